@@ -1,0 +1,146 @@
+"""Transformer-XL (Dai et al., ACL 2019) on one page: embedding, layers that read a memory, softmax.
+
+    nll, memory = model(ids, targets, memory, lengths)
+
+State goes in and comes out; no layer keeps anything between calls.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from .attention import RelativeMultiheadAttention, sinusoids
+from .memory import Memory
+from .settings import Lengths, TransformerXLConfig
+
+
+class FeedForward(nn.Module):
+    """The position-wise sublayer: norm, two linear layers with a ReLU between, residual."""
+
+    def __init__(self, d_model: int, d_inner: int, *, dropout: float, pre_lnorm: bool, layer_norm_epsilon: float):
+        super().__init__()
+        self.pre_lnorm = pre_lnorm
+        self.inner = nn.Linear(d_model, d_inner)
+        self.outer = nn.Linear(d_inner, d_model)
+        self.norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        inner = self.dropout(F.relu(self.inner(self.norm(x) if self.pre_lnorm else x)))
+        x = x + self.dropout(self.outer(inner))
+        return x if self.pre_lnorm else self.norm(x)
+
+
+class DecoderLayer(nn.Module):
+    """Attention over memory and segment, then feed-forward."""
+
+    def __init__(self, config: TransformerXLConfig, backend: str = "auto"):
+        super().__init__()
+        shared = {
+            "dropout": config.dropout,
+            "pre_lnorm": config.pre_lnorm,
+            "layer_norm_epsilon": config.layer_norm_epsilon,
+        }
+        self.attention = RelativeMultiheadAttention(
+            config.d_model, config.n_head, config.d_head, dropatt=config.dropatt, backend=backend, **shared
+        )
+        self.feed_forward = FeedForward(config.d_model, config.d_inner, **shared)
+
+    def forward(self, x, past, encodings, content_bias, position_bias, *, attn_len, valid):
+        x = self.attention(x, past, encodings, content_bias, position_bias, attn_len=attn_len, valid=valid)
+        return self.feed_forward(x)
+
+
+class TransformerXL(nn.Module):
+    """A language model whose segments remember the ones before.
+
+    Its state is a `Memory` of `n_layer` layer inputs; None starts with an empty one.
+    """
+
+    def __init__(self, config: TransformerXLConfig, *, backend: str = "auto"):
+        super().__init__()
+        self.config = config
+        sizes = (config.vocab_size, config.embed_width, config.d_model)
+        bands = {"cutoffs": config.cutoffs, "div_val": config.div_val}
+        scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
+        self.embedding = AdaptiveEmbedding(*sizes, scale=scale, **bands)
+        self.layers = nn.ModuleList(DecoderLayer(config, backend) for _ in range(config.n_layer))
+        biases = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
+        self.content_bias = nn.Parameter(torch.empty(biases))
+        self.position_bias = nn.Parameter(torch.empty(biases))
+        self.final_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon) if config.final_norm else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.softmax = AdaptiveSoftmax(*sizes, **bands)
+        self.softmax.tie(self.embedding, weight=config.tie_weight, projections=config.tie_projs)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """The original code's start:
+
+            linear, embedding, cluster weights, u, v    N(0, init_std)
+            projections of embedding and softmax        N(0, proj_init_std)
+            norm weights                                N(1, init_std)
+            every other bias                            0
+        """
+        std = self.config.init_std
+        for name, parameter in self.named_parameters():
+            if "projections" in name:
+                nn.init.normal_(parameter, 0.0, self.config.proj_init_std)
+            elif name in ("content_bias", "position_bias"):
+                nn.init.normal_(parameter, 0.0, std)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, std)
+
+    def forward(
+        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T"], Memory]:
+        """Nats of each target, in order (0 where it is -1: not scored), and the memory for the next segment."""
+        hidden, memory = self.hidden(ids, memory, lengths)
+        return self.softmax.nll(hidden, targets), memory
+
+    def objective(
+        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Memory]:
+        """What is trained: the mean nll of the scored targets; also what `forward` returns."""
+        nll, memory = self(ids, targets, memory, lengths)
+        return nll.sum() / (targets >= 0).sum().clamp(min=1), nll, memory
+
+    def log_probs(
+        self, ids: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths, last: int | None = None
+    ) -> tuple[Float[Tensor, "B T V"], Memory]:
+        """Log-probabilities of what follows each position, or only the `last` ones."""
+        hidden, memory = self.hidden(ids, memory, lengths)
+        return self.softmax.log_probs(hidden if last is None else hidden[:, -last:]), memory
+
+    def hidden(
+        self, ids: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        """Features: the last layer's output. The memory given is attended whole (within `attn_len`) and comes back
+        extended by this segment and cut to `mem_len`."""
+        x = self.dropout(self.embedding(ids))
+        memory = self.empty_memory(len(ids)) if memory is None else memory
+        keys = memory.length + ids.shape[1]
+        encodings = sinusoids(keys, x.shape[-1], clamp_len=lengths.clamp_len, device=x.device, dtype=x.dtype)
+        encodings = self.dropout(encodings)
+        inputs = []
+        for layer, past, *biases in zip(self.layers, memory.layers, *self._biases(), strict=True):
+            inputs.append(x)
+            x = layer(x, past, encodings, *biases, attn_len=lengths.attn_len, valid=memory.valid)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return self.dropout(x), memory.extend(inputs, mem_len=lengths.mem_len)
+
+    def empty_memory(self, batch: int, valid: Int[Tensor, "B"] | None = None) -> Memory:
+        """The state before the first token of `batch` streams; see `Memory` for `valid`."""
+        u = self.content_bias
+        return Memory.empty(len(self.layers), batch, self.config.d_model, valid=valid, dtype=u.dtype, device=u.device)
+
+    def _biases(self):
+        shape = (len(self.layers), -1, -1)
+        return self.content_bias.expand(shape), self.position_bias.expand(shape)

@@ -1,0 +1,49 @@
+"""The paper's attention score written straight from the equation: by index, no shift trick, any dtype.
+
+Dai et al. 2019, section 3.3, for query i and key j at distance d = M + i - j:
+
+    A_ij = (a) q_i . k_j  +  (b) q_i . r_d  +  (c) u . k_j  +  (d) v . r_d
+
+Slow on purpose: every other backend is tested against this page.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .masks import visible
+
+
+def scores_by_term(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    r: Float[Tensor, "H S K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Tensor, "B H T S"], ...]:
+    """Terms (a), (b), (c), (d) apart, scaled; keys a query does not see (j > M + i) hold distance 0's."""
+    queries, keys = q.shape[2], k.shape[2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    i = torch.arange(queries, device=q.device)[:, None]
+    j = torch.arange(keys, device=q.device)
+    distance = (keys - queries + i - j).clamp(min=0)
+    r_HTSK = r[:, keys - 1 - distance]
+    a = torch.einsum("bhtk,bhsk->bhts", q, k)
+    b = torch.einsum("bhtk,htsk->bhts", q, r_HTSK)
+    c = torch.einsum("hk,bhsk->bhs", content_bias, k)[:, :, None].expand_as(a)
+    d = torch.einsum("hk,htsk->hts", position_bias, r_HTSK)[None].expand_as(a)
+    return a * scale, b * scale, c * scale, d * scale
+
+
+def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
+    """See `relative_attention`."""
+    score = sum(scores_by_term(q, k, r, content_bias, position_bias, scale=scale))
+    seen = visible(q.shape[2], k.shape[2], attn_len=attn_len, valid=valid, device=q.device)
+    score = score.masked_fill(~seen, torch.finfo(score.dtype).min)
+    probability = score.softmax(-1).masked_fill(~seen, 0.0)
+    probability = torch.nn.functional.dropout(probability, dropout_p)
+    return torch.einsum("bhts,bhsk->bhtk", probability, v)

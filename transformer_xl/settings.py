@@ -1,0 +1,237 @@
+"""Everything a recipe can set, as plain dataclasses; no torch, so `txl --help` starts at once.
+
+`TransformerXLConfig` shapes the weights and `Lengths` shapes one call; the other sections say which text, how
+to train on it and how to score it. A recipe is a TOML file with one table per section of `RunConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    """Raise one `ValueError` that lists every problem found, a line each."""
+    found = list(problems)
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def _at_least(bound: int, owner: Any, *names: str) -> Iterable[str]:
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and value < bound:
+            yield f"{name} must be at least {bound}, got {value}."
+
+
+def _fractions(owner: Any, *names: str) -> Iterable[str]:
+    for name in names:
+        value = getattr(owner, name)
+        if not 0 <= value < 1:
+            yield f"{name} must be at least 0 and below 1, got {value}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerXLConfig:
+    """The shape of the weights. Defaults are those of the original PyTorch code's `train.py`."""
+
+    vocab_size: int
+    """Number of symbols. 0 in a recipe means: as many as the corpus has."""
+    n_layer: int = 12
+    n_head: int = 10
+    d_head: int = 50
+    d_model: int = 500
+    d_inner: int = 1000
+    """Width of the feed-forward layer."""
+    d_embed: int | None = None
+    """Width of the embedding; None is d_model. Another width is projected."""
+    cutoffs: tuple[int, ...] = ()
+    """Ids at which the frequency bands of adaptive embedding and softmax end; none: plain ones."""
+    div_val: int = 1
+    """Band i is d_embed // div_val**i wide."""
+    tie_weight: bool = True
+    """Embedding and softmax share their tables."""
+    tie_projs: tuple[bool, ...] = ()
+    """Per band: softmax and embedding share the projection. Empty: none does."""
+    untie_r: bool = False
+    """Each layer has content and position biases of its own."""
+    pre_lnorm: bool = False
+    """Normalise the input of each sublayer, not the sum behind it."""
+    final_norm: bool = False
+    """One more norm behind the last layer (the original's pre_lnorm has none)."""
+    layer_norm_epsilon: float = 1e-5
+    embedding_scale: float | None = None
+    """Factor on embeddings; None is sqrt(d_model)."""
+    dropout: float = 0.0
+    dropatt: float = 0.0
+    """Dropout on attention probabilities."""
+    init_std: float = 0.02
+    proj_init_std: float = 0.01
+    """Standard deviation at the start for the adaptive layers' projections."""
+
+    def __post_init__(self) -> None:
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterable[str]:
+        sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
+        yield from _at_least(1, self, *sizes)
+        yield from _at_least(0, self, "vocab_size")
+        yield from _fractions(self, "dropout", "dropatt")
+        if self.d_model % 2:
+            yield f"d_model must be even, for sines and cosines share it; got {self.d_model}."
+        edges = (0, *self.cutoffs)
+        if any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+            yield f"cutoffs must increase from above 0, got {list(self.cutoffs)}."
+        elif self.cutoffs and self.vocab_size and self.cutoffs[-1] >= self.vocab_size:
+            yield f"cutoffs must stay below vocab_size = {self.vocab_size}, got {list(self.cutoffs)}."
+        if not self.cutoffs and self.div_val > 1:
+            yield f"div_val = {self.div_val} needs cutoffs: without bands there is one width. Give cutoffs, or div_val = 1."
+        if self.div_val ** len(self.cutoffs) > self.embed_width > 0:
+            yield f"div_val = {self.div_val} leaves the last of {len(self.cutoffs) + 1} bands of d_embed = {self.embed_width} no width."
+        if self.tie_projs and len(self.tie_projs) != len(self.cutoffs) + 1:
+            yield f"tie_projs must name one value for each of the {len(self.cutoffs) + 1} bands, got {len(self.tie_projs)}."
+
+    @property
+    def embed_width(self) -> int:
+        return self.d_model if self.d_embed is None else self.d_embed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """What shapes one call and never the weights; all counts are tokens."""
+
+    tgt_len: int
+    """How callers cut a text into segments."""
+    mem_len: int
+    """Memory kept behind each segment; 0 switches recurrence off."""
+    clamp_len: int | None = None
+    """Distances beyond this one are encoded as this one."""
+    attn_len: int | None = None
+    """How many keys a query sees, itself included; None: all there are."""
+
+    def __post_init__(self) -> None:
+        _refuse(_length_problems(self))
+
+
+def _length_problems(lengths: Any) -> Iterable[str]:
+    yield from _at_least(1, lengths, "tgt_len", "clamp_len", "attn_len")
+    yield from _at_least(0, lengths, "mem_len")
+    if lengths.attn_len is not None and lengths.attn_len > lengths.mem_len + 1:
+        yield (
+            f"attn_len must be at most mem_len + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of a "
+            f"segment sees no more. Raise mem_len to {lengths.attn_len - 1}, or lower attn_len."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """Which text, and what its tokens are."""
+
+    name: str = ""
+    """A corpus that `txl data NAME` prepared, or a text file or folder."""
+    unit: Literal["byte", "char", "word"] = "byte"
+    newlines: Literal["drop", "keep"] = "keep"
+    """enwik8: the published preparation drops line ends (204 symbols); "keep" is true to the byte (205)."""
+    reset_documents: bool = False
+    """Files of a folder each start a segment with a fresh memory; else they are glued in order."""
+    min_count: int = 1
+    """Words rarer than this in the training part become <unk>."""
+
+    def __post_init__(self) -> None:
+        _refuse(_at_least(1, self, "min_count"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train; steps are optimizer steps over batch_size x tgt_len tokens."""
+
+    tgt_len: int = 128
+    mem_len: int = 128
+    clamp_len: int | None = None
+    attn_len: int | None = None
+    batch_size: int = 32
+    """Streams read side by side."""
+    batch_chunk: int = 1
+    """Chunks of rows whose gradients are added up before a step, to save memory."""
+    max_steps: int = 1000
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = 2.5e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    """SGD only."""
+    schedule: Literal["cosine", "inv_sqrt", "constant"] = "cosine"
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    min_lr_ratio: float = 0.0
+    """Where the cosine ends, as a share of lr."""
+    clip: float = 0.25
+    """Largest global gradient norm; 0 switches clipping off."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+    backend: str = "auto"
+    """Which implementation of the attention op; `txl env` lists them."""
+    compile: bool = False
+    """torch.compile the model; on a CPU this needs a C++ compiler."""
+    seed: int = 1111
+    log_every: int = 50
+    eval_every: int = 1000
+    """Steps between evaluations on the validation split; 0: only at the end."""
+    eval_tokens: int = 0
+    """Targets of the validation split to score each time; 0: all."""
+    save_every: int = 1000
+    keep: int = 2
+    """How many of the last checkpoints stay, besides the best."""
+    sample_every: int = 0
+    """Steps between text samples; 0: none."""
+    sample_tokens: int = 200
+
+    def __post_init__(self) -> None:
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterable[str]:
+        yield from _length_problems(self)
+        yield from _at_least(1, self, "batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
+        steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every")
+        yield from _at_least(0, self, *steps, "clip", "weight_decay", "lr")
+        yield from _fractions(self, "min_lr_ratio", "momentum")
+        if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:
+            yield f"batch_size must be a multiple of batch_chunk = {self.batch_chunk}, got {self.batch_size}."
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(tgt_len=self.tgt_len, mem_len=self.mem_len, clamp_len=self.clamp_len, attn_len=self.attn_len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """How a trained model is scored; a length that is None is the training one."""
+
+    split: Literal["train", "valid", "test"] = "test"
+    tgt_len: int | None = None
+    mem_len: int | None = None
+    clamp_len: int | None = None
+    attn_len: int | None = None
+    batch_size: int = 10
+    max_tokens: int = 0
+    """Score the first so many tokens of the split; 0: all."""
+
+    def __post_init__(self) -> None:
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterable[str]:
+        yield from _at_least(1, self, "tgt_len", "clamp_len", "attn_len", "batch_size")
+        yield from _at_least(0, self, "mem_len", "max_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run: what `config.toml` in a run folder holds."""
+
+    model: TransformerXLConfig = field(default_factory=lambda: TransformerXLConfig(vocab_size=0))
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
