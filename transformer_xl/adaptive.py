@@ -1,4 +1,4 @@
-"""Adaptive embedding and softmax with tied tables (Baevski & Auli 2019; Grave et al. 2017; appendix B of the original code).
+"""Adaptive embedding and softmax with tied tables (Baevski & Auli 2019; Grave et al. 2017).
 
 The vocabulary, sorted by frequency, is cut into bands at `cutoffs`. The softmax first chooses among the words of band 0
 and one column per further band ("cluster", in the order of the bands), then within the band:
@@ -8,6 +8,8 @@ and one column per further band ("cluster", in the order of the bands), then wit
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,7 @@ class _Bands(nn.Module):
         super().__init__()
         self.edges = (0, *cutoffs, vocab_size)
         self.div_val = div_val
-        self.sizes = [high - low for low, high in _pairs(self.edges)]
+        self.sizes = [high - low for low, high in pairwise(self.edges)]
         self.widths = [d_embed // div_val**i for i in range(len(self.sizes))]
         self.projected = div_val > 1 or d_embed != d_model
         tables = zip(self.sizes, self.widths, strict=True) if div_val > 1 else [(vocab_size, d_embed)]
@@ -58,7 +60,7 @@ class AdaptiveEmbedding(_Bands):
             x = F.embedding(ids, self.tables[0])
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x)
         flat = ids.flatten()
-        rows = [((flat >= low) & (flat < high)).nonzero(as_tuple=True)[0] for low, high in _pairs(self.edges)]
+        rows = [((flat >= low) & (flat < high)).nonzero(as_tuple=True)[0] for low, high in pairwise(self.edges)]
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
         bands = [
             F.linear(F.embedding(flat[row] - low, table), projection)
@@ -74,9 +76,7 @@ class AdaptiveSoftmax(_Bands):
     Without cutoffs this is a plain softmax.
     """
 
-    def __init__(
-        self, vocab_size: int, d_embed: int, d_model: int, *, cutoffs: tuple[int, ...] = (), div_val: int = 1
-    ):
+    def __init__(self, vocab_size: int, d_embed: int, d_model: int, *, cutoffs: tuple[int, ...] = (), div_val: int = 1):
         super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
         widths = self.widths if self.projected else []
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
@@ -135,7 +135,3 @@ class AdaptiveSoftmax(_Bands):
 
 def _full_precision(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _pairs(edges: tuple[int, ...]):
-    return zip(edges, edges[1:], strict=False)

@@ -13,7 +13,7 @@ from .ops import relative_attention, resolve_backend
 def sinusoids(
     length: int, d_model: int, *, clamp_len: int | None = None, device=None, dtype=torch.float32
 ) -> Float[Tensor, "S D"]:
-    """The encodings R of distances S - 1, ..., 1, 0: all sines, then all cosines (the paper's text interleaves them)."""
+    """The encodings R of distances S - 1, ..., 1, 0: sines in the first half, cosines in the second."""
     distance = torch.arange(length - 1, -1, -1, device=device, dtype=dtype)
     if clamp_len is not None:
         distance = distance.clamp(max=clamp_len)
@@ -58,7 +58,7 @@ class RelativeMultiheadAttention(nn.Module):
         position_bias: Float[Tensor, "H K"],
         *,
         attn_len: int | None = None,
-        valid: Int[Tensor, "B"] | None = None,
+        valid: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         context = torch.cat([past, x], dim=1)
         if self.pre_lnorm:

@@ -18,7 +18,7 @@ class Memory(NamedTuple):
     """
 
     layers: tuple[Float[Tensor, "B M D"], ...]
-    valid: Int[Tensor, "B"] | None = None
+    valid: Int[Tensor, " B"] | None = None
 
     @classmethod
     def empty(cls, n_layer: int, batch: int, d_model: int, *, valid=None, dtype=None, device=None) -> Memory:
@@ -37,7 +37,7 @@ class Memory(NamedTuple):
         return self.layers[0].shape[1]
 
     @property
-    def counts(self) -> Int[Tensor, "B"]:
+    def counts(self) -> Int[Tensor, " B"]:
         """`valid`, spelled out."""
         layer = self.layers[0]
         full = torch.full((layer.shape[0],), self.length, device=layer.device)
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
             return Memory(layers)
         return Memory(layers, (self.valid + inputs[0].shape[1]).clamp(max=layers[0].shape[1]))
 
-    def select(self, rows: Int[Tensor, "R"] | slice) -> Memory:
+    def select(self, rows: Int[Tensor, " R"] | slice) -> Memory:
         """The given rows (streams), in the given order."""
         return Memory(tuple(x[rows] for x in self.layers), None if self.valid is None else self.valid[rows])
 
@@ -66,7 +66,7 @@ class Memory(NamedTuple):
             return Memory(layers)
         return Memory(layers, torch.cat([m.counts for m in memories]))
 
-    def reset(self, rows: Bool[Tensor, "B"]) -> Memory:
+    def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows: a document or episode ended there. Other rows go on."""
         return self._replace(valid=self.counts.masked_fill(rows.to(self.layers[0].device), 0))
 

@@ -81,10 +81,10 @@ class TransformerXL(nn.Module):
     def init_weights(self) -> None:
         """The original code's start:
 
-            linear, embedding, cluster weights, u, v    N(0, init_std)
-            projections of embedding and softmax        N(0, proj_init_std)
-            norm weights                                N(1, init_std)
-            every other bias                            0
+        linear, embedding, cluster weights, u, v    N(0, init_std)
+        projections of embedding and softmax        N(0, proj_init_std)
+        norm weights                                N(1, init_std)
+        every other bias                            0
         """
         std = self.config.init_std
         for name, parameter in self.named_parameters():
@@ -136,7 +136,7 @@ class TransformerXL(nn.Module):
             x = self.final_norm(x)
         return self.dropout(x), memory.extend(inputs, mem_len=lengths.mem_len)
 
-    def empty_memory(self, batch: int, valid: Int[Tensor, "B"] | None = None) -> Memory:
+    def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first token of `batch` streams; see `Memory` for `valid`."""
         u = self.content_bias
         return Memory.empty(len(self.layers), batch, self.config.d_model, valid=valid, dtype=u.dtype, device=u.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 
@@ -81,16 +82,18 @@ class TransformerXLConfig:
         if self.d_model % 2:
             yield f"d_model must be even, for sines and cosines share it; got {self.d_model}."
         edges = (0, *self.cutoffs)
-        if any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(edges)):
             yield f"cutoffs must increase from above 0, got {list(self.cutoffs)}."
         elif self.cutoffs and self.vocab_size and self.cutoffs[-1] >= self.vocab_size:
-            yield f"cutoffs must stay below vocab_size = {self.vocab_size}, got {list(self.cutoffs)}."
+            yield f"cutoffs must be below vocab_size = {self.vocab_size}, got {list(self.cutoffs)}."
         if not self.cutoffs and self.div_val > 1:
-            yield f"div_val = {self.div_val} needs cutoffs: without bands there is one width. Give cutoffs, or div_val = 1."
+            yield f"div_val must be 1 where there are no cutoffs, got {self.div_val}. Give cutoffs, or leave it out."
         if self.div_val ** len(self.cutoffs) > self.embed_width > 0:
-            yield f"div_val = {self.div_val} leaves the last of {len(self.cutoffs) + 1} bands of d_embed = {self.embed_width} no width."
+            bands = f"{len(self.cutoffs) + 1} bands of d_embed = {self.embed_width}"
+            yield f"div_val must leave the last of {bands} some width, got {self.div_val}. Lower it."
         if self.tie_projs and len(self.tie_projs) != len(self.cutoffs) + 1:
-            yield f"tie_projs must name one value for each of the {len(self.cutoffs) + 1} bands, got {len(self.tie_projs)}."
+            bands = len(self.cutoffs) + 1
+            yield f"tie_projs must hold a value for each of the {bands} bands, got {len(self.tie_projs)}."
 
     @property
     def embed_width(self) -> int:
@@ -119,8 +122,8 @@ def _length_problems(lengths: Any) -> Iterable[str]:
     yield from _at_least(0, lengths, "mem_len")
     if lengths.attn_len is not None and lengths.attn_len > lengths.mem_len + 1:
         yield (
-            f"attn_len must be at most mem_len + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of a "
-            f"segment sees no more. Raise mem_len to {lengths.attn_len - 1}, or lower attn_len."
+            f"attn_len must be at most mem_len + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of "
+            f"a segment sees no more. Raise mem_len to {lengths.attn_len - 1}, or lower attn_len."
         )
 
 
@@ -155,13 +158,14 @@ class TrainConfig:
     batch_chunk: int = 1
     """Chunks of rows whose gradients are added up before a step, to save memory."""
     max_steps: int = 1000
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd", "muon"] = "adam"
+    """muon: for the matrices of the layers; AdamW for all other weights."""
     lr: float = 2.5e-4
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     momentum: float = 0.0
-    """SGD only."""
+    """SGD's and Muon's."""
     schedule: Literal["cosine", "inv_sqrt", "constant"] = "cosine"
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
@@ -235,3 +239,10 @@ class RunConfig:
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+
+    @property
+    def eval_lengths(self) -> Lengths:
+        """The test lengths: those of `eval`, and of `train` where they are None."""
+        names = ("tgt_len", "mem_len", "clamp_len", "attn_len")
+        asked = {name: getattr(self.eval, name) for name in names}
+        return Lengths(**{name: getattr(self.train, name) if asked[name] is None else asked[name] for name in names})

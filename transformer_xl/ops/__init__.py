@@ -1,6 +1,6 @@
 """Relative attention as a function: tensors in, tensors out.
 
-    from transformer_xl.ops import relative_attention
+from transformer_xl.ops import relative_attention
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def relative_attention(
     position_bias: Float[Tensor, "H K"],
     *,
     attn_len: int | None = None,
-    valid: Int[Tensor, "B"] | None = None,
+    valid: Int[Tensor, " B"] | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     backend: str = "auto",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def visible(
-    queries: int, keys: int, *, attn_len: int | None = None, valid: Int[Tensor, "B"] | None = None, device=None
+    queries: int, keys: int, *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None, device=None
 ) -> Bool[Tensor, "#B 1 T S"]:
     """The mask of T queries over S = M + T keys; for T = 3 behind M = 2, plain and with attn_len = 2:
 

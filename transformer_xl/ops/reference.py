@@ -27,7 +27,7 @@ def scores_by_term(
 ) -> tuple[Float[Tensor, "B H T S"], ...]:
     """Terms (a), (b), (c), (d) apart, scaled; keys a query does not see (j > M + i) hold distance 0's."""
     queries, keys = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
     i = torch.arange(queries, device=q.device)[:, None]
     j = torch.arange(keys, device=q.device)
     distance = (keys - queries + i - j).clamp(min=0)
@@ -36,12 +36,12 @@ def scores_by_term(
     b = torch.einsum("bhtk,htsk->bhts", q, r_HTSK)
     c = torch.einsum("hk,bhsk->bhs", content_bias, k)[:, :, None].expand_as(a)
     d = torch.einsum("hk,htsk->hts", position_bias, r_HTSK)[None].expand_as(a)
-    return a * scale, b * scale, c * scale, d * scale
+    return a * factor, b * factor, c * factor, d * factor
 
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
     """See `relative_attention`."""
-    score = sum(scores_by_term(q, k, r, content_bias, position_bias, scale=scale))
+    score = torch.stack(scores_by_term(q, k, r, content_bias, position_bias, scale=scale)).sum(0)
     seen = visible(q.shape[2], k.shape[2], attn_len=attn_len, valid=valid, device=q.device)
     score = score.masked_fill(~seen, torch.finfo(score.dtype).min)
     probability = score.softmax(-1).masked_fill(~seen, 0.0)

@@ -30,14 +30,14 @@ def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_
 
     position = torch.bmm(position_q, F.pad(r, (0, 0, 1, 0)).mT)
     shifted = position.view(H * B, T * (S + 1))[:, T:].unflatten(1, (T, S))
-    seen = _mask_wrapped(shifted, B, attn_len=attn_len, valid=valid)
+    _mask_wrapped(shifted, B, attn_len=attn_len, valid=valid)
     score = torch.baddbmm(shifted, content_q, k.transpose(0, 1).reshape(H * B, S, K).mT)
-    probability = score.softmax(-1)
-    if valid is not None:  # a query that sees nothing gives nothing
-        probability = probability.view(H, B, T, S).masked_fill(~seen, 0.0).view(H * B, T, S)
-    probability = F.dropout(probability, dropout_p)
-    out = torch.bmm(probability, v.transpose(0, 1).reshape(H * B, S, K))
-    return out.view(H, B, T, K).transpose(0, 1)
+    probability = F.dropout(score.softmax(-1), dropout_p)
+    out = torch.bmm(probability, v.transpose(0, 1).reshape(H * B, S, K)).view(H, B, T, K)
+    if valid is not None:  # padding sees nothing, not even itself, and gives nothing
+        padding = torch.arange(T, device=q.device) < -valid[:, None]
+        out = out.masked_fill(padding[:, :, None], 0.0)
+    return out.transpose(0, 1)
 
 
 @torch.no_grad()  # what is hidden has probability 0, so its gradient is 0 without autograd knowing
@@ -47,7 +47,6 @@ def _mask_wrapped(shifted, rows, *, attn_len, valid):
     if valid is None and (attn_len is None or attn_len >= S):
         hidden = torch.ones(T, T, dtype=torch.bool, device=shifted.device).triu(1)
         shifted[:, :, S - T :].masked_fill_(hidden, lowest)
-        return None
-    seen = visible(T, S, attn_len=attn_len, valid=valid, device=shifted.device).squeeze(1)
-    shifted.unflatten(0, (-1, rows)).masked_fill_(~seen, lowest)
-    return seen
+    else:
+        seen = visible(T, S, attn_len=attn_len, valid=valid, device=shifted.device).squeeze(1)
+        shifted.unflatten(0, (-1, rows)).masked_fill_(~seen, lowest)

@@ -1,0 +1,168 @@
+"""Laws of training: a resumed run has the bits of one that never stopped, and chunks change memory use only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.checkpoint import best, checkpoints, latest, load_training, load_weights, valid_loss
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.metrics import read_metrics
+from transformer_xl.model import TransformerXL
+from transformer_xl.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.train import MOST_SKIPPED, Trainer, fit
+
+SHAPE = TransformerXLConfig(
+    vocab_size=256, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, dropout=0.1, dropatt=0.1
+)
+TRAIN = TrainConfig(
+    tgt_len=5, mem_len=7, batch_size=6, max_steps=8, lr=0.01, warmup_steps=2, device="cpu", precision="fp32",
+    backend="strided", log_every=2, eval_every=4, save_every=3, keep=9,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    text = np.random.default_rng(1).integers(97, 107, 2000).astype(np.uint8).tobytes()
+    splits = {"train": text, "valid": text[:300], "test": text[:200]}
+    return Corpus.build(tmp_path_factory.mktemp("store") / "corpus", splits, name="letters")
+
+
+def start(**changes: object) -> tuple[TransformerXL, RunConfig]:
+    torch.manual_seed(3)
+    config = RunConfig(model=SHAPE, train=replace(TRAIN, **changes), eval=EvalConfig(batch_size=3))
+    return TransformerXL(SHAPE), config
+
+
+def run(corpus: Corpus, folder: Path, *, resume: bool = False, **changes: object) -> tuple[TransformerXL, bool]:
+    model, config = start(**changes)
+    return model, fit(model, corpus, config, folder, resume=resume)
+
+
+def without_clock(folder: Path) -> list[dict]:
+    clock = {"seconds", "tokens_per_second"}
+    return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(folder / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "muon", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.5}])
+def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, changes):
+    whole, finished = run(corpus, tmp_path / "whole", **changes)
+    assert finished
+    _interrupted(corpus, tmp_path / "cut", after=5, **changes)
+    resumed, finished = run(corpus, tmp_path / "cut", resume=True, **changes)
+    assert finished
+    for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")
+
+
+def _interrupted(corpus: Corpus, folder: Path, *, after: int, number: int = signal.SIGTERM, **changes: object) -> None:
+    """Train until a signal arrives during step `after`."""
+    model, config = start(**changes)
+    steps = []
+
+    def send(module, inputs, output):
+        if module.training:
+            steps.append(1)
+            if len(steps) == after:
+                os.kill(os.getpid(), number)
+
+    handle = model.register_forward_hook(send)
+    assert not fit(model, corpus, config, folder)
+    handle.remove()
+    assert load_training(latest(folder)).step == after
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_and_saves(corpus, tmp_path, number):
+    before = signal.getsignal(number)
+    _interrupted(corpus, tmp_path, after=2, number=number)
+    assert signal.getsignal(number) is before
+
+
+def test_training_outside_the_main_thread_works(corpus, tmp_path):
+    results = []
+    worker = threading.Thread(target=lambda: results.append(run(corpus, tmp_path, max_steps=1)[1]))
+    worker.start()
+    worker.join()
+    assert results == [True]
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 6])
+def test_chunks_of_rows_give_the_gradient_and_memory_of_the_whole(corpus, chunks):
+    results = []
+    for count in (1, chunks):
+        config = replace(TRAIN, batch_chunk=count, lr=0.001)
+        model = TransformerXL(replace(SHAPE, dropout=0.0, dropatt=0.0)).double()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            model.init_weights()
+        # 83 targets in 6 rows: the last segment scores fewer in some rows, so chunks weigh differently.
+        loader = StreamLoader(corpus.split("train").ids[:84], batch_size=6, tgt_len=5)
+        trainer = Trainer(model, loader, config)
+        losses = [trainer.advance() for _ in range(2 * len(loader))]
+        results.append((losses, trainer.memory, list(model.parameters())))
+    (a, memory_a, weights_a), (b, memory_b, weights_b) = results
+    torch.testing.assert_close([step[0] for step in a], [step[0] for step in b])
+    torch.testing.assert_close(memory_a.layers, memory_b.layers)
+    torch.testing.assert_close(weights_a, weights_b)
+
+
+def test_memory_starts_afresh_with_each_epoch(corpus):
+    loader = StreamLoader(corpus.split("train").ids[:84], batch_size=6, tgt_len=5)
+    trainer = Trainer(start()[0], loader, replace(TRAIN, mem_len=100))
+    lengths = []
+    for _ in range(2 * len(loader)):
+        trainer.advance()
+        lengths.append(trainer.memory.length)
+    assert lengths == [5, 10, 14, 5, 10, 14]
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
+    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
+    trainer = Trainer(start()[0], loader, TRAIN)
+    trainer.advance()
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    memory = trainer.memory
+    handle = trainer.model.layers[1].register_forward_hook(lambda m, i, out: out * float("nan"))
+    assert trainer.advance().skipped and trainer.skipped == 1
+    assert trainer.memory is memory
+    assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
+    with pytest.raises(FloatingPointError, match=f"{MOST_SKIPPED} steps in a row"):
+        for _ in range(MOST_SKIPPED):
+            trainer.advance()
+    handle.remove()
+    trainer.skipped = 0
+    assert not trainer.advance().skipped
+
+
+def test_a_run_keeps_its_best_and_last_checkpoints_and_says_what_it_measured(corpus, tmp_path):
+    _, finished = run(corpus, tmp_path, keep=1, max_steps=8)
+    assert finished
+    kept = checkpoints(tmp_path)
+    assert latest(tmp_path) in kept and best(tmp_path) in kept and len(kept) <= 2
+    entries = read_metrics(tmp_path / "metrics.jsonl")
+    assert [entry["step"] for entry in entries if entry["split"] == "train"] == [2, 4, 6, 8]
+    valid = {entry["step"]: entry["loss"] for entry in entries if entry["split"] == "valid"}
+    assert list(valid) == [4, 8]
+    assert valid_loss(best(tmp_path)) == min(valid.values())
+
+
+def test_training_learns(corpus, tmp_path):
+    model, config = start(max_steps=60, lr=0.03, eval_every=0, tgt_len=10)
+    before = model.content_bias.detach().clone()
+    fit(model, corpus, config, tmp_path)
+    losses = [e["loss"] for e in read_metrics(tmp_path / "metrics.jsonl") if e["split"] == "train"]
+    assert losses[0] > 4 and losses[-1] < 2.6  # ten letters at random: ln 10 = 2.30
+    assert not torch.equal(before, model.content_bias)
+    other = TransformerXL(SHAPE)
+    load_weights(other, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

@@ -1,0 +1,44 @@
+"""Which device and which precision a run gets, by fixed rules that can be told."""
+
+from __future__ import annotations
+
+import torch
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def resolve_device(device: str) -> torch.device:
+    """ "auto" is the first CUDA device, else the CPU.
+
+    Raises:
+        ValueError: the name is none PyTorch knows, or this machine has no such device.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be auto, cpu, or one this machine has, got {device!r} ({reason}).") from None
+
+
+def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
+    """The precision of matrix products, and why; weights, norms, losses and sums are float32 in any case.
+
+    Raises:
+        ValueError: there is no such precision.
+    """
+    if precision != "auto":
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision must be auto, fp32 or bf16, got {precision!r}.")
+        return precision, "asked for by name"
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+    return ("bf16", f"this {device.type} multiplies bf16") if fast else ("fp32", f"this {device.type} has no fast bf16")
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """The context in which a model runs in a resolved precision."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
