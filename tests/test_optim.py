@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def test_cosine_is_half_way_down_half_way_and_ends_at_its_floor():
     assert curve[10] == 0.5
     assert curve[60] == pytest.approx(0.5 * (0.1 + 0.9 * 0.5))
     assert curve[110] == pytest.approx(0.05)
-    assert all(a > b for a, b in zip(curve[10:], curve[11:], strict=False))
+    assert all(a > b for a, b in pairwise(curve[10:]))
 
 
 def test_inverse_square_root_halves_when_the_steps_are_four_times_as_many():

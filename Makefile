@@ -1,0 +1,35 @@
+# Everything runs in .venv, which the first target that needs it creates.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.core
+	$(BIN)/txl demo
+
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); the first time this takes a minute or more."
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); the first time this takes a minute or more."
+	$(INSTALL) -e '.[dev]'
+	touch $@ $(VENV)/.core

@@ -1,0 +1,240 @@
+"""The house: floors import downwards only, starting imports no torch, and the README tells the truth about both."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import transformer_xl
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "transformer_xl"
+
+FLOORS = (
+    {"settings", "files", "device", "ops"},
+    {"distributed", "memory", "attention", "adaptive", "data", "recipe"},
+    {"model"},
+    {"baselines"},
+    {"optim", "metrics", "checkpoint"},
+    {"evaluate", "generate", "interop", "hf"},
+    {"train", "analysis"},
+    {"run", "bench"},
+    {"cli"},
+    {"__main__"},
+)
+NO_TORCH = {"__init__", "settings", "files", "recipe"}
+"""Files that stay importable in no time: a command line is read and refused before torch is needed."""
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def room(module: tuple[str, ...]) -> str:
+    """The file or folder, directly in the package, that a module belongs to: ("data", "vocab") is in data."""
+    return module[0] if module else "__init__"
+
+
+def floor(name: str) -> int | None:
+    return next((number for number, rooms in enumerate(FLOORS) if name in rooms), None)
+
+
+def imports(source: str, module: tuple[str, ...], *, is_package: bool) -> Iterator[tuple[str, ...]]:
+    """What a file of the package imports from the package, wherever in the file, absolute or relative.
+
+    `from package import name` may mean a module or a thing in one; both point to the same room unless the package
+    itself is meant, whose public names have their homes in `_HOMES`.
+    """
+    here = module if is_package else module[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module.split(".") if node.module else []
+            if node.level:
+                base = ["transformer_xl", *here[: len(here) - node.level + 1], *base]
+            names = [[*base, alias.name] for alias in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            names = [str(arg.value).split(".") for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+        else:
+            continue
+        for name in names:
+            if name[0] == "transformer_xl":
+                first = name[1] if len(name) > 1 else "__init__"
+                yield ("__init__" if first == "__version__" else transformer_xl._HOMES.get(first, first), *name[2:])
+
+
+def breaches(source: str, path: str) -> list[str]:
+    """Why a file at that path of the package may not import what it imports; empty if it may."""
+    module = tuple(path.removesuffix(".py").split("/"))
+    is_package = module[-1] == "__init__"
+    module = module[:-1] if is_package else module
+    own = room(module)
+    if own == "__init__":
+        return []  # resolves names lazily, to any floor
+    if floor(own) is None:
+        return [f"{path} has no floor: give it one in {Path(__file__).name}, and a line in the README"]
+    climbs = []
+    for target in imports(source, module, is_package=is_package):
+        there = room(target)
+        if there == own or there == "__init__" or (floor(there) is not None and floor(there) < floor(own)):  # type: ignore[operator]
+            continue
+        climbs.append(f"{path} (floor {floor(own)}) imports {there} (floor {floor(there)})")
+    return climbs
+
+
+def test_files_import_lower_floors_only():
+    found = [
+        problem for path in FILES for problem in breaches(path.read_text(), path.relative_to(PACKAGE).as_posix())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("settings.py", "from transformer_xl.model import TransformerXL"),
+        ("settings.py", "import transformer_xl.model"),
+        ("settings.py", "from . import model"),
+        ("settings.py", "from .model import TransformerXL"),
+        ("settings.py", "from transformer_xl import model"),
+        ("settings.py", "from transformer_xl import TransformerXL"),
+        ("settings.py", "def f():\n    from .data import vocab"),
+        ("settings.py", "import importlib\nimportlib.import_module('transformer_xl.model')"),
+        ("files.py", "from .settings import Lengths"),
+        ("data/vocab.py", "from ..memory import Memory"),
+        ("data/__init__.py", "from ..model import TransformerXL"),
+        ("data/deep/er.py", "from ...model import TransformerXL"),
+        ("checkpoint.py", "from .metrics import MetricLog"),
+        ("checkpoint.py", "from .nowhere import thing"),
+        ("mystery.py", ""),
+    ],
+)
+def test_an_import_that_climbs_or_a_file_without_a_floor_is_seen(path, source):
+    assert breaches(source, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("model.py", "from .settings import Lengths\nfrom .memory import Memory"),
+        ("model.py", "from transformer_xl import Lengths"),
+        ("data/corpus.py", "from .vocab import Vocab\nfrom ..files import write_whole"),
+        ("data/__init__.py", "from .vocab import Vocab"),
+        ("ops/__init__.py", "from . import reference\nfrom .reference import attend"),
+        ("cli.py", "import torch\nfrom transformer_xl import __version__"),
+    ],
+)
+def test_an_import_that_descends_is_welcome(path, source):
+    assert not breaches(source, path)
+
+
+def test_public_names_resolve():
+    for name in transformer_xl.__all__:
+        assert getattr(transformer_xl, name) is not None
+        assert name in dir(transformer_xl)
+    assert transformer_xl.TransformerXL.__module__ == "transformer_xl.model"
+    assert transformer_xl.__version__ == version("transformer-xl")
+    with pytest.raises(AttributeError, match="no attribute 'TransformerXXL'"):
+        _ = transformer_xl.TransformerXXL  # type: ignore[attr-defined]
+
+
+def heavy_imports(code: str) -> str:
+    """Which of the heavy packages a fresh interpreter has loaded after `code`."""
+    report = "import sys; print('loaded:', *sorted({'torch', 'numpy', 'safetensors'} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.rsplit("loaded:", 1)[1].strip()
+
+
+def test_importing_the_package_imports_no_torch():
+    assert heavy_imports("import transformer_xl; transformer_xl.__version__") == ""
+    assert heavy_imports("from transformer_xl import Lengths, TransformerXLConfig") == ""
+    assert "torch" in heavy_imports("from transformer_xl import Memory")
+
+
+@pytest.mark.parametrize("name", sorted(NO_TORCH))
+def test_the_files_behind_help_import_no_torch(name):
+    assert heavy_imports(f"import transformer_xl.{name}") == ""
+
+
+HELP = """
+import sys
+from transformer_xl.cli import main
+try:
+    main({arguments})
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+@pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="there is no command line yet")
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["eval", "--help"], ["generate", "--help"]])
+def test_asking_for_help_imports_no_torch(arguments):
+    assert heavy_imports(HELP.format(arguments=arguments)) == ""
+
+
+def tree(readme: str) -> set[str]:
+    """The paths that the README's annotated tree names."""
+    block = next(b for b in re.findall(r"```[a-z]*\n(.*?)```", readme, re.DOTALL) if b.startswith("transformer_xl/"))
+    paths: set[str] = set()
+    folders: list[str] = []
+    for line in block.splitlines():
+        entry = re.match(r"( *)([\w./*-]+)", line)
+        if not entry:
+            continue
+        depth = len(entry[1]) // 2
+        folders[depth:] = [entry[2].rstrip("/")]
+        paths.add("/".join(folders))
+    return paths
+
+
+def test_the_readme_tree_names_every_file_and_nothing_else():
+    named = {path for path in tree((ROOT / "README.md").read_text()) if path.endswith(".py")}
+    there = {path.relative_to(ROOT).as_posix() for path in FILES if path.read_text().strip()}
+    assert there - named == set(), "files the README's tree does not name"
+    assert named - there == set(), "files that only the README's tree has"
+
+
+def python_example(readme: str) -> str:
+    return re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]  # type: ignore[index]
+
+
+def test_the_readmes_python_example_runs_and_is_short(capsys):
+    example = python_example((ROOT / "README.md").read_text())
+    assert len([line for line in example.splitlines() if line.strip()]) <= 12
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def defined(path: Path) -> set[str]:
+    """Names of the functions, classes and methods (as Class.method) of a file."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return found
+
+
+def test_the_mathematics_points_to_code_that_is_there():
+    text = (ROOT / "docs" / "math.md").read_text()
+    places = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
+    assert len(places) > 20
+    missing = [f"{file}: {name}" for file, name in places if name not in defined(PACKAGE / file)]
+    assert not missing
+
+
+def test_constraints_pin_everything_and_nothing_of_this_machine():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins[0].startswith("torch==")
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", pin) for pin in pins)

@@ -1,0 +1,44 @@
+"""Transformer-XL (Dai et al., 2019, arXiv:1901.02860) for PyTorch.
+
+The public names are resolved when first used (PEP 562): importing the package imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformer_xl.checkpoint import load_model
+    from transformer_xl.memory import Memory
+    from transformer_xl.model import TransformerXL
+    from transformer_xl.settings import Lengths, TransformerXLConfig
+
+    __version__: str
+
+__all__ = ["Lengths", "Memory", "TransformerXL", "TransformerXLConfig", "__version__", "load_model"]
+
+_HOMES = {
+    "TransformerXL": "model",
+    "TransformerXLConfig": "settings",
+    "Lengths": "settings",
+    "Memory": "memory",
+    "load_model": "checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value = version("transformer-xl")
+    elif name in _HOMES:
+        value = getattr(import_module(f"transformer_xl.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'transformer_xl' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
