@@ -1,0 +1,171 @@
+"""Streams: re-joined they are the corpus, and every target is scored once."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.data.corpus import Split
+from transformer_xl.data.loader import Segment, StreamLoader
+
+lengths = st.integers(2, 200)
+batches = st.integers(1, 9)
+segments = st.integers(1, 17)
+
+
+def read_rows(loader: StreamLoader) -> list[tuple[list[int], list[int]]]:
+    """Per row, the ids and targets that are scored, in order."""
+    rows: list[tuple[list[int], list[int]]] = [([], []) for _ in range(loader.segment(0).ids.shape[0])]
+    for segment in loader:
+        for (ids, targets), row_ids, row_targets in zip(rows, segment.ids, segment.targets, strict=True):
+            scored = row_targets != -1
+            ids += row_ids[scored].tolist()
+            targets += row_targets[scored].tolist()
+    return rows
+
+
+def assert_same(a: Segment, b: Segment) -> None:
+    assert torch.equal(a.ids, b.ids) and torch.equal(a.targets, b.targets)
+    assert (a.reset is None) == (b.reset is None)
+    assert a.reset is None or b.reset is None or torch.equal(a.reset, b.reset)
+
+
+@given(n=lengths, batch_size=batches, tgt_len=segments)
+def test_streams_rejoined_are_the_corpus(n: int, batch_size: int, tgt_len: int) -> None:
+    loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
+    rows = read_rows(loader)
+    assert [i for ids, _ in rows for i in ids] == list(range(n - 1))
+    assert [i for _, targets in rows for i in targets] == list(range(1, n))
+    sizes = [len(targets) for _, targets in rows]
+    assert max(sizes) - min(sizes) <= 1
+    assert loader.targets == sum(sizes) == n - 1
+    assert len(loader) == -(-max(sizes) // tgt_len)
+
+
+@given(n=lengths, batch_size=batches, tgt_len=segments)
+def test_segments_have_their_shape_and_padding_comes_last(n: int, batch_size: int, tgt_len: int) -> None:
+    loader = StreamLoader(np.arange(n, dtype=np.uint8), batch_size=batch_size, tgt_len=tgt_len)
+    for index, (ids, targets, reset) in enumerate(loader):
+        assert ids.dtype == targets.dtype == torch.int64 and ids.shape == targets.shape
+        assert ids.shape[0] == batch_size and ids.min() >= 0
+        assert ids.shape[1] == tgt_len or (index == len(loader) - 1 and ids.shape[1] < tgt_len)
+        assert (targets != -1).any(0).all(), "no column is padding alone"
+        scored = targets != -1
+        assert torch.equal(scored, scored.cummin(1).values)
+        assert (reset is not None and bool(reset.all())) if index == 0 else reset is None
+
+
+def test_eleven_tokens_by_hand() -> None:
+    loader = StreamLoader(np.arange(11), batch_size=4, tgt_len=2)
+    first, second = loader
+    assert first.ids.tolist() == [[0, 1], [3, 4], [6, 7], [8, 9]]
+    assert first.targets.tolist() == [[1, 2], [4, 5], [7, 8], [9, 10]]
+    assert second.ids[:2].tolist() == [[2], [5]] and second.targets.tolist() == [[3], [6], [-1], [-1]]
+
+
+documents = st.lists(st.integers(1, 30), min_size=1, max_size=25).filter(lambda sizes: max(sizes) > 1)
+
+
+@given(sizes=documents, batch_size=batches, tgt_len=segments)
+def test_each_document_starts_a_segment_with_reset(sizes: list[int], batch_size: int, tgt_len: int) -> None:
+    ids, starts = np.arange(sum(sizes)), np.cumsum([0, *sizes[:-1]])
+    loader = StreamLoader(Split(ids, starts, "train"), batch_size=batch_size, tgt_len=tgt_len)
+    targets = [i for _, row in read_rows(loader) for i in row]
+    assert sorted(targets) == sorted(set(ids.tolist()) - set(starts.tolist()))
+    assert loader.targets == len(targets) == sum(sizes) - len(sizes)
+    begun = []
+    for index, segment in enumerate(loader):
+        for row in range(batch_size):
+            scored = segment.targets[row] != -1
+            if not scored.any():
+                continue
+            first = int(segment.ids[row, 0])
+            reset = segment.reset is not None and bool(segment.reset[row])
+            assert reset == (first in starts)
+            assert not set(segment.ids[row, 1:][scored[1:]].tolist()) & set(starts.tolist()), "a document begins inside"
+            begun += [first] if reset else []
+        if index == 0:
+            assert segment.reset is not None and segment.reset.all()
+    assert sorted(begun) == [start for start, size in zip(starts.tolist(), sizes, strict=True) if size > 1]
+
+
+@given(sizes=documents, batch_size=batches, tgt_len=segments)
+def test_a_row_reads_each_document_whole_and_in_order(sizes: list[int], batch_size: int, tgt_len: int) -> None:
+    starts = np.cumsum([0, *sizes[:-1]])
+    loader = StreamLoader(np.arange(sum(sizes)), batch_size=batch_size, tgt_len=tgt_len, documents=starts)
+    for ids, targets in read_rows(loader):
+        assert ids == sorted(ids) and [i + 1 for i in ids] == targets
+        owners = np.searchsorted(starts, ids, side="right")
+        for owner in set(owners.tolist()):
+            assert int((owners == owner).sum()) == sizes[owner - 1] - 1
+    lasting = [-(-(size - 1) // tgt_len) for size in sizes]
+    assert len(loader) <= sum(lasting) / batch_size + max(lasting), "no stream gets much more than its share"
+
+
+@given(n=lengths, tgt_len=segments, cuts=st.lists(st.integers(1, 7), max_size=3), by_document=st.booleans())
+def test_rows_partition_the_batch(n: int, tgt_len: int, cuts: list[int], by_document: bool) -> None:
+    options = {"batch_size": 8, "tgt_len": tgt_len, "documents": [0, n // 2] if by_document and n > 3 else None}
+    whole = StreamLoader(np.arange(n), **options)
+    edges = sorted({0, *cuts, 8})
+    parts = [StreamLoader(np.arange(n), rows=slice(a, b), **options) for a, b in pairwise(edges)]
+    assert sum(part.targets for part in parts) == whole.targets
+    for index, segment in enumerate(whole):
+        pieces = [part.segment(index) for part in parts]
+        assert torch.equal(torch.cat([piece.ids for piece in pieces]), segment.ids)
+        assert torch.equal(torch.cat([piece.targets for piece in pieces]), segment.targets)
+        resets = [torch.zeros(len(p.ids), dtype=torch.bool) if p.reset is None else p.reset for p in pieces]
+        whole_reset = torch.zeros(8, dtype=torch.bool) if segment.reset is None else segment.reset
+        assert torch.equal(torch.cat(resets), whole_reset)
+    assert all(len(part) == len(whole) for part in parts)
+
+
+@given(n=lengths, batch_size=batches, tgt_len=segments, data=st.data())
+def test_a_segment_depends_on_its_index_alone(n: int, batch_size: int, tgt_len: int, data: st.DataObject) -> None:
+    loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
+    index = data.draw(st.integers(0, len(loader) - 1))
+    read = loader.segment(index)
+    read.ids.fill_(-7)
+    read.targets.fill_(-7)
+    assert_same(loader.segment(index), list(StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len))[index])
+
+
+@given(n=lengths, batch_size=batches, tgt_len=segments, limit=st.integers(1, 250), by_document=st.booleans())
+def test_max_tokens_scores_the_first(n: int, batch_size: int, tgt_len: int, limit: int, by_document: bool) -> None:
+    starts = [0, 2] if by_document and n > 3 else None
+    loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, max_tokens=limit, documents=starts)
+    targets = sorted(i for _, row in read_rows(loader) for i in row)
+    possible = [i for i in range(1, n) if starts is None or i != 2]
+    assert targets == possible[:limit] and loader.targets == len(targets)
+
+
+def test_mistakes_get_a_sentence() -> None:
+    ids = np.arange(10)
+    for option in ("batch_size", "tgt_len", "max_tokens"):
+        options: dict[str, Any] = {"batch_size": 2, "tgt_len": 2, option: -1}
+        with pytest.raises(ValueError, match=f"{option} must be at least [01], got -1"):
+            StreamLoader(ids, **options)
+    for size in (0, 1):
+        with pytest.raises(ValueError, match=f"The valid split must have at least 2 tokens.*got {size}"):
+            StreamLoader(Split(ids[:size], None, "valid"), batch_size=1, tgt_len=1)
+    with pytest.raises(ValueError, match="nothing to score"):
+        StreamLoader(ids[:2], batch_size=1, tgt_len=1, documents=[0, 1])
+    with pytest.raises(IndexError, match="from 0 to 4, got 5"):
+        StreamLoader(ids, batch_size=1, tgt_len=2).segment(5)
+
+
+def test_a_segment_takes_well_under_a_millisecond() -> None:
+    loader = StreamLoader(np.zeros(4_000_000, np.uint8), batch_size=32, tgt_len=128)
+    loader.segment(0)
+    seconds = []
+    for index in range(100):
+        start = time.perf_counter()
+        loader.segment(index)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1e-3

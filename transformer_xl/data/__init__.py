@@ -1,0 +1,1 @@
+"""From text to segments: `vocab`, `corpus` (token stores), `datasets` (published and any other text), `loader`."""

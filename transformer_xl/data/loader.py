@@ -1,0 +1,149 @@
+"""`StreamLoader`: a split read as `batch_size` streams side by side, segment by segment.
+
+Of n tokens the first is context and the other n - 1 are targets. Stream b continues where stream b - 1 ends, with that
+one's last target as its own context, so that every target is scored once. Four streams over 11 tokens, two at a time
+(a dot is not scored):
+
+    a b c d e f g h i j k    segment 0   a b > b c    d e > e f    g h > h i    i j > j k
+                             segment 1   c > d        f > g        . > .        . > .
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, Integer
+from torch import Tensor
+
+from transformer_xl.data.corpus import Split
+
+
+class Segment(NamedTuple):
+    """What one call of the model reads. Where a row has no more text, its targets are -1 and its ids are any."""
+
+    ids: Int[Tensor, "B T"]
+    targets: Int[Tensor, "B T"]
+    """-1: not scored."""
+    reset: Bool[Tensor, " B"] | None
+    """Rows whose memory is emptied before this segment; None: no row's."""
+
+
+class _Row:
+    """One stream: spans of tokens read one after another, each from the start of a segment."""
+
+    def __init__(self) -> None:
+        self.segments = 0
+        self.first: list[int] = []
+        self.start: list[int] = []
+        self.targets: list[int] = []
+
+    def append(self, start: int, targets: int, tgt_len: int) -> None:
+        self.first.append(self.segments)
+        self.start.append(start)
+        self.targets.append(targets)
+        self.segments += -(-targets // tgt_len)
+
+    def locate(self, index: int, tgt_len: int) -> tuple[int, int, bool]:
+        """Where segment `index` starts, how many targets it has, and whether a span begins with it."""
+        if index >= self.segments:
+            return 0, 0, False
+        span = bisect_right(self.first, index) - 1
+        done = (index - self.first[span]) * tgt_len
+        return self.start[span] + done, min(tgt_len, self.targets[span] - done), done == 0
+
+
+class StreamLoader:
+    """Segments of a split in order; `segment(index)` depends on nothing but its index, so one integer resumes.
+
+    Args:
+        split: a `Split`, or ids alone.
+        batch_size: streams of the whole batch. They differ by at most one target; more streams than targets leave
+            some without text.
+        tgt_len: targets of a segment; the last one of an epoch is as short as what is left.
+        documents: where documents start, the first at 0. Each then begins a segment of its own with `reset`, its
+            first token context only, in the stream that has had least. None takes the split's, if it has them.
+        max_tokens: score the first so many targets only; 0: all.
+        rows: which streams to read, a rank's or a chunk's share; None: all. Slices that partition
+            `range(batch_size)` give segments of equal number and width, whose rows together are those of the whole.
+    """
+
+    def __init__(
+        self,
+        split: Split | Integer[np.ndarray, " N"],
+        *,
+        batch_size: int,
+        tgt_len: int,
+        documents: Sequence[int] | Int[np.ndarray, " D"] | None = None,
+        max_tokens: int = 0,
+        rows: slice | None = None,
+    ) -> None:
+        least = {"batch_size": (batch_size, 1), "tgt_len": (tgt_len, 1), "max_tokens": (max_tokens, 0)}
+        for setting, (value, bound) in least.items():
+            if value < bound:
+                raise ValueError(f"{setting} must be at least {bound}, got {value}.")
+        if isinstance(split, Split):
+            documents = split.documents if documents is None else documents
+        self._tokens = np.asarray(split.ids if isinstance(split, Split) else split)
+        assert self._tokens.ndim == 1, f"ids must be one row of tokens, got shape {self._tokens.shape}"
+        if len(self._tokens) < 2:
+            name = f"{split.name} split" if isinstance(split, Split) else "text"
+            raise ValueError(f"The {name} must have at least 2 tokens, the first is context; got {len(self._tokens)}.")
+        self.batch_size, self.tgt_len = batch_size, tgt_len
+        limit = max_tokens or len(self._tokens)
+        self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
+        self._rows = self._all[slice(None) if rows is None else rows]
+        assert self._rows, f"rows = {rows} selects none of {batch_size} streams"
+        self.targets = sum(sum(row.targets) for row in self._rows)
+        """How many targets the chosen rows score in an epoch."""
+
+    def __len__(self) -> int:
+        """Segments of an epoch, the same for every choice of `rows`."""
+        return max(row.segments for row in self._all)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return map(self.segment, range(len(self)))
+
+    def segment(self, index: int) -> Segment:
+        """Segment `index` of the epoch, counted from 0; the memory of every row is reset before the first."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"segment must be from 0 to {len(self) - 1}, got {index}.")
+        width = max(row.locate(index, self.tgt_len)[1] for row in self._all)
+        window = np.full((len(self._rows), width + 1), -1, np.int64)
+        reset = np.full(len(self._rows), index == 0)
+        for i, row in enumerate(self._rows):
+            start, count, begins = row.locate(index, self.tgt_len)
+            if count:
+                window[i, : count + 1] = self._tokens[start : start + count + 1]
+                reset[i] |= begins
+        ids, targets = np.maximum(window[:, :-1], 0), window[:, 1:].copy()
+        emptied = torch.from_numpy(reset) if reset.any() else None
+        return Segment(torch.from_numpy(ids), torch.from_numpy(targets), emptied)
+
+    def _streams(self, limit: int) -> list[_Row]:
+        share, extra = divmod(min(len(self._tokens) - 1, limit), self.batch_size)
+        rows = [_Row() for _ in range(self.batch_size)]
+        for b, row in enumerate(rows):
+            if targets := share + (b < extra):
+                row.append(b * share + min(b, extra), targets, self.tgt_len)
+        return rows
+
+    def _documents(self, starts: Int[np.ndarray, " D"], limit: int) -> list[_Row]:
+        targets = np.diff(starts, append=len(self._tokens)) - 1
+        assert starts[0] == 0 and targets.min() >= 0, "documents must start at 0 and increase within the text"
+        if not targets.any():
+            raise ValueError("Every document is a single token, which is context only; there is nothing to score.")
+        before = np.cumsum(targets) - targets
+        targets = np.clip(limit - before, 0, targets)
+        rows = [_Row() for _ in range(self.batch_size)]
+        shortest = [(0, b) for b in range(self.batch_size)]
+        for start, count in zip(starts.tolist(), targets.tolist(), strict=True):
+            if count:
+                b = shortest[0][1]
+                rows[b].append(start, count, self.tgt_len)
+                heapq.heapreplace(shortest, (rows[b].segments, b))
+        return rows
