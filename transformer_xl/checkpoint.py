@@ -1,0 +1,346 @@
+"""Checkpoints: a folder of safetensors and JSON, there whole or not at all, and never unpickled.
+
+    runs/NAME/checkpoints/step_00004000/
+        model.safetensors     the weights; tied ones once, under the first of their names in `model.state_dict()`
+        config.json           format, step, validation loss if known, and every setting of the run
+        vocab.json            the symbols
+        training.safetensors  tensors of the training state (optimizer, memory, random numbers); only to resume
+        training.json         its scalars
+
+A folder without the last two is enough to evaluate and generate.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.files import remove_folder, remove_unfinished, whole_folder
+from transformer_xl.model import TransformerXL
+from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+
+FORMAT = "transformer-xl checkpoint"
+VERSION = 1
+
+_SECTIONS = {"model": TransformerXLConfig, "corpus": CorpusConfig, "train": TrainConfig, "eval": EvalConfig}
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What resuming needs beyond the weights, flattened: JSON scalars and named tensors."""
+
+    step: int
+    scalars: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class LoadedModel(NamedTuple):
+    """A trained model in eval mode, its symbols, and the settings of the run it comes from."""
+
+    model: TransformerXL
+    vocab: Vocab
+    config: RunConfig
+
+
+def save_checkpoint(
+    folder: str | Path,
+    *,
+    model: nn.Module,
+    vocab: Vocab,
+    config: RunConfig,
+    training: TrainingState | None = None,
+    step: int | None = None,
+    valid_loss: float | None = None,
+    keep: int | None = None,
+) -> Path:
+    """Write a checkpoint whole: on any error nothing new is left behind and older checkpoints stay as they were.
+
+    Args:
+        folder: where; `step_folder(run, step)` for a run's own.
+        model: a `TransformerXL`, unwrapped; its own config is what is stored as `config.model`.
+        training: None for a checkpoint that is used and not resumed.
+        step: training steps behind the weights; by default those of `training`.
+        valid_loss: mean nats per target on the validation split at this very step; `best` compares these.
+        keep: prune the run afterwards to so many of the last checkpoints and the best.
+
+    Raises:
+        OSError: one sentence with the reason, for instance a full disk.
+    """
+    folder = Path(folder)
+    if step is None:
+        step = training.step if training else 0
+    known_loss = valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None
+    sections = asdict(replace(config, model=getattr(model, "config", config.model)))
+    remove_unfinished(folder.parent)
+    with whole_folder(folder) as unfinished:
+        _write_tensors(unfinished / "model.safetensors", _stored_once(model.state_dict()))
+        header = {"format": FORMAT, "version": VERSION, "step": step, "valid_loss": known_loss}
+        _write_json(unfinished / "config.json", header | sections)
+        _write_json(unfinished / "vocab.json", vocab.to_json())
+        if training is not None:
+            _write_tensors(unfinished / "training.safetensors", training.tensors)
+            _write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
+    if keep is not None:
+        prune(folder.parent.parent, keep)
+    return folder
+
+
+def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
+    """Load what `txl train` or `txl convert` wrote, ready to evaluate and generate.
+
+    Args:
+        path: a run folder (its best checkpoint by validation loss if known, else its last) or a checkpoint folder.
+        backend: which implementation of the attention op.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
+        ValueError: the checkpoint is damaged, foreign, or its parts do not fit each other.
+    """
+    folder = find_checkpoint(path)
+    config = load_config(folder)
+    vocab = load_vocab(folder)
+    if len(vocab) != config.model.vocab_size:
+        raise ValueError(
+            f"{folder} does not fit together: vocab.json has {len(vocab)} symbols and config.json says "
+            f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
+        )
+    with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away; the caller's stream stays
+        model = TransformerXL(config.model, backend=backend)
+    load_weights(model, folder)
+    return LoadedModel(model.to(device).eval(), vocab, config)
+
+
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Copy a checkpoint's weights into `model`, on its device and in its dtype, and leave its ties as they are.
+
+    Raises:
+        ValueError: lists every missing, unexpected and wrong-shaped tensor; nothing is copied then.
+    """
+    path = find_checkpoint(folder) / "model.safetensors"
+    state = model.state_dict()
+    names = _first_names(state)
+    stored = {names.get(name, name): value for name, value in _read_tensors(path).items()}
+    wanted = {name: state[name] for name in names.values()}
+    problems = list(_misfits(stored, wanted))
+    if problems:
+        raise ValueError(f"{path} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")
+    with torch.no_grad():
+        for name, value in wanted.items():
+            value.copy_(stored[name])
+
+
+def load_training(folder: str | Path) -> TrainingState:
+    """The training state of a checkpoint, its tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: the checkpoint was saved without one.
+    """
+    folder = find_checkpoint(folder, which="last")
+    if not (folder / "training.json").exists():
+        raise FileNotFoundError(
+            f"{folder} holds no training state, so training cannot resume there. Start a new run from it with --init."
+        )
+    stored = _read_json(folder / "training.json")
+    try:
+        return TrainingState(stored["step"], stored["scalars"], _read_tensors(folder / "training.safetensors"))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'training.json'} is not a training state: it lacks {error}.") from error
+
+
+def load_config(folder: str | Path) -> RunConfig:
+    """The settings in a checkpoint's `config.json`; ones it lacks take their defaults.
+
+    Raises:
+        ValueError: the file is foreign, from a newer version, or lists settings this version does not have.
+    """
+    path = Path(folder) / "config.json"
+    stored = _read_header(path)
+    unknown = [
+        f"{section}.{name}"
+        for section, owner in _SECTIONS.items()
+        for name in stored.get(section, {})
+        if name not in {f.name for f in fields(owner)}
+    ]
+    if unknown:
+        raise ValueError(f"{path} has settings this version does not know: {_some(unknown)}. Update transformer-xl.")
+    try:
+        sections = {name: owner(**_tuples(stored.get(name, {}))) for name, owner in _SECTIONS.items()}
+    except TypeError as error:
+        raise ValueError(f"{path} has a setting of the wrong type: {error}. Restore it from a copy.") from error
+    return RunConfig(**sections)
+
+
+def load_vocab(folder: str | Path) -> Vocab:
+    """The symbols in a checkpoint's `vocab.json`."""
+    path = Path(folder) / "vocab.json"
+    stored = _read_json(path)
+    try:
+        return Vocab.from_json(stored)
+    except ValueError as error:
+        raise ValueError(f"{path} is no vocabulary: {error}") from error
+
+
+def step_folder(run: str | Path, step: int) -> Path:
+    """Where a run keeps its checkpoint of that step."""
+    return Path(run) / "checkpoints" / f"step_{step:08d}"
+
+
+def checkpoints(run: str | Path) -> list[Path]:
+    """A run's whole checkpoints, oldest first."""
+    found = [(int(m[1]), p) for p in Path(run).glob("checkpoints/*") if (m := re.fullmatch(r"step_(\d+)", p.name))]
+    return [path for _, path in sorted(found)]
+
+
+def latest(run: str | Path) -> Path | None:
+    """A run's last checkpoint; None before the first."""
+    return next(reversed(checkpoints(run)), None)
+
+
+def best(run: str | Path) -> Path | None:
+    """A run's checkpoint of the lowest known validation loss, the later of equals; None where none is known."""
+    losses = [(valid_loss(path), path) for path in reversed(checkpoints(run))]
+    known = [(loss, path) for loss, path in losses if loss is not None]
+    return min(known, key=lambda entry: entry[0])[1] if known else None
+
+
+def valid_loss(folder: str | Path) -> float | None:
+    """The validation loss a checkpoint was saved with, in nats per target; None if it was not measured."""
+    return _read_header(Path(folder) / "config.json").get("valid_loss")
+
+
+def prune(run: str | Path, keep: int) -> None:
+    """Remove a run's checkpoints but the last `keep` and the best."""
+    assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
+    kept = {*checkpoints(run)[-keep:], best(run)}
+    for path in checkpoints(run):
+        if path not in kept:
+            remove_folder(path)
+
+
+def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -> Path:
+    """The checkpoint folder that `path` means: itself, or a run's best (by default; else its last) one.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (path / "model.safetensors").exists():
+            return path
+        found = (best(path) if which == "best" else None) or latest(path)
+        if found is not None:
+            return found
+        reason = "holds no checkpoint"
+    else:
+        reason = "is a file" if path.exists() else "does not exist"
+    raise FileNotFoundError(
+        f"{path} {reason}. Name a run folder that `txl train` wrote, or one of the folders in its checkpoints/."
+    )
+
+
+def _stored_once(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: state[name] for name in dict.fromkeys(_first_names(state).values())}
+
+
+def _first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Each name, mapped to the first name of the same weights."""
+    first: dict[Any, str] = {}
+    names = {}
+    for name, value in state.items():
+        place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride())
+        names[name] = first.setdefault(place, name) if value.numel() else name
+    return names
+
+
+def _misfits(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[str]:
+    missing = [name for name in wanted if name not in stored]
+    unexpected = [name for name in stored if name not in wanted]
+    wrong = [
+        f"{name} is {_shape(stored[name])} in the file and {_shape(value)} in the model"
+        for name, value in wanted.items()
+        if name in stored and stored[name].shape != value.shape
+    ]
+    for kind, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)):
+        if found:
+            yield f"{kind}: {_some(found)}"
+
+
+def _some(names: Iterable[str], shown: int = 8) -> str:
+    names = list(names)
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
+def _shape(value: Tensor) -> str:
+    return "x".join(map(str, value.shape)) or "a scalar"
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise the library's failure to write as the `OSError` it stands for."""
+    try:
+        save_file({name: _own_storage(value) for name, value in tensors.items()}, path)
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+
+
+def _own_storage(value: Tensor) -> Tensor:
+    """Contiguous on the CPU and alone in its storage, as the format wants it."""
+    value = value.detach().cpu().contiguous()
+    return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    with _whole_and_ours(path):
+        return load_file(path)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> Any:
+    with _whole_and_ours(path):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    stored = _read_json(path)
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of transformer-xl: its format must be {FORMAT!r}.")
+    if stored.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has format version {stored.get('version')}; this transformer-xl reads {VERSION}. Update it."
+        )
+    return stored
+
+
+@contextmanager
+def _whole_and_ours(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing, so its folder is no whole checkpoint. Use another one.") from None
+    except (SafetensorError, ValueError) as error:  # a JSON file's faults are ValueErrors
+        raise ValueError(
+            f"{path} is cut short, damaged or of another kind ({error}). Use another checkpoint, or restore this one."
+        ) from error
+
+
+def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists where the settings have tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in section.items()}

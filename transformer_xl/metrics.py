@@ -1,0 +1,199 @@
+"""What a run tells while it goes: metrics as JSON lines, and one line of progress for a terminal or a pipe."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.files import explained, write_whole
+
+
+class MetricLog:
+    """`metrics.jsonl`: one JSON object a line, appended; it can be read while the run goes on."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def log(self, entry: Mapping[str, Any]) -> None:
+        """Append an entry. What JSON has no number for (nan, inf) becomes null.
+
+        Raises:
+            OSError: one sentence with the reason, for instance a full disk.
+        """
+        line = json.dumps({name: _finite(value) for name, value in entry.items()}, allow_nan=False)
+        with explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def truncate(self, step: int) -> None:
+        """Drop entries past `step`, and a last line that a killed run left unfinished: what resuming repeats."""
+        kept = [entry for entry in read_metrics(self.path) if entry.get("step", 0) <= step]
+        if self.path.exists():
+            write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The entries of a metrics file, none if it does not exist; an unfinished last line is left out.
+
+    Raises:
+        ValueError: a line before the last is no JSON object.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            entry = None
+        if isinstance(entry, dict):
+            entries.append(entry)
+        elif number < len(lines):
+            raise ValueError(f"{path}, line {number} is not a JSON object: {line[:60]!r}. Remove the line.")
+    return entries
+
+
+def bits(nats: float) -> float:
+    """Nats in bits: a loss per symbol as bpc."""
+    return nats / math.log(2)
+
+
+def perplexity(nats: float) -> float:
+    """e to the loss; inf where that is beyond a float."""
+    return math.exp(nats) if nats < 709 else math.inf
+
+
+def figure(unit: str, loss: float) -> tuple[str, float]:
+    """The name and value by which a loss in nats per token is known: ppl over words, bpc over bytes and characters."""
+    return ("ppl", perplexity(loss)) if unit == "word" else ("bpc", bits(loss))
+
+
+def tokens_per_second(tokens: int, seconds: float) -> float:
+    """Throughput; 0 before any time has passed."""
+    return tokens / seconds if seconds > 0 else 0.0
+
+
+def seconds_left(done: int, total: int, seconds: float) -> float | None:
+    """Time the rest takes at the pace of the `done` steps, which took `seconds`; None before the first step."""
+    return (total - done) * seconds / done if done > 0 else None
+
+
+def clock(seconds: float | None) -> str:
+    """A duration as 0:07, 12:34, 3:25:45 or 2d 3:25:45; `-:--` when it is unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-:--"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour}:{minute:02d}:{second:02d}"
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where training stands."""
+
+    step: int
+    max_steps: int
+    loss: float
+    """Mean nats per target since the last line."""
+    lr: float
+    tokens_per_second: float
+    seconds_left: float | None = None
+
+    def line(self, unit: str) -> str:
+        """The line for people; the unit of the corpus decides between bpc and ppl."""
+        return f"step {self.step:>{len(str(self.max_steps))}}/{self.max_steps}  {self.figures(unit)}"
+
+    def figures(self, unit: str) -> str:
+        name, value = figure(unit, self.loss)
+        shown = f"{value:8.2f}" if name == "ppl" else f"{value:.4f}"
+        speed = f"{self.tokens_per_second:,.0f} tokens/s"
+        return f"loss {self.loss:.4f}  {name} {shown}  lr {self.lr:.2e}  {speed}  {clock(self.seconds_left)} left"
+
+
+class ProgressPrinter:
+    """A bar that stays in place on a terminal; in a pipe one plain line each time. Use it in a `with`.
+
+    Args:
+        unit: of the corpus: "byte", "char" or "word".
+        step: where a resumed run starts.
+        stream: an open text file; None is standard output.
+        log: a file that gets the plain lines too.
+    """
+
+    def __init__(
+        self,
+        max_steps: int,
+        unit: str,
+        *,
+        step: int = 0,
+        stream: Any = None,
+        log: str | Path | None = None,
+    ):
+        self.unit = unit
+        self.stream = sys.stdout if stream is None else stream
+        self._log = None if log is None else Path(log)
+        self._bar = _bar(self.stream) if self.stream.isatty() else None
+        self._task = self._bar.add_task("", total=max_steps, completed=step) if self._bar else None
+
+    def __enter__(self) -> ProgressPrinter:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, step: int) -> None:
+        """Move the bar; cheap enough for every step."""
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=step)
+
+    def show(self, progress: Progress) -> None:
+        """Show where training stands."""
+        self._write_log(progress.line(self.unit))
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=progress.step, description=progress.figures(self.unit))
+        else:
+            self._write(progress.line(self.unit))
+
+    def note(self, text: str) -> None:
+        """Say something that stays: an evaluation, a checkpoint, a sample of text."""
+        self._write_log(text)
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            self._write(text)
+
+    def _write(self, line: str) -> None:
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def _write_log(self, line: str) -> None:
+        if self._log is not None:
+            with explained(self._log), self._log.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def _bar(stream: Any):
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    return Bar(*columns, console=Console(file=stream), refresh_per_second=4)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
