@@ -1,0 +1,51 @@
+"""A model whose probabilities are a table, so that tests know them in closed form, and whose state is no `Memory`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Tally(NamedTuple):
+    """How many tokens each row has seen; below 0: so many more are padding."""
+
+    seen: Tensor
+
+    def select(self, rows: Tensor) -> Tally:
+        return Tally(self.seen[rows])
+
+    def reset(self, rows: Tensor) -> Tally:
+        return Tally(self.seen.masked_fill(rows, 0))
+
+    @staticmethod
+    def cat(states: list[Tally]) -> Tally:
+        return Tally(torch.cat([state.seen for state in states]))
+
+
+class TableModel(nn.Module):
+    """The n-th token of a row, if its id is i, is followed by j with log-probability `table[n % clock, i, j]`."""
+
+    def __init__(self, vocab_size: int = 7, clock: int = 3):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        scores = torch.randn(clock, vocab_size, vocab_size, generator=generator)
+        self.table = nn.Parameter(scores.log_softmax(-1))
+        self.dropout = nn.Dropout(0.5)
+        self.calls: list[tuple[int, int]] = []
+
+    def empty_memory(self, batch: int, valid: Tensor | None = None) -> Tally:
+        return Tally(torch.zeros(batch, dtype=torch.int64) if valid is None else valid)
+
+    def log_probs(self, ids, memory, lengths, last=None):
+        assert not self.training, "dropout would be on"
+        self.calls.append(tuple(ids.shape))
+        moment = memory.seen[:, None] + torch.arange(ids.shape[1])
+        log_probs = self.table[moment % len(self.table), ids]
+        return log_probs if last is None else log_probs[:, -last:], Tally(memory.seen + ids.shape[1])
+
+    def forward(self, ids, targets, memory, lengths):
+        log_probs, memory = self.log_probs(ids, memory, lengths)
+        nll = -log_probs.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+        return nll.masked_fill(targets < 0, 0.0), memory

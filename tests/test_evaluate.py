@@ -1,0 +1,246 @@
+"""Scores: sums and counts, memory between segments, order of a dump, and lines that do not depend on each other."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from small_models import small_model
+from table_model import TableModel
+
+from transformer_xl.data.loader import Segment, StreamLoader
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluate import EvalResult, LineScore, TokenLog, evaluate, score_lines
+from transformer_xl.settings import Lengths
+
+LENGTHS = Lengths(tgt_len=5, mem_len=7)
+TEXT = "the cat sat on a mat\nthe dog ate the cat\n"
+BYTES = Vocab.build("byte", [])
+CHARS = Vocab.build("char", [TEXT])
+WORDS = Vocab.build("word", [TEXT])
+DROPPED = Vocab.build("char", [TEXT], newlines="drop")
+
+
+def tokens(length: int, vocab_size: int = 7) -> np.ndarray:
+    return np.random.default_rng(length).integers(0, vocab_size, length).astype(np.uint8)
+
+
+def nll_of(model: TableModel, text: np.ndarray) -> np.ndarray:
+    """Nats of text[1:] for a stream that starts with it."""
+    moments = np.arange(len(text) - 1) % len(model.table)
+    return -model.table.detach().numpy()[moments, text[:-1], text[1:]]
+
+
+class Given(TableModel):
+    """Each target costs what it says."""
+
+    def forward(self, ids, targets, memory, lengths):
+        return targets.clamp(min=0).float(), memory
+
+
+def segments_of(targets: list[list[int]]) -> list[Segment]:
+    return [Segment(torch.zeros(1, len(row), dtype=torch.int64), torch.tensor([row]), None) for row in targets]
+
+
+def test_figures_by_hand():
+    result = EvalResult(nats=4 * math.log(8), targets=4, seconds=2.0, lengths=LENGTHS, bytes=6, unit="word")
+    assert math.isclose(result.loss, math.log(8))
+    assert math.isclose(result.ppl, 8)
+    assert math.isclose(result.bpc, 3)
+    assert result.bits_per_byte is not None and math.isclose(result.bits_per_byte, 2)
+    assert result.tokens_per_second == 2
+    assert result.headline == ("ppl", result.ppl)
+    assert EvalResult(1.0, 1, 1.0, LENGTHS).headline[0] == "bpc"
+    assert "ppl 8.0000" in str(result) and "4 targets" in str(result) and "bits per byte 2.0000" in str(result)
+
+
+def test_json_holds_every_figure_and_the_lengths():
+    result = EvalResult(nats=4 * math.log(8), targets=4, seconds=2.0, lengths=LENGTHS, bytes=6, unit="word")
+    told = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert told == told | {"targets": 4, "bytes": 6, "tgt_len": 5, "mem_len": 7, "attn_len": None, "finite": True}
+    assert math.isclose(told["ppl"], 8) and math.isclose(told["bits_per_byte"], 2)
+
+
+def test_a_perplexity_beyond_floats_is_infinite():
+    assert EvalResult(nats=5000.0, targets=2, seconds=1.0, lengths=LENGTHS).ppl == math.inf
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_sum_is_that_of_the_table(batch_size):
+    model, text = TableModel(), tokens(47)
+    loader = StreamLoader(text, batch_size=batch_size, tgt_len=5)
+    result = evaluate(model, loader, LENGTHS)
+    edges = [0, *np.cumsum([len(part) for part in np.array_split(text[1:], batch_size)])]
+    expected = sum(nll_of(model, text[a : b + 1]).sum() for a, b in pairwise(edges))
+    assert result.targets == 46 and result.lengths is LENGTHS
+    assert math.isclose(result.nats, expected, rel_tol=1e-6)
+
+
+def test_memory_runs_on_and_a_reset_row_is_a_fresh_one():
+    model = small_model(vocab_size=7)
+    text = torch.from_numpy(tokens(21).astype(np.int64))
+    halves = torch.stack([text[:10], text[10:20]]), torch.stack([text[1:11], text[11:21]])
+    parts = [(halves[0][:, :5], halves[1][:, :5]), (halves[0][:, 5:], halves[1][:, 5:])]
+    reset = torch.tensor([False, True])
+    nats = {}
+    for name, mark in {"on": None, "reset": reset}.items():
+        nats[name] = TokenLog()
+        segments = [Segment(*parts[0], torch.tensor([True, True])), Segment(*parts[1], mark)]
+        evaluate(model, segments, LENGTHS, dump=nats[name])
+    alone = -model(parts[1][0][1:], parts[1][1][1:], None, LENGTHS)[0][0].detach()
+    assert np.array_equal(nats["on"].log_probs[:15], nats["reset"].log_probs[:15])
+    np.testing.assert_allclose(nats["reset"].log_probs[15:], alone.float(), atol=1e-6)
+    assert np.abs(nats["on"].log_probs[15:] - alone.numpy()).max() > 1e-3
+
+
+def test_a_window_makes_the_cut_irrelevant():
+    model, text = small_model(vocab_size=7, dropout=0.3), tokens(60)
+    results = [
+        evaluate(model, StreamLoader(text, batch_size=2, tgt_len=cut), Lengths(tgt_len=cut, mem_len=8, attn_len=9))
+        for cut in (1, 4, 30)
+    ]
+    for result in results:
+        assert math.isclose(result.nats, results[0].nats, rel_tol=1e-9) and result.targets == 59
+
+
+def test_sums_are_float64():
+    result = evaluate(Given(), segments_of([[2**25], *[[1]] * 9]), LENGTHS)
+    assert result.nats == 2**25 + 9 and result.targets == 10
+
+
+@pytest.mark.parametrize("documents", [None, [0, 4, 5, 19, 28, 30, 41]], ids=["glued", "documents"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_a_dump_is_in_corpus_order(batch_size, documents, tmp_path):
+    model, text, log = TableModel(), tokens(47), TokenLog()
+    loader = StreamLoader(text, batch_size=batch_size, tgt_len=5, documents=documents)
+    result = evaluate(model, loader, LENGTHS, dump=log)
+    scored = np.delete(text, documents or [0])
+    assert np.array_equal(log.targets, scored)
+    assert math.isclose(-log.log_probs.sum(dtype=np.float64), result.nats, rel_tol=1e-6)
+    if documents:
+        parts = [nll_of(model, part) for part in np.split(text, documents[1:])]
+        np.testing.assert_allclose(log.log_probs, -np.concatenate(parts), rtol=1e-6)
+    log.save(tmp_path / "tokens.npz")
+    with np.load(tmp_path / "tokens.npz") as saved:
+        assert np.array_equal(saved["targets"], log.targets) and np.array_equal(saved["log_probs"], log.log_probs)
+
+
+def test_bits_per_byte_count_the_bytes_of_targets():
+    model, text = TableModel(len(WORDS)), WORDS.encode(TEXT)
+    loader = StreamLoader(text, batch_size=2, tgt_len=3)
+    result = evaluate(model, loader, LENGTHS, unit="word", symbol_bytes=WORDS.symbol_bytes())
+    assert result.bytes == WORDS.symbol_bytes()[text[1:]].sum()
+    assert result.bits_per_byte == result.nats / math.log(2) / WORDS.symbol_bytes()[text[1:]].sum()
+    assert evaluate(model, loader, LENGTHS).bits_per_byte is None
+
+
+def test_every_module_keeps_its_mode_even_after_an_error():
+    model = small_model(vocab_size=7, train=True)
+    model.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    evaluate(model, StreamLoader(tokens(20), batch_size=2, tgt_len=5), LENGTHS)
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(IndexError):
+        evaluate(model, segments_of([[0], [99]]), LENGTHS)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_nothing_of_a_training_model_is_dropped():
+    loader = StreamLoader(tokens(20), batch_size=2, tgt_len=5)
+    models = [small_model(vocab_size=7, dropout=0.5, train=train) for train in (True, False)]
+    results = [evaluate(model, loader, LENGTHS) for model in models]
+    assert results[0].nats == results[1].nats
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_sum_that_is_not_finite_is_reported(bad):
+    model = TableModel()
+    with torch.no_grad():
+        model.table[:, 2, 3] = -bad
+    result = evaluate(model, StreamLoader(np.array([1, 2, 3, 4]), batch_size=1, tgt_len=5), LENGTHS)
+    assert not math.isfinite(result.nats) and result.targets == 3 and "NOT FINITE" in str(result)
+    told = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert told["finite"] is False and told["nats"] is None and told["ppl"] is None
+
+
+def test_bf16_is_used_where_asked_for():
+    model = small_model(vocab_size=7, dtype=torch.float32)
+    loader = StreamLoader(tokens(200), batch_size=4, tgt_len=5)
+    exact, rough = (evaluate(model, loader, LENGTHS, precision=precision) for precision in ("fp32", "bf16"))
+    assert exact.nats != rough.nats
+    assert math.isclose(exact.loss, rough.loss, rel_tol=0.02)
+
+
+def test_a_text_without_a_target_is_refused():
+    with pytest.raises(ValueError, match="at least 2 tokens"):
+        evaluate(TableModel(), segments_of([[-1, -1]]), LENGTHS)
+
+
+LINES = ["the cat", "", "a mat", "the cat sat on a mat the cat sat on a mat", "the dog ate", "at", "the cat"]
+
+
+@pytest.mark.parametrize("vocab", [BYTES, CHARS, WORDS, DROPPED], ids=["byte", "char", "word", "dropped"])
+@pytest.mark.parametrize("batch_tokens", [1, 13, 10_000])
+def test_a_line_scores_as_if_it_were_alone(vocab, batch_tokens):
+    model = small_model(vocab_size=len(vocab), dtype=torch.float32, dropout=0.3, train=True)
+    together = score_lines(model, vocab, LINES, LENGTHS, batch_tokens=batch_tokens)
+    assert model.training
+    for line, score in zip(LINES, together, strict=True):
+        (alone,) = score_lines(model, vocab, [line], LENGTHS)
+        assert score[1:] == alone[1:]
+        assert math.isclose(score.nats, alone.nats, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "line", "context", "targets", "size"),
+    [
+        (WORDS, "the cat sat", "\n", "the cat sat\n", 4 + 4 + 4 + 1),
+        (CHARS, "the cat", "\n", "the cat\n", 8),
+        (BYTES, "thé cat", "\n", "thé cat\n", 9),
+        (BYTES, "", "\n", "\n", 1),
+        (DROPPED, "the cat", "t", "he cat", 6),
+    ],
+)
+def test_a_line_stands_between_line_ends_where_the_vocabulary_has_them(vocab, line, context, targets, size):
+    model = TableModel(len(vocab))
+    (score,) = score_lines(model, vocab, [line], Lengths(tgt_len=3, mem_len=4))
+    text = np.concatenate([vocab.encode(context), vocab.encode(targets)]).astype(np.int64)
+    assert score.targets == len(text) - 1 and score.bytes == size
+    assert math.isclose(score.nats, nll_of(model, text).sum(), rel_tol=1e-6)
+
+
+def test_lines_may_come_from_a_file_with_their_ends_on():
+    model = TableModel(256)
+    plain = score_lines(model, BYTES, ["one", "two"], LENGTHS)
+    assert score_lines(model, BYTES, iter(["one\n", "two\n"]), LENGTHS) == plain
+    assert score_lines(model, BYTES, [b"one\n", b"two"], LENGTHS) == plain
+    assert score_lines(model, BYTES, [], LENGTHS) == []
+
+
+def test_a_line_without_targets_has_no_perplexity():
+    (empty, one) = score_lines(TableModel(len(DROPPED)), DROPPED, ["", "t"], LENGTHS)
+    assert empty == one == LineScore(0.0, 0, 0)
+    assert math.isnan(empty.ppl) and empty.to_json()["ppl"] is None and empty.bits == 0
+
+
+def test_figures_of_a_line():
+    score = LineScore(nats=3 * math.log(4), targets=3, bytes=5)
+    assert math.isclose(score.ppl, 4) and math.isclose(score.bits, 6) and score.log_prob == -score.nats
+    assert score.to_json()["log_prob"] == score.log_prob
+
+
+def test_an_unknown_symbol_is_told_with_its_line():
+    closed = Vocab.build("word", [TEXT], closed=True)
+    with pytest.raises(ValueError, match=r"^Line 2: .*'zebra'"):
+        score_lines(TableModel(len(closed)), closed, ["the cat", "the zebra"], LENGTHS)
+
+
+def test_lines_of_like_length_share_calls_within_the_budget():
+    model = TableModel(256)
+    lines = ["x" * length for length in (1, 9, 2, 8, 3)]
+    score_lines(model, BYTES, lines, Lengths(tgt_len=4, mem_len=4), batch_tokens=8)
+    assert model.calls == [(2, 4), (2, 4), (2, 2), (2, 4), (1, 2)]

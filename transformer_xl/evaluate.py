@@ -1,0 +1,297 @@
+"""How well a model predicts text: loss, perplexity and bits over a split, or one figure for each line.
+
+Every figure is a sum of nats in float64 over the number of targets, never a mean of means. A sum that is not finite
+is reported as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from .data.loader import Segment
+from .data.vocab import EOS, Vocab
+from .files import write_whole
+from .settings import Lengths
+
+Precision = Literal["fp32", "bf16"]
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind that can `reset` rows."""
+
+    modules: Callable[..., Iterator[nn.Module]]
+    parameters: Callable[..., Iterator[nn.Parameter]]
+    eval: Callable[..., Any]
+    empty_memory: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> tuple[Tensor, Any]: ...
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What one pass over a text cost. `bytes` counts the UTF-8 of the targets, where it is known."""
+
+    nats: float
+    targets: int
+    seconds: float
+    lengths: Lengths
+    bytes: int | None = None
+    unit: str = "byte"
+
+    @property
+    def loss(self) -> float:
+        """Nats per target."""
+        return self.nats / self.targets
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity per target; infinite where a float cannot hold it."""
+        return _exp(self.loss)
+
+    @property
+    def bpc(self) -> float:
+        """Bits per target: per character where targets are characters or bytes."""
+        return self.loss / math.log(2)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return None if self.bytes is None else _ratio(self.nats / math.log(2), self.bytes)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return _ratio(self.targets, self.seconds)
+
+    @property
+    def headline(self) -> tuple[str, float]:
+        """The figure the literature prints for this unit: ("ppl", x) for words, else ("bpc", x)."""
+        return ("ppl", self.ppl) if self.unit == "word" else ("bpc", self.bpc)
+
+    def __str__(self) -> str:
+        figures = f"{self.headline[0]} {self.headline[1]:.4f}  loss {self.loss:.4f}"
+        if self.unit == "word" and self.bits_per_byte is not None:
+            figures += f"  bits per byte {self.bits_per_byte:.4f}"
+        figures += f"  over {self.targets:,} targets  {self.tokens_per_second:,.0f} tokens/s"
+        return figures if math.isfinite(self.nats) else f"{figures}  NOT FINITE"
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name. JSON knows no nan and no infinity: such a figure is null, and `finite` is false."""
+        counts = _figures(self, "unit", "targets", "bytes", "seconds", "tokens_per_second")
+        costs = _figures(self, "nats", "loss", "ppl", "bpc", "bits_per_byte")
+        return {**counts, **costs, "finite": math.isfinite(self.nats), **asdict(self.lengths)}
+
+
+def evaluate(
+    model: Scoring,
+    loader: Iterable[Segment],
+    lengths: Lengths,
+    *,
+    precision: Precision = "fp32",
+    unit: str = "byte",
+    symbol_bytes: Int[np.ndarray, " V"] | None = None,
+    dump: Callable[[Segment, Float[Tensor, "B T"]], None] | None = None,
+) -> EvalResult:
+    """Score every target of `loader` once, memory running from segment to segment.
+
+    `symbol_bytes` gives the UTF-8 length of each id, for bits per byte; `dump(segment, nll)` sees every segment, and
+    `TokenLog` puts them in order. The model is left in the mode it came in. A text without a target raises
+    `ValueError`.
+    """
+    device = _device(model)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    targets = text_bytes = 0
+    memory = None
+    start = time.perf_counter()
+    with _undisturbed(model, device, precision):
+        for segment in loader:
+            if memory is None or (segment.reset is not None and bool(segment.reset.all())):
+                memory = model.empty_memory(len(segment.ids))
+            elif segment.reset is not None:
+                memory = memory.reset(segment.reset)
+            nll, memory = model(segment.ids.to(device), segment.targets.to(device), memory, lengths)
+            nats += nll.sum(dtype=torch.float64)
+            scored = segment.targets[segment.targets >= 0]
+            targets += len(scored)
+            if symbol_bytes is not None:
+                text_bytes += int(symbol_bytes[scored.numpy()].sum(dtype=np.int64))
+            if dump is not None:
+                dump(segment, nll)
+    if targets == 0:
+        raise ValueError("The text must hold at least 2 tokens to be scored, for the first one is context only.")
+    total = nats.item()  # waits for the device, so the clock is read after it
+    seconds = time.perf_counter() - start
+    return EvalResult(total, targets, seconds, lengths, text_bytes if symbol_bytes is not None else None, unit)
+
+
+class TokenLog:
+    """Keeps the log-probability of each target, in corpus order: pass one as `dump`, then read it or `save` it.
+
+    A row reads stretches of the text, each starting with a reset; a loader deals them out to rows as these become free.
+    So the order of the stretches is that of their first segments, and of rows where these are the same.
+    """
+
+    def __init__(self) -> None:
+        self._stretches: list[list[tuple[np.ndarray, np.ndarray]]] = []
+        self._open: list[int] = []
+
+    def __call__(self, segment: Segment, nll: Float[Tensor, "B T"]) -> None:
+        log_probs = -nll.float().cpu().numpy()
+        rows = len(log_probs)
+        fresh = segment.reset.tolist() if segment.reset is not None else [not self._open] * rows
+        self._open = self._open or [0] * rows
+        for row, targets in enumerate(segment.targets.numpy()):
+            if fresh[row]:
+                self._open[row] = len(self._stretches)
+                self._stretches.append([])
+            scored = targets >= 0
+            self._stretches[self._open[row]].append((targets[scored].astype(np.int32), log_probs[row, scored]))
+
+    @property
+    def targets(self) -> Int[np.ndarray, " n"]:
+        return np.concatenate([part[0] for stretch in self._stretches for part in stretch])
+
+    @property
+    def log_probs(self) -> Float[np.ndarray, " n"]:
+        """Nats, one for each of `targets`."""
+        return np.concatenate([part[1] for stretch in self._stretches for part in stretch])
+
+    def save(self, path: Path | str) -> None:
+        """Write both arrays as one NumPy `.npz` file: `targets` int32, `log_probs` float32 nats."""
+        file = io.BytesIO()
+        np.savez(file, targets=self.targets, log_probs=self.log_probs)
+        write_whole(Path(path), file.getvalue())
+
+
+class LineScore(NamedTuple):
+    """What one line cost, in nats; `bytes` counts the UTF-8 of its targets."""
+
+    nats: float
+    targets: int
+    bytes: int
+
+    @property
+    def log_prob(self) -> float:
+        return -self.nats
+
+    @property
+    def ppl(self) -> float:
+        """Per target; nan for a line without one."""
+        return _exp(_ratio(self.nats, self.targets))
+
+    @property
+    def bits(self) -> float:
+        return self.nats / math.log(2)
+
+    def to_json(self) -> dict[str, Any]:
+        return _figures(self, "log_prob", "targets", "bytes", "ppl", "bits")
+
+
+def score_lines(
+    model: Scoring,
+    vocab: Vocab,
+    lines: Iterable[str | bytes],
+    lengths: Lengths,
+    *,
+    batch_tokens: int = 8192,
+    precision: Precision = "fp32",
+) -> list[LineScore]:
+    """Score each line from a fresh memory, in the order given; the figure of a line does not depend on the others.
+
+    The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
+    symbol and the last target of each line. A vocabulary without one (enwik8, newlines dropped) scores from the second
+    symbol on: the first is context only. Lines of like length share a batch of about `batch_tokens` per segment,
+    padded on the right, where causality keeps padding harmless.
+    """
+    tokens = [_framed(vocab, line, number) for number, line in enumerate(lines, start=1)]
+    symbol_bytes = vocab.symbol_bytes()
+    scores: list[LineScore | None] = [None] * len(tokens)
+    device = _device(model)
+    with _undisturbed(model, device, precision):
+        for batch in _batches([len(ids) for ids in tokens], lengths.tgt_len, batch_tokens):
+            nats = _batch_nats(model, [tokens[i] for i in batch], lengths, device)
+            for i, line_nats in zip(batch, nats, strict=True):
+                scored = tokens[i][1:]
+                scores[i] = LineScore(line_nats, len(scored), int(symbol_bytes[scored].sum(dtype=np.int64)))
+    return [score for score in scores if score is not None]
+
+
+def _framed(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n"]:
+    """The ids of one line between its line ends."""
+    line_end = {"byte": 0x0A, "char": "\n", "word": EOS}[vocab.unit]
+    ends = [vocab.symbols.index(line_end)] if line_end in vocab.symbols else []
+    try:
+        ids = vocab.encode(line.removesuffix("\n") if isinstance(line, str) else line.removesuffix(b"\n"))
+    except ValueError as error:
+        raise ValueError(f"Line {number}: {error}") from error
+    return np.concatenate([ends, ids, ends]).astype(np.int64)
+
+
+def _batches(counts: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of lines, longest first, so many at a time that a segment of them holds about `batch_tokens`."""
+    order = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
+    first = 0
+    while first < len(order):
+        width = max(1, min(counts[order[first]], tgt_len))
+        rows = max(1, batch_tokens // width)
+        yield order[first : first + rows]
+        first += rows
+
+
+def _batch_nats(model: Scoring, lines: list[np.ndarray], lengths: Lengths, device: torch.device) -> list[float]:
+    """Nats of each line, the longest given first."""
+    ids = torch.zeros(len(lines), max(len(lines[0]) - 1, 0), dtype=torch.int64)
+    targets = torch.full_like(ids, -1)
+    for row, line in enumerate(lines):
+        tail = torch.from_numpy(line)
+        ids[row, : max(len(line) - 1, 0)] = tail[:-1]
+        targets[row, : max(len(line) - 1, 0)] = tail[1:]
+    nats = torch.zeros(len(lines), dtype=torch.float64, device=device)
+    memory = model.empty_memory(len(lines))
+    for start in range(0, ids.shape[1], lengths.tgt_len):
+        part = slice(start, start + lengths.tgt_len)
+        nll, memory = model(ids[:, part].to(device), targets[:, part].to(device), memory, lengths)
+        nats += nll.sum(dim=1, dtype=torch.float64)
+    return nats.tolist()
+
+
+@contextmanager
+def _undisturbed(model: Scoring, device: torch.device, precision: Precision) -> Iterator[None]:
+    """No gradients, no dropout, the wanted precision; afterwards every module is in its old mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _device(model: Scoring) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _exp(loss: float) -> float:
+    return math.inf if loss > 700 else math.exp(loss)
+
+
+def _ratio(amount: float, count: float) -> float:
+    return amount / count if count else math.nan
+
+
+def _figures(owner: Any, *names: str) -> dict[str, Any]:
+    """Attributes for JSON, null where a number is not finite."""
+    values = {name: getattr(owner, name) for name in names}
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
