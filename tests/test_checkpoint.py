@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import resource
 import signal
@@ -93,12 +92,12 @@ def test_a_tie_may_be_stored_under_any_of_its_names(tmp_path, model):
     torch.testing.assert_close(load_model(folder).model.embedding.tables[1], model.embedding.tables[1], rtol=0, atol=0)
 
 
-def test_views_of_one_storage_are_saved_apart(tmp_path):
+def test_overlapping_views_of_one_storage_are_saved_apart(tmp_path):
     whole = torch.arange(6.0)
-    checkpoint._write_tensors(tmp_path / "x.safetensors", {"low": whole[:2], "high": whole[2:], "odd": whole[1::2]})
+    checkpoint._write_tensors(tmp_path / "x.safetensors", {"low": whole[:4], "high": whole[2:], "odd": whole[1::2]})
     read = checkpoint._read_tensors(tmp_path / "x.safetensors")
     got = {name: value.tolist() for name, value in read.items()}
-    assert got == {"low": [0, 1], "high": [2, 3, 4, 5], "odd": [1, 3, 5]}
+    assert got == {"low": [0, 1, 2, 3], "high": [2, 3, 4, 5], "odd": [1, 3, 5]}
 
 
 def test_loading_leaves_the_callers_random_numbers_alone(tmp_path, model):
@@ -231,7 +230,7 @@ def test_a_run_means_its_best_checkpoint_and_resuming_its_last(tmp_path, model):
     assert latest(tmp_path) is None and best(tmp_path) is None
     save(tmp_path, model, 5)
     assert find_checkpoint(tmp_path) == step_folder(tmp_path, 5)
-    for step, loss in ((10, 2.0), (20, 1.5), (30, float("nan")), (40, 1.75)):
+    for step, loss in ((10, 2.0), (20, 1.5), (30, 1.75), (40, float("nan"))):
         save(tmp_path, model, step, valid_loss=loss, training=TrainingState(step))
     assert find_checkpoint(tmp_path) == best(tmp_path) == step_folder(tmp_path, 20)
     assert find_checkpoint(tmp_path, which="last") == latest(tmp_path) == step_folder(tmp_path, 40)
@@ -312,8 +311,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, model, mon
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_place_one_may_not_write_to_is_one_sentence(tmp_path, model):
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError, match=r"could not be written: Permission denied\. Choose a place"):
-        save(tmp_path, model, 3)
+def test_a_place_one_cannot_write_to_is_one_sentence(tmp_path, model):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"could not be written: Not a directory\. Choose a place"):
+        save(tmp_path / "file", model, 3)

@@ -93,6 +93,12 @@ def test_samples_follow_the_distribution():
     torch.testing.assert_close(counts / 20_000, probs, atol=0.015, rtol=0)  # over 4 standard deviations
 
 
+def test_what_has_no_probability_is_not_drawn_at_the_edge(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *size, dtype, **_: torch.zeros(size, dtype=dtype))
+    drawn = sample(torch.tensor([[0.0, 0.0, 0.4, 0.6]]).log(), Sampling(), Sampling(seed=1).generators(1))
+    assert drawn.tolist() == [2]
+
+
 def test_nan_is_not_drawn_from():
     with pytest.raises(FloatingPointError, match="nan"):
         sample(torch.tensor([[0.0, float("nan")]]), Sampling(), Sampling(seed=1).generators(1))
@@ -153,19 +159,20 @@ def test_a_batch_of_unequal_prompts_equals_each_prompt_alone(make, sampling, len
         assert ids_of_rows(model, [one], own, 12, lengths) == [together[row]]
 
 
-def test_rows_end_while_others_go_on():
-    model = transformer()
-    prompts = [prompt(length) for length in (3, 8, 5)]
-    whole = ids_of_rows(model, prompts, GREEDY, 12)
-    lives, got = [4, 12, 1], [0, 0, 0]
+@pytest.mark.parametrize("make", [TableModel, transformer], ids=["table", "transformer"])
+@pytest.mark.parametrize("lives", [(4, 30, 1), (1, 4, 30), (30, 1, 4)], ids=str)
+def test_rows_end_while_others_go_on(make, lives):
+    model, sampling = make(), Sampling(seed=7)
+    prompts = [prompt(length) for length in (3, 8, 4)]
+    whole = ids_of_rows(model, prompts, sampling, 30)
+    got = [0, 0, 0]
 
     def ended(row: int) -> bool:
         got[row] += 1
         return got[row] >= lives[row]
 
-    assert ids_of_rows(model, prompts, GREEDY, 12, ended=ended) == [
-        text[:life] for text, life in zip(whole, lives, strict=True)
-    ]
+    cut = [text[:life] for text, life in zip(whole, lives, strict=True)]
+    assert ids_of_rows(model, prompts, sampling, 30, ended=ended) == cut
 
 
 def test_nothing_is_computed_once_all_rows_ended():
@@ -287,6 +294,8 @@ def test_a_prompt_may_end_inside_a_character():
         (("é c", "\nthé"), "sat on a mat"),
         (("nowhere", "a mau"), "sat on a mat\nthé cat"),
         (("sat", "s"), ""),
+        (("at", "sa"), ""),
+        (("sat", "a"), "s"),
     ],
 )
 def test_a_row_ends_before_the_first_stop_string(vocab, stop, kept):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpus import Split
@@ -37,6 +37,7 @@ def assert_same(a: Segment, b: Segment) -> None:
     assert a.reset is None or b.reset is None or torch.equal(a.reset, b.reset)
 
 
+@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments)
 def test_streams_rejoined_are_the_corpus(n: int, batch_size: int, tgt_len: int) -> None:
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
@@ -49,6 +50,7 @@ def test_streams_rejoined_are_the_corpus(n: int, batch_size: int, tgt_len: int) 
     assert len(loader) == -(-max(sizes) // tgt_len)
 
 
+@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments)
 def test_segments_have_their_shape_and_padding_comes_last(n: int, batch_size: int, tgt_len: int) -> None:
     loader = StreamLoader(np.arange(n, dtype=np.uint8), batch_size=batch_size, tgt_len=tgt_len)
@@ -73,6 +75,7 @@ def test_eleven_tokens_by_hand() -> None:
 documents = st.lists(st.integers(1, 30), min_size=1, max_size=25).filter(lambda sizes: max(sizes) > 1)
 
 
+@settings(deadline=None)
 @given(sizes=documents, batch_size=batches, tgt_len=segments)
 def test_each_document_starts_a_segment_with_reset(sizes: list[int], batch_size: int, tgt_len: int) -> None:
     ids, starts = np.arange(sum(sizes)), np.cumsum([0, *sizes[:-1]])
@@ -96,6 +99,7 @@ def test_each_document_starts_a_segment_with_reset(sizes: list[int], batch_size:
     assert sorted(begun) == [start for start, size in zip(starts.tolist(), sizes, strict=True) if size > 1]
 
 
+@settings(deadline=None)
 @given(sizes=documents, batch_size=batches, tgt_len=segments)
 def test_a_row_reads_each_document_whole_and_in_order(sizes: list[int], batch_size: int, tgt_len: int) -> None:
     starts = np.cumsum([0, *sizes[:-1]])
@@ -109,6 +113,7 @@ def test_a_row_reads_each_document_whole_and_in_order(sizes: list[int], batch_si
     assert len(loader) <= sum(lasting) / batch_size + max(lasting), "no stream gets much more than its share"
 
 
+@settings(deadline=None)
 @given(n=lengths, tgt_len=segments, cuts=st.lists(st.integers(1, 7), max_size=3), by_document=st.booleans())
 def test_rows_partition_the_batch(n: int, tgt_len: int, cuts: list[int], by_document: bool) -> None:
     options = {"batch_size": 8, "tgt_len": tgt_len, "documents": [0, n // 2] if by_document and n > 3 else None}
@@ -126,6 +131,7 @@ def test_rows_partition_the_batch(n: int, tgt_len: int, cuts: list[int], by_docu
     assert all(len(part) == len(whole) for part in parts)
 
 
+@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, data=st.data())
 def test_a_segment_depends_on_its_index_alone(n: int, batch_size: int, tgt_len: int, data: st.DataObject) -> None:
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
@@ -136,6 +142,7 @@ def test_a_segment_depends_on_its_index_alone(n: int, batch_size: int, tgt_len: 
     assert_same(loader.segment(index), list(StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len))[index])
 
 
+@settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, limit=st.integers(1, 250), by_document=st.booleans())
 def test_max_tokens_scores_the_first(n: int, batch_size: int, tgt_len: int, limit: int, by_document: bool) -> None:
     starts = [0, 2] if by_document and n > 3 else None

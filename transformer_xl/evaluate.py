@@ -116,7 +116,7 @@ def evaluate(
     start = time.perf_counter()
     with _undisturbed(model, device, precision):
         for segment in loader:
-            if memory is None or (segment.reset is not None and bool(segment.reset.all())):
+            if memory is None:
                 memory = model.empty_memory(len(segment.ids))
             elif segment.reset is not None:
                 memory = memory.reset(segment.reset)

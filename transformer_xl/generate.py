@@ -251,10 +251,11 @@ class _Writer:
     def write(self, new: int) -> str:
         """The text that is certain now."""
         self._held += self._text(new)
-        found = [position for stop in self._stop if (position := self._held.find(stop)) >= 0]
+        found = [(start + len(stop), start) for stop in self._stop if (start := self._held.find(stop)) >= 0]
         if found:
             self.ended = True
-            text, self._held = self._held[: min(found)], ""
+            _, start = min(found)  # the one that was whole first, however the text is cut into tokens
+            text, self._held = self._held[:start], ""
             return text
         shown = len(self._held) - self._doubtful()
         text, self._held = self._held[:shown], self._held[shown:]
@@ -263,7 +264,7 @@ class _Writer:
     def close(self) -> str:
         """What was held back, when no more comes."""
         text, self._held = self._held, ""
-        return "" if self.ended else text + self._decoder.decode(b"", final=True)
+        return text + self._decoder.decode(b"", final=True)
 
     def _text(self, new: int) -> str:
         if self._vocab.unit == "byte":

@@ -177,12 +177,13 @@ def _store(name: str, newlines: Newlines) -> Path:
 
 
 def _open_prepared(name: str, newlines: Newlines) -> Corpus:
-    _dataset(name, newlines)
+    published = next(iter(_dataset(name, newlines).protocols))
     store = _store(name, newlines)
     if not (store / "corpus.json").is_file():
+        option = "" if newlines == published else f" --newlines {newlines}"
         raise FileNotFoundError(
             f"The corpus {name} (newlines = {newlines!r}) is not prepared in {store.parent}: run "
-            f"`txl data {name} --source PATH`, where PATH holds {', '.join(DATASETS[name].files)}."
+            f"`txl data {name} --source PATH{option}`, where PATH holds {', '.join(DATASETS[name].files)}."
         )
     return Corpus.open(store)
 

@@ -1,0 +1,82 @@
+"""Models small enough for exact laws: float64, eval mode, weights large enough that every influence shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_xl.memory import Memory
+from transformer_xl.model import TransformerXL
+from transformer_xl.settings import Lengths, TransformerXLConfig
+
+VOCAB = 23
+VARIANTS: dict[str, dict[str, Any]] = {
+    "post-norm": {},
+    "pre-norm": {"pre_lnorm": True},
+    "pre-norm, final norm, own biases": {"pre_lnorm": True, "final_norm": True, "untie_r": True},
+    "bands": {"cutoffs": (5, 11), "div_val": 2, "d_embed": 12, "tie_projs": (False, True, True), "untie_r": True},
+    "projected": {"d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},
+}
+
+
+def small_model(*, train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> TransformerXL:
+    """A model of three layers whose sizes are all different."""
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11}
+    torch.manual_seed(1)
+    sizes |= {"init_std": 0.3, "proj_init_std": 0.3} | changes
+    return TransformerXL(TransformerXLConfig(**sizes)).to(dtype).train(train)
+
+
+def layers_of(model: TransformerXL) -> list[Any]:
+    return list(model.layers)
+
+
+def text(batch: int, length: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
+    return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def lengths(mem_len: int, attn_len: int | None = None, clamp_len: int | None = None, tgt_len: int = 1) -> Lengths:
+    return Lengths(tgt_len=tgt_len, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+
+
+class Reading(NamedTuple):
+    hidden: Tensor
+    memory: Memory
+
+
+def read(
+    model: TransformerXL, ids: Tensor, lengths: Lengths, *, pieces: Sequence[int] | None = None, memory=None
+) -> Reading:
+    """Read ids in pieces of the given sizes (one piece by default)."""
+    pieces = pieces or [ids.shape[1]]
+    hidden, state = [], memory
+    with torch.no_grad():
+        for end, size in zip(accumulate(pieces), pieces, strict=True):
+            out, state = model.hidden(ids[:, end - size : end], state, lengths)
+            hidden.append(out)
+    assert state is not None, "no piece was read"
+    return Reading(torch.cat(hidden, 1), state)
+
+
+def score(
+    model: TransformerXL, ids: Tensor, lengths: Lengths, *, pieces: Sequence[int] | None = None, memory=None
+) -> Tensor:
+    """The losses of reading ids in pieces, ids standing for their own targets."""
+    pieces = pieces or [ids.shape[1]]
+    nll, state = [], memory
+    with torch.no_grad():
+        for end, size in zip(accumulate(pieces), pieces, strict=True):
+            piece = ids[:, end - size : end]
+            losses, state = model(piece, piece, state, lengths)
+            nll.append(losses)
+    return torch.cat(nll, 1)
+
+
+def used(memory: Memory) -> list[int]:
+    """How many positions of each row count."""
+    batch = memory.layers[0].shape[0]
+    return [memory.length] * batch if memory.valid is None else memory.valid.tolist()

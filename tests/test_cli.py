@@ -1,0 +1,251 @@
+"""The command line: help at once, one sentence for each mistake, and a traceback for each bug."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer_xl import cli
+from transformer_xl.cli import COMMANDS, main
+from transformer_xl.recipe import load_recipe
+from transformer_xl.run.demo import library
+from transformer_xl.run.show import plain_table
+from transformer_xl.run.train import STOPPED
+
+MODEL = "--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5".split()
+TRAIN = "--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2".split()
+TINY = [*MODEL, *TRAIN, *"--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0".split()]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory):
+    """A folder with a text, a run trained on it, and a cache of its own."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        patch.chdir(folder)
+        (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+        assert main(["train", "text-small", "--data", "text.txt", "--out", "run", *TINY]) == 0
+        yield folder
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The sentences a command line is refused with."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "Traceback" not in shown.err
+    return [line.removeprefix("txl: ") for line in shown.err.splitlines()]
+
+
+def test_help_takes_less_than_half_a_second_and_no_torch():
+    script = """
+import sys
+from transformer_xl.cli import COMMANDS, main
+for command in COMMANDS:
+    try:
+        main([command.lower(), "--help"])
+    except SystemExit as exit:
+        assert exit.code == 0
+heavy = {"torch", "numpy", "rich.progress", "jaxtyping"} & sys.modules.keys()
+assert not heavy, heavy
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime  # a busy machine does not count
+    assert seconds < 0.5 * len(COMMANDS)
+    before = after
+    subprocess.run([sys.executable, "-m", "transformer_xl", "train", "--help"], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5
+
+
+def test_print_config_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert main("train enwik8-small --print-config --train.lr 0.5 --eval.split valid".split()) == 0
+    (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
+    config = load_recipe(tmp_path / "mine.toml")
+    assert config == load_recipe("enwik8-small", "--train.lr 0.5 --eval.split valid".split())
+
+
+class TestTenMistakes:
+    """What `It must show` of the issue lists: each gets one sentence."""
+
+    def test_unknown_recipe(self, home, capsys):
+        [sentence] = refused(["train", "enwik8-smal"], capsys)
+        assert sentence.startswith("There is no recipe 'enwik8-smal'. Did you mean enwik8-small?")
+
+    def test_typo_in_a_recipe(self, home, capsys):
+        Path("typo.toml").write_text("[train]\nlearning_rat = 1\nmem_len = -1\n[model]\nn_layers = 3\n")
+        sentences = refused(["train", "typo.toml", "--train.batch-siz", "3"], capsys)
+        assert sorted(sentences) == [
+            "--train.batch-siz is not a setting; did you mean --train.batch-size?",
+            "model.n_layers is not a setting of recipe typo.toml; did you mean model.n_layer?",
+            "train.learning_rat is not a setting of recipe typo.toml; `txl train --help` lists them all.",
+            "train.mem_len in recipe typo.toml must be at least 0, got -1.",
+        ]
+
+    def test_missing_file(self, home, capsys):
+        [sentence] = refused(["train", "text-small", "--data", "nothing.txt"], capsys)
+        assert "there is no nothing.txt" in sentence
+
+    def test_empty_file(self, home, capsys):
+        Path("empty.txt").write_text("")
+        [sentence] = refused(["train", "text-small", "--data", "empty.txt"], capsys)
+        assert "empty.txt" in sentence and "empty" in sentence
+        assert not Path("runs").exists()
+
+    def test_binary_in_a_word_corpus(self, home, capsys):
+        Path("binary.dat").write_bytes(bytes(range(256)) * 40)
+        [sentence] = refused(["train", "text-words", "--data", "binary.dat"], capsys)
+        assert "binary.dat" in sentence and "byte" in sentence
+
+    def test_negative_length(self, home, capsys):
+        sentences = refused(["train", "text-small", "--data", "text.txt", "--train.mem-len", "-5"], capsys)
+        assert sentences == ["--train.mem-len must be at least 0, got -5."]
+        assert refused("eval run --mem-len -5 3 --batch-size 0".split(), capsys) == [
+            "batch_size must be at least 1, got 0.",
+            "mem_len must be at least 0, got -5.",
+        ]
+
+    def test_attn_len_longer_than_memory_and_itself(self, home, capsys):
+        [sentence] = refused("eval run --mem-len 5 --attn-len 7".split(), capsys)
+        assert sentence.startswith("attn_len must be at most mem_len + 1 = 6, got 7")
+        [sentence] = refused("train text-small --data text.txt --train.mem-len 5 --train.attn-len 7".split(), capsys)
+        assert "attn-len must be at most mem_len + 1 = 6, got 7" in sentence
+
+    def test_checkpoint_of_another_vocabulary(self, home, capsys):
+        """A prepared corpus keeps its own symbols; text would be read with the run's."""
+        from transformer_xl.data.corpus import Corpus
+
+        splits = dict.fromkeys(("train", "valid", "test"), b"a few words of text\n" * 9)
+        Corpus.build(home / "words", splits, name="words", unit="word")
+        [sentence] = refused(["train", "text-words", "--data", "words", "--init", "run", *TINY], capsys)
+        assert "vocabulary" in sentence and "256 bytes" in sentence
+        [sentence] = refused(["eval", "run", "--data", "words"], capsys)
+        assert "vocabulary" in sentence and "256 bytes" in sentence
+
+    def test_vocabulary_of_another_size(self, home, capsys):
+        words = ["train", "text-small", "--data", "text.txt", "--out", "new", "--model.vocab-size", "204"]
+        [sentence] = refused(words, capsys)
+        assert "model.vocab_size must be 256" in sentence and "got 204" in sentence
+
+    def test_run_folder_that_exists(self, home, capsys):
+        [sentence] = refused(["train", "text-small", "--data", "text.txt", "--out", "run"], capsys)
+        assert sentence == "run exists. Go on with it by --resume, or choose another folder with --out."
+
+    def test_full_disk(self, home, capsys):
+        Path("small").mkdir()
+        mounted = ["mount", "-t", "tmpfs", "-o", "size=60k", "txl-test", "small"]
+        if os.name != "posix" or subprocess.run(mounted, capture_output=True).returncode:
+            pytest.skip("no small file system can be mounted here")
+        try:
+            capsys.readouterr()
+            assert main(["train", "text-small", "--data", "text.txt", "--out", "small/run", *TINY]) == 2
+            shown = capsys.readouterr()
+            [sentence] = shown.err.splitlines()
+            assert "No space left on device" in sentence and "small/run" in sentence
+            assert list(Path("small/run/checkpoints").iterdir()) == []
+        finally:
+            subprocess.run(["umount", "small"], check=True)
+
+
+def test_a_disk_that_fills_up_is_told_wherever_it_happens(monkeypatch, capsys):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file")
+
+    monkeypatch.setattr(cli.Env, "run", full)
+    assert refused(["env"], capsys) == ["some/file: No space left on device."]
+
+
+@pytest.mark.parametrize("fault", ["int('x')", "[][0]", "import numpy; numpy.zeros(3).reshape(2)", "assert False"])
+def test_a_bug_keeps_its_traceback(fault: str, monkeypatch):
+    def faulty(_: object) -> None:
+        exec(fault)
+
+    monkeypatch.setattr(cli.Env, "run", faulty)
+    with pytest.raises((ValueError, IndexError, AssertionError)):
+        main(["env"])
+
+
+def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not():
+    def caught(call) -> Exception:
+        with pytest.raises(ValueError) as info:
+            call()
+        return info.value
+
+    assert cli.users_sentence(caught(lambda: np.zeros(3).reshape(2))) is None
+    assert cli.users_sentence(caught(lambda: json.loads("{"))) is None
+    sentence = cli.users_sentence(caught(lambda: load_recipe("demo", ["--train.lr", "x"])))
+    assert sentence == '--train.lr must be a number, got "x".'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("trian", "trian"),
+        ("eval", "run"),
+        ("train demo --resum", "--resum"),
+        ("eval run --split all", "all"),
+        ("train demo --resum --train.lrr 3", "--train.lrr is not a setting; did you mean --train.lr?"),
+    ],
+)
+def test_words_that_no_command_knows_are_refused(arguments: str, told: str, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(arguments.split())
+    shown = capsys.readouterr()
+    assert exit.value.code == 2
+    assert told in shown.err + shown.out and "Traceback" not in shown.err
+
+
+def test_several_mistakes_in_generate_come_at_once(home, capsys):
+    sentences = refused("generate run --n 0 --max-tokens 0 --top-p 3 --mem-len -1 --from-test 600".split(), capsys)
+    assert len(sentences) == 5
+
+
+def test_resuming_changes_only_what_cannot_matter(home, capsys):
+    sentences = refused("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other".split(), capsys)
+    assert sentences == ["There is no recipe 'x'. There are " + sentences[0].partition("There are ")[2]]
+    sentences = refused("train demo --out run --resume --train.lr 3 --train.max-steps 9 --data other".split(), capsys)
+    assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data"]
+    assert all("--init run" in sentence for sentence in sentences)
+    [sentence] = refused("train demo --out nowhere --resume".split(), capsys)
+    assert "nowhere holds no run to resume" in sentence
+
+
+def test_a_run_stopped_by_a_signal_ends_with_75(home, monkeypatch, capsys):
+    monkeypatch.setattr("transformer_xl.run.train.fit", lambda *_, **__: False)
+    assert main(["train", "text-small", "--data", "text.txt", "--out", "stopped", *TINY]) == STOPPED == 75
+    assert "--resume --out stopped" in capsys.readouterr().out
+
+
+def test_env_says_what_runs_and_why(capsys):
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"python", "packages", "cores", "threads", "cpu_features", "devices", "backends", "auto"} <= facts.keys()
+    assert all(choice["name"] != "auto" and choice["why"] for choice in facts["auto"].values())
+    assert main(["env"]) == 0
+    assert "precision" in capsys.readouterr().out
+
+
+def test_tables_in_a_pipe_are_aligned_columns():
+    lines = plain_table("title", ["name", "bpc"], [["a", "1.25"], ["longer", "12.5"]])
+    assert lines == ["title", "name     bpc", "a       1.25", "longer  12.5"]
+
+
+def test_the_demo_holds_out_whole_files_by_a_hash_of_their_names():
+    splits = library()
+    names = [set(files) for files in splits.values()]
+    assert names[0].isdisjoint(names[1] | names[2]) and names[1].isdisjoint(names[2])
+    assert sum(map(len, splits["test"].values())) >= 500_000
+    for name in set.union(*names):
+        left_out = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "site-packages"}
+        assert left_out.isdisjoint(Path(name).parts)

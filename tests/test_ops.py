@@ -1,0 +1,280 @@
+"""Laws of `relative_attention`: the equation by hand, every backend's contract, and what masks and windows mean."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contract import CASES, NAMES, Case, assert_contract, assert_dropout, make_inputs, masks, plain, visible
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from transformer_xl import ops
+from transformer_xl.ops import reference, relative_attention
+
+BACKENDS = ["auto", *sorted(ops.BACKENDS)]
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def by_hand(inputs: dict[str, Any], case: Case) -> np.ndarray:
+    """The paper's equation, one query and one key at a time."""
+    q, k, v, r, u, w = (inputs[name].detach().double().numpy() for name in NAMES)
+    n_batch, n_head, n_query, size = q.shape
+    memory = k.shape[2] - n_query
+    scale = 1 / math.sqrt(size) if case.scale is None else case.scale
+    out = np.zeros_like(q)
+    for b, h, i in np.ndindex(n_batch, n_head, n_query):
+        place = memory + i
+        oldest = memory - (memory if case.valid is None else case.valid[b])
+        if case.attn_len is not None:
+            oldest = max(oldest, place - case.attn_len + 1)
+        keys = range(max(oldest, 0), place + 1)
+        weight = []
+        for j in keys:
+            distance = place - j
+            position = r[h, r.shape[1] - 1 - distance]
+            terms = q[b, h, i] @ k[b, h, j], q[b, h, i] @ position, u[h] @ k[b, h, j], w[h] @ position
+            weight.append(math.exp(scale * sum(terms)))
+        for j, share in zip(keys, weight, strict=True):
+            out[b, h, i] += share / sum(weight) * v[b, h, j]
+    return out
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    queries, memory, batch = draw(st.integers(1, 6)), draw(st.integers(0, 7)), draw(st.integers(1, 3))
+    rows = st.lists(st.integers(-queries, memory), min_size=batch, max_size=batch).map(tuple)
+    return Case(
+        queries=queries,
+        memory=memory,
+        batch=batch,
+        heads=draw(st.integers(1, 3)),
+        head_size=draw(st.integers(1, 4)),
+        attn_len=draw(st.none() | st.integers(1, queries + memory + 2)),
+        valid=draw(st.none() | rows),
+        strided=draw(st.booleans()),
+    )
+
+
+@each_backend
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), seed=st.integers(0, 99))
+def test_equation_by_hand(backend: str, case: Case, seed: int) -> None:
+    inputs = make_inputs(case, torch.float64, seed=seed)
+    out = relative_attention(**inputs, **masks(case), backend=backend)
+    torch.testing.assert_close(out.detach(), torch.from_numpy(by_hand(inputs, case)))
+
+
+def test_the_yardstick_is_the_equation_too() -> None:
+    for case in CASES.values():
+        inputs = make_inputs(case, torch.float64)
+        torch.testing.assert_close(plain(inputs, case).detach(), torch.from_numpy(by_hand(inputs, case)))
+
+
+# The reference is the definition, held to be clear rather than accurate below float64.
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [(b, d) for b in BACKENDS for d in DTYPES if (b, d) != ("reference", "fp32")]
+)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_contract(backend: str, case: Case, dtype: str) -> None:
+    assert_contract(backend, case, DTYPES[dtype])
+
+
+@each_backend
+def test_dropout(backend: str) -> None:
+    assert_dropout(backend)
+
+
+@each_backend
+def test_dropout_leaves_the_expectation(backend: str) -> None:
+    case, draws = Case(batch=1, heads=1), 4001
+    one = make_inputs(case, torch.float64)
+    many = {name: x.expand(draws, -1, -1, -1) if name in "qkv" else x for name, x in one.items()}
+    torch.manual_seed(0)
+    out = relative_attention(**many, dropout_p=0.5, backend=backend).detach()
+    expected = relative_attention(**one, backend=backend).detach()[0]
+    error = out.std(0) / math.sqrt(draws)
+    assert ((out.mean(0) - expected).abs() < 5 * error).all()
+    assert (error > 0).all()
+
+
+@each_backend
+@pytest.mark.parametrize("case", [Case(queries=3, memory=2, valid=(2, 1, -2)), Case(queries=3, memory=2, attn_len=2)])
+def test_gradients_are_those_of_finite_differences(backend: str, case: Case) -> None:
+    inputs = make_inputs(case, torch.float64)
+
+    def attend(*values: Tensor) -> Tensor:
+        return relative_attention(*values, **masks(case), backend=backend)
+
+    assert torch.autograd.gradcheck(attend, tuple(inputs[name] for name in NAMES), fast_mode=True)
+
+
+@each_backend
+def test_a_gradient_without_strides(backend: str) -> None:
+    case = CASES["window and short rows"]
+    inputs = make_inputs(case, torch.float64)
+    found = torch.autograd.grad(
+        relative_attention(**inputs, **masks(case), backend=backend).sum(), list(inputs.values())
+    )
+    expected = torch.autograd.grad(plain(inputs, case).sum(), list(inputs.values()))
+    torch.testing.assert_close(found, expected)
+
+
+@each_backend
+@pytest.mark.parametrize("frozen", NAMES)
+def test_one_input_may_be_frozen(backend: str, frozen: str) -> None:
+    inputs = make_inputs(Case(), torch.float64)
+    out = relative_attention(**inputs | {frozen: inputs[frozen].detach()}, backend=backend)
+    wanted = [value for name, value in inputs.items() if name != frozen]
+    torch.testing.assert_close(
+        torch.autograd.grad(out.sum(), wanted), torch.autograd.grad(plain(inputs, Case()).sum(), wanted)
+    )
+
+
+@each_backend
+def test_two_keys_by_hand(backend: str) -> None:
+    # Scores 1 (by content, distance 1) and 0 (distance 0): the older key's share is e / (1 + e).
+    q = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
+    k = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]], dtype=torch.float64)
+    v = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
+    zeros = torch.zeros(1, 2, dtype=torch.float64)
+    share = math.e / (1 + math.e)
+    expected = torch.tensor([[[[share, 1 - share]]]], dtype=torch.float64)
+    torch.testing.assert_close(
+        relative_attention(q, k, v, k[0] * 0, zeros, zeros, scale=1.0, backend=backend), expected
+    )
+    # The same score by position: r's first of two rows is distance 1, its last is distance 0.
+    r = torch.tensor([[[0.0, 1.0], [0.0, 0.0]]], dtype=torch.float64)
+    bias = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(relative_attention(q, k * 0, v, r, zeros, bias, scale=1.0, backend=backend), expected)
+    # The content bias meets the keys, never the positions.
+    content = relative_attention(q * 0, k, v, r, torch.tensor([[1.0, 9.0]]).double(), zeros, scale=1.0, backend=backend)
+    torch.testing.assert_close(content, expected)
+
+
+@each_backend
+def test_shares_are_shares(backend: str) -> None:
+    case = CASES["window and short rows"]
+    inputs = make_inputs(case, torch.float64)
+    ones = inputs | {"v": torch.ones_like(inputs["v"])}
+    seen = visible(case)[:, None]
+    some = seen.any(-1, keepdim=True).double().expand(-1, case.heads, -1, case.head_size)
+    torch.testing.assert_close(relative_attention(**ones, **masks(case), backend=backend).detach(), some)
+    still = {name: x.detach() if name == "v" else torch.zeros_like(x) for name, x in inputs.items()}
+    mean = (seen.double() @ still["v"]) / seen.double().sum(-1, keepdim=True).clamp(min=1)
+    torch.testing.assert_close(relative_attention(**still, **masks(case), backend=backend), mean)
+
+
+@each_backend
+@pytest.mark.parametrize("name", ["window and short rows", "rows that start inside", "window without memory"])
+def test_hidden_keys_are_as_if_absent(backend: str, name: str) -> None:
+    case = CASES[name]
+    inputs = make_inputs(case, torch.float64)
+    never = ~visible(case).any(1)[:, None, :, None]
+    other = make_inputs(case, torch.float64, seed=9)
+    swapped = inputs | {x: torch.where(never, 100 * other[x], inputs[x]) for x in ("k", "v")}
+    out = relative_attention(**inputs, **masks(case), backend=backend)
+    torch.testing.assert_close(relative_attention(**swapped, **masks(case), backend=backend), out, rtol=0, atol=0)
+    for gradient in torch.autograd.grad(out.sum(), [inputs["k"], inputs["v"]]):
+        assert not gradient[never.expand_as(gradient)].any()
+    blind = ~visible(case).any(2)[:, None, :, None].expand_as(out)
+    assert not out[blind].any()
+
+
+@each_backend
+@pytest.mark.parametrize("attn_len", [None, 5])
+def test_queries_may_come_one_by_one(backend: str, attn_len: int | None) -> None:
+    x = make_inputs(Case(), torch.float64)
+    whole = relative_attention(**x, attn_len=attn_len, backend=backend)
+    for i in range(7):
+        seen = 11 + i + 1
+        one = {
+            "q": x["q"][:, :, i : i + 1],
+            "k": x["k"][:, :, :seen],
+            "v": x["v"][:, :, :seen],
+            "r": x["r"][:, 18 - seen :],
+            "content_bias": x["content_bias"],
+            "position_bias": x["position_bias"],
+        }
+        torch.testing.assert_close(
+            relative_attention(**one, attn_len=attn_len, backend=backend)[:, :, 0], whole[:, :, i]
+        )
+
+
+@each_backend
+@pytest.mark.parametrize("used", [0, 4, 11])
+def test_valid_is_the_memory_cut(backend: str, used: int) -> None:
+    x = make_inputs(Case(), torch.float64)
+    short = relative_attention(**x, valid=torch.full((3,), used), backend=backend)
+    cut = {name: x[name][..., 11 - used :, :] for name in ("k", "v", "r")}
+    torch.testing.assert_close(short, relative_attention(**x | cut, backend=backend))
+
+
+@each_backend
+def test_rows_and_heads_keep_to_themselves(backend: str) -> None:
+    case = CASES["window and short rows"]
+    x = make_inputs(case, torch.float64)
+    out = relative_attention(**x, **masks(case), backend=backend)
+    rows, heads = torch.tensor([2, 0, 1]), torch.tensor([1, 0])
+    moved = {name: value[rows][:, heads] if name in "qkv" else value[heads] for name, value in x.items()}
+    valid = torch.tensor(case.valid)[rows]
+    found = relative_attention(**moved, attn_len=case.attn_len, valid=valid, backend=backend)
+    torch.testing.assert_close(found, out[rows][:, heads])
+
+
+@each_backend
+def test_inputs_stay_as_they_were(backend: str) -> None:
+    case = CASES["window and short rows"]
+    inputs = {name: value.detach() for name, value in make_inputs(case, torch.float64).items()}
+    before = {name: value.clone() for name, value in inputs.items()}
+    with torch.no_grad():
+        relative_attention(**inputs, **masks(case), backend=backend)
+    torch.testing.assert_close(inputs, before, rtol=0, atol=0)
+
+
+def test_four_terms_add_up_to_the_score() -> None:
+    case = CASES["own scale"]
+    inputs = make_inputs(case, torch.float64)
+    terms = reference.scores_by_term(*(inputs[name] for name in NAMES if name != "v"), scale=case.scale)
+    q, k, _, r, u, w = (inputs[name].detach() for name in NAMES)
+    assert len(terms) == 4
+    i, j = torch.arange(7)[:, None] + 11, torch.arange(18)
+    seen = (j <= i).expand(3, 2, 7, 18)
+    position = r[:, (17 - (i - j)).clamp(max=17)]
+    expected = (
+        torch.einsum("bhik,bhjk->bhij", q, k),
+        torch.einsum("bhik,hijk->bhij", q, position),
+        torch.einsum("hk,bhjk->bhj", u, k)[:, :, None].expand_as(seen),
+        torch.einsum("hk,hijk->hij", w, position)[None].expand_as(seen),
+    )
+    for found, term in zip(terms, expected, strict=True):
+        torch.testing.assert_close(found.expand_as(seen)[seen].detach(), 0.3 * term[seen])
+    total = sum(term.expand_as(seen) for term in terms)
+    assert isinstance(total, Tensor)
+    share = total.masked_fill(~seen, -math.inf).softmax(-1)
+    torch.testing.assert_close(share @ inputs["v"], relative_attention(**inputs, scale=0.3, backend="reference"))
+
+
+def test_a_backend_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"(?s)(?=.*reference)(?=.*strided)(?=.*sideways)"):
+        relative_attention(**make_inputs(Case(), torch.float64), backend="sideways")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
+    inputs = make_inputs(Case(), torch.float64)
+    wrong = inputs | {name: inputs[name][..., :-1]}
+    with pytest.raises((ValueError, AssertionError, TypeError)):
+        relative_attention(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"attn_len": 0}, {"dropout_p": 1.5}, {"valid": torch.tensor([1, 2])}])
+def test_arguments_that_mean_nothing_are_refused(wrong: dict) -> None:
+    with pytest.raises((ValueError, AssertionError, TypeError)):
+        relative_attention(**make_inputs(Case(), torch.float64), **wrong)

@@ -1,0 +1,89 @@
+"""What this machine has, what would run on it, and why: `txl env`, and `environment.json` in a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformer_xl.data.datasets import cache_folder
+from transformer_xl.device import resolve_device, resolve_precision
+from transformer_xl.ops import BACKENDS, resolve_backend
+from transformer_xl.settings import TrainConfig
+
+from .show import show_pairs
+
+_PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
+_FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
+
+
+def env(*, as_json: bool = False) -> None:
+    """Print what this machine has and what `auto` means on it."""
+    config = TrainConfig()
+    facts = environment() | {"auto": choices(config), "cache": str(cache_folder())}
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    shown = {name.replace("_", " "): _words(value) for name, value in facts.items() if name != "auto"}
+    chosen = {name: f"{choice['name']}: {choice['why']}" for name, choice in facts["auto"].items()}
+    show_pairs("this machine", shown)
+    show_pairs("what would run with `auto`, and why", chosen)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware; no host name, no user, no variables."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "cpu_features": cpu_features(),
+        "cuda": torch.version.cuda,
+        "devices": ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))],
+        "backends": list(BACKENDS),
+    }
+
+
+def choices(config: TrainConfig) -> dict[str, dict[str, str]]:
+    """Device, precision and attention backend that serve these settings, each with the reason.
+
+    Raises:
+        ValueError: this machine cannot serve what is asked for by name.
+    """
+    device = resolve_device(config.device)
+    precision, why_precision = resolve_precision(config.precision, device)
+    backend, why_backend = resolve_backend(config.backend)
+    found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
+    return {
+        "device": {"name": str(device), "why": found if config.device == "auto" else "asked for by name"},
+        "precision": {"name": precision, "why": why_precision},
+        "backend": {"name": backend, "why": why_backend},
+    }
+
+
+def cpu_features() -> list[str]:
+    """The processor's features that matter here, by their Linux names; none are known elsewhere."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else []
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,209 @@
+"""`txl eval` and `txl score`: what a text costs a trained model, over a split or line by line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config, load_model
+from transformer_xl.data.corpus import Corpus, Split
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.device import resolve_device, resolve_precision
+from transformer_xl.evaluate import EvalResult, TokenLog, score_lines
+from transformer_xl.evaluate import evaluate as evaluate_stream
+from transformer_xl.settings import EvalConfig, Lengths, RunConfig
+
+from .show import show_table
+
+Value = TypeVar("Value")
+
+
+def evaluate(
+    run: Path,
+    *,
+    data: str | None = None,
+    scope: Mapping[str, Any] | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    as_json: bool = False,
+    dump: Path | None = None,
+    **lengths: Any,
+) -> list[EvalResult]:
+    """Score a split once for each combination of lengths (those of `eval_lengths`), and print the figures.
+
+    `data` is another text, read with the run's own vocabulary. `scope` sets what of `EvalConfig` is not None in it.
+    `dump` gets every target's log-probability, as NumPy `.npz`.
+
+    Raises:
+        ValueError, FileNotFoundError: a sentence for what does not fit.
+    """
+    config = load_config(find_checkpoint(run))
+    problems: list[str] = []
+    given = {name: value for name, value in (scope or {}).items() if value is not None}
+    how = told(problems, lambda: replace(config.eval, **given)) or config.eval
+    combinations = told(problems, lambda: eval_lengths(config, **lengths)) or []
+    if dump is not None and len(combinations) > 1:
+        problems.append(f"--dump writes one file, so give one set of lengths with it, got {len(combinations)}.")
+    if problems:
+        raise ValueError("\n".join(problems))
+    loaded = load_model(run, device=resolve_device(device))
+    corpus = corpus_for(loaded, data)
+    log = TokenLog() if dump is not None else None
+    split = corpus.split(how.split)
+    results = [score_split(loaded, split, each, how, precision=precision, log=log) for each in combinations]
+    if log is not None and dump is not None:
+        log.save(dump)
+    if as_json:
+        facts = {"run": str(run), "corpus": corpus.name, "split": how.split}
+        print(json.dumps(facts | {"results": [result.to_json() for result in results]}))
+    else:
+        show_results(f"{corpus.name}, {how.split}", results)
+    return results
+
+
+def told(problems: list[str], attempt: Callable[[], Value]) -> Value | None:
+    """What `attempt` gives, or None, with its sentences among `problems`."""
+    try:
+        return attempt()
+    except ValueError as error:
+        problems += str(error).splitlines()
+        return None
+
+
+def score_split(
+    loaded: LoadedModel,
+    split: Split,
+    lengths: Lengths,
+    config: EvalConfig,
+    *,
+    precision: str = "auto",
+    log: TokenLog | None = None,
+) -> EvalResult:
+    """Score one split at one set of lengths, as `config` says how much of it and how many streams side by side."""
+    device = next(loaded.model.parameters()).device
+    chosen, _ = resolve_precision(precision, device)
+    loader = StreamLoader(
+        split, batch_size=config.batch_size, tgt_len=lengths.tgt_len, max_tokens=config.max_tokens
+    )
+    vocab = loaded.vocab
+    return evaluate_stream(
+        loaded.model, loader, lengths, precision=chosen, unit=vocab.unit, symbol_bytes=vocab.symbol_bytes(), dump=log
+    )
+
+
+def corpus_for(loaded: LoadedModel, data: str | None) -> Corpus:
+    """The run's own corpus, or another text, in the run's vocabulary; `ValueError` where that cannot be."""
+    config = loaded.config.corpus
+    return open_corpus(config if data is None else replace(config, name=data), vocab=loaded.vocab)
+
+
+def eval_lengths(
+    config: RunConfig,
+    *,
+    tgt_len: int | None = None,
+    mem_len: Sequence[int] = (),
+    clamp_len: Sequence[int | None] = (),
+    attn_len: Sequence[int | None] = (),
+    same_length: bool = False,
+) -> list[Lengths]:
+    """Every combination of the lengths asked for; what is not asked for is the run's `[eval]`, else its `[train]`.
+
+    An `attn_len` that is only inherited gives way where the memory asked for is too short for it. `same_length` means
+    `attn_len = mem_len`, as in the original PyTorch code.
+
+    Raises:
+        ValueError: lengths that no call can have.
+    """
+    own = {
+        name: getattr(config.train if getattr(config.eval, name) is None else config.eval, name)
+        for name in ("tgt_len", "mem_len", "clamp_len", "attn_len")
+    }
+    width = own["tgt_len"] if tgt_len is None else tgt_len
+    found: list[Lengths | None] = []
+    problems: list[str] = []
+    if same_length and attn_len:
+        problems.append("--same-length sets attn_len to mem_len, so give it or --attn-len, not both.")
+    sizes = product(mem_len or [own["mem_len"]], clamp_len or [own["clamp_len"]], attn_len or [own["attn_len"]])
+    for memory, clamp, window in sizes:
+        if same_length:
+            window = memory
+        elif not attn_len and window is not None and window > memory + 1:
+            window = None
+        call = partial(Lengths, tgt_len=width, mem_len=memory, clamp_len=clamp, attn_len=window)
+        found.append(told(problems, call))
+    if problems:
+        raise ValueError("\n".join(dict.fromkeys(problems)))
+    return [lengths for lengths in found if lengths is not None]
+
+
+def show_results(title: str, results: Sequence[EvalResult]) -> None:
+    """A row for each set of lengths."""
+    unit = results[0].headline[0]
+    columns = ["mem_len", "tgt_len", "attn_len", "clamp_len", unit, "loss", "bits/byte", "targets", "tokens/s"]
+    rows = []
+    for result in results:
+        lengths = result.lengths
+        sizes = [lengths.mem_len, lengths.tgt_len, lengths.attn_len or "all", lengths.clamp_len or "none"]
+        per_byte = "-" if result.bits_per_byte is None else f"{result.bits_per_byte:.4f}"
+        figures = [f"{result.headline[1]:.4f}", f"{result.loss:.4f}", per_byte, f"{result.targets:,}"]
+        rows.append([*map(str, sizes), *figures, f"{result.tokens_per_second:,.0f}"])
+    show_table(title, columns, rows)
+
+
+def score(
+    run: Path,
+    file: str,
+    lengths: Mapping[str, Any],
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    as_json: bool = False,
+) -> None:
+    """Print a line for each line of `file` ("-": standard input): log-probability in nats, perplexity and bits.
+
+    Raises:
+        FileNotFoundError: no such run or file.
+        ValueError: a line holds a symbol the model has none for.
+    """
+    [width] = eval_lengths(load_config(find_checkpoint(run)), **lengths)
+    chosen = resolve_device(device)
+    text = read_text(file)
+    loaded = load_model(run, device=chosen)
+    lines = text.split(b"\n")[: -1 if text.endswith(b"\n") or not text else None]
+    given = lines if loaded.vocab.unit == "byte" else [decoded(line, file) for line in lines]
+    precision, _ = resolve_precision(precision, chosen)
+    scores = score_lines(loaded.model, loaded.vocab, given, width, precision=precision)
+    for each in scores:
+        plain = f"{each.log_prob:.6f}\t{each.ppl:.4f}\t{each.bits:.4f}"
+        print(json.dumps(each.to_json()) if as_json else plain)
+
+
+def read_text(file: str) -> bytes:
+    """The bytes of a file, or of standard input for "-".
+
+    Raises:
+        OSError: a sentence for a file that is missing or cannot be read.
+    """
+    if file == "-":
+        return sys.stdin.buffer.read()
+    path = Path(file)
+    if path.is_dir():
+        raise IsADirectoryError(f"{file} is a folder; give a text file, or - for standard input.")
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
+    return path.read_bytes()
+
+
+def decoded(text: bytes, file: str) -> str:
+    """UTF-8 as text; a `ValueError` where it is none, which only a model of bytes could read."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text ({error}), and the model reads text, not bytes.") from error

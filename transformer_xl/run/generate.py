@@ -1,0 +1,121 @@
+"""`txl generate`: text from a trained model, shown as it is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config, load_model
+from transformer_xl.device import resolve_device, resolve_precision
+from transformer_xl.generate import Sampling, stream_text
+from transformer_xl.settings import Lengths
+
+from .evaluate import corpus_for, decoded, eval_lengths, read_text, told
+
+MOST_CONTEXT = 512
+"""Tokens of the test set a prompt may hold: the paper's context (Appendix E)."""
+
+
+def generate(
+    run: Path,
+    prompts: Sequence[str],
+    sampling: Mapping[str, Any],
+    max_tokens: int,
+    *,
+    rows: int = 1,
+    from_test: int | None = None,
+    mem_len: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    as_json: bool = False,
+) -> None:
+    """Continue each prompt `rows` times. One text streams to standard output; several are printed one after another.
+
+    `sampling` holds the fields of `Sampling`. A prompt is text, `@FILE`, or `-` for standard input; `from_test` takes
+    so many tokens of the test set instead. A count of tokens and their speed goes to standard error.
+
+    Raises:
+        ValueError, OSError: a sentence for what does not fit.
+    """
+    problems = list(_problems(max_tokens, rows, from_test, prompts))
+    draw = told(problems, lambda: Sampling(**sampling))
+    config, sizes = load_config(find_checkpoint(run)), () if mem_len is None else (mem_len,)
+    lengths = told(problems, lambda: eval_lengths(config, mem_len=sizes)[0])
+    if problems or draw is None or lengths is None:
+        raise ValueError("\n".join(problems))
+    texts: list[str | bytes] = [_read_prompt(prompt) for prompt in prompts]
+    loaded = load_model(run, device=resolve_device(device))
+    if from_test is not None:
+        texts = [_test_prompt(loaded, from_test)]
+    elif loaded.vocab.unit != "byte":
+        texts = [decoded(text, "The prompt") if isinstance(text, bytes) else text for text in texts]
+    texts = [text for text in texts or [""] for _ in range(rows)]
+    written = _write(loaded, texts, lengths, draw, max_tokens, precision, stream=len(texts) == 1 and not as_json)
+    if as_json:
+        for prompt, text in zip(texts, written, strict=True):
+            print(json.dumps({"prompt": _shown(prompt), "text": text}))
+    elif len(texts) > 1:
+        for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
+            print(f"--- {number} ---\n{_shown(prompt)}{text}")
+
+
+def _write(
+    loaded: LoadedModel,
+    prompts: Sequence[str | bytes],
+    lengths: Lengths,
+    sampling: Sampling,
+    max_tokens: int,
+    precision: str,
+    *,
+    stream: bool,
+) -> list[str]:
+    device = next(loaded.model.parameters()).device
+    chosen, _ = resolve_precision(precision, device)
+    written = [""] * len(prompts)
+    if stream:
+        print(_shown(prompts[0]), end="", flush=True)
+    start = time.perf_counter()
+    for row, text in stream_text(loaded.model, loaded.vocab, prompts, lengths, sampling, max_tokens, precision=chosen):
+        written[row] += text
+        if stream:
+            print(text, end="", flush=True)
+    seconds = time.perf_counter() - start
+    if stream:
+        print(flush=True)
+    tokens = max_tokens * len(prompts)
+    if sampling.stop:
+        tokens = sum(len(loaded.vocab.encode(text)) for text in written)
+    print(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    return written
+
+
+def _problems(max_tokens: int, rows: int, from_test: int | None, prompts: Sequence[str]) -> Iterator[str]:
+    if max_tokens < 1:
+        yield f"--max-tokens must be at least 1, got {max_tokens}."
+    if rows < 1:
+        yield f"--n must be at least 1, got {rows}."
+    if from_test is not None and not 1 <= from_test <= MOST_CONTEXT:
+        yield f"--from-test must be 1 to {MOST_CONTEXT} tokens, got {from_test}."
+    if from_test is not None and prompts:
+        yield "--from-test takes the prompt from the test set, so give it or a prompt, not both."
+    if list(prompts).count("-") > 1:
+        yield "Only one prompt can be -, for standard input is read once."
+
+
+def _read_prompt(prompt: str) -> str | bytes:
+    if prompt == "-":
+        return read_text("-")
+    return read_text(prompt[1:]) if prompt.startswith("@") else prompt
+
+
+def _test_prompt(loaded: LoadedModel, tokens: int) -> str | bytes:
+    ids = corpus_for(loaded, None).split("test").ids[:tokens]
+    return loaded.vocab.decode_bytes(ids) if loaded.vocab.unit == "byte" else loaded.vocab.decode(ids)
+
+
+def _shown(prompt: str | bytes) -> str:
+    return prompt.decode(errors="replace") if isinstance(prompt, bytes) else prompt

@@ -1,0 +1,184 @@
+"""`txl train`: from a recipe to a run folder that holds everything needed to repeat it.
+
+    runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from transformer_xl.checkpoint import find_checkpoint, latest, load_config, load_model, load_vocab, load_weights
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.files import explained, write_whole
+from transformer_xl.metrics import MetricLog
+from transformer_xl.model import TransformerXL
+from transformer_xl.recipe import Setting, changed_settings, load_recipe, text_name, write_toml
+from transformer_xl.settings import RunConfig
+from transformer_xl.train import fit
+
+from .env import choices, environment
+from .evaluate import eval_lengths, score_split, show_results
+
+STOPPED = 75
+"""Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
+
+MAY_CHANGE = {
+    *("max_steps", "log_every", "eval_every", "eval_tokens"),
+    *("save_every", "keep", "sample_every", "sample_tokens"),
+}
+"""Settings of [train] that a resumed run may have otherwise than it started with; all of [eval] may, too."""
+
+
+class Start(NamedTuple):
+    """What training begins with."""
+
+    corpus: Corpus
+    model: TransformerXL
+    config: RunConfig
+    """Settled: nothing in it is "auto"."""
+    chosen: dict[str, dict[str, str]]
+    """What "auto" became, and why."""
+
+
+def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | None = None) -> int:
+    """Train by `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
+
+    Args:
+        resume: go on from the last checkpoint in `run`.
+        init: a run whose weights, shape and vocabulary this one starts from.
+
+    Raises:
+        ValueError, OSError: a sentence for what does not fit; nothing was written then.
+    """
+    refuse_run(run, resume=resume)
+    start = prepare(config, run, resume=resume, init=init)
+    status = carry_out(start, run, resume=resume)
+    if status == 0:
+        score_best(run, start)
+    return status
+
+
+def carry_out(start: Start, run: Path, *, resume: bool = False) -> int:
+    """Write down what is about to be done, and do it. Returns the exit status."""
+    facts = environment() | {"chosen": start.chosen}
+    write_whole(run / "config.toml", write_toml(start.config))
+    write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")
+    say(run, f"{describe(start)}; {run}")
+    if fit(start.model, start.corpus, start.config, run, resume=resume):
+        return 0
+    say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")
+    return STOPPED
+
+
+def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | None = None) -> Start:
+    """Open the corpus, settle every setting that was left open, and build the model."""
+    if not config.corpus.name:
+        raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
+    origin = find_checkpoint(init) if init is not None else None
+    corpus = open_corpus(config.corpus, vocab=load_vocab(origin) if origin is not None else None)
+    if origin is not None:
+        shape = load_config(origin).model
+        config = replace(config, model=replace(shape, dropout=config.model.dropout, dropatt=config.model.dropatt))
+    if resume and corpus.vocab != load_vocab(find_checkpoint(run)):
+        raise ValueError(f"The corpus {config.corpus.name} has changed since {run} began: it has other symbols now.")
+    for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after
+        corpus.split(split)
+    chosen = choices(config.train)
+    config = settled(config, corpus)
+    torch.manual_seed(config.train.seed)
+    model = TransformerXL(config.model, backend=config.train.backend)
+    if origin is not None:
+        load_weights(model, origin)
+    return Start(corpus, model, config, chosen)
+
+
+def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
+    """`config` with the vocabulary size, device, precision and backend that this corpus and machine give it.
+
+    Raises:
+        ValueError: the recipe's vocabulary is not the corpus's, or the machine lacks what was asked for.
+    """
+    symbols = len(corpus.vocab)
+    if config.model.vocab_size not in (0, symbols):
+        raise ValueError(
+            f"model.vocab_size must be {symbols}, as many symbols as the corpus {config.corpus.name} has, got "
+            f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
+        )
+    chosen = {name: choice["name"] for name, choice in choices(config.train).items()}
+    train = replace(config.train, **chosen)
+    if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        raise ValueError("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
+    return replace(config, model=replace(config.model, vocab_size=symbols), train=train)
+
+
+def resumed(run: Path, overrides: Sequence[str], data: str | None) -> RunConfig:
+    """The settings a run goes on with: its own `config.toml`, and what the command line may still change.
+
+    Raises:
+        FileNotFoundError: there is no run to resume.
+        ValueError: a line for each setting that a run in progress cannot change.
+    """
+    if not (run / "config.toml").exists():
+        raise FileNotFoundError(f"{run} holds no run to resume. Leave out --resume to start one there.")
+    own = load_recipe(run / "config.toml")
+    config, changes = changed_settings(own, overrides)
+    advice = f"in {run}, and cannot change on the way. Start a new run from its weights with --init {run}."
+    fixed = [
+        f"{setting.label} is {_own(own, setting)} {advice}"
+        for setting in changes
+        if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
+    ]
+    if data is not None and text_name(data) != own.corpus.name:
+        fixed.append(f"--data is {own.corpus.name} {advice}")
+    if fixed:
+        raise ValueError("\n".join(fixed))
+    return config
+
+
+def refuse_run(run: Path, *, resume: bool) -> None:
+    """Never write into what is there already, unless it is to go on; then there must be something to go on from."""
+    if resume and latest(run) is None:
+        raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
+    if not resume and run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise FileExistsError(f"{run} exists. Go on with it by --resume, or choose another folder with --out.")
+
+
+def say(run: Path, line: str) -> None:
+    """Print a line and keep it in the run's log."""
+    print(line, flush=True)
+    with explained(run / "log.txt"), (run / "log.txt").open("a", encoding="utf-8") as log:
+        log.write(line + "\n")
+
+
+def describe(start: Start) -> str:
+    """The model, the text and the machine in one line."""
+    parameters = sum(parameter.numel() for parameter in start.model.parameters())
+    train = start.config.train
+    tokens = start.corpus.header.splits["train"].tokens
+    return (
+        f"{parameters / 1e6:.2f}M parameters on {start.corpus.name}, {tokens:,} tokens, {start.corpus.vocab}; "
+        f"{train.device}, {train.precision}, {train.backend}"
+    )
+
+
+def score_best(run: Path, start: Start) -> None:
+    """Score the best checkpoint as `[eval]` says, print it, and keep it with the metrics."""
+    config = start.config
+    loaded = load_model(run, device=config.train.device, backend=config.train.backend)
+    split = start.corpus.split(config.eval.split)
+    lengths = eval_lengths(config)[0]
+    result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision)
+    show_results(f"{start.corpus.name}, {config.eval.split}", [result])
+    MetricLog(run / "metrics.jsonl").log({"step": config.train.max_steps, config.eval.split: result.to_json()})
+
+
+def _own(config: RunConfig, setting: Setting) -> object:
+    return getattr(getattr(config, setting.section), setting.field)
