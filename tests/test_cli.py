@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from shlex import split as words
 
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ from transformer_xl.run.demo import library
 from transformer_xl.run.show import plain_table
 from transformer_xl.run.train import STOPPED
 
-MODEL = "--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5".split()
-TRAIN = "--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2".split()
-TINY = [*MODEL, *TRAIN, *"--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0".split()]
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
+TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +71,10 @@ assert not heavy, heavy
 
 
 def test_print_config_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    assert main("train enwik8-small --print-config --train.lr 0.5 --eval.split valid".split()) == 0
+    assert main(words("train enwik8-small --print-config --train.lr 0.5 --eval.split valid")) == 0
     (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
     config = load_recipe(tmp_path / "mine.toml")
-    assert config == load_recipe("enwik8-small", "--train.lr 0.5 --eval.split valid".split())
+    assert config == load_recipe("enwik8-small", words("--train.lr 0.5 --eval.split valid"))
 
 
 class TestTenMistakes:
@@ -111,15 +112,15 @@ class TestTenMistakes:
     def test_negative_length(self, home, capsys):
         sentences = refused(["train", "text-small", "--data", "text.txt", "--train.mem-len", "-5"], capsys)
         assert sentences == ["--train.mem-len must be at least 0, got -5."]
-        assert refused("eval run --mem-len -5 3 --batch-size 0".split(), capsys) == [
+        assert refused(words("eval run --mem-len -5 3 --batch-size 0"), capsys) == [
             "batch_size must be at least 1, got 0.",
             "mem_len must be at least 0, got -5.",
         ]
 
     def test_attn_len_longer_than_memory_and_itself(self, home, capsys):
-        [sentence] = refused("eval run --mem-len 5 --attn-len 7".split(), capsys)
+        [sentence] = refused(words("eval run --mem-len 5 --attn-len 7"), capsys)
         assert sentence.startswith("attn_len must be at most mem_len + 1 = 6, got 7")
-        [sentence] = refused("train text-small --data text.txt --train.mem-len 5 --train.attn-len 7".split(), capsys)
+        [sentence] = refused(words("train text-small --data text.txt --train.mem-len 5 --train.attn-len 7"), capsys)
         assert "attn-len must be at most mem_len + 1 = 6, got 7" in sentence
 
     def test_checkpoint_of_another_vocabulary(self, home, capsys):
@@ -207,17 +208,17 @@ def test_words_that_no_command_knows_are_refused(arguments: str, told: str, caps
 
 
 def test_several_mistakes_in_generate_come_at_once(home, capsys):
-    sentences = refused("generate run --n 0 --max-tokens 0 --top-p 3 --mem-len -1 --from-test 600".split(), capsys)
+    sentences = refused(words("generate run --n 0 --max-tokens 0 --top-p 3 --mem-len -1 --from-test 600"), capsys)
     assert len(sentences) == 5
 
 
 def test_resuming_changes_only_what_cannot_matter(home, capsys):
-    sentences = refused("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other".split(), capsys)
+    sentences = refused(words("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
     assert sentences == ["There is no recipe 'x'. There are " + sentences[0].partition("There are ")[2]]
-    sentences = refused("train demo --out run --resume --train.lr 3 --train.max-steps 9 --data other".split(), capsys)
+    sentences = refused(words("train demo --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
     assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data"]
     assert all("--init run" in sentence for sentence in sentences)
-    [sentence] = refused("train demo --out nowhere --resume".split(), capsys)
+    [sentence] = refused(words("train demo --out nowhere --resume"), capsys)
     assert "nowhere holds no run to resume" in sentence
 
 

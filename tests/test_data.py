@@ -76,6 +76,7 @@ class TestVocab:
         assert Vocab.build("word", ["b a\nc a\n", "d c\n"]).symbols == (EOS, "a", "c", "b", "d", UNK)
         assert Vocab.build("char", ["cbbaab"]).symbols == ("b", "a", "c", UNK)
         assert Vocab.build("byte", [b"cb", b"baab"], closed=True).symbols == tuple(b"bac")
+        assert Vocab.build("byte", [b"cab"], closed=True).symbols == tuple(b"cab")
         assert Vocab.build("byte", [b"ba"]).symbols == tuple(range(256))
         assert Vocab.build("word", ["b a\nc a\n"], closed=True, newlines="drop").symbols == ("a", "b", "c")
 
@@ -232,20 +233,26 @@ class TestAnyText:
     @given(text=texts, unit=st.sampled_from(UNITS))
     def test_cutting_a_file_loses_nothing(self, tmp_path_factory: pytest.TempPathFactory, text: str, unit) -> None:
         file = tmp_path_factory.getbasetemp() / "cut.txt"
-        text = text.replace("\0", "").removeprefix("\ufeff") * 20 + "a\n" * 40
+        text = (text.replace("\0", "").replace("\ufeff", "") + " ") * 100
         file.write_bytes(text.encode())
         parts = {split: b"".join(texts) for split, texts in read_splits(file, unit).items()}
         assert parts["train"] + parts["valid"] + parts["test"] == text.encode()
         if unit == "char":
             assert "".join(part.decode() for part in parts.values()) == text
         if unit == "word":
-            assert all(part.endswith(b"\n") for part in parts.values())
+            assert [word for part in parts.values() for word in part.decode().split()] == text.split()
 
     def test_shares_are_90_5_5(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(bytes(2000))
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt")))
         assert [corpus.header.splits[split].tokens for split in ("train", "valid", "test")] == [1800, 100, 100]
         assert corpus.name == "a.txt"
+
+    def test_words_are_cut_behind_lines_unless_these_are_long(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"word word\n" * 95)
+        assert all(b"".join(texts).endswith(b"\n") for texts in read_splits(tmp_path / "a.txt", "word").values())
+        (tmp_path / "a.txt").write_bytes(b"word " * 195 + b"\nword\n")
+        assert len(read_splits(tmp_path / "a.txt", "word")["valid"][0].split()) == 10
 
     def test_words_on_one_line_are_cut_between_words(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"word " * 199 + b"word")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
+from shlex import split as words
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_overrides_are_parted_from_other_words_by_the_types_of_the_settings():
     given = "enwik8 --train.compile a --train.betas 0.1 0.2 b --train.no-compile c --train.lr -1 --out d --train.lr=2 e"
     overrides, others = split_overrides(given.split())
     assert others == ["enwik8", "a", "b", "c", "--out", "d", "e"]
-    assert overrides == "--train.compile --train.betas 0.1 0.2 --train.no-compile --train.lr -1 --train.lr=2".split()
+    assert overrides == words("--train.compile --train.betas 0.1 0.2 --train.no-compile --train.lr -1 --train.lr=2")
 
 
 def test_all_problems_of_file_and_command_line_come_at_once(tmp_path: Path):
@@ -121,7 +122,7 @@ def test_all_problems_of_file_and_command_line_come_at_once(tmp_path: Path):
         """
     )
     with pytest.raises(ValueError) as caught:
-        load_recipe(file, "--train.batch-size 7 --train.qqq 3 --modle.n-layer 2 --eval.split all --train.seed".split())
+        load_recipe(file, words("--train.batch-size 7 --train.qqq 3 --modle.n-layer 2 --eval.split all --train.seed"))
     problems = str(caught.value).splitlines()
     of = f" of recipe {file}"
     assert set(problems) == {
@@ -162,7 +163,7 @@ def test_sentence_of_one_mistake(override: str, sentence: str):
 
 def test_test_lengths_that_do_not_go_with_the_training_ones_are_told_before_training():
     with pytest.raises(ValueError, match="attn_len must be at most mem_len"):
-        load_recipe("demo", "--train.attn-len 100 --eval.mem-len 5".split())
+        load_recipe("demo", words("--train.attn-len 100 --eval.mem-len 5"))
 
 
 def test_none_takes_back_what_a_recipe_sets():
@@ -188,6 +189,6 @@ def test_a_file_that_is_no_toml_says_where(tmp_path: Path):
 
 def test_changed_settings_lists_what_differs_and_nothing_else():
     config = replace(UNUSUAL, train=replace(UNUSUAL.train, max_steps=5))
-    changed, different = changed_settings(config, "--train.max-steps 9 --train.momentum 0.5 --eval.tgt-len 3".split())
+    changed, different = changed_settings(config, words("--train.max-steps 9 --train.momentum 0.5 --eval.tgt-len 3"))
     assert changed == replace(config, train=replace(config.train, max_steps=9), eval=replace(config.eval, tgt_len=3))
     assert {(setting.section, setting.field) for setting in different} == {("train", "max_steps"), ("eval", "tgt_len")}

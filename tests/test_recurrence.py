@@ -58,6 +58,20 @@ def test_a_clamp_is_felt_beyond_its_distance(variant: dict) -> None:
     assert not torch.isclose(free[:, 7:], clamped[:, 7:]).all(-1).any()
 
 
+@each_variant
+@pytest.mark.parametrize("attn_len", [None, 4])
+def test_the_future_changes_nothing(variant: dict, attn_len: int | None) -> None:
+    model, ids, call = small_model(**variant), text(2, 11), lengths(5, attn_len)
+    _, memory = model.hidden(text(2, 5, seed=1), None, call)
+    before, _ = model.log_probs(ids, memory, call)
+    for changed in (3, 10):
+        other = ids.clone()
+        other[:, changed:] = (other[:, changed:] + 7) % VOCAB
+        after, _ = model.log_probs(other, memory, call)
+        torch.testing.assert_close(after[:, :changed], before[:, :changed])
+        assert not torch.isclose(after[:, changed:], before[:, changed:]).all(-1).any()
+
+
 def first_influence(model: TransformerXL, ids: torch.Tensor, call: Lengths, pieces: list[int]) -> list[int]:
     """For each position, the first token whose exchange changes it at all; later tokens must change nothing."""
     base = read(model, ids, call, pieces=pieces).hidden[0]

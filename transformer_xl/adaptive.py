@@ -120,7 +120,7 @@ class AdaptiveSoftmax(_Bands):
         return torch.cat([head[..., :shortlist], *tails], dim=-1)
 
     def _head(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B head"]:
-        if self.cluster_weight is None:
+        if self.cluster_weight is None or self.cluster_bias is None:
             return self._band(x, 0)
         weight = torch.cat([self.table(0), self.cluster_weight])
         bias = torch.cat([self.bias[: self.edges[1]], self.cluster_bias])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .data.loader import Segment
-from .data.vocab import EOS, Vocab
+from .data.vocab import Vocab
+from .device import autocast
 from .files import write_whole
+from .metrics import bits, figure, perplexity
 from .settings import Lengths
 
-Precision = Literal["fp32", "bf16"]
 
 
 @runtime_checkable
@@ -59,16 +60,16 @@ class EvalResult:
     @property
     def ppl(self) -> float:
         """Perplexity per target; infinite where a float cannot hold it."""
-        return _exp(self.loss)
+        return perplexity(self.loss)
 
     @property
     def bpc(self) -> float:
         """Bits per target: per character where targets are characters or bytes."""
-        return self.loss / math.log(2)
+        return bits(self.loss)
 
     @property
     def bits_per_byte(self) -> float | None:
-        return None if self.bytes is None else _ratio(self.nats / math.log(2), self.bytes)
+        return None if self.bytes is None else _ratio(bits(self.nats), self.bytes)
 
     @property
     def tokens_per_second(self) -> float:
@@ -77,7 +78,7 @@ class EvalResult:
     @property
     def headline(self) -> tuple[str, float]:
         """The figure the literature prints for this unit: ("ppl", x) for words, else ("bpc", x)."""
-        return ("ppl", self.ppl) if self.unit == "word" else ("bpc", self.bpc)
+        return figure(self.unit, self.loss)
 
     def __str__(self) -> str:
         figures = f"{self.headline[0]} {self.headline[1]:.4f}  loss {self.loss:.4f}"
@@ -98,7 +99,7 @@ def evaluate(
     loader: Iterable[Segment],
     lengths: Lengths,
     *,
-    precision: Precision = "fp32",
+    precision: str = "fp32",
     unit: str = "byte",
     symbol_bytes: Int[np.ndarray, " V"] | None = None,
     dump: Callable[[Segment, Float[Tensor, "B T"]], None] | None = None,
@@ -188,11 +189,11 @@ class LineScore(NamedTuple):
     @property
     def ppl(self) -> float:
         """Per target; nan for a line without one."""
-        return _exp(_ratio(self.nats, self.targets))
+        return perplexity(_ratio(self.nats, self.targets))
 
     @property
     def bits(self) -> float:
-        return self.nats / math.log(2)
+        return bits(self.nats)
 
     def to_json(self) -> dict[str, Any]:
         return _figures(self, "log_prob", "targets", "bytes", "ppl", "bits")
@@ -205,7 +206,7 @@ def score_lines(
     lengths: Lengths,
     *,
     batch_tokens: int = 8192,
-    precision: Precision = "fp32",
+    precision: str = "fp32",
 ) -> list[LineScore]:
     """Score each line from a fresh memory, in the order given; the figure of a line does not depend on the others.
 
@@ -229,8 +230,7 @@ def score_lines(
 
 def _framed(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n"]:
     """The ids of one line between its line ends."""
-    line_end = {"byte": 0x0A, "char": "\n", "word": EOS}[vocab.unit]
-    ends = [vocab.symbols.index(line_end)] if line_end in vocab.symbols else []
+    ends = [] if vocab.line_end is None else [vocab.line_end]
     try:
         ids = vocab.encode(line.removesuffix("\n") if isinstance(line, str) else line.removesuffix(b"\n"))
     except ValueError as error:
@@ -267,12 +267,12 @@ def _batch_nats(model: Scoring, lines: list[np.ndarray], lengths: Lengths, devic
 
 
 @contextmanager
-def _undisturbed(model: Scoring, device: torch.device, precision: Precision) -> Iterator[None]:
+def _undisturbed(model: Scoring, device: torch.device, precision: str) -> Iterator[None]:
     """No gradients, no dropout, the wanted precision; afterwards every module is in its old mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with torch.no_grad(), autocast(precision, device):
             yield
     finally:
         for module in training:
@@ -281,10 +281,6 @@ def _undisturbed(model: Scoring, device: torch.device, precision: Precision) -> 
 
 def _device(model: Scoring) -> torch.device:
     return next(model.parameters()).device
-
-
-def _exp(loss: float) -> float:
-    return math.inf if loss > 700 else math.exp(loss)
 
 
 def _ratio(amount: float, count: float) -> float:

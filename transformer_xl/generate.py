@@ -9,7 +9,7 @@ import codecs
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from .data.vocab import EOS, Vocab
+from .data.vocab import Vocab
+from .device import autocast
 from .settings import Lengths
 
-Precision = Literal["fp32", "bf16"]
 
 
 @runtime_checkable
@@ -116,7 +116,7 @@ def stream(
     max_tokens: int,
     *,
     ended: Callable[[int], bool] | None = None,
-    precision: Precision = "fp32",
+    precision: str = "fp32",
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield, step by step, the new `(row, id)` of every row that goes on; `sampling.stop` is for `stream_text`.
 
@@ -151,7 +151,7 @@ def _left_padded(prompts: Sequence[Integer[np.ndarray, " _"]]) -> Int[Tensor, "B
 
 
 def _read_prompts(
-    model: Writing, ids: Tensor, counts: list[int], lengths: Lengths, device: torch.device, precision: Precision
+    model: Writing, ids: Tensor, counts: list[int], lengths: Lengths, device: torch.device, precision: str
 ) -> tuple[Float[Tensor, "B V"], Any]:
     """Feed left-padded prompts in segments of `tgt_len`, the first one the shorter.
 
@@ -170,14 +170,14 @@ def _read_prompts(
 
 @torch.no_grad()
 def _advance(
-    model: Writing, ids: Int[Tensor, "B T"], state: Any, lengths: Lengths, precision: Precision
+    model: Writing, ids: Int[Tensor, "B T"], state: Any, lengths: Lengths, precision: str
 ) -> tuple[Float[Tensor, "B V"], Any]:
     """One call in evaluation mode; between calls, where a caller may do anything, the model is as it came."""
     training = model.training
     if training:
         model.train(False)
     try:
-        with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with autocast(precision, ids.device):
             log_probs, state = model.log_probs(ids, state, lengths, last=1)
     finally:
         if training:
@@ -193,7 +193,7 @@ def stream_text(
     sampling: Sampling,
     max_tokens: int,
     *,
-    precision: Precision = "fp32",
+    precision: str = "fp32",
 ) -> Iterator[tuple[int, str]]:
     """Yield `(row, new text)` as it is written, the prompt not repeated.
 
@@ -202,7 +202,8 @@ def stream_text(
     known.
     """
     ids = [vocab.encode(prompt) for prompt in prompts]
-    ids = [prompt if len(prompt) else _start(vocab) for prompt in ids]
+    start = np.array([vocab.line_end or 0])
+    ids = [prompt if len(prompt) else start for prompt in ids]
     writers = [_Writer(vocab, prompt, sampling.stop) for prompt in ids]
     steps = stream(model, ids, lengths, sampling, max_tokens, ended=lambda row: writers[row].ended, precision=precision)
     for step in steps:
@@ -222,18 +223,13 @@ def generate(
     sampling: Sampling,
     max_tokens: int,
     *,
-    precision: Precision = "fp32",
+    precision: str = "fp32",
 ) -> list[str]:
     """The continuation of each prompt, without the prompt; `stream_text`, collected."""
     texts = [""] * len(prompts)
     for row, text in stream_text(model, vocab, prompts, lengths, sampling, max_tokens, precision=precision):
         texts[row] += text
     return texts
-
-
-def _start(vocab: Vocab) -> Integer[np.ndarray, " 1"]:
-    line_end = {"byte": 0x0A, "char": "\n", "word": EOS}[vocab.unit]
-    return np.array([vocab.symbols.index(line_end) if line_end in vocab.symbols else 0])
 
 
 class _Writer:

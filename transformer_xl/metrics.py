@@ -68,7 +68,7 @@ def bits(nats: float) -> float:
 
 def perplexity(nats: float) -> float:
     """e to the loss; inf where that is beyond a float."""
-    return math.exp(nats) if nats < 709 else math.inf
+    return math.inf if nats > 709 else math.exp(nats)
 
 
 def figure(unit: str, loss: float) -> tuple[str, float]:

@@ -108,13 +108,13 @@ class TransformerXL(nn.Module):
         self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Memory]:
         """What is trained: the mean nll of the scored targets; also what `forward` returns."""
-        nll, memory = self(ids, targets, memory, lengths)
-        return nll.sum() / (targets >= 0).sum().clamp(min=1), nll, memory
+        nll, after = self(ids, targets, memory, lengths)
+        return nll.sum() / (targets >= 0).sum().clamp(min=1), nll, after
 
     def log_probs(
         self, ids: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths, last: int | None = None
-    ) -> tuple[Float[Tensor, "B T V"], Memory]:
-        """Log-probabilities of what follows each position, or only the `last` ones."""
+    ) -> tuple[Float[Tensor, "B L V"], Memory]:
+        """Log-probabilities of what follows each position (L = T), or only the `last` ones (L = last)."""
         hidden, memory = self.hidden(ids, memory, lengths)
         return self.softmax.log_probs(hidden if last is None else hidden[:, -last:]), memory
 

@@ -25,8 +25,8 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
         inside = {id(p) for p in matrices}
         return [_muon(matrices, config), _adam([p for p in model.parameters() if id(p) not in inside], config)]
     if config.optimizer == "sgd":
-        sizes = {"momentum": config.momentum, "weight_decay": config.weight_decay}
-        return [torch.optim.SGD(model.parameters(), config.lr, **sizes)]
+        weights = model.parameters()
+        return [torch.optim.SGD(weights, config.lr, config.momentum, weight_decay=config.weight_decay)]
     return [_adam(model.parameters(), config)]
 
 
@@ -46,7 +46,8 @@ def _muon(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     kind = getattr(torch.optim, "Muon", None)
     if kind is None:
         raise ValueError(
-            f"train.optimizer must be adam, adamw or sgd with PyTorch {torch.__version__}, got muon. Update PyTorch to 2.9."
+            f"train.optimizer must be adam, adamw or sgd with PyTorch {torch.__version__}, got muon. "
+            "Update PyTorch to 2.9 or newer."
         )
     return kind(
         parameters,

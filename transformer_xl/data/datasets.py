@@ -270,12 +270,12 @@ def _read_text(file: Path, unit: Unit) -> bytes:
 
 
 def _cut(text: bytes, unit: Unit) -> dict[str, list[bytes]]:
-    """90 : 5 : 5 by position; words are cut behind a line where there are lines."""
+    """90 : 5 : 5 by position; words are cut behind a line, unless lines are so long that the next part would suffer."""
     cuts = []
     for twentieths in (18, 19):
         position = len(text) * twentieths // 20
         line = text.find(b"\n", position) + 1 if unit == "word" else 0
-        cuts.append(line if 0 < line < len(text) else border(text, position, unit))
+        cuts.append(line if 0 < line <= position + len(text) // 40 else border(text, position, unit))
     valid, test = cuts
     parts = zip(SPLITS, (text[:valid], text[valid:test], text[test:]), strict=True)
     return {split: [part] if part else [] for split, part in parts}

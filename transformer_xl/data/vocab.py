@@ -93,6 +93,11 @@ class Vocab:
         return self._ids.get(UNK)
 
     @cached_property
+    def line_end(self) -> int | None:
+        """The id that ends a line: `<eos>` among words, the newline among bytes and characters, if there is one."""
+        return self._ids.get({"byte": 0x0A, "char": "\n", "word": EOS}[self.unit])
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that makes this vocabulary what it is."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
