@@ -233,7 +233,7 @@ class TestAnyText:
     @given(text=texts, unit=st.sampled_from(UNITS))
     def test_cutting_a_file_loses_nothing(self, tmp_path_factory: pytest.TempPathFactory, text: str, unit) -> None:
         file = tmp_path_factory.getbasetemp() / "cut.txt"
-        text = (text.replace("\0", "").replace("\ufeff", "") + " ") * 100
+        text = (text.replace("\0", "").replace("\ufeff", "") + " ") * 100 + "\n"
         file.write_bytes(text.encode())
         parts = {split: b"".join(texts) for split, texts in read_splits(file, unit).items()}
         assert parts["train"] + parts["valid"] + parts["test"] == text.encode()
@@ -330,6 +330,12 @@ class TestAnyText:
         with pytest.raises((ValueError, OSError), match=r"a\.txt"):
             read_splits(file, "char")
 
+    def test_a_byte_order_mark_is_a_byte_and_no_character(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"ab " * 40)
+        assert read_splits(tmp_path / "a.txt", "byte")["train"][0].startswith(b"\xef\xbb\xbfab")
+        for unit in ("char", "word"):
+            assert read_splits(tmp_path / "a.txt", unit)["train"][0].startswith(b"ab")
+
     @pytest.mark.parametrize("unit", ["char", "word"])
     @pytest.mark.parametrize(("content", "place"), [(b"abc\0def", "byte 3 is 0x00"), (b"ab\xff", "byte 2 is 0xff")])
     def test_binary_is_no_text(self, tmp_path: Path, unit, content: bytes, place: str) -> None:
@@ -384,9 +390,9 @@ class TestPublished:
         config = CorpusConfig(name="tiny", newlines="drop")
         with pytest.raises(FileNotFoundError, match="run `txl data tiny --source PATH`"):
             open_corpus(config)
+        assert prepare("tiny", tiny / "tiny.xz", newlines="drop").path == home / "corpora" / "tiny"
         with pytest.raises(FileNotFoundError, match="--source PATH --newlines keep`"):
             open_corpus(CorpusConfig(name="tiny"))
-        assert prepare("tiny", tiny / "tiny.xz", newlines="drop").path == home / "corpora" / "tiny"
         corpus = open_corpus(config)
         assert corpus.vocab.symbols == tuple(b"ba")
         assert corpus.vocab.decode(corpus.split("valid").ids) == "bab"

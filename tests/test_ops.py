@@ -15,6 +15,7 @@ from torch import Tensor
 
 from transformer_xl import ops
 from transformer_xl.ops import reference, relative_attention
+from transformer_xl.ops.dropout import dropout
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS)]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -278,3 +279,30 @@ def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
 def test_arguments_that_mean_nothing_are_refused(wrong: dict) -> None:
     with pytest.raises((ValueError, AssertionError, TypeError)):
         relative_attention(**make_inputs(Case(), torch.float64), **wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.9])
+def test_dropout_keeps_the_mean_and_its_rate(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    x = torch.ones(397, 1009, dtype=dtype, requires_grad=True)  # no multiple of four
+    out = dropout(x, p)
+    dropped = (out == 0).double().mean().item()
+    error = (p * (1 - p) / x.numel()) ** 0.5
+    assert abs(dropped - p) < 5 * error + 2**-17
+    kept = out[out != 0]
+    assert kept.unique().numel() == 1
+    torch.testing.assert_close(kept[0].item(), 1 / (1 - p), rtol=2 * torch.finfo(dtype).eps, atol=0)
+    out.sum().backward()
+    assert torch.equal(x.grad, out)
+
+
+def test_dropout_draws_neighbours_independently_and_repeats_with_the_seed() -> None:
+    torch.manual_seed(1)
+    first = dropout(torch.ones(400_000), 0.5)
+    torch.manual_seed(1)
+    assert torch.equal(first, dropout(torch.ones(400_000), 0.5))
+    dropped = (first == 0).double()
+    for apart in (1, 2, 3, 4):  # four elements share a random number
+        both = (dropped[:-apart] * dropped[apart:]).mean().item()
+        assert abs(both - 0.25) < 5 * (0.25 * 0.75 / 400_000) ** 0.5

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .ops import relative_attention, resolve_backend
+from .ops.dropout import Dropout
 
 
 def sinusoids(
@@ -47,7 +48,7 @@ class RelativeMultiheadAttention(nn.Module):
         self.position = nn.Linear(d_model, n_head * d_head, bias=False)
         self.output = nn.Linear(n_head * d_head, d_model, bias=False)
         self.norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,

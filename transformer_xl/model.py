@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import RelativeMultiheadAttention, sinusoids
 from .memory import Memory
+from .ops.dropout import Dropout
 from .settings import Lengths, TransformerXLConfig
 
 
@@ -27,7 +28,7 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(d_model, d_inner)
         self.outer = nn.Linear(d_inner, d_model)
         self.norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         inner = self.dropout(F.relu(self.inner(self.norm(x) if self.pre_lnorm else x)))
@@ -73,7 +74,7 @@ class TransformerXL(nn.Module):
         self.content_bias = nn.Parameter(torch.empty(biases))
         self.position_bias = nn.Parameter(torch.empty(biases))
         self.final_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon) if config.final_norm else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.softmax = AdaptiveSoftmax(*sizes, **bands)
         self.softmax.tie(self.embedding, weight=config.tie_weight, projections=config.tie_projs)
         self.init_weights()

@@ -361,11 +361,10 @@ def _unknown(section: str, field: str, label: str, recipe: str) -> str:
 
 
 def _nearest(section: str, field: str) -> Iterator[str]:
-    """Dotted names of settings like this one: in its section first, then under the same name elsewhere, then any."""
+    """Dotted names of settings like this one: in its section first, then in the section it may have meant, or in any."""
     field = field.replace("-", "_")
     for close in get_close_matches(field, HINTS.get(section, {}), n=1, cutoff=0.6):
         yield f"{section}.{close}"
-    yield from (f"{owner}.{field}" for owner in HINTS if field in HINTS[owner])
     for owner in get_close_matches(section, HINTS, n=1) if section not in HINTS else HINTS:
         yield from (f"{owner}.{close}" for close in get_close_matches(field, HINTS[owner], n=1, cutoff=0.8))
 

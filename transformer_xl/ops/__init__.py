@@ -61,11 +61,13 @@ def relative_attention(
         backend: "auto" or a name in `BACKENDS`.
 
     Raises:
-        ValueError: shapes that do not fit, attn_len below 1, or no such backend.
+        ValueError: shapes that do not fit, attn_len or dropout_p out of range, or no such backend.
     """
     _check_shapes(q, k, v, r, content_bias, position_bias)
     if attn_len is not None and attn_len < 1:
         raise ValueError(f"attn_len must be at least 1, for a query sees itself; got {attn_len}.")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name, _ = resolve_backend(backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     biases = content_bias.to(q.dtype), position_bias.to(q.dtype)

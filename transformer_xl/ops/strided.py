@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .dropout import dropout
 from .masks import visible
 
 
@@ -32,7 +33,7 @@ def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_
     shifted = position.view(H * B, T * (S + 1))[:, T:].unflatten(1, (T, S))
     _mask_wrapped(shifted, B, attn_len=attn_len, valid=valid)
     score = torch.baddbmm(shifted, content_q, k.transpose(0, 1).reshape(H * B, S, K).mT)
-    probability = F.dropout(score.softmax(-1), dropout_p)
+    probability = dropout(score.softmax(-1), dropout_p)
     out = torch.bmm(probability, v.transpose(0, 1).reshape(H * B, S, K)).view(H, B, T, K)
     if valid is not None:  # padding sees nothing, not even itself, and gives nothing
         padding = torch.arange(T, device=q.device) < -valid[:, None]
