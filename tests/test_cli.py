@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from shlex import split as words
 
@@ -127,7 +128,8 @@ class TestTenMistakes:
         """A prepared corpus keeps its own symbols; text would be read with the run's."""
         from transformer_xl.data.corpus import Corpus
 
-        splits = dict.fromkeys(("train", "valid", "test"), b"a few words of text\n" * 9)
+        text = b"a few words of text\n" * 9
+        splits = {"train": text, "valid": text, "test": text}
         Corpus.build(home / "words", splits, name="words", unit="word")
         [sentence] = refused(["train", "text-words", "--data", "words", "--init", "run", *TINY], capsys)
         assert "vocabulary" in sentence and "256 bytes" in sentence
@@ -170,7 +172,7 @@ def test_a_disk_that_fills_up_is_told_wherever_it_happens(monkeypatch, capsys):
 @pytest.mark.parametrize("fault", ["int('x')", "[][0]", "import numpy; numpy.zeros(3).reshape(2)", "assert False"])
 def test_a_bug_keeps_its_traceback(fault: str, monkeypatch):
     def faulty(_: object) -> None:
-        exec(fault)
+        exec(fault, {"__name__": "transformer_xl.somewhere"})
 
     monkeypatch.setattr(cli.Env, "run", faulty)
     with pytest.raises((ValueError, IndexError, AssertionError)):
@@ -184,7 +186,7 @@ def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not()
         return info.value
 
     assert cli.users_sentence(caught(lambda: np.zeros(3).reshape(2))) is None
-    assert cli.users_sentence(caught(lambda: json.loads("{"))) is None
+    assert cli.users_sentence(caught(lambda: tomllib.loads("="))) is None
     sentence = cli.users_sentence(caught(lambda: load_recipe("demo", ["--train.lr", "x"])))
     assert sentence == '--train.lr must be a number, got "x".'
 

@@ -361,7 +361,7 @@ def _unknown(section: str, field: str, label: str, recipe: str) -> str:
 
 
 def _nearest(section: str, field: str) -> Iterator[str]:
-    """Dotted names of settings like this one: in its section first, then in the section it may have meant, or in any."""
+    """Dotted names of settings like this one: in its section first, then in the one that was meant, or in any."""
     field = field.replace("-", "_")
     for close in get_close_matches(field, HINTS.get(section, {}), n=1, cutoff=0.6):
         yield f"{section}.{close}"
