@@ -66,7 +66,8 @@ class AdaptiveEmbedding(_Bands):
             F.linear(F.embedding(flat[row] - low, table), projection)
             for row, low, table, projection in zip(rows, self.edges, self.tables, self.projections, strict=False)
         ]
-        x = torch.cat(bands).new_empty(flat.shape[0], self.d_model).index_copy(0, torch.cat(rows), torch.cat(bands))
+        grouped = torch.cat(bands)
+        x = torch.empty_like(grouped).index_copy(0, torch.cat(rows), grouped)
         return self.scale * x.view(*ids.shape, self.d_model)
 
 

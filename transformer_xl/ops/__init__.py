@@ -63,7 +63,7 @@ def relative_attention(
     Raises:
         ValueError: shapes that do not fit, attn_len or dropout_p out of range, or no such backend.
     """
-    _check_shapes(q, k, v, r, content_bias, position_bias)
+    _check_shapes(q, k, v, r, content_bias, position_bias, valid)
     if attn_len is not None and attn_len < 1:
         raise ValueError(f"attn_len must be at least 1, for a query sees itself; got {attn_len}.")
     if not 0 <= dropout_p < 1:
@@ -74,7 +74,7 @@ def relative_attention(
     return BACKENDS[name](q, k, v, r, *biases, attn_len=attn_len, valid=valid, dropout_p=dropout_p, scale=scale)
 
 
-def _check_shapes(q, k, v, r, content_bias, position_bias) -> None:
+def _check_shapes(q, k, v, r, content_bias, position_bias, valid) -> None:
     B, H, T, K = q.shape
     S = k.shape[2]
     expected = {
@@ -83,9 +83,10 @@ def _check_shapes(q, k, v, r, content_bias, position_bias) -> None:
         "r": (r, (H, S, K)),
         "content_bias": (content_bias, (H, K)),
         "position_bias": (position_bias, (H, K)),
+        "valid": (valid, (B,)),
     }
     for name, (tensor, shape) in expected.items():
-        if tuple(tensor.shape) != shape:
+        if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must have shape {shape} to fit q {tuple(q.shape)}, got {tuple(tensor.shape)}.")
     if S < T:
         raise ValueError(f"k must hold the T = {T} new positions behind its memory, got S = {S} of them.")

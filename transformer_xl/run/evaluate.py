@@ -146,14 +146,17 @@ def eval_lengths(
 def show_results(title: str, results: Sequence[EvalResult]) -> None:
     """A row for each set of lengths."""
     unit = results[0].headline[0]
-    columns = ["mem_len", "tgt_len", "attn_len", "clamp_len", unit, "loss", "bits/byte", "targets", "tokens/s"]
+    bytes_differ = any(result.bytes not in (None, result.targets) for result in results)
+    per_byte = ["bits/byte"] if bytes_differ else []
+    columns = ["mem_len", "tgt_len", "attn_len", "clamp_len", unit, "loss", *per_byte, "targets", "tokens/s"]
     rows = []
     for result in results:
         lengths = result.lengths
         sizes = [lengths.mem_len, lengths.tgt_len, lengths.attn_len or "all", lengths.clamp_len or "none"]
-        per_byte = "-" if result.bits_per_byte is None else f"{result.bits_per_byte:.4f}"
-        figures = [f"{result.headline[1]:.4f}", f"{result.loss:.4f}", per_byte, f"{result.targets:,}"]
-        rows.append([*map(str, sizes), *figures, f"{result.tokens_per_second:,.0f}"])
+        figures = [f"{result.headline[1]:.4f}", f"{result.loss:.4f}"]
+        figures += [f"{result.bits_per_byte:.4f}"] if bytes_differ else []
+        counts = [f"{result.targets:,}", f"{result.tokens_per_second:,.0f}"]
+        rows.append([*map(str, sizes), *figures, *counts])
     show_table(title, columns, rows)
 
 
