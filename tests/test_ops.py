@@ -294,7 +294,7 @@ def test_dropout_keeps_the_mean_and_its_rate(p: float, dtype: torch.dtype) -> No
     assert kept.unique().numel() == 1
     torch.testing.assert_close(kept[0].item(), 1 / (1 - p), rtol=2 * torch.finfo(dtype).eps, atol=0)
     out.sum().backward()
-    assert torch.equal(x.grad, out)
+    assert x.grad is not None and torch.equal(x.grad, out)
 
 
 def test_dropout_draws_neighbours_independently_and_repeats_with_the_seed() -> None:

@@ -15,12 +15,13 @@ def sinusoids(
     length: int, d_model: int, *, clamp_len: int | None = None, device=None, dtype=torch.float32
 ) -> Float[Tensor, "S D"]:
     """The encodings R of distances S - 1, ..., 1, 0: sines in the first half, cosines in the second."""
-    distance = torch.arange(length - 1, -1, -1, device=device, dtype=dtype)
+    exact = torch.promote_types(dtype, torch.float32)  # half precision cannot count to 3,000
+    distance = torch.arange(length - 1, -1, -1, device=device, dtype=exact)
     if clamp_len is not None:
         distance = distance.clamp(max=clamp_len)
-    frequency = 10000 ** -(torch.arange(0, d_model, 2, device=device, dtype=dtype) / d_model)
+    frequency = 10000 ** -(torch.arange(0, d_model, 2, device=device, dtype=exact) / d_model)
     angle = torch.outer(distance, frequency)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
 
 
 class RelativeMultiheadAttention(nn.Module):

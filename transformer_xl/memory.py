@@ -28,8 +28,8 @@ class Memory(NamedTuple):
     @classmethod
     def zeros(cls, n_layer: int, batch: int, mem_len: int, d_model: int, *, dtype=None, device=None) -> Memory:
         """`mem_len` positions of zeros that are attended, as the TensorFlow code and Hugging Face start."""
-        layer = torch.zeros(batch, mem_len, d_model, dtype=dtype, device=device)
-        return cls((layer,) * n_layer)
+        shape = (batch, mem_len, d_model)
+        return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layer)))
 
     @property
     def length(self) -> int:
@@ -45,7 +45,7 @@ class Memory(NamedTuple):
 
     def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> Memory:
         """Append this segment's layer inputs, detached, and keep the newest `mem_len` positions."""
-        layers = tuple(_append(old, new.detach(), mem_len) for old, new in zip(self.layers, inputs, strict=True))
+        layers = tuple(_append(old.detach(), new.detach(), mem_len) for old, new in zip(self.layers, inputs, strict=True))
         if self.valid is None:
             return Memory(layers)
         return Memory(layers, (self.valid + inputs[0].shape[1]).clamp(max=layers[0].shape[1]))

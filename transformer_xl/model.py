@@ -117,7 +117,7 @@ class TransformerXL(nn.Module):
     ) -> tuple[Float[Tensor, "B L V"], Memory]:
         """Log-probabilities of what follows each position (L = T), or only the `last` ones (L = last)."""
         hidden, memory = self.hidden(ids, memory, lengths)
-        return self.softmax.log_probs(hidden if last is None else hidden[:, -last:]), memory
+        return self.softmax.log_probs(hidden if last is None else hidden[:, hidden.shape[1] - last :]), memory
 
     def hidden(
         self, ids: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths
