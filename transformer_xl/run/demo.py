@@ -41,7 +41,7 @@ HELD_OUT, VALIDATION = 500_000, 100_000
 PROMPT = "class Memory:\n"
 SAMPLE = 400
 """Tokens of text to write."""
-SPARE = 0.9
+SPARE = 0.8
 """The share of the time that is planned for; the rest is for a machine that slows down."""
 
 
