@@ -28,7 +28,6 @@ from .metrics import bits, figure, perplexity
 from .settings import Lengths
 
 
-
 @runtime_checkable
 class Scoring(Protocol):
     """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind that can `reset` rows."""

@@ -22,7 +22,6 @@ from .device import autocast
 from .settings import Lengths
 
 
-
 @runtime_checkable
 class Writing(Protocol):
     """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind that can `select` rows."""

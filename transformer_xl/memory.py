@@ -45,7 +45,7 @@ class Memory(NamedTuple):
 
     def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> Memory:
         """Append this segment's layer inputs, detached, and keep the newest `mem_len` positions."""
-        layers = tuple(_append(old.detach(), new.detach(), mem_len) for old, new in zip(self.layers, inputs, strict=True))
+        layers = tuple(_append(old, new, mem_len) for old, new in zip(self.layers, inputs, strict=True))
         if self.valid is None:
             return Memory(layers)
         return Memory(layers, (self.valid + inputs[0].shape[1]).clamp(max=layers[0].shape[1]))
@@ -74,4 +74,4 @@ class Memory(NamedTuple):
 def _append(old: Tensor, new: Tensor, mem_len: int) -> Tensor:
     kept = max(mem_len - new.shape[1], 0)
     recent = new[:, new.shape[1] - min(mem_len, new.shape[1]) :]
-    return torch.cat([old[:, max(old.shape[1] - kept, 0) :].to(new.dtype), recent], dim=1)
+    return torch.cat([old[:, max(old.shape[1] - kept, 0) :].to(new.dtype), recent], dim=1).detach()

@@ -177,7 +177,8 @@ def score_best(run: Path, start: Start) -> None:
     lengths = eval_lengths(config)[0]
     result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision)
     show_results(f"{start.corpus.name}, {config.eval.split}", [result])
-    MetricLog(run / "metrics.jsonl").log({"step": config.train.max_steps, "split": config.eval.split, **result.to_json()})
+    about = {"step": config.train.max_steps, "split": config.eval.split}
+    MetricLog(run / "metrics.jsonl").log(about | result.to_json())
 
 
 def _own(config: RunConfig, setting: Setting) -> object:
