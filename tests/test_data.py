@@ -7,6 +7,7 @@ import hashlib
 import json
 import lzma
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -419,6 +420,13 @@ class TestPublished:
             with pytest.raises(ValueError, match=r"\(256 bytes, newlines kept\) is not that of .*\(2 bytes"):
                 open_corpus(CorpusConfig(name=name, newlines="drop"), Vocab.build("byte", []))
             assert open_corpus(CorpusConfig(name=name, newlines="drop")).name == "tiny"
+
+    def test_a_models_line_ends_say_nothing_of_another_corpus(self, tiny: Path, monkeypatch) -> None:
+        prepare("tiny", tiny, newlines="drop")
+        spec = DATASETS["tiny"]
+        monkeypatch.setitem(DATASETS, "tiny", replace(spec, protocols={"drop": spec.protocols["drop"]}))
+        with pytest.raises(ValueError, match="is not that of the corpus tiny"):
+            open_corpus(CorpusConfig(name="tiny", newlines="keep"), Vocab.build("byte", []))
 
 
 @needs_data

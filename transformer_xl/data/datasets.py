@@ -122,7 +122,9 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
         raise ValueError(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
     path = Path(config.name).expanduser()
     if config.name in DATASETS:
-        corpus = _open_prepared(config.name, config.newlines)
+        protocols = DATASETS[config.name].protocols
+        other = vocab is not None and config.newlines not in protocols  # a model's setting says nothing of this text
+        corpus = _open_prepared(config.name, next(iter(protocols)) if other else config.newlines)
     elif (path / "corpus.json").is_file():
         corpus = Corpus.open(path)
     elif path.exists():
