@@ -78,8 +78,13 @@ def test_print_config_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert config == load_recipe("enwik8-small", words("--train.lr 0.5 --eval.split valid"))
 
 
-class TestTenMistakes:
-    """What `It must show` of the issue lists: each gets one sentence."""
+class TestMistakes:
+    """Those that users make most: each gets one sentence."""
+
+    def test_compiling_without_a_compiler(self, home, capsys, monkeypatch):
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        [sentence] = refused(["train", "text-small", "--data", "text.txt", "--train.compile"], capsys)
+        assert "C++ compiler" in sentence and not Path("runs").exists()
 
     def test_unknown_recipe(self, home, capsys):
         [sentence] = refused(["train", "enwik8-smal"], capsys)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -166,3 +169,31 @@ def test_training_learns(corpus, tmp_path):
     other = TransformerXL(SHAPE)
     load_weights(other, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+COMPILED = """
+import torch
+from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
+
+torch.manual_seed(0)
+model = TransformerXL(TransformerXLConfig(vocab_size=7, n_layer=1, n_head=2, d_head=3, d_model=6, d_inner=5))
+ids = torch.randint(7, (2, 13))
+lengths, results = Lengths(tgt_len=4, mem_len=4), []
+for compiled in (False, True):
+    if compiled:
+        model.compile()
+    memory, losses = None, []
+    for start in (0, 4, 8):
+        rows = ids[:, start : start + 4], ids[:, start + 1 : start + 5]
+        loss, _, memory = model.objective(*rows, memory, lengths)
+        losses.append(loss)
+    results.append((torch.stack(losses), *torch.autograd.grad(sum(losses), list(model.parameters()))))
+torch.testing.assert_close(*results)
+"""
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+@pytest.mark.timeout(400)
+def test_a_compiled_model_gives_the_same_losses_and_gradients():
+    """In a process of its own, without the type checker's import hook, which cannot be compiled."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
