@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = ("fp32", "bf16")
 
 
 def resolve_device(device: str) -> torch.device:
