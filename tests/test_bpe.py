@@ -1,0 +1,175 @@
+"""Byte pairs: every text comes back, pieces have the ids of the whole, and a tokenizer that could not is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.data import bpe
+from transformer_xl.data.bpe import BytePairs, border, renumber, train_bpe
+
+TEXT = "The cat's hat sat, and the hat isn't that cat's.\n\nA rat sat there \n  that the cat ate.\n\u00e9t\u00e9 \u4e2d"
+END = "<|endoftext|>"
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SIZE = 283
+OURS = train_bpe([TEXT], SIZE)
+
+
+def changed(change: Callable[[dict[str, Any]], object], content: str = OURS) -> str:
+    tokenizer = json.loads(content)
+    change(tokenizer)
+    return json.dumps(tokenizer)
+
+
+def like_gpt2(tokenizer: dict[str, Any]) -> None:
+    """GPT-2's tokenizer.json: merges as strings, its sign of the end both a symbol and an added token."""
+    tokenizer |= {"pre_tokenizer": LEVEL, "decoder": LEVEL, "post_processor": LEVEL}
+    tokenizer["model"]["merges"] = [" ".join(pair) for pair in tokenizer["model"]["merges"]]
+    tokenizer["model"]["vocab"][END] = SIZE
+    add(END)(tokenizer)
+
+
+def add(content: str, **options: bool) -> Callable[[dict[str, Any]], None]:
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    token = {"id": SIZE, "content": content} | dict.fromkeys(names, False) | options
+    return lambda tokenizer: tokenizer["added_tokens"].append(token)
+
+
+PAIRS = {"ours": BytePairs(OURS), "gpt2": BytePairs(changed(like_gpt2))}
+pairs = st.sampled_from(list(PAIRS.values()))
+WORDS = ["cat", " the", " ", "\n", "\t", "\r\n", "'s", ",", END, "\u00a0", "\u00e9", "\u4e2d", "\U0001f600", "7"]
+words = st.sampled_from(WORDS)
+texts = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(words, max_size=30).map("".join)
+
+
+@settings(deadline=None)
+@given(text=texts, pairs=pairs)
+def test_every_text_comes_back(text: str, pairs: BytePairs) -> None:
+    assert b"".join(pairs.token_bytes()[i] for i in pairs.encode(text)) == text.encode()
+
+
+@settings(deadline=None)
+@given(text=texts, position=st.integers(0, 40), pairs=pairs)
+@example(text="a  b c\n d", position=0, pairs=PAIRS["gpt2"])
+def test_pieces_have_the_ids_of_the_whole(text: str, position: int, pairs: BytePairs) -> None:
+    raw = text.encode()
+    cut = border(raw, position)
+    assert min(position, len(raw)) <= cut <= len(raw)
+    ids = [pairs.encode(piece.decode()) for piece in (raw[:cut], raw[cut:])]
+    np.testing.assert_array_equal(np.concatenate(ids), pairs.encode(text))
+
+
+@pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
+def test_slices_have_the_ids_of_the_whole(pairs: BytePairs) -> None:
+    text = TEXT * 1000
+    assert len(list(bpe._slices(text))) > 3
+    ids = pairs.encode(text)
+    assert ids.tolist() == pairs._tokenizer.encode(text).ids
+    assert b"".join(pairs.token_bytes()[i] for i in ids) == text.encode()
+
+
+def test_borders_stand_between_words() -> None:
+    text = "a  b\n c, d \u00e9 e f1 2".encode()
+    places = [i for i in range(len(text)) if border(text, i) == i]
+    assert [text[i - 1 : i + 2] for i in places] == [b", d", b"e f"]
+    assert border(text, places[-1] + 1) == border(text, 99) == len(text)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 99), text=texts, name=st.sampled_from(list(PAIRS)))
+def test_renumbered_ids_mean_the_same(seed: int, text: str, name: str) -> None:
+    content = {"ours": OURS, "gpt2": changed(like_gpt2)}[name]
+    order = random.Random(seed).sample(range(len(PAIRS[name].symbols)), len(PAIRS[name].symbols))
+    again = BytePairs(renumber(content, order))
+    assert again.symbols == tuple(PAIRS[name].symbols[old] for old in order)
+    assert [order[i] for i in again.encode(text)] == PAIRS[name].encode(text).tolist()
+
+
+def test_training_repeats_and_stops_where_the_text_does() -> None:
+    assert train_bpe(iter([TEXT]), SIZE) == OURS
+    assert len(PAIRS["ours"].symbols) == SIZE
+    assert len(BytePairs(train_bpe([], 999)).symbols) == 256
+    # Newlines stand alone, so no other pair is left.
+    assert BytePairs(train_bpe(["ab abab\n\n", "abab"], 999)).symbols[256:] == ("ab", "abab", "\u0120abab")
+
+
+def test_newlines_are_symbols_of_their_own() -> None:
+    assert [symbol for symbol in PAIRS["ours"].token_bytes() if b"\n" in symbol] == [b"\n"]
+
+
+def test_an_added_token_is_one_symbol_wherever_its_id_is() -> None:
+    for name in ("\uff5cend\uff5c", END):
+        tokenizer = changed(add(name))
+        order = [SIZE, *range(SIZE)]
+        for pairs, expected in ((BytePairs(tokenizer), SIZE), (BytePairs(renumber(tokenizer, order)), 0)):
+            ids = pairs.encode(f"cat{name} cat").tolist()
+            assert ids.count(expected) == 1
+            assert pairs.token_bytes()[expected] == name.encode()
+
+
+def model(**settings: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content["model"].update(settings)
+
+
+def parts(*steps: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content.update(pre_tokenizer={"type": "Sequence", "pretokenizers": list(steps)})
+
+
+SPLIT = {"type": "Split", "pattern": {"String": "x"}, "behavior": "Removed", "invert": False}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "cat", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"cat": {"id": "cat", "ids": [300], "tokens": ["cat"]}},
+}
+CUT = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+WORD_LEVEL = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+REFUSED = {
+    "a normalizer": (lambda s: s.update(normalizer={"type": "Lowercase"}), "has normalizer"),
+    "truncation": (lambda s: s.update(truncation=CUT), "has truncation"),
+    "a prefix space": (parts(LEVEL | {"add_prefix_space": True}), "add_prefix_space"),
+    "words for a model": (lambda s: s.update(model=WORD_LEVEL), "its model is WordLevel"),
+    "dropout": (model(dropout=0.5), "its model has dropout"),
+    "a symbol of no bytes": (model(vocab=json.loads(OURS)["model"]["vocab"] | {"a b": SIZE}), "its symbol 'a b'"),
+    "no byte level": (lambda s: s.update(pre_tokenizer=None), "ByteLevel once"),
+    "a pre-tokenizer that removes": (parts(SPLIT, LEVEL), "Removed"),
+    "white space removed": (parts({"type": "Whitespace"}, LEVEL), "Whitespace"),
+    "words not parted": (parts(LEVEL | {"use_regex": False}), "does not part words"),
+    "another decoder": (lambda s: s.update(decoder=None), "its decoder is None"),
+    "symbols put before": (lambda s: s.update(post_processor=TEMPLATE), "post_processor is TemplateProcessing"),
+    "a greedy added token": (add(END, lstrip=True), "swallows white space"),
+    "an added token of two words": (add("the end"), "space between words"),
+    "an added token that reaches into a space": (add("the "), "space between words"),
+    "an added token with two readings": (add("\u0120cat"), "reads as other bytes"),
+    "a hole": (model(vocab=json.loads(OURS)["model"]["vocab"] | {"zq": SIZE + 1}), "its ids are not"),
+    "few bytes": (model(vocab={"a": 0}, merges=[]), "lacks 255 of the 256 bytes"),
+}
+
+
+@pytest.mark.parametrize(("change", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_exact_is_refused(change: Callable[[dict[str, Any]], None], why: str) -> None:
+    with pytest.raises(ValueError, match=f"must be byte-level BPE.*{why}"):
+        BytePairs(changed(change))
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"dropout 0\.5; .*its decoder is None"):
+        BytePairs(changed(model(dropout=0.5), changed(lambda s: s.update(decoder=None))))
+
+
+def test_no_tokenizer_no_size_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"must be a tokenizer\.json"):
+        BytePairs("{}")
+    with pytest.raises(ValueError, match="≥ 256, one for each byte, got 255"):
+        train_bpe([TEXT], 255)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ValueError, match=r'pip install "transformer-xl\[bpe\]"'):
+        BytePairs(OURS)

@@ -1,0 +1,198 @@
+"""Byte-level byte-pair encoding: any text as ids of subwords, and back to the very same bytes.
+
+A tokenizer is the JSON of the `tokenizers` library, ours from `train_bpe` or one in GPT-2's manner. `BytePairs` takes
+only those that give every text back exactly, and in which a text cut at a `border` has the ids of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int32
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
+_BYTES_BORDER = re.compile(_BORDER.pattern.encode())
+_SLICE, _BATCH = 1 << 14, 64
+_PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
+_KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
+"""Pre-tokenizers that keep every character, unless their behavior is "Removed"."""
+
+
+def _byte_signs() -> dict[str, int]:
+    """GPT-2's sign for each byte: the character itself where it shows, the next one from U+0100 on elsewhere."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(256)) - set(shown))
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_SIGNS = _byte_signs()
+
+
+def train_bpe(texts: Iterable[str], size: int) -> str:
+    """The JSON of a tokenizer of `size` symbols, or of as many as `texts` give: 256 bytes, then frequent pairs.
+
+    A newline is always a symbol of its own. The same texts give the same JSON.
+    """
+    tokenizers = _library()
+    if size < 256:
+        raise ValueError(f"The size of a byte-level vocabulary must be ≥ 256, one for each byte, got {size}.")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    lines = tokenizers.pre_tokenizers.Split("\n", "isolated")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([lines, byte_level(add_prefix_space=False)])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=byte_level.alphabet(), special_tokens=[], show_progress=False
+    )
+    tokenizer.train_from_iterator((piece for text in texts for piece in _slices(text)), trainer)
+    return tokenizer.to_str()
+
+
+class BytePairs:
+    """Encodes and decodes by a tokenizer's JSON."""
+
+    symbols: tuple[str, ...]
+    """By id, as the tokenizer writes them."""
+
+    def __init__(self, content: str):
+        """`ValueError` says everything that keeps a tokenizer from giving back every text exactly."""
+        self._tokenizer = _load(content)
+        settings, ids = json.loads(self._tokenizer.to_str()), self._tokenizer.get_vocab()
+        added = {token["content"] for token in settings["added_tokens"]}
+        problems = [*_problems(settings), *_added_problems(settings["added_tokens"]), *_symbol_problems(ids, added)]
+        self.symbols = tuple(sorted(ids, key=ids.__getitem__))
+        self._bytes = tuple(symbol.encode() if symbol in added else _signed(symbol) or b"" for symbol in self.symbols)
+        if problems or (problems := self._probe()):
+            raise ValueError(
+                f"The tokenizer must be byte-level BPE that gives back every text exactly, but {'; '.join(problems)}. "
+                "Name another tokenizer, or train one."
+            )
+
+    def encode(self, text: str) -> Int32[np.ndarray, " T"]:
+        """Ids of `text`, which must have no lone surrogates."""
+        slices, ids = _slices(text), [np.empty(0, np.int32)]
+        while batch := list(islice(slices, _BATCH)):
+            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            ids.extend(np.array(encoding.ids, np.int32) for encoding in encodings)
+        return np.concatenate(ids)
+
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """The very bytes of each symbol, by id; those of a text's ids, joined, are the text."""
+        return self._bytes
+
+    def _probe(self) -> list[str]:
+        """What goes wrong with a text that has something of everything."""
+        parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
+        if not {match.start() for match in _BORDER.finditer(_PROBE)} <= {start for _, (start, _) in parts}:
+            return ["its pre-tokenizer does not part words before a space"]
+        changed = b"".join(self._bytes[i] for i in self.encode(_PROBE)) != _PROBE.encode()
+        return ["it changes a text"] if changed else []
+
+
+def renumber(content: str, order: Sequence[int]) -> str:
+    """The same tokenizer with id i for what had id `order[i]`."""
+    tokenizer = _load(content)
+    settings, ids = json.loads(tokenizer.to_str()), tokenizer.get_vocab()
+    assert sorted(order) == sorted(ids.values()), "order must name every id once"
+    places = {old: new for new, old in enumerate(order)}
+    # Added tokens stand among the others too: outside them, the library would number them last.
+    symbols = sorted(ids, key=lambda symbol: places[ids[symbol]])
+    settings["model"]["vocab"] = {symbol: i for i, symbol in enumerate(symbols)}
+    for token in settings["added_tokens"]:
+        token["id"] = places[token["id"]]
+    settings["added_tokens"].sort(key=lambda token: token["id"])
+    return json.dumps(settings, ensure_ascii=False, separators=(",", ":"))
+
+
+def border(text: bytes, position: int) -> int:
+    """The first place from `position` on where `text` can be cut without changing a symbol: between words.
+
+    That is behind an ASCII sign, before a space and a letter; where there is no such place, the end.
+    """
+    found = _BYTES_BORDER.search(text, position)
+    return found.start() if found else len(text)
+
+
+def _slices(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        found = _BORDER.search(text, start + _SLICE)
+        end = found.start() if found else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError(
+            "Subwords must have the tokenizers library, which is not installed. "
+            'Run `pip install "transformer-xl[bpe]"`, or choose another unit.'
+        ) from error
+    return tokenizers
+
+
+def _load(content: str) -> Tokenizer:
+    library = _library()
+    try:
+        return library.Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
+
+
+def _problems(settings: dict[str, Any]) -> Iterator[str]:
+    """Settings with which some text would not come back."""
+    model: dict[str, Any] = settings["model"]
+    parting: dict[str, Any] = settings["pre_tokenizer"] or {"type": None}
+    if model["type"] != "BPE":
+        yield f"its model is {model['type']}"
+    names = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    yield from (f"its model has {name} {model[name]!r}" for name in names if model.get(name))
+    names = ("normalizer", "truncation", "padding")
+    yield from (f"it has {name} {settings[name]!r}" for name in names if settings[name])
+    steps = parting["pretokenizers"] if parting["type"] == "Sequence" else [parting]
+    for step in steps:
+        if step["type"] not in _KEEPING or step.get("behavior") == "Removed" or step.get("add_prefix_space"):
+            yield f"its pre-tokenizer is {step}"
+    if [step["type"] for step in steps].count("ByteLevel") != 1:
+        yield "its pre-tokenizer must be ByteLevel once"
+    for name, allowed in (("decoder", ("ByteLevel",)), ("post_processor", ("ByteLevel", None))):
+        kind = (settings[name] or {"type": None})["type"]
+        if kind not in allowed:
+            yield f"its {name} is {kind}"
+
+
+def _added_problems(tokens: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Added tokens that take more of a text than is theirs, or have two readings."""
+    for token in tokens:
+        text = token["content"]
+        if token["lstrip"] or token["rstrip"]:
+            yield f"its added token {text!r} swallows white space"
+        if _BORDER.search(text + "a"):
+            yield f"its added token {text!r} has a space between words"
+        if _signed(text) not in (None, text.encode()):
+            yield f"its added token {text!r} reads as other bytes too"
+
+
+def _symbol_problems(ids: dict[str, int], added: set[str]) -> Iterator[str]:
+    """Ids and symbols that are no list of bytes."""
+    if sorted(ids.values()) != list(range(len(ids))):
+        yield "its ids are not 0, 1, 2 and so on"
+    if not ids.keys() >= _SIGNS.keys():
+        yield f"it lacks {len(_SIGNS.keys() - ids.keys())} of the 256 bytes"
+    if strange := [symbol for symbol in ids if symbol not in added and _signed(symbol) is None]:
+        yield f"its symbol {min(strange)!r} is no sequence of bytes"
+
+
+def _signed(symbol: str) -> bytes | None:
+    """The bytes whose signs make up `symbol`, if it is made of these."""
+    return bytes(map(_SIGNS.__getitem__, symbol)) if _SIGNS.keys() >= set(symbol) else None
