@@ -340,7 +340,8 @@ def _wanted(hint: Any) -> str:
         return _listed((f'"{choice}"' for choice in get_args(hint)), "or")
     if get_origin(hint) is tuple:
         items = get_args(hint)
-        what = {int: "whole numbers", float: "numbers", bool: "values that are true or false"}[items[0]]
+        many = {int: "whole numbers", float: "numbers", bool: "values that are true or false", str: "texts"}
+        what = many.get(items[0]) or _wanted(items[0])
         return f"a list of {what}" if Ellipsis in items else f"{len(items)} {what}"
     return names[hint]
 

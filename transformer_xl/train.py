@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from . import checkpoint
 from .data.corpus import Corpus
-from .data.loader import Segment, StreamLoader
+from .data.loader import LineShuffle, Segment, StreamLoader
 from .device import autocast
 from .evaluate import EvalResult, evaluate
 from .generate import Sampling, generate
@@ -29,6 +29,7 @@ from .metrics import MetricLog, Progress, ProgressPrinter, figure, seconds_left,
 from .model import TransformerXL
 from .optim import build_optimizers, learning_rate
 from .settings import RunConfig, TrainConfig
+from .trackers import Trackers
 
 MOST_SKIPPED = 10
 """Steps in a row without a finite gradient after which training gives up."""
@@ -142,7 +143,7 @@ class Trainer:
             FloatingPointError: too many steps in a row had no finite gradient.
         """
         start = time.perf_counter()
-        segment = self.loader.segment(self.step % len(self.loader))
+        segment = self.loader.segment(self.step)
         if segment.reset is not None:
             fresh = self.model.empty_memory(self.config.batch_size)
             self.memory = fresh if segment.reset.all() else self.memory.reset(segment.reset)
@@ -206,10 +207,21 @@ def _named_memory(memory: Memory) -> Iterator[tuple[str, Tensor]]:
         yield "valid", memory.valid
 
 
-def fit(model: TransformerXL, corpus: Corpus, config: RunConfig, run: Path, *, resume: bool = False) -> bool:
+def fit(
+    model: TransformerXL,
+    corpus: Corpus,
+    config: RunConfig,
+    run: Path,
+    *,
+    resume: bool = False,
+    trackers: Trackers | None = None,
+) -> bool:
     """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
 
     Device, precision and backend must be settled, not "auto". With `resume` training goes on from the last checkpoint.
+
+    Args:
+        trackers: where figures and samples go besides `metrics.jsonl`; nowhere if None, whatever `config` names.
 
     Returns:
         False if SIGTERM or SIGINT ended it early, after the step was done and saved.
@@ -221,7 +233,13 @@ def fit(model: TransformerXL, corpus: Corpus, config: RunConfig, run: Path, *, r
     run.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
     model.to(settings.device).train()
-    loader = StreamLoader(corpus.split("train"), batch_size=settings.batch_size, tgt_len=settings.tgt_len)
+    shuffle = None
+    if config.corpus.shuffle_lines:
+        assert corpus.vocab.line_end is not None, "a corpus whose lines are shuffled has line ends"
+        shuffle = LineShuffle(corpus.vocab.line_end, settings.seed)
+    loader = StreamLoader(
+        corpus.split("train"), batch_size=settings.batch_size, tgt_len=settings.tgt_len, shuffle=shuffle
+    )
     trainer = Trainer(model, loader, settings)
     metrics = MetricLog(run / "metrics.jsonl")
     last = checkpoint.latest(run) if resume else None
@@ -235,32 +253,38 @@ def fit(model: TransformerXL, corpus: Corpus, config: RunConfig, run: Path, *, r
         ProgressPrinter(settings.max_steps, corpus.unit, step=trainer.step, log=run / "log.txt") as printer,
         _deferred_signals() as received,
     ):
-        return _loop(trainer, corpus, config, run, metrics, printer, received)
+        return _loop(trainer, corpus, config, run, metrics, trackers or Trackers(), printer, received)
 
 
-def _loop(trainer: Trainer, corpus, config, run, metrics, printer, received) -> bool:
+def _loop(trainer: Trainer, corpus, config, run, metrics, trackers, printer, received) -> bool:
+    def log(entry: dict[str, Any]) -> None:
+        metrics.log(entry)
+        trackers.log(entry)
+
     settings = config.train
     while trainer.step < settings.max_steps and not received:
         trainer.advance()
         printer.advance(trainer.step)
         last = trainer.step == settings.max_steps
         if last or _due(trainer.step, settings.log_every):
-            _tell(trainer, corpus.unit, printer, metrics)
+            log(_tell(trainer, corpus.unit, printer))
         if _due(trainer.step, settings.sample_every):
-            printer.note(_sample(trainer.model, corpus, config))
+            sample = _sample(trainer.model, corpus, config)
+            printer.note(f"sample: {sample}")
+            trackers.note(sample, trainer.step)
         valid_loss = None
         if last or _due(trainer.step, settings.eval_every):
             result = validate(trainer.model, corpus, config)
             valid_loss = result.loss
             printer.note(f"step {trainer.step}  valid  {result}")
-            metrics.log({"step": trainer.step, "split": "valid", **result.to_json()})
+            log({"step": trainer.step, "split": "valid", **result.to_json()})
         if valid_loss is not None or received or _due(trainer.step, settings.save_every):
             _save(trainer, corpus, config, run, valid_loss)
     return trainer.step >= settings.max_steps
 
 
-def _tell(trainer: Trainer, unit: str, printer: ProgressPrinter, metrics: MetricLog) -> None:
-    """One line for people, one for machines; counting starts anew."""
+def _tell(trainer: Trainer, unit: str, printer: ProgressPrinter) -> dict[str, Any]:
+    """Show a line for people, and return one for machines; counting starts anew."""
     entry, trainer.pace = trainer.pace.entry(unit), Pace()
     lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
     progress = Progress(
@@ -272,7 +296,7 @@ def _tell(trainer: Trainer, unit: str, printer: ProgressPrinter, metrics: Metric
         seconds_left=seconds_left(trainer.step, most, trainer.seconds),
     )
     printer.show(progress)
-    metrics.log({"step": trainer.step, "split": "train", **entry, "lr": lr, "seconds": trainer.seconds})
+    return {"step": trainer.step, "split": "train", **entry, "lr": lr, "seconds": trainer.seconds}
 
 
 def validate(model: TransformerXL, corpus: Corpus, config: RunConfig) -> EvalResult:
@@ -306,7 +330,7 @@ def _sample(model: TransformerXL, corpus: Corpus, config: RunConfig) -> str:
     sampling = Sampling(seed=config.train.seed)
     tokens, precision = config.train.sample_tokens, config.train.precision
     [text] = generate(model, corpus.vocab, [""], config.eval_lengths, sampling, tokens, precision=precision)
-    return f"sample: {text}"
+    return text
 
 
 def _due(step: int, every: int) -> bool:

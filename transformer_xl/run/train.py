@@ -1,6 +1,6 @@
 """`txl train`: from a recipe to a run folder that holds everything needed to repeat it.
 
-    runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/
+    runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and what trackers keep
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from transformer_xl.metrics import MetricLog
 from transformer_xl.model import TransformerXL
 from transformer_xl.recipe import Setting, changed_settings, load_recipe, text_name, write_toml
 from transformer_xl.settings import RunConfig
+from transformer_xl.trackers import Trackers, open_trackers, require
 from transformer_xl.train import fit
 
 from .env import choices, environment
@@ -32,7 +34,7 @@ STOPPED = 75
 
 MAY_CHANGE = {
     *("max_steps", "log_every", "eval_every", "eval_tokens"),
-    *("save_every", "keep", "sample_every", "sample_tokens"),
+    *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
 """Settings of [train] that a resumed run may have otherwise than it started with; all of [eval] may, too."""
 
@@ -60,19 +62,23 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | No
     """
     refuse_run(run, resume=resume)
     start = prepare(config, run, resume=resume, init=init)
-    status = carry_out(start, run, resume=resume)
-    if status == 0:
-        score_best(run, start)
+    last = latest(run)
+    step = int(last.name.removeprefix("step_")) if last else 0
+    names, warn = start.config.train.trackers, partial(say, run)
+    with open_trackers(names, run, start.config, step=step, warn=warn) as trackers:
+        status = carry_out(start, run, resume=resume, trackers=trackers)
+        if status == 0:
+            score_best(run, start, trackers)
     return status
 
 
-def carry_out(start: Start, run: Path, *, resume: bool = False) -> int:
+def carry_out(start: Start, run: Path, *, resume: bool = False, trackers: Trackers | None = None) -> int:
     """Write down what is about to be done, and do it. Returns the exit status."""
     facts = environment() | {"chosen": start.chosen}
     write_whole(run / "config.toml", write_toml(start.config))
     write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")
     say(run, f"{describe(start)}; {run}")
-    if fit(start.model, start.corpus, start.config, run, resume=resume):
+    if fit(start.model, start.corpus, start.config, run, resume=resume, trackers=trackers):
         return 0
     say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")
     return STOPPED
@@ -80,6 +86,7 @@ def carry_out(start: Start, run: Path, *, resume: bool = False) -> int:
 
 def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | None = None) -> Start:
     """Open the corpus, settle every setting that was left open, and build the model."""
+    require(config.train.trackers)
     if not config.corpus.name:
         raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
     origin = find_checkpoint(init) if init is not None else None
@@ -91,6 +98,8 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
         raise ValueError(f"The corpus {config.corpus.name} has changed since {run} began: it has other symbols now.")
     for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after
         corpus.split(split)
+    if config.corpus.shuffle_lines and corpus.vocab.line_end is None:
+        raise ValueError(f"corpus.shuffle_lines must be false for {corpus.name}, whose symbols have no line end.")
     chosen = choices(config.train)
     config = settled(config, corpus)
     torch.manual_seed(config.train.seed)
@@ -169,7 +178,7 @@ def describe(start: Start) -> str:
     )
 
 
-def score_best(run: Path, start: Start) -> None:
+def score_best(run: Path, start: Start, trackers: Trackers) -> None:
     """Score the best checkpoint as `[eval]` says, print it, and keep it with the metrics."""
     config = start.config
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
@@ -178,7 +187,9 @@ def score_best(run: Path, start: Start) -> None:
     result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision)
     show_results(f"{start.corpus.name}, {config.eval.split}", [result])
     about = {"step": config.train.max_steps, "split": config.eval.split}
-    MetricLog(run / "metrics.jsonl").log(about | result.to_json())
+    entry = about | result.to_json()
+    MetricLog(run / "metrics.jsonl").log(entry)
+    trackers.log(entry)
 
 
 def _own(config: RunConfig, setting: Setting) -> object:
