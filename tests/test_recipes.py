@@ -1,14 +1,18 @@
-"""Recipes: every packaged one loads, files and command lines are read by one law, and TOML goes there and back."""
+"""Recipes: every packaged one loads and its header is true, files and command lines are read by one law, and TOML goes
+there and back."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 from shlex import split as words
 
 import pytest
+import torch
 
+from transformer_xl.model import TransformerXL
 from transformer_xl.recipe import (
     SECTIONS,
     changed_settings,
@@ -18,9 +22,24 @@ from transformer_xl.recipe import (
     split_overrides,
     write_toml,
 )
-from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 
 RECIPES = packaged_recipes()
+
+PAPER = {
+    # The original's test settings: tgt_len, mem_len, clamp_len, and same_length as attn_len.
+    "enwik8-12l": (80, 2100, 820, 2100),
+    "enwik8-18l": (128, 3800, 1000, 3800),
+    "enwik8-24l": (128, 3800, 1000, 3800),
+    "text8-24l": (128, 3800, 1000, 3800),
+    "wikitext103-standard": (64, 640, 400, 640),
+    "wikitext103-large": (128, 1600, 1000, 1600),
+    "wikitext103-large-16l": (128, 1600, 1000, 1600),
+    "wikitext103-128m": (128, 128, None, None),
+    "lm1b-base": (32, 128, None, 128),
+    "lm1b-large": (32, 128, None, 128),
+    "lm1b-20l": (32, 128, None, 128),
+}
 
 UNUSUAL = RunConfig(
     model=TransformerXLConfig(
@@ -34,7 +53,16 @@ UNUSUAL = RunConfig(
         pre_lnorm=True,
     ),
     corpus=CorpusConfig(name='a "quoted" \\ name\twith ü, \x7f and\nlines', unit="word", reset_documents=True),
-    train=TrainConfig(clamp_len=3, attn_len=100, betas=(0.5, 0.25), lr=1e-16, optimizer="sgd", momentum=0.5, seed=-7),
+    train=TrainConfig(
+        clamp_len=3,
+        attn_len=100,
+        betas=(0.5, 0.25),
+        lr=1e-16,
+        optimizer="sgd",
+        momentum=0.5,
+        seed=-7,
+        trackers=("wandb", "trackio"),
+    ),
     eval=EvalConfig(tgt_len=11, mem_len=0, attn_len=1, split="valid"),
 )
 
@@ -47,6 +75,54 @@ def test_packaged_recipe_loads_and_its_header_names_its_command(name: str):
     assert "vocab_size" in tomllib.loads(text)["model"]
     assert " · " in text.splitlines()[0]
     assert f"txl train {name}" in text
+
+
+def header(name: str) -> str:
+    return RECIPES[name].read_text().split("\n\n")[0]
+
+
+def parameters(config: TransformerXLConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in TransformerXL(config).parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if load_recipe(name).model.vocab_size])
+def test_header_counts_the_parameters_tied_ones_once(name: str):
+    count = parameters(load_recipe(name).model)
+    assert re.findall(r"^# Parameters: (.*)$", header(name), re.MULTILINE) == [f"{count:,}"]
+    for millions, decimals in re.findall(r"(\d+\.?(\d*))M parameters", header(name).splitlines()[0]):
+        assert millions == f"{count / 1e6:.{len(decimals)}f}"
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "overrides"),
+    [
+        (40_964_635, "enwik8-12l", "--model.vocab-size 27"),  # text8, 12 layers
+        (151_123_537, "wikitext103-standard", "--model.vocab-size 267744 --model.untie-r"),  # fairseq's copy
+        (357_812_082, "lm1b-base", "--model.n-layer 18 --model.d-inner 4096"),  # the original's lm1b script
+    ],
+)
+def test_published_counts_of_models_without_a_recipe(count: int, name: str, overrides: str):
+    assert parameters(load_recipe(name, words(overrides)).model) == count
+
+
+def test_the_papers_recipes_are_those_with_a_published_number():
+    assert {name for name in RECIPES if " · published: " in header(name).splitlines()[0]} == PAPER.keys()
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_recipe_of_the_paper_has_its_settings_and_tells_their_source(name: str):
+    config, text = load_recipe(name), header(name)
+    tgt_len, mem_len, clamp_len, attn_len = PAPER[name]
+    assert config.eval_lengths == Lengths(tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len, attn_len=attn_len)
+    assert (config.train.clamp_len, config.train.attn_len) == (None, None)
+    assert (config.train.optimizer, config.train.schedule, config.train.clip) == ("adam", "cosine", 0.25)
+    assert not (config.model.pre_lnorm or config.model.final_norm)
+    assert re.search(r"published: (perplexity )?\d+\.\d+ .*\(paper, Tables? \d", text)
+    assert "Source: " in text and "\n# Measured here: " in text
+    assert f"txl data {config.corpus.name} " in text and f"txl eval runs/{name}" in text
+    for overrides in re.findall(rf"txl train {name} (.*)", text):  # what another script of the authors has
+        assert load_recipe(name, words(overrides)) != config
 
 
 def test_there_are_recipes_for_the_demo_the_benchmarks_and_a_users_own_text():
