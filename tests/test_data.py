@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data import datasets
-from transformer_xl.data.corpus import Corpus, _pieces
-from transformer_xl.data.datasets import DATASETS, Dataset, Published, open_corpus, prepare, read_file, read_splits
+from transformer_xl.data.corpus import OPENERS, Corpus, pieces
+from transformer_xl.data.datasets import open_corpus, prepare, tokenised
+from transformer_xl.data.published import DATASETS, Counts, Dataset, File, Protocol, Substitute
+from transformer_xl.data.texts import read_file, read_splits
 from transformer_xl.data.vocab import EOS, UNK, Vocab
 from transformer_xl.settings import CorpusConfig
 
@@ -69,9 +70,9 @@ class TestVocab:
     def test_pieces_have_the_symbols_of_the_whole(self, text: str, size: int, unit) -> None:
         raw = text.encode()
         vocab = Vocab.build(unit, [text])
-        pieces = [vocab.encode(piece) for piece in _pieces(raw, unit, size)]
+        parts = [vocab.encode(piece) for piece in pieces(raw, unit, size)]
         whole = text + "\n" if unit == "word" and text and not text.endswith("\n") else text
-        assert np.concatenate([[], *pieces]).tolist() == vocab.encode(whole).tolist()
+        assert np.concatenate([[], *parts]).tolist() == vocab.encode(whole).tolist()
 
     def test_order_is_by_frequency_then_first_occurrence(self) -> None:
         assert Vocab.build("word", ["b a\nc a\n", "d c\n"]).symbols == (EOS, "a", "c", "b", "d", UNK)
@@ -324,7 +325,7 @@ class TestAnyText:
     @pytest.mark.parametrize("suffix", ["xz", "gz", "bz2"])
     def test_compressed_text_is_text(self, tmp_path: Path, suffix: str) -> None:
         file = tmp_path / f"a.txt.{suffix}"
-        with datasets._OPENERS[f".{suffix}"](file, "wb") as out:
+        with OPENERS[f".{suffix}"](file, "wb") as out:
             out.write(b"abc" * 100)
         assert read_splits(file, "char")["train"] == [b"abc" * 90]
         file.write_bytes(file.read_bytes()[:-9])

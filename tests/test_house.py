@@ -22,7 +22,7 @@ FLOORS = (
     {"distributed", "memory", "attention", "adaptive", "data", "recipe"},
     {"model"},
     {"baselines"},
-    {"optim", "metrics", "checkpoint"},
+    {"optim", "metrics", "trackers", "checkpoint"},
     {"evaluate", "generate", "interop", "hf"},
     {"train", "analysis"},
     {"run", "bench"},

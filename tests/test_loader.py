@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpus import Split
-from transformer_xl.data.loader import Segment, StreamLoader
+from transformer_xl.data.loader import LineShuffle, Segment, ShuffledLines, StreamLoader
 
 lengths = st.integers(2, 200)
 batches = st.integers(1, 9)
@@ -163,8 +163,8 @@ def test_mistakes_get_a_sentence() -> None:
             StreamLoader(Split(ids[:size], None, "valid"), batch_size=1, tgt_len=1)
     with pytest.raises(ValueError, match="nothing to score"):
         StreamLoader(ids[:2], batch_size=1, tgt_len=1, documents=[0, 1])
-    with pytest.raises(IndexError, match="from 0 to 4, got 5"):
-        StreamLoader(ids, batch_size=1, tgt_len=2).segment(5)
+    with pytest.raises(AssertionError, match="count from 0, got -1"):
+        StreamLoader(ids, batch_size=1, tgt_len=2).segment(-1)
 
 
 def test_a_segment_takes_well_under_a_millisecond() -> None:
@@ -176,3 +176,66 @@ def test_a_segment_takes_well_under_a_millisecond() -> None:
         loader.segment(index)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 1e-3
+
+
+def test_epochs_follow_one_another() -> None:
+    loader = StreamLoader(np.arange(11), batch_size=2, tgt_len=2)
+    for index in range(len(loader)):
+        assert_same(loader.segment(index), loader.segment(index + 2 * len(loader)))
+    last = loader.segment(len(loader) - 1)
+    assert last.reset is None, "only the first segment of an epoch empties memory"
+
+
+lines = st.lists(st.lists(st.integers(1, 90), max_size=7), min_size=1, max_size=30)
+
+
+def lines_of(tokens: list[int]) -> list[tuple[int, ...]]:
+    """The lines of tokens in which 0 ends one."""
+    found, line = [], []
+    for token in tokens:
+        line.append(token)
+        if token == 0:
+            found.append(tuple(line))
+            line = []
+    return [*found, tuple(line)] if line else found
+
+
+@settings(deadline=None)
+@given(lines=lines, seed=st.integers(0, 99), ended=st.booleans())
+def test_shuffled_lines_are_the_same_lines(lines: list[list[int]], seed: int, ended: bool) -> None:
+    tokens = [token for line in lines for token in (*line, 0)] + ([] if ended else [1])
+    shuffled = ShuffledLines(np.array(tokens), 0, (seed,))
+    read = shuffled[0 : len(tokens)].tolist()
+    assert len(shuffled) == len(tokens) and sorted(read) == sorted(tokens)
+    if ended:
+        assert sorted(lines_of(read)) == sorted(lines_of(tokens))
+        assert lines_of(read)[0] == lines_of(tokens)[0], "the first line stays: its first token is context only"
+    for start in range(0, len(tokens), 3):
+        assert shuffled[start : start + 5].tolist() == read[start : start + 5]
+
+
+@settings(deadline=None)
+@given(lines=lines, batch_size=batches, tgt_len=segments, seed=st.integers(0, 9))
+def test_each_epoch_has_the_same_targets_in_another_order(
+    lines: list[list[int]], batch_size: int, tgt_len: int, seed: int
+) -> None:
+    tokens = np.array([0, *(token for line in lines for token in (*line, 0))])
+    loader = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=LineShuffle(0, seed))
+    for epoch in range(3):
+        found = [loader.segment(epoch * len(loader) + index).targets for index in range(len(loader))]
+        assert sorted(target for part in found for target in part.flatten().tolist() if target >= 0) == sorted(
+            tokens[1:].tolist()
+        )
+    again = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=LineShuffle(0, seed))
+    index = 2 * len(loader)
+    assert_same(loader.segment(index), again.segment(index))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    tokens = np.array([0, *(token for line in range(1, 60) for token in (line, 0))])
+
+    def order(seed: int, epoch: int) -> list[int]:
+        loader = StreamLoader(tokens, batch_size=1, tgt_len=len(tokens), shuffle=LineShuffle(0, seed))
+        return loader.segment(epoch).targets[0].tolist()
+
+    assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9

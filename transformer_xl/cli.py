@@ -46,19 +46,24 @@ class Demo:
 
 @dataclass(frozen=True)
 class Data:
-    """Prepare a published corpus (enwik8, ptb) from a local copy."""
+    """Prepare a published corpus: download it, or take a local copy."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
-    """enwik8 or ptb."""
-    source: Annotated[Path, arg(metavar="PATH")]
-    """The folder that holds its files, as they are published or compressed; or the file."""
+    """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
+    source: Annotated[Path | None, arg(metavar="PATH")] = None
+    """A local copy instead: the folder with its files, as published or compressed; an archive; or the one file."""
+    partial: bool = False
+    """Take what there is of it in --source. Train on it as NAME-partial; all figures say so."""
+    vocab: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The words in this file, one a line, with or without counts, are the vocabulary."""
     newlines: Literal["published", "drop", "keep"] = "published"
     """enwik8: the published protocol drops line ends; "keep" is true to the byte."""
 
     def run(self) -> int:
         from transformer_xl.run.data import data
 
-        data(self.name, self.source, newlines=None if self.newlines == "published" else self.newlines)
+        newlines = None if self.newlines == "published" else self.newlines
+        data(self.name, self.source, newlines=newlines, partial=self.partial, vocab_file=self.vocab)
         return 0
 
 

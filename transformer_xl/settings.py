@@ -133,16 +133,33 @@ class CorpusConfig:
 
     name: str = ""
     """A corpus that `txl data NAME` prepared, or a text file or folder."""
-    unit: Literal["byte", "char", "word"] = "byte"
-    newlines: Literal["drop", "keep"] = "keep"
-    """enwik8: the published preparation drops line ends (204 symbols); "keep" is true to the byte (205)."""
+    unit: Literal["byte", "char", "word", "bpe"] = "byte"
+    newlines: Literal["drop", "keep", "sentence"] = "keep"
+    """enwik8: the published preparation drops line ends (204 symbols); "keep" is true to the byte (205). sentence, for
+    words: each line stands between two <S>, of which the first is context only (lm1b)."""
+    shuffle_lines: bool = False
+    """Train on the lines in a new order each epoch, drawn from train.seed (lm1b)."""
     reset_documents: bool = False
     """Files of a folder each start a segment with a fresh memory; else they are glued in order."""
     min_count: int = 1
     """Words rarer than this in the training part become <unk>."""
+    vocab: str = ""
+    """Take the symbols from this file: words one a line, a count behind each or none; for bpe a tokenizer.json."""
+    bpe_size: int = 8192
+    """How many symbols to make where unit is bpe."""
 
     def __post_init__(self) -> None:
-        _refuse(_at_least(1, self, "min_count"))
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterable[str]:
+        yield from _at_least(1, self, "min_count")
+        yield from _at_least(257, self, "bpe_size")
+        if self.newlines == "sentence" and self.unit != "word":
+            yield f'newlines must be "keep" or "drop" for a corpus of {self.unit}s, got "sentence", which is for words.'
+        if self.shuffle_lines and self.newlines == "drop":
+            yield 'newlines must be "keep" or "sentence" where shuffle_lines is true, got "drop": no lines are left.'
+        if self.shuffle_lines and self.reset_documents:
+            yield "reset_documents must be false where shuffle_lines is true: a document's lines have an order."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +209,8 @@ class TrainConfig:
     sample_every: int = 0
     """Steps between text samples; 0: none."""
     sample_tokens: int = 200
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where metrics go besides metrics.jsonl; each is an extra to install."""
 
     def __post_init__(self) -> None:
         _refuse(self._problems())

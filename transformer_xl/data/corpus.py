@@ -9,12 +9,16 @@ A store is written beside its place, synced and renamed, so that it is there who
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import io
 import json
+import lzma
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,13 +28,20 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Integer
 
+from transformer_xl.data import bpe
+from transformer_xl.data.counting import Counting, PairCounting, WordCounting
+from transformer_xl.data.published import SPLITS
 from transformer_xl.data.vocab import Newlines, Unit, Vocab
 
-SPLITS = ("train", "valid", "test")
 _FORMAT = "transformer-xl token store"
 _VERSION = 1
 _PIECE = 1 << 22
+_LONGEST = 1 << 12
+"""How far before the end of a piece a place to cut it is looked for, in bytes."""
 _WHITE = re.compile(rb"[ \n]")
+Text = bytes | Path
+"""A text in memory, or the file that holds it."""
+OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 _PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
 
 
@@ -65,6 +76,8 @@ class Header:
     name: str
     source: str
     """Where the text came from, in words."""
+    partial: str = ""
+    """What is missing of a published corpus, in words; empty: nothing."""
     unit: Unit
     newlines: Newlines
     dtype: str
@@ -143,24 +156,29 @@ class Corpus:
     def build(
         cls,
         path: str | Path,
-        splits: Mapping[str, bytes | Sequence[bytes]],
+        splits: Mapping[str, Text | Sequence[Text]],
         *,
         name: str = "",
         source: str = "",
+        partial: str = "",
         unit: Unit = "byte",
         newlines: Newlines = "keep",
-        min_count: int = 1,
         vocab: Vocab | None = None,
+        counted: Sequence[str] = ("train",),
+        min_count: int = 1,
+        closed: bool = False,
+        bpe_size: int = 8192,
         documents: bool = False,
         reuse: bool = False,
     ) -> Corpus:
         """Tokenise `splits` into a store in folder `path`, in place of one that is there, and open it.
 
         Args:
-            splits: for each of train, valid, test that there is, its text as bytes (UTF-8 unless the unit is
-                "byte"), or several texts in order.
-            vocab: use it, with its unit and newlines; None builds one from the training split with `unit`,
-                `newlines` and `min_count`.
+            splits: for each of train, valid, test that there is, its text (UTF-8 unless the unit is "byte") as bytes
+                or as a file that is read piece by piece, or several in order.
+            partial: what is missing of a published corpus, in words.
+            vocab: use it, with its unit and newlines; None makes one from the splits in `counted` with `unit`,
+                `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
             documents: each text starts with a fresh memory; otherwise they are glued. A line of words ends with its
                 text in any case.
             reuse: a sound store that is there already is opened instead.
@@ -169,22 +187,21 @@ class Corpus:
         store cannot be written.
         """
         path = Path(path)
-        texts = {split: [text] if isinstance(text, bytes) else list(text) for split, text in splits.items()}
+        texts = {split: [text] if isinstance(text, bytes | Path) else list(text) for split, text in splits.items()}
         assert texts and set(texts) <= set(SPLITS), f"splits must be among {SPLITS}, got {tuple(texts)}"
-        if vocab is None and "train" not in texts:
+        if vocab is None and not set(counted) & texts.keys():
             raise ValueError(
-                f"{name or path.name} must have a train split to make a vocabulary from, got {', '.join(texts)} only."
+                f"{name or path.name} must have a {' or '.join(counted)} split to make a vocabulary from, got "
+                f"{', '.join(texts)} only."
             )
+        how = _Tokenising(unit, newlines, vocab, counted, min_count, closed, bpe_size, documents)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f".{path.name}.lock")):
                 if reuse:
                     with suppress(FileNotFoundError, ValueError):
                         return cls.open(path)
-                if vocab is None:
-                    pieces = (piece for text in texts["train"] for piece in _pieces(text, unit))
-                    vocab = Vocab.build(unit, pieces, newlines=newlines, min_count=min_count)
-                _write(path, texts, vocab, name=name or path.name, source=source, documents=documents)
+                _write(path, texts, how, {"name": name or path.name, "source": source, "partial": partial})
         except OSError as error:
             raise OSError(
                 f"Cannot write the token store {path}: {error.strerror or error}. "
@@ -193,10 +210,9 @@ class Corpus:
         return cls.open(path)
 
 
-def closed_vocab(unit: Unit, texts: Sequence[bytes], *, newlines: Newlines) -> Vocab:
-    """The closed vocabulary of exactly the symbols in `texts`, as a published protocol has it."""
-    pieces = (piece for text in texts for piece in _pieces(text, unit))
-    return Vocab.build(unit, pieces, newlines=newlines, closed=True)
+def open_file(path: Path) -> io.BufferedIOBase:
+    """A file to read, decompressed where its name ends in .xz, .gz or .bz2."""
+    return OPENERS.get(path.suffix, open)(path, "rb")
 
 
 def border(text: bytes, position: int, unit: Unit) -> int:
@@ -210,18 +226,49 @@ def border(text: bytes, position: int, unit: Unit) -> int:
     return min(position, len(text))
 
 
-def _pieces(text: bytes, unit: Unit, size: int = _PIECE) -> Iterator[str | bytes]:
-    """`text` in pieces whose symbols are the symbols of the whole, so that memory stays small."""
-    start = 0
-    while start < len(text):
-        end = border(text, start + size, unit)
-        yield text[start:end] if unit == "byte" else text[start:end].decode("utf-8")
-        start = end
-    if unit == "word" and text and not text.endswith(b"\n"):
-        yield "\n"
+def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
+    """`text` in pieces whose symbols are the symbols of the whole, so that memory stays small.
+
+    A last line of words that lacks its end gets one.
+    """
+    left, ends_line = b"", True
+    for chunk in _chunks(text, size):
+        ends_line = chunk.endswith(b"\n")
+        left += chunk
+        end = _last_border(left, unit)
+        if end:
+            yield left[:end]
+            left = left[end:]
+    if unit == "word" and not ends_line:
+        left += b"\n"
+    if left:
+        yield left
 
 
-def _write(path: Path, texts: dict[str, list[bytes]], vocab: Vocab, *, name: str, source: str, documents: bool) -> None:
+def _chunks(text: Text, size: int) -> Iterator[bytes]:
+    if isinstance(text, bytes):
+        yield from (text[start : start + size] for start in range(0, len(text), size))
+    else:
+        with open_file(text) as opened:
+            yield from iter(lambda: opened.read(size), b"")
+
+
+def _last_border(text: bytes, unit: Unit) -> int:
+    """The last place where `text`, which may go on, can be cut without cutting a symbol; 0 if there is none."""
+    if unit == "word":
+        return max(text.rfind(b" "), text.rfind(b"\n")) + 1
+    if unit == "bpe":
+        place = bpe.border(text, max(len(text) - _LONGEST, 0))
+        return place if place < len(text) else 0
+    end = len(text)
+    if unit == "char":
+        while end and text[end - 1] & 0xC0 == 0x80:
+            end -= 1
+        end -= bool(end) and text[end - 1] >= 0xC0
+    return end
+
+
+def _write(path: Path, texts: dict[str, list[Text]], how: _Tokenising, about: dict[str, str]) -> None:
     if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
         raise ValueError(f"{path} holds something that is not a token store; name another folder, or empty it.")
     beside, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
@@ -229,16 +276,15 @@ def _write(path: Path, texts: dict[str, list[bytes]], vocab: Vocab, *, name: str
     shutil.rmtree(old, ignore_errors=True)
     beside.mkdir()
     try:
-        splits = {split: _write_split(beside / f"{split}.bin", text, vocab, documents) for split, text in texts.items()}
+        vocab, splits = _tokenise(beside, texts, how)
         for split, written in splits.items():
             if written.tokens < 2:
                 raise ValueError(
-                    f"The {split} split of {name} must have at least 2 tokens, for the first is context, and has "
-                    f"{written.tokens}. Give more text."
+                    f"The {split} split of {about['name']} must have at least 2 tokens, for the first is context, and "
+                    f"has {written.tokens}. Give more text."
                 )
         header = Header(
-            name=name,
-            source=source,
+            **about,
             unit=vocab.unit,
             newlines=vocab.newlines,
             dtype=vocab.dtype.str,
@@ -259,27 +305,92 @@ def _write(path: Path, texts: dict[str, list[bytes]], vocab: Vocab, *, name: str
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _write_split(file: Path, texts: list[bytes], vocab: Vocab, documents: bool) -> SplitHeader:
-    digest, counts = hashlib.sha256(), np.zeros(len(vocab), np.int64)
-    tokens, starts = 0, []
+class _Tokenising(NamedTuple):
+    """How `Corpus.build` was asked to make ids of texts."""
+
+    unit: Unit
+    newlines: Newlines
+    vocab: Vocab | None
+    counted: Sequence[str]
+    min_count: int
+    closed: bool
+    bpe_size: int
+    documents: bool
+
+    def counting(self, texts: Sequence[Text]) -> Counting:
+        """What makes a vocabulary of words or byte pairs while it numbers them."""
+        if self.unit == "word":
+            return WordCounting(self.newlines)
+        return PairCounting(
+            self.newlines, (piece.decode() for text in texts for piece in pieces(text, "bpe")), self.bpe_size
+        )
+
+
+def _tokenise(folder: Path, texts: dict[str, list[Text]], how: _Tokenising) -> tuple[Vocab, dict[str, SplitHeader]]:
+    """Write the ids of every split; a vocabulary that is to be made is made from the splits that count."""
+    vocab, written = how.vocab, {}
+    counted = [split for split in how.counted if split in texts] if vocab is None else []
+    every = [text for split in counted for text in texts[split]]
+    if vocab is None and how.unit in ("byte", "char"):
+        symbols = (piece for text in every for piece in pieces(text, how.unit))
+        vocab = Vocab.build(how.unit, symbols, newlines=how.newlines, min_count=how.min_count, closed=how.closed)
+    elif vocab is None:
+        counting = how.counting(every)
+        for split in counted:
+            written[split] = _write_ids(
+                folder / f"{split}.numbers", texts[split], how, lambda piece, _: counting.encode(piece)
+            )
+        vocab, ids_by_number = counting.vocab(min_count=how.min_count, closed=how.closed)
+        for split in counted:
+            _renumber(folder / f"{split}.numbers", folder / f"{split}.bin", ids_by_number)
+    how = how._replace(unit=vocab.unit, newlines=vocab.newlines)
+    for split in texts.keys() - written.keys():
+        written[split] = _write_ids(
+            folder / f"{split}.bin", texts[split], how, lambda piece, start: vocab.encode(piece, start=start)
+        )
+    return vocab, {split: _split_header(folder / f"{split}.bin", vocab, *written[split]) for split in texts}
+
+
+def _write_ids(
+    file: Path, texts: Sequence[Text], how: _Tokenising, encode: Callable[[bytes, int], np.ndarray]
+) -> tuple[int, list[int] | None]:
+    """Write what `encode` makes of each piece and its place; returns the size of the text and its documents' starts."""
+    tokens, size, starts = 0, 0, []
     with file.open("wb") as out:
         for text in texts:
             begin = tokens
-            for piece in _pieces(text, vocab.unit):
-                ids = vocab.encode(piece, start=tokens - begin)
-                counts += np.bincount(ids, minlength=len(vocab))
-                digest.update(ids.data)
+            for piece in pieces(text, how.unit):
+                size += len(piece)
+                opens = how.newlines == "sentence" and tokens == begin and (how.documents or begin == 0)
+                ids = encode(b"\n" + piece if opens else piece, tokens - begin)
                 out.write(ids.data)
                 tokens += ids.size
             if tokens > begin:
                 starts.append(begin)
+    return size, starts if how.documents else None
+
+
+def _renumber(numbers: Path, file: Path, ids_by_number: np.ndarray) -> None:
+    with numbers.open("rb") as read, file.open("wb") as out:
+        while piece := read.read(_PIECE):
+            out.write(ids_by_number[np.frombuffer(piece, np.int32)].data)
+    numbers.unlink()
+
+
+def _split_header(file: Path, vocab: Vocab, size: int, documents: list[int] | None) -> SplitHeader:
+    """What the header says of a split whose ids are written."""
+    digest, counts = hashlib.sha256(), np.zeros(len(vocab), np.int64)
+    with file.open("rb") as opened:
+        while piece := opened.read(_PIECE):
+            digest.update(piece)
+            counts += np.bincount(np.frombuffer(piece, vocab.dtype), minlength=len(vocab))
     return SplitHeader(
-        tokens=tokens,
+        tokens=int(counts.sum()),
         types=int(np.count_nonzero(counts)),
         unknown=0 if vocab.unk is None else int(counts[vocab.unk]),
-        bytes=sum(map(len, texts)),
+        bytes=size,
         sha256=digest.hexdigest(),
-        documents=starts if documents else None,
+        documents=documents,
     )
 
 

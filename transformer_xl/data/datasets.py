@@ -1,130 +1,106 @@
-"""Published corpora and any other text: from files to a `Corpus` in the cache.
+"""From a name to a `Corpus`: published corpora downloaded or taken from a local copy, and any text tokenised.
 
-A published corpus is a row of `DATASETS`: its files with their SHA-256, how they are cut, and the counts the literature
-gives for them; `prepare` refuses anything else. Any other text file or folder is tokenised on the fly by `open_corpus`,
-under a name made from its content, so that a changed file is tokenised again.
+`prepare` makes a token store of a published corpus, and refuses content or counts that are not the published ones.
+Any other text is tokenised by `open_corpus`, under a name made from its content, so that a changed file is tokenised
+again.
 """
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import difflib
-import gzip
 import hashlib
 import json
-import lzma
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
-from transformer_xl.data.corpus import SPLITS, Corpus, border, closed_vocab
-from transformer_xl.data.vocab import Newlines, Unit, Vocab
+from transformer_xl.data.archive import unpack
+from transformer_xl.data.corpus import OPENERS, Corpus, Text, open_file
+from transformer_xl.data.download import download
+from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset
+from transformer_xl.data.texts import read_file, read_splits, reading
+from transformer_xl.data.vocab import Newlines, Vocab
 from transformer_xl.settings import CorpusConfig
 
 
-@dataclass(frozen=True)
-class Published:
-    """What the literature counts: tokens of train, valid and test, and symbols of the vocabulary."""
-
-    tokens: tuple[int, ...]
-    vocab_size: int
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """A corpus with a fixed protocol. As in the original code, all three splits count towards the vocabulary."""
-
-    unit: Unit
-    files: Mapping[str, str]
-    """Name to SHA-256: one file to cut, or train, valid and test in order."""
-    protocols: Mapping[Newlines, Published]
-    """The published treatment of line ends first."""
-    cuts: tuple[int, int] | None = None
-    """Bytes at which validation and test start in a single file."""
-
-
-DATASETS = {
-    "enwik8": Dataset(
-        unit="byte",
-        files={"enwik8": "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
-        protocols={
-            "drop": Published((88_982_818, 4_945_742, 4_943_417), 204),
-            "keep": Published((90_000_000, 5_000_000, 5_000_000), 205),
-        },
-        cuts=(90_000_000, 95_000_000),
-    ),
-    "ptb": Dataset(
-        unit="word",
-        files={
-            "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
-            "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
-            "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
-        },
-        protocols={"keep": Published((929_589, 73_760, 82_430), 10_000)},
-    ),
-}
-
-_OPENERS = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
-_SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
-
-
 def cache_folder() -> Path:
-    """Where token stores live: the environment's TXL_HOME, else the user's cache directory for txl."""
+    """Where token stores and downloads live: the environment's TXL_HOME, else the user's cache directory for txl."""
     home = os.environ.get("TXL_HOME")
     return Path(home).expanduser() if home else platformdirs.user_cache_path("txl")
 
 
-def prepare(name: str, source: str | Path, *, newlines: Newlines) -> Corpus:
-    """Tokenise the published corpus `name` from local files into the cache.
+def prepare(
+    name: str,
+    source: str | Path | None = None,
+    *,
+    newlines: Newlines | None = None,
+    partial: bool = False,
+    vocab_file: str | Path | None = None,
+) -> Corpus:
+    """Tokenise the published corpus `name` into the cache.
 
-    `source` is the folder that holds its files, or the file where there is just one; compressed (.xz, .gz, .bz2) or
-    plain. The protocol `newlines` is one of `DATASETS[name].protocols`, each a store of its own. `ValueError` where
-    the content is not the published one, `FileNotFoundError` where a file is missing.
+    Args:
+        source: the folder that holds its files, an archive of them, or the file where there is just one; compressed
+            (.xz, .gz, .bz2) or plain. None downloads it.
+        newlines: one of its protocols, each a store of its own; None is the published one.
+        partial: take what there is. The store is then called `name-partial`, and says what is missing.
+        vocab_file: take the words of this file. The store is then named after it, too, unless it is the published one.
+
+    Raises:
+        ValueError: content or counts are not the published ones.
+        OSError: a file is missing, cannot be read or cannot be downloaded.
     """
     dataset = _dataset(name, newlines)
-    texts = []
-    for file, sha256 in dataset.files.items():
-        path = _find(Path(source).expanduser(), file, name)
-        text = read_file(path)
-        if (found := hashlib.sha256(text).hexdigest()) != sha256:
-            raise ValueError(
-                f"{path} is not the published {file}: its content has SHA-256 {found} ({len(text):,} bytes), and "
-                f"must have {sha256}. Download it again."
-            )
-        texts.append(text)
-    if dataset.cuts:
-        valid, test = dataset.cuts
-        texts = [texts[0][:valid], texts[0][valid:test], texts[0][test:]]
-    vocab = closed_vocab(dataset.unit, texts, newlines=newlines)
-    splits: dict[str, bytes] = dict(zip(SPLITS, texts, strict=True))
-    published = dataset.protocols[newlines]
-    corpus = Corpus.build(_store(name, newlines), splits, name=name, source=name, vocab=vocab)
-    counted = Published(tuple(corpus.header.splits[split].tokens for split in SPLITS), len(vocab))
-    if counted != published:
-        shutil.rmtree(corpus.path)
-        raise ValueError(f"{name} must come to {published}, and came to {counted}. Please report this.")
+    newlines = newlines or dataset.newlines
+    protocol = dataset.protocols[newlines]
+    with _found(name, source, partial=partial) as found:
+        taken = _take(name, found, protocol.splits, partial=partial)
+        listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
+        listed = listed if vocab_file is None else Path(vocab_file)
+        vocab = Vocab.read(read_file(listed), str(listed), unit=dataset.unit, newlines=newlines) if listed else None
+        other = "" if listed is None or _stem(listed) == _stem(dataset.vocab_file) else _stem(listed)
+        called = "-".join(filter(None, (name, other, "partial" if taken.notes else "")))
+        corpus = Corpus.build(
+            _store(called, "" if newlines == dataset.newlines else newlines),
+            taken.texts,
+            name=called,
+            source=name,
+            partial="; ".join(taken.notes),
+            unit=dataset.unit,
+            newlines=newlines,
+            vocab=vocab,
+            counted=dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts),
+            closed=True,
+        )
+    own_words = bool(other) or (bool(taken.notes) and listed is None and dataset.unit == "word")
+    _check_counts(corpus, taken.counts, None if own_words else protocol.vocab_size, own_words=own_words)
     return corpus
 
 
 def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
-    """The corpus that `config.name` means: a published one that was prepared, a token store, or a text file or folder.
+    """The corpus that `config.name` means: one that was prepared, a token store, or a text file or folder.
 
-    Text is tokenised into the cache, with `vocab` where it is given (a trained model's). A file is cut 90 : 5 : 5 by
-    position. So are the files of a folder, glued in the order of their names, unless they are named train, valid (or
-    validation) and test, as in `ptb.train.txt`; with `reset_documents` whole files are held out.
+    Text is tokenised into the cache, with `vocab` where it is given (a trained model's), else with the symbols that
+    `config.vocab` lists; `read_splits` says how it is cut.
     """
     if not config.name:
         raise ValueError(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
     path = Path(config.name).expanduser()
+    prepared = _store(config.name, "") if path.name == config.name else path
     if config.name in DATASETS:
-        protocols = DATASETS[config.name].protocols
-        other = vocab is not None and config.newlines not in protocols  # a model's setting says nothing of this text
-        corpus = _open_prepared(config.name, next(iter(protocols)) if other else config.newlines)
+        dataset = DATASETS[config.name]
+        other = vocab is not None and config.newlines not in dataset.protocols  # a model's setting, not this text's
+        corpus = _open_prepared(config.name, dataset.newlines if other else config.newlines)
+    elif (prepared / "corpus.json").is_file():
+        corpus = Corpus.open(prepared)
     elif (path / "corpus.json").is_file():
         corpus = Corpus.open(path)
     elif path.exists():
@@ -140,70 +116,216 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
             f"The model's vocabulary ({vocab}) is not that of the corpus {corpus.name} ({corpus.vocab}). Use a corpus "
             "prepared as for its training, or give plain text, which is then tokenised with the model's vocabulary."
         )
-    if vocab is None and config.unit != corpus.unit:
-        raise ValueError(f'corpus.unit must be "{corpus.unit}" for the corpus {corpus.name}, got "{config.unit}".')
+    for setting in ("unit", "newlines") if vocab is None else ():
+        own, asked = getattr(corpus.header, setting), getattr(config, setting)
+        if own != asked:
+            raise ValueError(f'corpus.{setting} must be "{own}" for the corpus {corpus.name}, got "{asked}".')
+    if vocab is None and config.vocab:
+        raise ValueError(
+            f"corpus.vocab is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, or "
+            "prepare the corpus with `txl data NAME --vocab FILE`."
+        )
     return corpus
 
 
-def read_file(path: Path) -> bytes:
-    """The content of `path`, decompressed where its name ends in .xz, .gz or .bz2; errors say which file and why."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} must be a file, and is a folder.")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} must be a file, and is a pipe or a device. Save its content in a file first.")
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as opened:
-            return opened.read()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no file {path}.") from error
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is not a sound {path.suffix} file: {error}. Download it again.") from error
-    except OSError as error:
-        raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
+def tokenised(name: str) -> bool:
+    """Whether the corpus of that name has its punctuation apart, and is better shown as `readable` text."""
+    return any(dataset.tokenised and (name == own or name.startswith(f"{own}-")) for own, dataset in DATASETS.items())
 
 
-def _dataset(name: str, newlines: Newlines) -> Dataset:
-    if name not in DATASETS:
-        raise ValueError(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.")
-    if newlines not in DATASETS[name].protocols:
-        raise ValueError(
-            f"corpus.newlines must be {' or '.join(map(repr, DATASETS[name].protocols))} for {name}, got {newlines!r}."
+class _Taken(NamedTuple):
+    """What there is of a corpus."""
+
+    texts: dict[str, list[Text]]
+    counts: dict[str, Counts]
+    """What is published for those splits that are whole, or a known part."""
+    notes: list[str]
+    """What is missing."""
+
+
+def _take(name: str, found: Mapping[str, Path], published: Mapping[str, Counts], *, partial: bool) -> _Taken:
+    """The verified texts of each split, from the files found."""
+    dataset = DATASETS[name]
+    parts = {file: part for file, part in dataset.substitutes.items() if file not in found and part.name in found}
+    paths = {**found, **{file: found[part.name] for file, part in parts.items()}} if partial else found
+    missing = [file for file in dataset.files if file not in paths]
+    if missing and (not partial or len(missing) == len(dataset.files)):
+        raise FileNotFoundError(
+            f"--source must hold {_listed(list(dataset.files))}, and lacks {_listed(missing)}. Give a whole copy, "
+            "leave out --source to download one" + ("." if partial else ", or take what there is with --partial.")
         )
+    for file in dataset.files.keys() & paths.keys():
+        known = dataset.files[file]
+        _verify(file, paths[file], parts[file].digest if file in parts else known.digest, known.bytes)
+    taken = _Taken({}, dict(published), [part.note for part in parts.values()])
+    if not dataset.splits:
+        [file] = dataset.files
+        cuts = parts[file].cuts if file in parts else dataset.cuts
+        assert cuts is not None, "a single file is cut"
+        text = read_file(paths[file])
+        taken.texts.update(zip(SPLITS, ([text[: cuts[0]]], [text[slice(*cuts)]], [text[cuts[1] :]]), strict=True))
+    for split, files in dataset.splits.items():
+        there = [paths[file] for file in files if file in paths]
+        if there:
+            taken.texts[split] = [dataset.spelling(read_file(path)) for path in there] if dataset.spelling else [*there]
+        if len(there) < len(files):
+            taken.counts.pop(split, None)
+            taken.notes.append(
+                f"{len(there)} of {len(files)} files of its {split} part" if there else f"no {split} part"
+            )
+    for part in parts.values():
+        taken.counts.update(part.splits)
+    if dataset.vocab_file in missing:
+        taken.notes.append("its vocabulary is missing")
+    return taken
+
+
+def _verify(file: str, path: Path, digest: str, size: int) -> None:
+    """Hold a file against what is published of it: its digest, or where there is none the most it may have."""
+    algorithm, _, published = digest.partition(":")
+    found, length = hashlib.new(algorithm or "md5"), 0
+    with reading(path), open_file(path) as opened:
+        while length <= size and (piece := opened.read(1 << 20)):
+            found.update(piece)
+            length += len(piece)
+    if published and (length > size or found.hexdigest() != published):
+        raise ValueError(
+            f"{path} is not the published {file}: its content has {algorithm.upper()} {found.hexdigest()} "
+            f"({length:,} bytes), and must have {published}. Download it again."
+        )
+    if length > size:
+        raise ValueError(f"{path} is not the published {file}: it has more than {size:,} bytes. Download it again.")
+
+
+def _check_counts(corpus: Corpus, published: Mapping[str, Counts], vocab_size: int | None, *, own_words: bool) -> None:
+    """Remove a corpus that does not come to what is published, and raise; with words of its own only tokens count."""
+    wrong = (
+        [f"{len(corpus.vocab):,} symbols, not {vocab_size:,}"] if vocab_size not in (None, len(corpus.vocab)) else []
+    )
+    for split, counts in published.items():
+        names = ("tokens",) if own_words else ("tokens", "types", "unknown")
+        for name in names:
+            came, must = getattr(corpus.header.splits[split], name), getattr(counts, name)
+            wrong += [f"{came:,} {name} in {split}, not {must:,}"] if must not in (None, came) else []
+    if wrong:
+        shutil.rmtree(corpus.path)
+        raise ValueError(f"{corpus.name} came to {'; '.join(wrong)}. Its files are not the published ones.")
+
+
+@contextmanager
+def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
+    """The files of a corpus that there are, by their published names; those that were unpacked go afterwards."""
+    dataset = DATASETS[name]
+    if source is None and partial:
+        raise ValueError("--partial takes what a local copy holds: say with --source where it is.")
+    path = None if source is None else Path(source).expanduser()
+    if path is not None and not path.exists():
+        raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {path}.")
+    archive = path is not None and path.is_file() and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
+    if archive and partial:
+        raise ValueError(
+            f"--partial needs a folder of files, and {path} is an archive. Unpack it, and give the folder."
+        )
+    names = [*dataset.files, *filter(None, [dataset.vocab_file]), *(part.name for part in dataset.substitutes.values())]
+    if path is not None and path.is_dir():
+        yield _files_in(path, names)
+    elif path is not None and not archive:
+        plain = path.name.removesuffix(path.suffix) if path.suffix in OPENERS else path.name
+        only = len(dataset.files) == 1 and plain not in names
+        yield {next(iter(dataset.files)) if only else plain: path}
+    else:
+        downloads = cache_folder() / "downloads" / name
+        downloads.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=downloads, prefix="unpacked-") as folder:
+            if path is None:
+                yield _downloaded(dataset, downloads, Path(folder))
+            else:
+                wanted = {file: known.bytes for file, known in dataset.files.items() if file != dataset.vocab_file}
+                yield unpack(path, wanted, Path(folder))
+
+
+def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
+    """Every file of a corpus, by the first way to download them that works."""
+    failures = []
+    for packages in dataset.packages:
+        found: dict[str, Path] = {}
+        try:
+            for package in packages:
+                path = download(package.origins, downloads)
+                try:
+                    sizes = {file: dataset.files[file].bytes for file in package.files}
+                    files = {path.name: path} if path.name in sizes else unpack(path, sizes, folder)
+                    for file, there in files.items():
+                        _verify(file, there, dataset.files[file].digest, sizes[file])
+                except ValueError:
+                    path.unlink()  # else the next try would find it there
+                    raise
+                found |= files
+        except (OSError, ValueError) as error:
+            failures.append(str(error))
+        else:
+            return found
+    raise OSError(" ".join(failures))
+
+
+def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
+    """Where in a folder, or below it, files of these names are, plain or compressed; the plain one first."""
+    wanted = {f"{name}{suffix}": name for name in names for suffix in ("", *OPENERS)}
+    found: dict[str, Path] = {}
+    for paths in (folder.iterdir(), folder.rglob("*")):
+        for path in sorted(path for path in paths if path.name in wanted and path.is_file()):
+            found.setdefault(wanted[path.name], path)
+        if len(found) == len(names):
+            break
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, ... ({len(names)} files)"
+
+
+def _stem(file: str | Path) -> str:
+    return Path(file).name.partition(".")[0]
+
+
+def _dataset(name: str, newlines: Newlines | None) -> Dataset:
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{hint}")
+    protocols = DATASETS[name].protocols
+    if newlines is not None and newlines not in protocols:
+        raise ValueError(f"corpus.newlines must be {' or '.join(map(repr, protocols))} for {name}, got {newlines!r}.")
     return DATASETS[name]
 
 
-def _store(name: str, newlines: Newlines) -> Path:
-    """The published protocol has the plain name, as in enwik8; another one says so, as in enwik8-keep."""
-    published = next(iter(DATASETS[name].protocols))
-    return cache_folder() / "corpora" / (name if newlines == published else f"{name}-{newlines}")
+def _store(name: str, newlines: str) -> Path:
+    """A published protocol has the plain name, as in enwik8; another one says so, as in enwik8-keep."""
+    return cache_folder() / "corpora" / (f"{name}-{newlines}" if newlines else name)
 
 
 def _open_prepared(name: str, newlines: Newlines) -> Corpus:
-    published = next(iter(_dataset(name, newlines).protocols))
-    store = _store(name, newlines)
+    published = _dataset(name, newlines).newlines
+    store = _store(name, "" if newlines == published else newlines)
     if not (store / "corpus.json").is_file():
         option = "" if newlines == published else f" --newlines {newlines}"
+        others = [path.name for path in store.parent.glob(f"{name}-*") if (path / "corpus.json").is_file()]
+        hint = f" Prepared are {', '.join(sorted(others))}: take one with --corpus.name." if others else ""
         raise FileNotFoundError(
             f"The corpus {name} (newlines = {newlines!r}) is not prepared in {store.parent}: run "
-            f"`txl data {name} --source PATH{option}`, where PATH holds {', '.join(DATASETS[name].files)}."
+            f"`txl data {name}{option}`, with --source PATH for a local copy.{hint}"
         )
     return Corpus.open(store)
 
 
-def _find(source: Path, file: str, name: str) -> Path:
-    if source.is_file() and len(DATASETS[name].files) == 1:
-        return source
-    for path in (source / f"{file}{suffix}" for suffix in ("", *_OPENERS)):
-        if path.is_file():
-            return path
-    needed = ", ".join(DATASETS[name].files)
-    raise FileNotFoundError(f"--source must be a folder with {needed} (or those as .xz), and {source} has no {file}.")
-
-
 def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None) -> Corpus:
+    if vocab is None and config.vocab:
+        listed = Path(config.vocab).expanduser()
+        vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
     splits = read_splits(path, unit, whole_files=config.reset_documents)
     settings = [unit, newlines, config.min_count, config.reset_documents, vocab.fingerprint if vocab else None]
+    settings += [config.bpe_size] if unit == "bpe" else []
     digest = hashlib.sha256(json.dumps(settings).encode())
     for split, texts in splits.items():
         digest.update(f"{split} {[len(text) for text in texts]}".encode())
@@ -217,84 +339,9 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None) -> Corpus:
         source=str(path),
         unit=unit,
         newlines=newlines,
-        min_count=config.min_count,
         vocab=vocab,
+        min_count=config.min_count,
+        bpe_size=config.bpe_size,
         documents=config.reset_documents,
         reuse=True,
     )
-
-
-def read_splits(path: Path, unit: Unit, *, whole_files: bool = False) -> dict[str, list[bytes]]:
-    """The texts of each split of a file or folder, as `open_corpus` says; empty files and hidden ones are left out."""
-    files = [path] if not path.is_dir() else _visible_files(path)
-    named: dict[str, list[Path]] = {}
-    for file in files:
-        parts = [_SPLIT_NAMES[part] for part in file.name.lower().split(".") if part in _SPLIT_NAMES]
-        if path.is_dir() and file.parent == path and parts:
-            named.setdefault(parts[0], []).append(file)
-    if {"train", "valid"} <= named.keys() or (files and sum(map(len, named.values())) == len(files)):
-        splits = {split: _read_texts(named[split], unit) for split in SPLITS if split in named}
-    else:
-        texts = _read_texts(files, unit)
-        splits = _hold_out_files(path, texts) if whole_files else _cut(b"".join(texts), unit)
-    for split, texts in splits.items():
-        if not texts:
-            raise ValueError(f"{path} has no text for the {split} split: it is empty or too short. Give more text.")
-    return splits
-
-
-def _visible_files(folder: Path) -> list[Path]:
-    found = (file for file in folder.rglob("*") if file.is_file())
-    return sorted(file for file in found if not any(part.startswith(".") for part in file.relative_to(folder).parts))
-
-
-def _read_texts(files: Sequence[Path], unit: Unit) -> list[bytes]:
-    return [text for text in (_read_text(file, unit) for file in files) if text]
-
-
-def _read_text(file: Path, unit: Unit) -> bytes:
-    """One file, ready to be glued: a word never runs on into the next file."""
-    text = read_file(file)
-    if unit == "byte":
-        return text
-    text = text.removeprefix(codecs.BOM_UTF8)
-    try:
-        text.decode("utf-8")
-        broken = text.find(b"\0")
-    except UnicodeDecodeError as error:
-        broken = error.start
-    if broken >= 0:
-        raise ValueError(
-            f"{file} must be UTF-8 text for a corpus of {unit}s, and is binary or in another encoding: byte {broken:,} "
-            f'is 0x{text[broken]:02x}. Convert it, leave it out, or take corpus.unit = "byte".'
-        )
-    return text + b"\n" if unit == "word" and text and not text.endswith(b"\n") else text
-
-
-def _cut(text: bytes, unit: Unit) -> dict[str, list[bytes]]:
-    """90 : 5 : 5 by position; words are cut behind a line, unless lines are so long that the next part would suffer."""
-    cuts = []
-    for twentieths in (18, 19):
-        position = len(text) * twentieths // 20
-        line = text.find(b"\n", position) + 1 if unit == "word" else 0
-        cuts.append(line if 0 < line <= position + len(text) // 40 else border(text, position, unit))
-    valid, test = cuts
-    parts = zip(SPLITS, (text[:valid], text[valid:test], text[test:]), strict=True)
-    return {split: [part] if part else [] for split, part in parts}
-
-
-def _hold_out_files(path: Path, texts: list[bytes]) -> dict[str, list[bytes]]:
-    """The last whole texts that come to a twentieth of all for test, those before for validation; at least one each."""
-    if len(texts) < 3:
-        raise ValueError(
-            f"corpus.reset_documents must be false for {path}, which holds {len(texts)} files with text: at least 3 "
-            "are needed to hold whole ones out."
-        )
-    share = sum(map(len, texts)) / 20
-    left, held_out = list(texts), []
-    for keep in (2, 1):
-        part = [left.pop()]
-        while sum(map(len, part)) < share and len(left) > keep:
-            part.insert(0, left.pop())
-        held_out.append(part)
-    return {"train": left, "valid": held_out[1], "test": held_out[0]}

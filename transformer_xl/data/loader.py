@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
 from transformer_xl.data.corpus import Split
+
+_PIECE = 1 << 24
 
 
 class Segment(NamedTuple):
@@ -31,6 +33,48 @@ class Segment(NamedTuple):
     """-1: not scored."""
     reset: Bool[Tensor, " B"] | None
     """Rows whose memory is emptied before this segment; None: no row's."""
+
+
+class LineShuffle(NamedTuple):
+    """Lines in a new order each epoch."""
+
+    line_end: int
+    """The id that ends a line."""
+    seed: int
+
+
+class ShuffledLines:
+    """Tokens in lines, of which all but the first are in an order drawn from a seed; read by slices, like an array.
+
+    The first token stays where it is: it is context only, so every epoch has the same targets.
+    """
+
+    def __init__(self, tokens: Integer[np.ndarray, " N"], line_end: int, seed: Sequence[int]) -> None:
+        self._tokens = tokens
+        pieces = range(0, len(tokens), _PIECE)
+        ends = [np.flatnonzero(tokens[start : start + _PIECE] == line_end) + start + 1 for start in pieces]
+        starts = np.unique(np.concatenate([[0], *ends]))
+        starts = starts[starts < len(tokens)]
+        order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(len(starts) - 1)])
+        self._starts = starts[order]
+        self._ends = np.cumsum(np.diff(starts, append=len(tokens))[order])
+        """Where each line ends in the new order."""
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, part: slice) -> Integer[np.ndarray, " n"]:
+        start, stop, _ = part.indices(len(self))
+        found = [self._tokens[:0]]
+        line = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            left = int(self._ends[line]) - start
+            length = int(self._ends[line] - (self._ends[line - 1] if line else 0))
+            begin = int(self._starts[line]) + length - left
+            found.append(self._tokens[begin : begin + min(left, stop - start)])
+            start += left
+            line += 1
+        return np.concatenate(found)
 
 
 class _Row:
@@ -60,6 +104,8 @@ class _Row:
 class StreamLoader:
     """Segments of a split in order; `segment(index)` depends on nothing but its index, so one integer resumes.
 
+    Iterating gives one epoch.
+
     Args:
         split: a `Split`, or ids alone.
         batch_size: streams of the whole batch. They differ by at most one target; more streams than targets leave
@@ -68,6 +114,7 @@ class StreamLoader:
         documents: where documents start, the first at 0. Each then begins a segment of its own with `reset`, its
             first token context only, in the stream that has had least. None takes the split's, if it has them.
         max_tokens: score the first so many targets only; 0: all.
+        shuffle: lines in a new order each epoch, glued; None: the text as it is.
         rows: which streams to read, a rank's or a chunk's share; None: all. Slices that partition
             `range(batch_size)` give segments of equal number and width, whose rows together are those of the whole.
     """
@@ -80,6 +127,7 @@ class StreamLoader:
         tgt_len: int,
         documents: Sequence[int] | Int[np.ndarray, " D"] | None = None,
         max_tokens: int = 0,
+        shuffle: LineShuffle | None = None,
         rows: slice | None = None,
     ) -> None:
         least = {"batch_size": (batch_size, 1), "tgt_len": (tgt_len, 1), "max_tokens": (max_tokens, 0)}
@@ -93,7 +141,9 @@ class StreamLoader:
         if len(self._tokens) < 2:
             name = f"{split.name} split" if isinstance(split, Split) else "text"
             raise ValueError(f"The {name} must have at least 2 tokens, the first is context; got {len(self._tokens)}.")
+        assert documents is None or shuffle is None, "a document's lines have an order"
         self.batch_size, self.tgt_len = batch_size, tgt_len
+        self._shuffle, self._shuffled = shuffle, (-1, self._tokens)
         limit = max_tokens or len(self._tokens)
         self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
         self._rows = self._all[slice(None) if rows is None else rows]
@@ -109,20 +159,28 @@ class StreamLoader:
         return map(self.segment, range(len(self)))
 
     def segment(self, index: int) -> Segment:
-        """Segment `index` of the epoch, counted from 0; the memory of every row is reset before the first."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"segment must be from 0 to {len(self) - 1}, got {index}.")
+        """Segment `index`, counted from 0 through all epochs; the memory of every row is reset where one begins."""
+        assert index >= 0, f"segments count from 0, got {index}"
+        epoch, index = divmod(index, len(self))
+        tokens = self._tokens_of(epoch)
         width = max(row.locate(index, self.tgt_len)[1] for row in self._all)
         window = np.full((len(self._rows), width + 1), -1, np.int64)
         reset = np.full(len(self._rows), index == 0)
         for i, row in enumerate(self._rows):
             start, count, begins = row.locate(index, self.tgt_len)
             if count:
-                window[i, : count + 1] = self._tokens[start : start + count + 1]
+                window[i, : count + 1] = tokens[start : start + count + 1]
                 reset[i] |= begins
         ids, targets = np.maximum(window[:, :-1], 0), window[:, 1:].copy()
         emptied = torch.from_numpy(reset) if reset.any() else None
         return Segment(torch.from_numpy(ids), torch.from_numpy(targets), emptied)
+
+    def _tokens_of(self, epoch: int) -> Any:
+        if self._shuffle is None:
+            return self._tokens
+        if self._shuffled[0] != epoch:
+            self._shuffled = epoch, ShuffledLines(self._tokens, self._shuffle.line_end, (self._shuffle.seed, epoch))
+        return self._shuffled[1]
 
     def _streams(self, limit: int) -> list[_Row]:
         share, extra = divmod(min(len(self._tokens) - 1, limit), self.batch_size)

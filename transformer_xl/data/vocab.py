@@ -1,7 +1,8 @@
 """`Vocab`: which symbols a corpus is made of, and text to ids and back.
 
-Symbols are bytes, characters or words, most frequent first, so that the bands of the adaptive softmax are frequency
-bands. How line ends are treated belongs to the vocabulary too: a prompt is then prepared like the training text.
+Symbols are bytes, characters, words or byte pairs, most frequent first, so that the bands of the adaptive softmax are
+frequency bands. How line ends are treated belongs to the vocabulary too: a prompt is then prepared like the training
+text.
 """
 
 from __future__ import annotations
@@ -9,20 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Int, Integer
 
-Unit = Literal["byte", "char", "word"]
-Newlines = Literal["drop", "keep"]
+from .bpe import BytePairs
+
+Unit = Literal["byte", "char", "word", "bpe"]
+Newlines = Literal["drop", "keep", "sentence"]
 
 EOS = "<eos>"
 UNK = "<unk>"
+UNKNOWN = (UNK, "<UNK>")
+"""How vocabularies spell the symbol for words they do not hold."""
+LINE_ENDS: dict[Newlines, str] = {"keep": EOS, "sentence": "<S>"}
+"""What ends a line of words."""
+NEWLINE = "\u010a"
+"""The newline as byte-level tokenizers spell it."""
 _CODE_POINTS = 0x110000
 
 
@@ -30,8 +39,9 @@ _CODE_POINTS = 0x110000
 class Vocab:
     """An immutable list of symbols; equal when unit, symbols and treatment of line ends are.
 
-    Words are what white space separates, and each line end is one `<eos>`. `<unk>`, where it is a symbol of a
-    character or word vocabulary, stands for everything outside it.
+    Words are what white space separates, and each line end is one `<eos>`, or one `<S>` that also opens a text where
+    `newlines` is "sentence". `<unk>`, where it is a symbol of a character or word vocabulary, stands for everything
+    outside it.
     """
 
     unit: Unit
@@ -39,6 +49,8 @@ class Vocab:
     """By id; bytes are integers 0 to 255."""
     newlines: Newlines = "keep"
     """Whether `encode` keeps line ends or removes them."""
+    tokenizer: str = ""
+    """For byte pairs: the JSON of the tokenizer that makes them."""
 
     @classmethod
     def build(
@@ -50,34 +62,85 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """Count the symbols of `texts` and order them by frequency, ties by first occurrence.
+        """Count the symbols of `texts`, which are bytes, characters or words, and order them as `from_counts` does."""
+        counts: Counter[Any] = Counter()
+        for text in texts if unit != "byte" or closed else ():
+            parts = _split(text, unit, newlines)
+            counts.update(parts if isinstance(parts, list) else _count_codes(parts))
+        return cls.from_counts(unit, counts, newlines=newlines, min_count=min_count, closed=closed)
 
-        `closed` keeps exactly the symbols that occur, as a published protocol does. Otherwise any text can be
-        encoded: all 256 bytes in their own order, or an `<unk>` that also takes symbols rarer than `min_count`
-        (a word's place is by frequency, a character's is the end). `<eos>` is always id 0.
+    @classmethod
+    def from_counts(
+        cls,
+        unit: Unit,
+        counts: Mapping[Any, int],
+        *,
+        newlines: Newlines = "keep",
+        min_count: int = 1,
+        closed: bool = False,
+    ) -> Vocab:
+        """The symbols of `counts`, which stand in the order they first occur: by frequency, ties as they stand.
+
+        `closed` keeps exactly these, as a published protocol does. Otherwise any text can be encoded: all 256 bytes
+        in their own order, or an `<unk>` that also takes symbols rarer than `min_count` (a word's place is by
+        frequency, a character's is the end). The line end of words is always id 0.
         """
         if unit == "byte" and not closed:
             return cls(unit, tuple(b for b in range(256) if newlines == "keep" or b != 0x0A), newlines)
-        counts: Counter[Any] = Counter()
-        for text in texts:
-            parts = _split(text, unit, newlines)
-            counts.update(_count_bytes(parts) if isinstance(parts, bytes) else parts)
-        first = [EOS] if unit == "word" and newlines == "keep" else []
-        for symbol in first:
-            counts.pop(symbol, None)
-        if closed:
-            return cls(unit, (*first, *(symbol for symbol, _ in counts.most_common())), newlines)
-        rare = [symbol for symbol, count in counts.items() if count < min_count and symbol != UNK]
-        counts[UNK] += sum(counts.pop(symbol) for symbol in rare)
-        if unit == "char":
-            counts[UNK] = 0
-        return cls(unit, (*first, *(symbol for symbol, _ in counts.most_common())), newlines)
+        first = [LINE_ENDS[newlines]] if unit == "word" and newlines in LINE_ENDS else []
+        left = Counter({symbol: count for symbol, count in counts.items() if symbol not in first})
+        if not closed:
+            rare = [symbol for symbol, count in left.items() if count < min_count and symbol != UNK]
+            left[UNK] += sum(left.pop(symbol) for symbol in rare)
+            if unit == "char":
+                left[UNK] = 0
+        return cls(unit, (*first, *(symbol for symbol, _ in left.most_common())), newlines)
+
+    @classmethod
+    def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
+        """The byte pairs of a `tokenizer.json`, under the ids it gives them; `ValueError` where it makes others."""
+        return cls("bpe", BytePairs(content).symbols, newlines, json.dumps(json.loads(content)))
+
+    @classmethod
+    def read(cls, content: bytes, file: str, *, unit: Unit = "word", newlines: Newlines = "keep") -> Vocab:
+        """The vocabulary that a file lists: its words a line each, with or without a count behind, in its own order.
+
+        A line end and an `<unk>` that it lacks come first. A corpus of `unit` "bpe" takes a `tokenizer.json`.
+        `ValueError` where the `content` of `file` is neither.
+        """
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} must be UTF-8 text, and is not: {error}.") from error
+        if unit == "bpe":
+            return cls.of_tokenizer(text, newlines)
+        if unit != "word":
+            raise ValueError(f'A vocabulary file is for unit = "word" or "bpe", got "{unit}". Leave {file} out.')
+        lines = [line.split() for line in text.splitlines() if line.strip()]
+        counted = all(len(line) == 2 and line[1].isdecimal() for line in lines)
+        for number, line in enumerate(lines, start=1):
+            if not counted and len(line) != 1:
+                raise ValueError(
+                    f"{file} must list one word a line, each or none with a count behind it; line {number} is "
+                    f"{' '.join(line)[:60]!r}."
+                )
+        words = [line[0] for line in lines]
+        needed = [LINE_ENDS[newlines]] if newlines in LINE_ENDS else []
+        needed += [] if any(unk in words for unk in UNKNOWN) else [UNK]
+        symbols = (*(symbol for symbol in needed if symbol not in words), *words)
+        if len(set(symbols)) < len(symbols) or not words:
+            [(word, count)] = Counter(symbols).most_common(1)
+            raise ValueError(f"{file} must list each word once, and has {word!r} {count} times." if words else
+                             f"{file} must list words, and is empty.")  # fmt: skip
+        return cls(unit, symbols, newlines)
 
     def __len__(self) -> int:
         return len(self.symbols)
 
     def __str__(self) -> str:
-        return f"{len(self)} {self.unit}s, newlines {'kept' if self.newlines == 'keep' else 'dropped'}"
+        units = "byte pairs" if self.unit == "bpe" else f"{self.unit}s"
+        ends = {"keep": "newlines kept", "drop": "newlines dropped", "sentence": "sentences between <S>"}
+        return f"{len(self)} {units}, {ends[self.newlines]}"
 
     def __repr__(self) -> str:
         return f"Vocab({self})"
@@ -90,12 +153,23 @@ class Vocab:
     @cached_property
     def unk(self) -> int | None:
         """The id of `<unk>`, if there is one."""
-        return self._ids.get(UNK)
+        return next((self._ids[symbol] for symbol in UNKNOWN if symbol in self._ids), None)
 
     @cached_property
     def line_end(self) -> int | None:
-        """The id that ends a line: `<eos>` among words, the newline among bytes and characters, if there is one."""
-        return self._ids.get({"byte": 0x0A, "char": "\n", "word": EOS}[self.unit])
+        """The id that ends a line: `<eos>` or `<S>` among words, else the newline, if there is one."""
+        newline = {"byte": 0x0A, "char": "\n", "word": LINE_ENDS.get(self.newlines), "bpe": NEWLINE}[self.unit]
+        return self._ids.get(newline)
+
+    @property
+    def opening(self) -> Integer[np.ndarray, " O"]:
+        """The ids a text opens with before its own: the `<S>` in front of a first sentence, else none."""
+        return np.array([self.line_end] if self.newlines == "sentence" else [], self.dtype)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether each symbol is a piece of text; bytes and byte pairs may be a part of a character."""
+        return self.unit in ("char", "word")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -107,16 +181,18 @@ class Vocab:
 
         A `ValueError` names a symbol that has no id and its place, counted from `start` where more text stands before.
         """
+        if self.unit == "bpe":
+            text = text if isinstance(text, str) else text.decode("utf-8")
+            return self._pairs.encode(text.replace("\n", "") if self.newlines == "drop" else text).astype(self.dtype)
         parts = _split(text, self.unit, self.newlines)
         if isinstance(parts, bytes):
             if unknown := parts.translate(None, bytes(self._ids)):
                 raise self._no_id(unknown[:1], start + parts.index(unknown[:1]))
             return np.frombuffer(parts.translate(self._byte_ids), np.uint8).copy()
-        default = -1 if self.unk is None else self.unk
         if isinstance(parts, str):
             ids = self._char_ids[np.frombuffer(parts.encode("utf-32-le", "surrogatepass"), "<u4")]
         else:
-            ids = np.fromiter(map(self._ids.get, parts, repeat(default)), np.int32, len(parts))
+            ids = self.ids_of(parts)
         if self.unk is None and ids.size and ids.min() < 0:
             position = int(ids.argmin())
             raise self._no_id(parts[position], start + position)
@@ -125,23 +201,26 @@ class Vocab:
     def decode(self, ids: Any) -> str:
         """Text of `ids`. Bytes that are not UTF-8 and unknown characters show as U+FFFD.
 
-        More ids only append to the text of characters and words; for bytes, feed `decode_bytes` to an incremental
-        UTF-8 decoder to stream.
+        More ids only append to the text of characters and words; for bytes and byte pairs, feed `decode_bytes` to an
+        incremental UTF-8 decoder to stream.
         """
-        if self.unit == "byte":
+        if not self.is_text:
             return self.decode_bytes(ids).decode("utf-8", errors="replace")
         symbols = [str(self.symbols[i]) for i in self._checked(ids).tolist()]
         if self.unit == "char":
             return "".join("\ufffd" if symbol == UNK else symbol for symbol in symbols)
+        end = LINE_ENDS.get(self.newlines)
         pieces = []
-        for previous, symbol in zip([EOS, *symbols], symbols, strict=False):
-            pieces.append("\n" if symbol == EOS else symbol if previous == EOS else " " + symbol)
+        for previous, symbol in zip([end, *symbols], symbols, strict=False):
+            pieces.append("\n" if symbol == end else symbol if previous == end else " " + symbol)
         return "".join(pieces)
 
     def decode_bytes(self, ids: Any) -> bytes:
         """The very bytes of `ids`; UTF-8 where the symbols are characters or words."""
-        if self.unit != "byte":
+        if self.is_text:
             return self.decode(ids).encode("utf-8", "surrogatepass")
+        if self.unit == "bpe":
+            return b"".join(self._pairs.token_bytes()[i] for i in self._checked(ids).tolist())
         return np.array(self.symbols, np.uint8)[self._checked(ids)].tobytes()
 
     def symbol_bytes(self) -> Int[np.ndarray, " V"]:
@@ -151,16 +230,19 @@ class Vocab:
         """
         if self.unit == "byte":
             return np.ones(len(self), np.int64)
+        if self.unit == "bpe":
+            return np.array(list(map(len, self._pairs.token_bytes())), np.int64)
         behind = int(self.unit == "word")
         sizes = [len(str(symbol).encode("utf-8", "surrogatepass")) + behind for symbol in self.symbols]
-        for symbol in [EOS] if self.unit == "word" else [UNK]:
-            if symbol in self._ids:
-                sizes[self._ids[symbol]] = 1
+        one = self.line_end if self.unit == "word" else self.unk
+        if one is not None:
+            sizes[one] = 1
         return np.array(sizes, np.int64)
 
     def to_json(self) -> dict[str, Any]:
         """What `vocab.json` holds."""
-        return {"unit": self.unit, "newlines": self.newlines, "symbols": list(self.symbols)}
+        content = {"unit": self.unit, "newlines": self.newlines, "symbols": list(self.symbols)}
+        return content | ({"tokenizer": json.loads(self.tokenizer)} if self.tokenizer else {})
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Vocab:
@@ -169,19 +251,30 @@ class Vocab:
             unit, newlines, symbols = content["unit"], content["newlines"], tuple(content["symbols"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"vocab.json must hold unit, newlines and symbols; {error} is missing.") from error
-        if unit not in ("byte", "char", "word") or newlines not in ("drop", "keep"):
+        if unit not in get_args(Unit) or newlines not in get_args(Newlines):
             raise ValueError(f"vocab.json has unit {unit!r} and newlines {newlines!r}, which no vocabulary has.")
         if unit == "byte":
             sound = all(isinstance(symbol, int) and 0 <= symbol < 256 for symbol in symbols)
         else:
-            sound = all(isinstance(s, str) and (unit == "word" or len(s) == 1 or s == UNK) for s in symbols)
+            sound = all(isinstance(s, str) and (unit != "char" or len(s) == 1 or s == UNK) for s in symbols)
         if not sound or not symbols or len(set(symbols)) != len(symbols):
             raise ValueError(f"vocab.json must list each {unit} of the vocabulary once; it is damaged.")
-        return cls(unit, symbols, newlines)
+        if unit == "bpe" and "tokenizer" not in content:
+            raise ValueError("vocab.json must hold the tokenizer of its byte pairs; it is damaged.")
+        return cls(unit, symbols, newlines, json.dumps(content["tokenizer"]) if unit == "bpe" else "")
+
+    def ids_of(self, symbols: Collection[str]) -> Integer[np.ndarray, " T"]:
+        """The id of each symbol, of `<unk>` where it has none; -1 if there is no `<unk>` either."""
+        default = -1 if self.unk is None else self.unk
+        return np.fromiter(map(self._ids.get, symbols, repeat(default)), np.int32, len(symbols))
 
     @cached_property
     def _ids(self) -> dict[Any, int]:
         return {symbol: i for i, symbol in enumerate(self.symbols)}
+
+    @cached_property
+    def _pairs(self) -> BytePairs:
+        return BytePairs(self.tokenizer)
 
     @cached_property
     def _byte_ids(self) -> bytes:
@@ -207,8 +300,13 @@ class Vocab:
         )
 
 
+def split_words(text: str, newlines: Newlines) -> list[str]:
+    """What white space separates, and a word for each line end unless these are dropped."""
+    return text.replace("\n", f" {LINE_ENDS[newlines]} " if newlines in LINE_ENDS else " ").split()
+
+
 def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | list[str]:
-    """`text` as a sequence of symbols, in the order they stand."""
+    """`text` as a sequence of bytes, characters or words, in the order they stand."""
     if unit == "byte":
         # surrogateescape: a command line hands over bytes that are not UTF-8 this way.
         raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
@@ -216,10 +314,17 @@ def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | l
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     if unit == "char":
         return decoded.replace("\n", "") if newlines == "drop" else decoded
-    return decoded.replace("\n", f" {EOS} " if newlines == "keep" else " ").split()
+    return split_words(decoded, newlines)
 
 
-def _count_bytes(data: bytes) -> dict[int, int]:
-    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
-    seen = sorted(np.flatnonzero(counts).tolist(), key=lambda byte: data.index(byte))
-    return {byte: int(counts[byte]) for byte in seen}
+def _count_codes(symbols: bytes | str) -> dict[int, int] | dict[str, int]:
+    """How often each byte or character occurs, in the order they first do."""
+    is_text = isinstance(symbols, str)
+    raw = symbols.encode("utf-32-le", "surrogatepass") if is_text else symbols
+    codes = np.frombuffer(raw, "<u4" if is_text else "u1")
+    counts = np.bincount(codes)
+    first = np.zeros(len(counts), np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several values for one place the last one stays
+    seen = np.flatnonzero(counts)
+    seen = seen[np.argsort(first[seen])].tolist()
+    return {chr(code) if is_text else code: int(counts[code]) for code in seen}

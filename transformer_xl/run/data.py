@@ -1,27 +1,35 @@
-"""`txl data NAME --source PATH`: a published corpus from a local copy to a token store."""
+"""`txl data NAME`: a published corpus, downloaded or from a local copy, to a token store."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.datasets import DATASETS, prepare
+from transformer_xl.data.datasets import prepare
+from transformer_xl.data.vocab import Newlines
 
 from .show import show_table
 
 
-def data(name: str, source: Path, *, newlines: Literal["drop", "keep"] | None = None) -> None:
+def data(
+    name: str,
+    source: Path | None = None,
+    *,
+    newlines: Newlines | None = None,
+    partial: bool = False,
+    vocab_file: Path | None = None,
+) -> None:
     """Prepare a corpus, by default with the published treatment of line ends, and print what it holds."""
-    protocols = DATASETS[name].protocols if name in DATASETS else ("keep",)
-    show_corpus(prepare(name, source, newlines=newlines or next(iter(protocols))))
+    show_corpus(prepare(name, source, newlines=newlines, partial=partial, vocab_file=vocab_file))
 
 
 def show_corpus(corpus: Corpus) -> None:
     header = corpus.header
-    rows = [
-        [name, f"{split.tokens:,}", f"{split.types:,}", f"{split.unknown:,}", f"{split.bytes:,}"]
-        for name, split in header.splits.items()
-    ]
+    rows = []
+    for name, split in header.splits.items():
+        targets = split.tokens - len(split.documents or [0])
+        rows.append([name, *(f"{n:,}" for n in (split.tokens, targets, split.types, split.unknown, split.bytes))])
     title = f"{header.name}: {corpus.vocab}, in {corpus.path}"
-    show_table(title, ["split", "tokens", "types", "unknown", "bytes of text"], rows)
+    if header.partial:
+        title += f"\nPartial: {header.partial}."
+    show_table(title, ["split", "tokens", "targets", "types", "unknown", "bytes of text"], rows)
