@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 
+from transformer_xl.bench.measure import peak_memory
 from transformer_xl.recipe import load_recipe, packaged_recipes
 
 COLUMNS = "parameters       T     M   first s  second s   peak GB  bound GB"
@@ -72,7 +72,7 @@ def measure(recipe: str, precision: str, meta: bool) -> Steps:
         tgt_len=lengths.tgt_len,
         mem_len=lengths.mem_len,
         seconds=(seconds[0], seconds[1]),
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        peak_bytes=peak_memory(),
         loss=None if meta else loss.item(),
     )
 

@@ -19,8 +19,8 @@ from transformer_xl import cli
 from transformer_xl.cli import COMMANDS, main
 from transformer_xl.recipe import load_recipe
 from transformer_xl.run.demo import library
-from transformer_xl.run.show import plain_table
 from transformer_xl.run.train import STOPPED
+from transformer_xl.show import plain_table
 
 MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
 TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import lzma
 import os
+import tarfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +17,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server import serving
 
+from transformer_xl.data.bpe import BytePairs, train_bpe
 from transformer_xl.data.corpus import OPENERS, Corpus, pieces
 from transformer_xl.data.datasets import open_corpus, prepare, tokenised
-from transformer_xl.data.published import DATASETS, Counts, Dataset, File, Protocol, Substitute
+from transformer_xl.data.download import Origin
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol, Substitute
 from transformer_xl.data.texts import read_file, read_splits
 from transformer_xl.data.vocab import EOS, UNK, Vocab
 from transformer_xl.settings import CorpusConfig
@@ -210,7 +217,7 @@ class TestCorpus:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match=r"Cannot write the token store .*: No space left on device\. Make room"):
+        with pytest.raises(OSError, match=r"store could not be written: No space left on device\. Free some space"):
             Corpus.build(store, splits | {"train": b"other text"})
         assert Corpus.open(store, verify=True).header.splits["train"].tokens == 9
         assert {p.name for p in tmp_path.iterdir()} == {"store", ".store.lock"}
@@ -373,68 +380,334 @@ class TestAnyText:
             open_corpus(CorpusConfig(name=str(tmp_path / "one"), reset_documents=True))
 
 
+def digest(text: bytes) -> str:
+    return "sha256:" + hashlib.sha256(text).hexdigest()
+
+
 class TestPublished:
+    """On corpora a few bytes long, with all that real ones have."""
+
+    TEXT = b"ab\nb" * 5
+    PART = b"ab\nb" * 3
+
     @pytest.fixture
     def tiny(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        text = b"ab\nb" * 5
-        spec = Dataset(
+        """One file to cut, in two protocols, the second with wrong counts."""
+        known = Dataset(
             unit="byte",
-            files={"tiny": hashlib.sha256(text).hexdigest()},
-            protocols={"drop": Published((8, 3, 4), 2), "keep": Published((10, 5, 5), 4)},
+            files={"tiny": File(20, digest(self.TEXT))},
+            packages=(),
+            protocols={
+                "drop": Protocol(2, dict(zip(SPLITS, (Counts(8, 2), Counts(3, 2), Counts(4, 2)), strict=True))),
+                "keep": Protocol(4, dict(zip(SPLITS, (Counts(10, 3), Counts(5, 3), Counts(6, 3)), strict=True))),
+            },
             cuts=(10, 15),
+            substitutes={
+                "tiny": Substitute(
+                    "tiny.begin", digest(self.PART), "the first 12 of 20 bytes", {"train": Counts(5)}, (6, 9)
+                )
+            },
         )
-        monkeypatch.setitem(DATASETS, "tiny", spec)
+        monkeypatch.setitem(DATASETS, "tiny", known)
         (tmp_path / "source").mkdir()
-        (tmp_path / "source" / "tiny.xz").write_bytes(lzma.compress(text))
+        (tmp_path / "source" / "tiny.xz").write_bytes(lzma.compress(self.TEXT))
         return tmp_path / "source"
+
+    @pytest.fixture
+    def words(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Two training files, one for validation and test, and a vocabulary that counts lines as sentences."""
+        files = {"a.1": b"the cat sat\nthe dog\n", "a.2": b"a dog\n", "b": b"the bird sat\n"}
+        files["list"] = b"the 3\n<S> 2\ndog 2\n"
+        known = Dataset(
+            unit="word",
+            files={name: File(len(text), digest(text)) for name, text in files.items()},
+            packages=(),
+            protocols={"sentence": Protocol(4, {"test": Counts(5, 3, 2), "train": Counts(11, 4, 3)})},
+            splits={"train": ("a.1", "a.2"), "valid": ("b",), "test": ("b",)},
+            counted=("train",),
+            vocab_file="list",
+            tokenised=True,
+        )
+        monkeypatch.setitem(DATASETS, "words", known)
+        folder = tmp_path / "words"
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_bytes(text)
+        return folder
 
     def test_protocols_are_two_stores(self, tiny: Path, home: Path) -> None:
         config = CorpusConfig(name="tiny", newlines="drop")
-        with pytest.raises(FileNotFoundError, match="run `txl data tiny --source PATH`"):
+        with pytest.raises(FileNotFoundError, match="run `txl data tiny`, with --source PATH for a local copy"):
             open_corpus(config)
-        assert prepare("tiny", tiny / "tiny.xz", newlines="drop").path == home / "corpora" / "tiny"
-        with pytest.raises(FileNotFoundError, match="--source PATH --newlines keep`"):
+        assert prepare("tiny", tiny / "tiny.xz").path == home / "corpora" / "tiny"
+        with pytest.raises(FileNotFoundError, match="run `txl data tiny --newlines keep`"):
             open_corpus(CorpusConfig(name="tiny"))
         corpus = open_corpus(config)
-        assert corpus.vocab.symbols == tuple(b"ba")
+        assert corpus.vocab.symbols == tuple(b"ba") and corpus.caveat == ""
         assert corpus.vocab.decode(corpus.split("valid").ids) == "bab"
 
-    def test_other_content_and_other_counts_are_refused(self, tiny: Path, home: Path) -> None:
-        with pytest.raises(ValueError, match=r"must come to .* and came to .*\(10, 5, 5\), vocab_size=3\)"):
+    def test_other_content_and_other_counts_are_refused(self, tiny: Path, home: Path, monkeypatch) -> None:
+        with pytest.raises(ValueError, match=r"came to 3 symbols, not 4; 5 tokens in test, not 6\. Its files are not"):
             prepare("tiny", tiny, newlines="keep")
         assert not (home / "corpora" / "tiny-keep").exists()
+        before = prepare("tiny", tiny)
+        known = DATASETS["tiny"]
+        monkeypatch.setitem(DATASETS, "tiny", replace(known, protocols={"drop": known.protocols["keep"]}))
+        with pytest.raises(ValueError, match="came to 2 symbols, not 4"):
+            prepare("tiny", tiny)
+        assert Corpus.open(before.path, verify=True) == before, "the good store stays"
+        monkeypatch.setitem(DATASETS, "tiny", known)
         (tiny / "tiny").write_bytes(b"something else")
-        with pytest.raises(ValueError, match="is not the published tiny: its content has SHA-256"):
-            prepare("tiny", tiny, newlines="drop")
-        with pytest.raises(FileNotFoundError, match=r"must be a folder with tiny .* has no tiny"):
-            prepare("tiny", tiny.parent, newlines="drop")
-        with pytest.raises(ValueError, match="one of enwik8, ptb"):
-            prepare("text9", tiny, newlines="drop")
-        with pytest.raises(ValueError, match=r"corpus\.newlines must be 'keep' for ptb"):
+        with pytest.raises(ValueError, match="is not the published tiny: its content has SHA256"):
+            prepare("tiny", tiny)
+        (tiny / "tiny").write_bytes(self.TEXT * 2)
+        with pytest.raises(ValueError, match="is not the published tiny"):
+            prepare("tiny", tiny)
+        with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere"):
+            prepare("tiny", tiny / "nowhere")
+        with pytest.raises(ValueError, match=r"one of enwik8, .* got 'text9'\. Did you mean text8"):
+            prepare("text9", tiny)
+        with pytest.raises(ValueError, match="--newlines must be 'keep' for ptb"):
             prepare("ptb", tiny, newlines="drop")
 
+    def test_a_folder_without_the_files_says_which_are_missing(self, tiny: Path) -> None:
+        (tiny / "tiny.xz").unlink()
+        for partial in (False, True):
+            with pytest.raises(FileNotFoundError, match=r"must hold tiny, and lacks tiny\. Give a whole copy, or"):
+                prepare("tiny", tiny, partial=partial)
+
     def test_the_wrong_unit_or_vocabulary_is_refused(self, tiny: Path) -> None:
-        path = str(prepare("tiny", tiny, newlines="drop").path)
+        path = str(prepare("tiny", tiny).path)
         for name in ("tiny", path):
             with pytest.raises(ValueError, match=r'corpus\.unit must be "byte"'):
                 open_corpus(CorpusConfig(name=name, unit="char", newlines="drop"))
             with pytest.raises(ValueError, match=r"\(256 bytes, newlines kept\) is not that of .*\(2 bytes"):
                 open_corpus(CorpusConfig(name=name, newlines="drop"), Vocab.build("byte", []))
+            with pytest.raises(ValueError, match=r"corpus\.vocab is for a text file"):
+                open_corpus(CorpusConfig(name=name, newlines="drop", vocab="words.txt"))
             assert open_corpus(CorpusConfig(name=name, newlines="drop")).name == "tiny"
+        with pytest.raises(ValueError, match=r'corpus\.newlines must be "drop"'):
+            open_corpus(CorpusConfig(name=path))
 
     def test_a_models_line_ends_say_nothing_of_another_corpus(self, tiny: Path, monkeypatch) -> None:
-        prepare("tiny", tiny, newlines="drop")
-        spec = DATASETS["tiny"]
-        monkeypatch.setitem(DATASETS, "tiny", replace(spec, protocols={"drop": spec.protocols["drop"]}))
+        prepare("tiny", tiny)
+        known = DATASETS["tiny"]
+        monkeypatch.setitem(DATASETS, "tiny", replace(known, protocols={"drop": known.protocols["drop"]}))
         with pytest.raises(ValueError, match="is not that of the corpus tiny"):
             open_corpus(CorpusConfig(name="tiny", newlines="keep"), Vocab.build("byte", []))
+
+    def test_a_part_is_taken_only_when_asked_for_and_called_one(self, tiny: Path, home: Path) -> None:
+        (tiny / "tiny.xz").unlink()
+        (tiny / "tiny.begin").write_bytes(self.PART)
+        with pytest.raises(FileNotFoundError, match=r"or take what there is of a folder with --partial"):
+            prepare("tiny", tiny)
+        corpus = prepare("tiny", tiny, partial=True)
+        assert corpus.path == home / "corpora" / "tiny-partial" and corpus.name == "tiny-partial"
+        assert corpus.caveat == "; partial: the first 12 of 20 bytes"
+        assert corpus.vocab.decode_bytes(corpus.split("test").ids) == b"bb"
+        with pytest.raises(FileNotFoundError, match=r"Prepared are tiny-partial: take one with --corpus\.name"):
+            open_corpus(CorpusConfig(name="tiny", newlines="drop"))
+        assert open_corpus(CorpusConfig(name="tiny-partial", newlines="drop")) == corpus
+        (tiny / "tiny.begin").write_bytes(self.PART[:-1])
+        with pytest.raises(ValueError, match="is not the published tiny"):
+            prepare("tiny", tiny, partial=True)
+
+    def test_what_is_whole_is_not_partial(self, tiny: Path, home: Path) -> None:
+        assert prepare("tiny", tiny, partial=True).path == home / "corpora" / "tiny"
+
+    def test_files_may_lie_deeper_or_in_an_archive(self, words: Path, tmp_path: Path) -> None:
+        (tmp_path / "deep" / "er").mkdir(parents=True)
+        words.rename(tmp_path / "deep" / "er" / "words")
+        from_folder = prepare("words", tmp_path / "deep")
+        with tarfile.open(tmp_path / "words.tgz", "w:gz") as archive:
+            archive.add(tmp_path / "deep" / "er" / "words", "anything")
+        (tmp_path / "list.xz").write_bytes(lzma.compress((tmp_path / "deep" / "er" / "words" / "list").read_bytes()))
+        from_archive = prepare("words", tmp_path / "words.tgz", vocab_file=tmp_path / "list.xz")
+        assert from_archive == from_folder
+        with pytest.raises(ValueError, match=r"--partial needs a folder"):
+            prepare("words", tmp_path / "words.tgz", partial=True)
+        with pytest.raises(ValueError, match=r"say with --source"):
+            prepare("words", partial=True)
+
+    def test_sentences_stand_between_their_marks(self, words: Path) -> None:
+        corpus = prepare("words", words)
+        assert corpus.vocab.symbols == ("<unk>", "the", "<S>", "dog")
+        assert corpus.split("train").ids.tolist() == [2, 1, 0, 0, 2, 1, 3, 2, 0, 3, 2]
+        assert corpus.split("valid").ids.tolist() == [2, 1, 0, 0, 2]
+        assert corpus.vocab.opening.tolist() == [2] and corpus.vocab.line_end == 2
+        assert corpus.vocab.decode(corpus.split("train").ids[1:]) == "the <unk> <unk>\nthe dog\n<unk> dog\n"
+
+    def test_what_is_missing_is_listed(self, words: Path, home: Path) -> None:
+        (words / "a.2").unlink()
+        corpus = prepare("words", words, partial=True)
+        assert corpus.header.partial == "1 of 2 files of its train part" and len(corpus.vocab) == 4
+        (words / "a.1").unlink()
+        (words / "list").unlink()
+        corpus = prepare("words", words, partial=True)
+        assert corpus.header.partial == "no train part; its words are those of its valid and test part"
+        assert corpus.vocab.symbols == ("<S>", "the", "bird", "sat", UNK)
+        assert set(corpus.header.splits) == {"valid", "test"}
+
+    def test_another_vocabulary_is_another_store(self, words: Path, tmp_path: Path, home: Path) -> None:
+        (tmp_path / "mine.txt").write_text("dog\ncat\n<UNK>\n")
+        corpus = prepare("words", words, vocab_file=tmp_path / "mine.txt")
+        assert corpus.path == home / "corpora" / "words+mine" and corpus.name == "words+mine"
+        assert corpus.vocab.symbols == ("<S>", "dog", "cat", "<UNK>") and corpus.vocab.unk == 3
+        for name in ("words", "words-partial", "words+mine", "words+mine-partial", "wikitext-2-raw"):
+            assert tokenised(name)
+        for name in ("wordsmith", "ptb-char", "enwik8", "text8-partial", "a/path"):
+            assert not tokenised(name)
+
+    def test_every_address_names_its_file(self) -> None:
+        names = {
+            origin.name
+            for dataset in DATASETS.values()
+            for way in dataset.packages
+            for package in way
+            for origin in package.origins
+        }
+        assert "simple-examples.tgz" in names and len(names) == 12
+
+    def test_published_spelling_becomes_plain_text(self, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        spelled = b"a b _ c \n "
+        known = DATASETS["ptb-char"]
+        files = {name: File(len(spelled), digest(spelled)) for name in known.files}
+        protocol = Protocol(5, dict.fromkeys(SPLITS, Counts(5, 5)))
+        monkeypatch.setitem(DATASETS, "ptb-char", replace(known, files=files, protocols={"keep": protocol}))
+        for name in files:
+            (tiny / name).write_bytes(spelled)
+        corpus = prepare("ptb-char", tiny)
+        assert corpus.vocab.decode(corpus.split("test").ids) == "ab c\n"
+
+    def test_a_damaged_copy_says_which(self, tiny: Path) -> None:
+        (tiny / "tiny.xz").write_bytes((tiny / "tiny.xz").read_bytes()[:-9])
+        with pytest.raises(ValueError, match=r"tiny\.xz is not a sound \.xz file"):
+            prepare("tiny", tiny)
+
+
+class TestDownloaded:
+    """A published corpus from a server that misbehaves."""
+
+    def test_the_second_address_serves_where_the_first_fails(self, home: Path, monkeypatch) -> None:
+        text = TestPublished.TEXT
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("folder/tiny", text)
+            archive.writestr("../../evil", b"evil")
+        with serving() as server:
+            server.put("tiny.zip", packed.getvalue())
+            gone, there = Origin(server.url("gone.zip")), server.url("tiny.zip")
+            package = Package(("tiny",), (gone, Origin(there, len(packed.getvalue()), digest(packed.getvalue()))))
+            protocol = Protocol(2, {"train": Counts(8, 2)})
+            known = Dataset("byte", {"tiny": File(20, digest(text))}, ((package,),), {"drop": protocol}, cuts=(10, 15))
+            monkeypatch.setitem(DATASETS, "tiny", known)
+            assert prepare("tiny").path == home / "corpora" / "tiny"
+        assert prepare("tiny").header.source == "tiny", "the second time there is no server"
+        assert {path.name for path in (home / "downloads" / "tiny").iterdir() if path.suffix == ".zip"} == {"tiny.zip"}
+        assert not list(home.rglob("*evil*")) and not list(home.rglob("unpacked-*"))
+
+    def test_wrong_content_is_not_kept(self, home: Path, monkeypatch) -> None:
+        with serving() as server:
+            server.put("tiny", b"wrong")
+            address = server.url("tiny")
+            known = Dataset(
+                "byte",
+                {"tiny": File(20, digest(TestPublished.TEXT))},
+                ((Package(("tiny",), (Origin(address),)),),),
+                {"drop": Protocol(2, {})},
+                cuts=(10, 15),
+            )
+            monkeypatch.setitem(DATASETS, "tiny", known)
+            with pytest.raises(OSError, match=r"is not the published tiny"):
+                prepare("tiny")
+        assert not (home / "downloads" / "tiny" / "tiny").exists() and not (home / "corpora").exists()
+
+
+class TestVocabFile:
+    @pytest.mark.parametrize("newlines", ["keep", "sentence", "drop"])
+    @pytest.mark.parametrize("counted", [True, False])
+    def test_words_keep_the_order_of_the_file(self, counted: bool, newlines) -> None:
+        lines = "the 9\nof 7\n<unk> 2\n" if counted else "the\nof\n<unk>"
+        first = {"keep": ("<eos>",), "sentence": ("<S>",), "drop": ()}[newlines]
+        assert Vocab.read(lines.encode(), "file", newlines=newlines).symbols == (*first, "the", "of", "<unk>")
+
+    def test_an_unk_that_is_missing_stands_behind_the_line_end(self) -> None:
+        assert Vocab.read(b"the\nof\n", "file").symbols == (EOS, UNK, "the", "of")
+        assert Vocab.read(b"<UNK>\nof\n<eos>\n", "file").symbols == ("<UNK>", "of", EOS)
+
+    def test_numbers_are_words_too(self) -> None:
+        assert Vocab.read(b"1990 3\n12 2\n", "file").symbols == (EOS, UNK, "1990", "12")
+        assert Vocab.read(b"1990\n12\n", "file").symbols == (EOS, UNK, "1990", "12")
+
+    @pytest.mark.parametrize(
+        ("content", "sentence"),
+        [
+            (b"the 1\n\nof the 2\n", r"one a line, .* line 3 is 'of the 2'"),
+            (b"the 1\nof\n", r"line 2 is 'of'"),
+            (b"the\nof 1\n", r"line 2 is 'of 1'"),
+            (b"the\nof\nthe\n", r"each word once, .* line 3 is 'the'"),
+            (b"\n\n", "is empty"),
+            (b"\xff", "UTF-8"),
+        ],
+    )
+    def test_another_file_is_refused(self, content: bytes, sentence: str) -> None:
+        with pytest.raises(ValueError, match=f"^file must .*{sentence}"):
+            Vocab.read(content, "file")
+
+    def test_it_is_for_words_and_byte_pairs(self) -> None:
+        with pytest.raises(ValueError, match=r'for unit = "word" or "bpe", got "char"'):
+            Vocab.read(b"a", "file", unit="char")
+
+    def test_any_text_can_take_one(self, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text("the cat\n" * 40)
+        (tmp_path / "vocab.txt").write_text("cat\nbird\n")
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="word", vocab=str(tmp_path / "vocab.txt")))
+        assert corpus.vocab.symbols == (EOS, UNK, "cat", "bird")
+        assert corpus.header.splits["train"].unknown == 37
+        with pytest.raises(FileNotFoundError, match="There is no file"):
+            open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="word", vocab=str(tmp_path / "none.txt")))
+
+
+class TestBytePairs:
+    TEXT = "the cat sat\n  on the mat, été 中文\n\n" * 40
+
+    def test_text_comes_back_and_frequent_pairs_come_first(self, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text(self.TEXT)
+        config = CorpusConfig(name=str(tmp_path / "text"), unit="bpe", bpe_size=270)
+        corpus = open_corpus(config)
+        vocab, ids = corpus.vocab, corpus.split("train").ids
+        assert vocab.decode_bytes(ids) == self.TEXT.encode()[: len(self.TEXT.encode()) * 9 // 10]
+        assert vocab.symbol_bytes()[ids].sum() == corpus.header.splits["train"].bytes
+        counts = np.bincount(ids, minlength=len(vocab))
+        assert (np.diff(counts) <= 0).all(), "ids go by frequency"
+        assert vocab.line_end == vocab.encode("\n").item() and len(vocab) == 270
+        again = Vocab.from_json(json.loads(json.dumps(vocab.to_json())))
+        assert again == vocab and again.fingerprint == vocab.fingerprint
+        assert open_corpus(config).path == corpus.path
+        assert open_corpus(replace(config, bpe_size=265)).path != corpus.path
+
+    def test_a_tokenizer_that_is_there_keeps_its_ids(self, tmp_path: Path) -> None:
+        tokenizer = train_bpe([self.TEXT], 270)
+        (tmp_path / "tokenizer.json").write_text(tokenizer)
+        (tmp_path / "text").write_text(self.TEXT)
+        config = CorpusConfig(name=str(tmp_path / "text"), unit="bpe", vocab=str(tmp_path / "tokenizer.json"))
+        corpus = open_corpus(config)
+        assert corpus.vocab.symbols == BytePairs(tokenizer).symbols
+        assert corpus.vocab.decode(corpus.vocab.encode("a\ud800b")) == "a\ufffd\ufffd\ufffdb"
+        with pytest.raises(ValueError, match=r"must hold the tokenizer"):
+            Vocab.from_json({"unit": "bpe", "newlines": "keep", "symbols": ["a"]})
+
+    def test_dropped_newlines_are_not_there(self, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text(self.TEXT)
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="bpe", bpe_size=270, newlines="drop"))
+        assert b"\n" not in corpus.vocab.decode_bytes(corpus.split("train").ids)
 
 
 @needs_data
 def test_enwik8_is_the_published_one(tmp_path: Path) -> None:
     """One test for both protocols, for each preparation reads 100 MB."""
     (tmp_path / "enwik8").write_bytes(read_file(DATA / "enwik8" / "enwik8.xz"))
-    drop = prepare("enwik8", tmp_path / "enwik8", newlines="drop")
+    drop = prepare("enwik8", tmp_path / "enwik8")
     keep = prepare("enwik8", tmp_path, newlines="keep")
     assert (len(drop.vocab), len(keep.vocab)) == (204, 205)
     assert [s.tokens for s in drop.header.splits.values()] == [88_982_818, 4_945_742, 4_943_417]
@@ -459,7 +732,32 @@ def test_ptb_is_the_published_one() -> None:
 
 
 @needs_data
+@pytest.mark.parametrize("name", ["ptb-char", "wikitext-2", "wikitext-2-raw", "text8", "wikitext-103", "lm1b"])
+def test_every_corpus_that_is_here_has_the_published_counts(name: str) -> None:
+    """`prepare` compares them all; what is not whole is called partial."""
+    whole = name not in ("text8", "wikitext-103", "lm1b")
+    if not whole:
+        with pytest.raises(FileNotFoundError, match="--partial"):
+            prepare(name, DATA / name)
+    corpus = prepare(name, DATA / name, partial=not whole)
+    assert corpus.name == (name if whole else f"{name}-partial") and bool(corpus.caveat) != whole
+    if name == "lm1b":
+        test = corpus.split("test").ids
+        assert StreamLoader(test, batch_size=10, tgt_len=32).targets == 159_658
+        assert (test == corpus.vocab.line_end).sum() == 6_075 + 1
+    if name == "ptb-char":
+        words = read_file(DATA / "ptb" / "ptb.test.txt.xz").decode()
+        lines = [line.strip() for line in words.splitlines()]
+        assert corpus.vocab.decode(corpus.split("test").ids) == "\n".join([*lines, ""])
+    if name == "wikitext-103":
+        published = read_file(DATA / name / "vocab.counts.txt.xz").decode().splitlines()
+        assert corpus.vocab.symbols == (EOS, UNK, *(line.split()[0] for line in published))
+
+
+@needs_data
 def test_wikitext_2_on_the_fly() -> None:
     corpus = open_corpus(CorpusConfig(name=str(DATA / "wikitext-2"), unit="word"))
     assert [s.tokens for s in corpus.header.splits.values()] == [2_088_628, 217_646, 245_569]
     assert len(corpus.vocab) == 33_278
+    prepared = prepare("wikitext-2", DATA / "wikitext-2").vocab
+    assert set(corpus.vocab.symbols) == set(prepared.symbols), "no word of validation or test is new"

@@ -305,7 +305,7 @@ class TestMirrors:
         with pytest.raises(OSError, match=r"file/folder could not be written: .+\."):
             load(published(server), folder=tmp_path / "file" / "folder")
 
-    @pytest.mark.parametrize("last", ["", "..", ".f", "%2e%2e%2fx", "a%5Cb", "c%3Ax", "a%00b", "a%0Ab"])
+    @pytest.mark.parametrize("last", ["", "..", ".f", "%2e%2e", "x%2f", "a%5Cb", "c%3Ax", "a%00b", "a%0Ab"])
     def test_a_name_that_is_no_plain_file_is_refused(self, tmp_path, last) -> None:
         with pytest.raises(ValueError, match="must end in the plain name of a file"):
             load(Origin(f"http://127.0.0.1/{last}"), folder=tmp_path)

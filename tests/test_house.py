@@ -22,7 +22,7 @@ FLOORS = (
     {"distributed", "memory", "attention", "adaptive", "data", "recipe"},
     {"model"},
     {"baselines"},
-    {"optim", "metrics", "trackers", "checkpoint"},
+    {"optim", "metrics", "trackers", "show", "checkpoint"},
     {"evaluate", "generate", "interop", "hf"},
     {"train", "analysis"},
     {"run", "bench"},

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from transformer_xl.cli import main
+from transformer_xl.data.published import DATASETS, Dataset, File, Protocol
 from transformer_xl.metrics import read_metrics
 from transformer_xl.recipe import load_recipe
 
@@ -172,16 +173,51 @@ def test_fine_tuning_starts_from_the_weights_and_symbols_of_a_run(home: Path, ca
     assert nats[0] == nats[1]
 
 
-@pytest.mark.parametrize("unit", ["char", "word"])
-def test_a_folder_of_characters_or_words(unit: str, home: Path, capsys):
+@pytest.mark.parametrize("unit", ["char", "word", "bpe"])
+def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsys):
     Path(unit).mkdir()
     for name in ("a.txt", "b.txt", "c.txt"):
         (Path(unit) / name).write_text("Ünïcode wörds and   möre of them\n\nin lines\n" * 40)
     arguments = ["train", "text-words", "--data", unit, "--out", f"runs/{unit}", "--corpus.unit", unit, *TINY]
     assert main([*arguments, *words("--corpus.reset-documents --train.max-steps 3")]) == 0
-    assert ("ppl" if unit == "word" else "bpc") in capsys.readouterr().out
+    assert ("bpc" if unit == "char" else "ppl") in capsys.readouterr().out
     assert main(words(f"generate runs/{unit} --max-tokens 8 --prompt 'Ünïcode wörds' --json")) == 0
     assert json.loads(capsys.readouterr().out)["text"]
+
+
+def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypatch, capsys):
+    """A part of one, as sentences in a new order each epoch; every figure says that it is a part."""
+    text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40
+    files = {"train": File(10**6), "valid": File(10**6), "lost": File(10**6)}
+    splits = {"train": ("train", "lost"), "valid": ("valid",), "test": ("valid",)}
+    protocols = {"sentence": Protocol(None, {})}
+    known = Dataset("word", files, (), protocols, splits, counted=("train",), tokenised=True)
+    monkeypatch.setitem(DATASETS, "tiny", known)
+    Path("tiny").mkdir()
+    for name in ("train", "valid"):
+        (Path("tiny") / name).write_bytes(text)
+    assert main(words("data tiny --source tiny --partial")) == 0
+    assert "Partial: 1 of 2 files of its train part; its words are those of its train part." in capsys.readouterr().out
+    sentences = words("--corpus.name tiny-partial --corpus.newlines sentence --corpus.shuffle-lines")
+    assert main(["train", "text-words", "--out", "runs/tiny", *TINY, *sentences, "--train.max-steps", "60"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("partial: 1 of 2 files") == 2, "beside the model, and beside the test figure"
+    entries = [entry for entry in read_metrics("runs/tiny/metrics.jsonl") if entry["split"] != "train"]
+    assert entries and all("1 of 2 files" in entry["partial"] for entry in entries)
+    assert main(words("eval runs/tiny --json")) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["partial"].startswith("1 of 2") and result["results"][0]["targets"] == len(text.split()) + 80
+    asked = ["generate", "runs/tiny", "--prompt", "He said , \"", "--max-tokens", "12", "--seed", "1"]
+    assert main(asked) == 0
+    readable = capsys.readouterr().out
+    assert readable.startswith('He said, "') and " ." not in readable
+    assert main([*asked, "--raw"]) == 0
+    raw = capsys.readouterr().out
+    assert raw.startswith('He said , "') and raw.replace(" ", "").replace("@-@", "-") == readable.replace(" ", "")
+    assert main([*asked[:3], "Nobody knew", "--max-tokens", "3", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert set(json.loads(shown.out)) == {"prompt", "text", "readable"}
+    assert "2 of 2 words of the prompt are unknown to the model" in shown.err
 
 
 def test_a_reader_that_has_enough_is_no_mistake(home: Path):

@@ -120,7 +120,7 @@ def test_recipe_of_the_paper_has_its_settings_and_tells_their_source(name: str):
     assert not (config.model.pre_lnorm or config.model.final_norm)
     assert re.search(r"published: (perplexity )?\d+\.\d+ .*\(paper, Tables? \d", text)
     assert "Source: " in text and "\n# Measured here: " in text
-    assert f"txl data {config.corpus.name} " in text and f"txl eval runs/{name}" in text
+    assert f"txl data {config.corpus.name}\n" in text and f"txl eval runs/{name}" in text
     for overrides in re.findall(rf"txl train {name} (.*)", text):  # what another script of the authors has
         assert load_recipe(name, words(overrides)) != config
 

@@ -33,9 +33,6 @@ class _Bands(nn.Module):
         tables = zip(self.sizes, self.widths, strict=True) if div_val > 1 else [(vocab_size, d_embed)]
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(size, width)) for size, width in tables)
 
-    def table(self, band: int) -> Float[Tensor, "V_band E_band"]:
-        return self.tables[band] if self.div_val > 1 else self.tables[0][self.edges[band] : self.edges[band + 1]]
-
 
 class AdaptiveEmbedding(_Bands):
     """Ids to vectors: look up in the id's band, project to d_model, scale."""
@@ -96,7 +93,8 @@ class AdaptiveSoftmax(_Bands):
     def nll(self, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Nats of each target, in order; 0 where the target is -1, which is not scored."""
         x, flat = hidden.flatten(0, -2), targets.flatten().contiguous()
-        head = _full_precision(self._head(x))
+        weights = self._weights()
+        head = _full_precision(self._head(x, *weights[0]))
         if len(self.sizes) == 1:
             return F.cross_entropy(head, flat, ignore_index=-1, reduction="none").view_as(targets)
         shortlist = self.sizes[0]
@@ -106,29 +104,33 @@ class AdaptiveSoftmax(_Bands):
         )
         for i in range(1, len(self.sizes)):  # also where no target is in the band: see AdaptiveEmbedding
             row = (band == i).nonzero(as_tuple=True)[0]
-            tail = F.cross_entropy(_full_precision(self._band(x[row], i)), flat[row] - self.edges[i], reduction="none")
+            scores = F.linear(self._project(x[row], i), *weights[i])
+            tail = F.cross_entropy(_full_precision(scores), flat[row] - self.edges[i], reduction="none")
             nll = nll.index_add(0, row, tail)
         return nll.view_as(targets)
 
     def log_probs(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Log-probabilities of every symbol; they sum to one."""
-        head = _full_precision(self._head(hidden)).log_softmax(-1)
+        weights = self._weights()
+        head = _full_precision(self._head(hidden, *weights[0])).log_softmax(-1)
         shortlist = self.sizes[0]
         tails = [
-            head[..., shortlist + i - 1, None] + _full_precision(self._band(hidden, i)).log_softmax(-1)
+            head[..., shortlist + i - 1, None]
+            + _full_precision(F.linear(self._project(hidden, i), *weights[i])).log_softmax(-1)
             for i in range(1, len(self.sizes))
         ]
         return torch.cat([head[..., :shortlist], *tails], dim=-1)
 
-    def _head(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B head"]:
-        if self.cluster_weight is None or self.cluster_bias is None:
-            return self._band(x, 0)
-        weight = torch.cat([self.table(0), self.cluster_weight])
-        bias = torch.cat([self.bias[: self.edges[1]], self.cluster_bias])
-        return F.linear(self._project(x, 0), weight, bias)
+    def _weights(self) -> list[tuple[Tensor, Tensor]]:
+        """Table and bias of each band; split in one go, for every slice of a table has a gradient as large as it."""
+        tables = self.tables if self.div_val > 1 else self.tables[0].split(self.sizes)
+        return list(zip(tables, self.bias.split(self.sizes), strict=True))
 
-    def _band(self, x: Float[Tensor, "*B D"], band: int) -> Float[Tensor, "*B V_band"]:
-        return F.linear(self._project(x, band), self.table(band), self.bias[self.edges[band] : self.edges[band + 1]])
+    def _head(self, x: Float[Tensor, "*B D"], weight: Tensor, bias: Tensor) -> Float[Tensor, "*B head"]:
+        """Scores of band 0 and of the other bands as wholes."""
+        if self.cluster_weight is not None and self.cluster_bias is not None:
+            weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+        return F.linear(self._project(x, 0), weight, bias)
 
     def _project(self, x: Float[Tensor, "*B D"], band: int) -> Float[Tensor, "*B E_band"]:
         return x @ self.projections[band] if self.projected else x

@@ -204,6 +204,8 @@ class Generate:
     """Tokens of memory; by default as in evaluation."""
     device: str = "auto"
     precision: Precision = "auto"
+    raw: bool = False
+    """Show words as the corpus spells them, with punctuation apart (WikiText, Penn Treebank, lm1b)."""
     json: bool = False
     """Print a JSON object for each continuation, when all are done."""
 
@@ -221,8 +223,29 @@ class Generate:
             mem_len=self.mem_len,
             device=self.device,
             precision=self.precision,
+            raw=self.raw,
             as_json=self.json,
         )
+        return 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time a part of the work beside its peers and its bound; the last line is JSON."""
+
+    part: Annotated[Positional[Literal["data"]], arg(metavar="data")]
+    """data: from text to ids."""
+    megabytes: Annotated[int, arg(metavar="N")] = 540
+    """Size of the text; WikiText-103 has 540."""
+    counts: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Draw words by the counts in this file; by default made-up words under Zipf's law."""
+    repeats: Annotated[int, arg(metavar="N")] = 1
+    """How often each contender runs, in turn; medians are shown."""
+
+    def run(self) -> int:
+        from transformer_xl.bench.data import bench_data
+
+        bench_data(megabytes=self.megabytes, counts=self.counts, repeats=self.repeats)
         return 0
 
 
@@ -240,7 +263,7 @@ class Env:
         return 0
 
 
-COMMANDS = {command.__name__.lower(): command for command in (Demo, Data, Train, Eval, Score, Generate, Env)}
+COMMANDS = {command.__name__.lower(): command for command in (Demo, Data, Train, Eval, Score, Generate, Bench, Env)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -76,12 +76,12 @@ class EvalResult:
 
     @property
     def headline(self) -> tuple[str, float]:
-        """The figure the literature prints for this unit: ("ppl", x) for words, else ("bpc", x)."""
+        """The figure the literature prints for this unit: ("ppl", x) for words and byte pairs, else ("bpc", x)."""
         return figure(self.unit, self.loss)
 
     def __str__(self) -> str:
         figures = f"{self.headline[0]} {self.headline[1]:.4f}  loss {self.loss:.4f}"
-        if self.unit == "word" and self.bits_per_byte is not None:
+        if self.headline[0] == "ppl" and self.bits_per_byte is not None:
             figures += f"  bits per byte {self.bits_per_byte:.4f}"
         figures += f"  over {self.targets:,} targets  {self.tokens_per_second:,.0f} tokens/s"
         return figures if math.isfinite(self.nats) else f"{figures}  NOT FINITE"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 UNFINISHED = ".tmp-"
 """How the name of anything half-written begins; `remove_unfinished` sweeps up what a killed process left."""
+_MARK = 8
 
 
 @contextmanager
@@ -64,9 +65,9 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process left half-written in `folder`."""
-    for left in Path(folder).glob(f"{UNFINISHED}*"):
+def remove_unfinished(folder: Path, name: str = "*") -> None:
+    """Remove what a killed process left half-written in `folder`, of one `name` or of all."""
+    for left in Path(folder).glob(f"{UNFINISHED}{name}-{'?' * _MARK}"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
         else:
@@ -93,7 +94,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if hasattr(errno, "EDQUOT")
 
 
 def _beside(path: Path) -> Path:
-    return path.parent / f"{UNFINISHED}{path.name}-{uuid.uuid4().hex[:8]}"
+    return path.parent / f"{UNFINISHED}{path.name}-{uuid.uuid4().hex[:_MARK]}"
 
 
 def _replace_folder(new: Path, path: Path) -> None:
@@ -115,7 +116,7 @@ def _sync(path: Path) -> None:
     """Wait until the disk holds the file, or the folder's entries (which only POSIX can be asked for)."""
     if path.is_dir() and os.name != "posix":
         return
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows syncs no file that is only read
     try:
         os.fsync(handle)
     finally:

@@ -196,11 +196,12 @@ def stream_text(
 ) -> Iterator[tuple[int, str]]:
     """Yield `(row, new text)` as it is written, the prompt not repeated.
 
-    An empty prompt starts behind a line end, or where the vocabulary has none behind its most frequent symbol (id 0).
+    A prompt stands behind what opens a text in this vocabulary. An empty one starts behind a line end, or where the
+    vocabulary has none behind its most frequent symbol (id 0).
     Text that may be the beginning of a stop string, or of a character of several bytes, is held back until that is
     known.
     """
-    ids = [vocab.encode(prompt) for prompt in prompts]
+    ids = [np.concatenate([vocab.opening, vocab.encode(prompt)]) for prompt in prompts]
     start = np.array([vocab.line_end or 0])
     ids = [prompt if len(prompt) else start for prompt in ids]
     writers = [_Writer(vocab, prompt, sampling.stop) for prompt in ids]
@@ -240,7 +241,7 @@ class _Writer:
         self._last = int(prompt[-1])
         self._held = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        if vocab.unit == "byte":
+        if not vocab.is_text:
             self._decoder.decode(vocab.decode_bytes(prompt[-3:]))  # a prompt may end inside a character
 
     def write(self, new: int) -> str:
@@ -262,7 +263,7 @@ class _Writer:
         return text + self._decoder.decode(b"", final=True)
 
     def _text(self, new: int) -> str:
-        if self._vocab.unit == "byte":
+        if not self._vocab.is_text:
             return self._decoder.decode(self._vocab.decode_bytes([new]))
         before, self._last = self._last, new
         return self._vocab.decode([before, new])[len(self._vocab.decode([before])) :]

@@ -72,8 +72,8 @@ def perplexity(nats: float) -> float:
 
 
 def figure(unit: str, loss: float) -> tuple[str, float]:
-    """The name and value by which a loss in nats per token is known: ppl over words, bpc over bytes and characters."""
-    return ("ppl", perplexity(loss)) if unit == "word" else ("bpc", bits(loss))
+    """How a loss in nats per token is known: ppl over words and byte pairs, bpc over bytes and characters."""
+    return ("ppl", perplexity(loss)) if unit in ("word", "bpe") else ("bpc", bits(loss))
 
 
 def tokens_per_second(tokens: int, seconds: float) -> float:
@@ -125,7 +125,7 @@ class ProgressPrinter:
     """A bar that stays in place on a terminal; in a pipe one plain line each time. Use it in a `with`.
 
     Args:
-        unit: of the corpus: "byte", "char" or "word".
+        unit: of the corpus: "byte", "char", "word" or "bpe".
         step: where a resumed run starts.
         stream: an open text file; None is standard output.
         log: a file that gets the plain lines too.

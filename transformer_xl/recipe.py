@@ -96,7 +96,7 @@ def data_settings(data: str) -> list[Setting]:
 
 def text_name(data: str) -> str:
     """A path as seen from anywhere, so that a run's `config.toml` repeats it; the name of a corpus as it is."""
-    return str(Path(data).resolve()) if Path(data).exists() else data
+    return str(Path(data).resolve()) if data and Path(data).exists() else data
 
 
 def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:

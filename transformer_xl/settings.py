@@ -142,7 +142,7 @@ class CorpusConfig:
     reset_documents: bool = False
     """Files of a folder each start a segment with a fresh memory; else they are glued in order."""
     min_count: int = 1
-    """Words rarer than this in the training part become <unk>."""
+    """Where words are counted: those rarer than this in the training part become <unk>."""
     vocab: str = ""
     """Take the symbols from this file: words one a line, a count behind each or none; for bpe a tokenizer.json."""
     bpe_size: int = 8192
@@ -155,7 +155,7 @@ class CorpusConfig:
         yield from _at_least(1, self, "min_count")
         yield from _at_least(257, self, "bpe_size")
         if self.newlines == "sentence" and self.unit != "word":
-            yield f'newlines must be "keep" or "drop" for a corpus of {self.unit}s, got "sentence", which is for words.'
+            yield f'newlines must be "keep" or "drop" for unit = "{self.unit}", got "sentence", which is for words.'
         if self.shuffle_lines and self.newlines == "drop":
             yield 'newlines must be "keep" or "sentence" where shuffle_lines is true, got "drop": no lines are left.'
         if self.shuffle_lines and self.reset_documents:

@@ -180,7 +180,7 @@ def _installed(name: str) -> bool:
     """Whether it is there and works; a folder `wandb` left by a run, which Python takes for a package, is not it."""
     try:
         module = import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
-    except ImportError:
+    except Exception:  # one that does not even import is as good as none
         return False
     return hasattr(module, "SummaryWriter" if name == "tensorboard" else "init")
 

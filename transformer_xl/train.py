@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from . import checkpoint
 from .data.corpus import Corpus
+from .data.datasets import tokenised
+from .data.detokenise import readable
 from .data.loader import LineShuffle, Segment, StreamLoader
 from .device import autocast
 from .evaluate import EvalResult, evaluate
@@ -276,8 +278,8 @@ def _loop(trainer: Trainer, corpus, config, run, metrics, trackers, printer, rec
         if last or _due(trainer.step, settings.eval_every):
             result = validate(trainer.model, corpus, config)
             valid_loss = result.loss
-            printer.note(f"step {trainer.step}  valid  {result}")
-            log({"step": trainer.step, "split": "valid", **result.to_json()})
+            printer.note(f"step {trainer.step}  valid  {result}{' (partial)' if corpus.caveat else ''}")
+            log({"step": trainer.step, "split": "valid", **corpus.about, **result.to_json()})
         if valid_loss is not None or received or _due(trainer.step, settings.save_every):
             _save(trainer, corpus, config, run, valid_loss)
     return trainer.step >= settings.max_steps
@@ -308,10 +310,8 @@ def validate(model: TransformerXL, corpus: Corpus, config: RunConfig) -> EvalRes
         tgt_len=lengths.tgt_len,
         max_tokens=config.train.eval_tokens,
     )
-    symbol_bytes = corpus.vocab.symbol_bytes() if corpus.unit == "word" else None
-    return evaluate(
-        model, loader, lengths, precision=config.train.precision, unit=corpus.unit, symbol_bytes=symbol_bytes
-    )
+    sizes = corpus.vocab.symbol_bytes()
+    return evaluate(model, loader, lengths, precision=config.train.precision, unit=corpus.unit, symbol_bytes=sizes)
 
 
 def _save(trainer: Trainer, corpus: Corpus, config: RunConfig, run: Path, valid_loss: float | None) -> None:
@@ -330,7 +330,7 @@ def _sample(model: TransformerXL, corpus: Corpus, config: RunConfig) -> str:
     sampling = Sampling(seed=config.train.seed)
     tokens, precision = config.train.sample_tokens, config.train.precision
     [text] = generate(model, corpus.vocab, [""], config.eval_lengths, sampling, tokens, precision=precision)
-    return text
+    return readable(text) if tokenised(config.corpus.name) else text
 
 
 def _due(step: int, every: int) -> bool:

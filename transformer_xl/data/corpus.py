@@ -15,11 +15,9 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,6 +30,7 @@ from transformer_xl.data import bpe
 from transformer_xl.data.counting import Counting, PairCounting, WordCounting
 from transformer_xl.data.published import SPLITS
 from transformer_xl.data.vocab import Newlines, Unit, Vocab
+from transformer_xl.files import explained, remove_unfinished, whole_folder
 
 _FORMAT = "transformer-xl token store"
 _VERSION = 1
@@ -120,6 +119,16 @@ class Corpus:
     def unit(self) -> Unit:
         return self.header.unit
 
+    @property
+    def about(self) -> dict[str, str]:
+        """What an entry of metrics says of the text its figures are over."""
+        return {"corpus": self.name} | ({"partial": self.header.partial} if self.header.partial else {})
+
+    @property
+    def caveat(self) -> str:
+        """What must stand beside every figure made from this corpus: what is missing of it; empty: nothing."""
+        return f"; partial: {self.header.partial}" if self.header.partial else ""
+
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = False) -> Corpus:
         """Open the store in folder `path` and hold its files against its header.
@@ -170,6 +179,7 @@ class Corpus:
         bpe_size: int = 8192,
         documents: bool = False,
         reuse: bool = False,
+        check: Callable[[Header], None] | None = None,
     ) -> Corpus:
         """Tokenise `splits` into a store in folder `path`, in place of one that is there, and open it.
 
@@ -182,6 +192,7 @@ class Corpus:
             documents: each text starts with a fresh memory; otherwise they are glued. A line of words ends with its
                 text in any case.
             reuse: a sound store that is there already is opened instead.
+            check: may raise against what was counted, before the store takes its place.
 
         `ValueError` for a split with fewer than 2 tokens or a symbol that `vocab` lacks, `OSError` where the
         store cannot be written.
@@ -195,24 +206,41 @@ class Corpus:
                 f"{', '.join(texts)} only."
             )
         how = _Tokenising(unit, newlines, vocab, counted, min_count, closed, bpe_size, documents)
-        try:
+        about = {"name": name or path.name, "source": source, "partial": partial}
+        with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f".{path.name}.lock")):
                 if reuse:
                     with suppress(FileNotFoundError, ValueError):
                         return cls.open(path)
-                _write(path, texts, how, {"name": name or path.name, "source": source, "partial": partial})
-        except OSError as error:
-            raise OSError(
-                f"Cannot write the token store {path}: {error.strerror or error}. "
-                "Make room there, or set TXL_HOME to a folder that has it."
-            ) from error
+                if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
+                    raise ValueError(
+                        f"{path} holds something that is not a token store; name another folder, or empty it."
+                    )
+                remove_unfinished(path.parent, path.name)
+                with whole_folder(path) as folder:
+                    _write(folder, texts, how, about, check)
         return cls.open(path)
 
 
 def open_file(path: Path) -> io.BufferedIOBase:
     """A file to read, decompressed where its name ends in .xz, .gz or .bz2."""
     return OPENERS.get(path.suffix, open)(path, "rb")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say which file could not be read, and why."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"There is no file {path}.") from error
+    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is not a sound {path.suffix} file: {error}. Download it again.") from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 def border(text: bytes, position: int, unit: Unit) -> int:
@@ -249,7 +277,7 @@ def _chunks(text: Text, size: int) -> Iterator[bytes]:
     if isinstance(text, bytes):
         yield from (text[start : start + size] for start in range(0, len(text), size))
     else:
-        with open_file(text) as opened:
+        with reading(text), open_file(text) as opened:
             yield from iter(lambda: opened.read(size), b"")
 
 
@@ -268,41 +296,33 @@ def _last_border(text: bytes, unit: Unit) -> int:
     return end
 
 
-def _write(path: Path, texts: dict[str, list[Text]], how: _Tokenising, about: dict[str, str]) -> None:
-    if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
-        raise ValueError(f"{path} holds something that is not a token store; name another folder, or empty it.")
-    beside, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
-    shutil.rmtree(beside, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-    beside.mkdir()
-    try:
-        vocab, splits = _tokenise(beside, texts, how)
-        for split, written in splits.items():
-            if written.tokens < 2:
-                raise ValueError(
-                    f"The {split} split of {about['name']} must have at least 2 tokens, for the first is context, and "
-                    f"has {written.tokens}. Give more text."
-                )
-        header = Header(
-            **about,
-            unit=vocab.unit,
-            newlines=vocab.newlines,
-            dtype=vocab.dtype.str,
-            vocab_size=len(vocab),
-            vocab=vocab.fingerprint,
-            splits=splits,
-        )
-        (beside / "vocab.json").write_text(json.dumps(vocab.to_json()) + "\n", encoding="utf-8")
-        (beside / "corpus.json").write_text(json.dumps(header.to_json(), indent=1) + "\n", encoding="utf-8")
-        for item in (*beside.iterdir(), beside):
-            _sync(item)
-        if path.exists():
-            path.rename(old)
-        beside.rename(path)
-        _sync(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+def _write(
+    folder: Path,
+    texts: dict[str, list[Text]],
+    how: _Tokenising,
+    about: dict[str, str],
+    check: Callable[[Header], None] | None,
+) -> None:
+    vocab, splits = _tokenise(folder, texts, how)
+    for split, written in splits.items():
+        if written.tokens < 2:
+            raise ValueError(
+                f"The {split} split of {about['name']} must have at least 2 tokens, for the first is context, and has "
+                f"{written.tokens}. Give more text."
+            )
+    header = Header(
+        **about,
+        unit=vocab.unit,
+        newlines=vocab.newlines,
+        dtype=vocab.dtype.str,
+        vocab_size=len(vocab),
+        vocab=vocab.fingerprint,
+        splits=splits,
+    )
+    if check:
+        check(header)
+    (folder / "vocab.json").write_text(json.dumps(vocab.to_json()) + "\n", encoding="utf-8")
+    (folder / "corpus.json").write_text(json.dumps(header.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
 class _Tokenising(NamedTuple):
@@ -409,11 +429,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _sha256(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

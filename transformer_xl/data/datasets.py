@@ -7,25 +7,27 @@ again.
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import hashlib
 import json
 import os
-import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import platformdirs
 
 from transformer_xl.data.archive import unpack
-from transformer_xl.data.corpus import OPENERS, Corpus, Text, open_file
+from transformer_xl.data.corpus import OPENERS, Corpus, Header, Text, open_file
 from transformer_xl.data.download import download
-from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset
+from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol
 from transformer_xl.data.texts import read_file, read_splits, reading
 from transformer_xl.data.vocab import Newlines, Vocab
 from transformer_xl.settings import CorpusConfig
@@ -58,17 +60,25 @@ def prepare(
         ValueError: content or counts are not the published ones.
         OSError: a file is missing, cannot be read or cannot be downloaded.
     """
-    dataset = _dataset(name, newlines)
+    dataset = _dataset(name, newlines, "--newlines")
     newlines = newlines or dataset.newlines
     protocol = dataset.protocols[newlines]
     with _found(name, source, partial=partial) as found:
-        taken = _take(name, found, protocol.splits, partial=partial)
+        needed = [file for file in dataset.files if vocab_file is None or file != dataset.vocab_file]
+        taken = _take(name, found, needed, protocol.splits, partial=partial)
         listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
-        listed = listed if vocab_file is None else Path(vocab_file)
+        listed = listed if vocab_file is None else Path(vocab_file).expanduser()
+        other = "" if listed is None or _plain_name(listed) == dataset.vocab_file else _plain_name(listed)
+        if listed is not None and not other and dataset.listed is not None:
+            _verify(dataset.vocab_file, listed, dataset.listed)
         vocab = Vocab.read(read_file(listed), str(listed), unit=dataset.unit, newlines=newlines) if listed else None
-        other = "" if listed is None or _stem(listed) == _stem(dataset.vocab_file) else _stem(listed)
-        called = "-".join(filter(None, (name, other, "partial" if taken.notes else "")))
-        corpus = Corpus.build(
+        counted = dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts)
+        own_words = bool(other)
+        if taken.notes and vocab is None and dataset.unit == "word":
+            taken.notes.append(f"its words are those of its {' and '.join(counted)} part")
+            own_words = True
+        called = name + (f"+{other.removesuffix('.txt')}" if other else "") + ("-partial" if taken.notes else "")
+        return Corpus.build(
             _store(called, "" if newlines == dataset.newlines else newlines),
             taken.texts,
             name=called,
@@ -77,12 +87,10 @@ def prepare(
             unit=dataset.unit,
             newlines=newlines,
             vocab=vocab,
-            counted=dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts),
-            closed=True,
+            counted=counted,
+            closed=not own_words,
+            check=lambda header: _check_counts(header, taken.counts, None if own_words else protocol),
         )
-    own_words = bool(other) or (bool(taken.notes) and listed is None and dataset.unit == "word")
-    _check_counts(corpus, taken.counts, None if own_words else protocol.vocab_size, own_words=own_words)
-    return corpus
 
 
 def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
@@ -116,6 +124,12 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
             f"The model's vocabulary ({vocab}) is not that of the corpus {corpus.name} ({corpus.vocab}). Use a corpus "
             "prepared as for its training, or give plain text, which is then tokenised with the model's vocabulary."
         )
+    if (
+        vocab is None
+        and config.reset_documents
+        and any(split.documents is None for split in corpus.header.splits.values())
+    ):
+        raise ValueError(f"corpus.reset_documents must be false for the corpus {corpus.name}, which has no documents.")
     for setting in ("unit", "newlines") if vocab is None else ():
         own, asked = getattr(corpus.header, setting), getattr(config, setting)
         if own != asked:
@@ -130,7 +144,8 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
 
 def tokenised(name: str) -> bool:
     """Whether the corpus of that name has its punctuation apart, and is better shown as `readable` text."""
-    return any(dataset.tokenised and (name == own or name.startswith(f"{own}-")) for own, dataset in DATASETS.items())
+    own = name.removesuffix("-partial").partition("+")[0]
+    return own in DATASETS and DATASETS[own].tokenised
 
 
 class _Taken(NamedTuple):
@@ -143,24 +158,34 @@ class _Taken(NamedTuple):
     """What is missing."""
 
 
-def _take(name: str, found: Mapping[str, Path], published: Mapping[str, Counts], *, partial: bool) -> _Taken:
+def _take(
+    name: str, found: Mapping[str, Path], needed: Sequence[str], published: Mapping[str, Counts], *, partial: bool
+) -> _Taken:
     """The verified texts of each split, from the files found."""
     dataset = DATASETS[name]
     parts = {file: part for file, part in dataset.substitutes.items() if file not in found and part.name in found}
     paths = {**found, **{file: found[part.name] for file, part in parts.items()}} if partial else found
-    missing = [file for file in dataset.files if file not in paths]
-    if missing and (not partial or len(missing) == len(dataset.files)):
+    missing = [file for file in needed if file not in paths]
+    if missing and (not partial or len(missing) == len(needed)):
         raise FileNotFoundError(
-            f"--source must hold {_listed(list(dataset.files))}, and lacks {_listed(missing)}. Give a whole copy, "
-            "leave out --source to download one" + ("." if partial else ", or take what there is with --partial.")
+            f"--source must hold {_listed(needed)}, and lacks {_listed(missing)}. "
+            + ("Give it with --vocab FILE, or " if missing == [dataset.vocab_file] else "Give a whole copy, or ")
+            + (
+                "leave out --source to download one."
+                if partial
+                else "take what there is of a folder with --partial, or leave out --source to download all."
+            )
         )
-    for file in dataset.files.keys() & paths.keys():
+    for file in paths.keys() & set(needed):
         known = dataset.files[file]
-        _verify(file, paths[file], parts[file].digest if file in parts else known.digest, known.bytes)
+        _verify(file, paths[file], replace(known, digest=parts[file].digest) if file in parts else known)
     taken = _Taken({}, dict(published), [part.note for part in parts.values()])
     if not dataset.splits:
         [file] = dataset.files
-        cuts = parts[file].cuts if file in parts else dataset.cuts
+        cuts = dataset.cuts
+        if file in parts:
+            cuts = parts[file].cuts
+            taken.counts.clear()
         assert cuts is not None, "a single file is cut"
         text = read_file(paths[file])
         taken.texts.update(zip(SPLITS, ([text[: cuts[0]]], [text[slice(*cuts)]], [text[cuts[1] :]]), strict=True))
@@ -175,41 +200,42 @@ def _take(name: str, found: Mapping[str, Path], published: Mapping[str, Counts],
             )
     for part in parts.values():
         taken.counts.update(part.splits)
-    if dataset.vocab_file in missing:
-        taken.notes.append("its vocabulary is missing")
     return taken
 
 
-def _verify(file: str, path: Path, digest: str, size: int) -> None:
-    """Hold a file against what is published of it: its digest, or where there is none the most it may have."""
-    algorithm, _, published = digest.partition(":")
-    found, length = hashlib.new(algorithm or "md5"), 0
+def _verify(name: str, path: Path, known: File) -> None:
+    """Hold a file against what is published of it: its digest, or where there is none that it is text and no larger."""
+    algorithm, _, published = known.digest.partition(":")
+    found, length, text = hashlib.new(algorithm or "md5"), 0, codecs.getincrementaldecoder("utf-8")()
     with reading(path), open_file(path) as opened:
-        while length <= size and (piece := opened.read(1 << 20)):
+        while length <= known.bytes and (piece := opened.read(1 << 20)):
             found.update(piece)
             length += len(piece)
-    if published and (length > size or found.hexdigest() != published):
+            try:
+                text.decode(piece if not published else b"")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path} is not the published {name}: it is not UTF-8 text ({error}).") from error
+    if published and (length > known.bytes or found.hexdigest() != published):
         raise ValueError(
-            f"{path} is not the published {file}: its content has {algorithm.upper()} {found.hexdigest()} "
+            f"{path} is not the published {name}: its content has {algorithm.upper()} {found.hexdigest()} "
             f"({length:,} bytes), and must have {published}. Download it again."
         )
-    if length > size:
-        raise ValueError(f"{path} is not the published {file}: it has more than {size:,} bytes. Download it again.")
+    if length > known.bytes:
+        raise ValueError(f"{path} is not the published {name}: it has more than {known.bytes:,} bytes.")
 
 
-def _check_counts(corpus: Corpus, published: Mapping[str, Counts], vocab_size: int | None, *, own_words: bool) -> None:
-    """Remove a corpus that does not come to what is published, and raise; with words of its own only tokens count."""
-    wrong = (
-        [f"{len(corpus.vocab):,} symbols, not {vocab_size:,}"] if vocab_size not in (None, len(corpus.vocab)) else []
-    )
+def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Protocol | None) -> None:
+    """Refuse a corpus that does not come to what is published: its tokens, and all else where `protocol` made it."""
+    wrong = []
+    if protocol and protocol.vocab_size not in (None, header.vocab_size):
+        wrong.append(f"{header.vocab_size:,} symbols, not {protocol.vocab_size:,}")
     for split, counts in published.items():
-        names = ("tokens",) if own_words else ("tokens", "types", "unknown")
-        for name in names:
-            came, must = getattr(corpus.header.splits[split], name), getattr(counts, name)
-            wrong += [f"{came:,} {name} in {split}, not {must:,}"] if must not in (None, came) else []
+        for name in ("tokens", "types", "unknown") if protocol else ("tokens",):
+            came, must = getattr(header.splits[split], name), getattr(counts, name)
+            if must not in (None, came):
+                wrong.append(f"{came:,} {name} in {split}, not {must:,}")
     if wrong:
-        shutil.rmtree(corpus.path)
-        raise ValueError(f"{corpus.name} came to {'; '.join(wrong)}. Its files are not the published ones.")
+        raise ValueError(f"{header.name} came to {'; '.join(wrong)}. Its files are not the published ones.")
 
 
 @contextmanager
@@ -221,7 +247,7 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
     path = None if source is None else Path(source).expanduser()
     if path is not None and not path.exists():
         raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {path}.")
-    archive = path is not None and path.is_file() and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
+    archive = path is not None and _is_archive(path)
     if archive and partial:
         raise ValueError(
             f"--partial needs a folder of files, and {path} is an archive. Unpack it, and give the folder."
@@ -230,9 +256,8 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
     if path is not None and path.is_dir():
         yield _files_in(path, names)
     elif path is not None and not archive:
-        plain = path.name.removesuffix(path.suffix) if path.suffix in OPENERS else path.name
-        only = len(dataset.files) == 1 and plain not in names
-        yield {next(iter(dataset.files)) if only else plain: path}
+        only = len(dataset.files) == 1 and _plain_name(path) not in names
+        yield {next(iter(dataset.files)) if only else _plain_name(path): path}
     else:
         downloads = cache_folder() / "downloads" / name
         downloads.mkdir(parents=True, exist_ok=True)
@@ -244,6 +269,11 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
                 yield unpack(path, wanted, Path(folder))
 
 
+def _is_archive(path: Path) -> bool:
+    with reading(path):
+        return path.is_file() and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
+
+
 def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
     """Every file of a corpus, by the first way to download them that works."""
     failures = []
@@ -251,21 +281,32 @@ def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Pa
         found: dict[str, Path] = {}
         try:
             for package in packages:
-                path = download(package.origins, downloads)
-                try:
-                    sizes = {file: dataset.files[file].bytes for file in package.files}
-                    files = {path.name: path} if path.name in sizes else unpack(path, sizes, folder)
-                    for file, there in files.items():
-                        _verify(file, there, dataset.files[file].digest, sizes[file])
-                except ValueError:
-                    path.unlink()  # else the next try would find it there
-                    raise
-                found |= files
+                path = download(package.origins, downloads, check=partial(_trouble, dataset, package, folder))
+                found |= _unpacked(dataset, package, folder, path)
         except (OSError, ValueError) as error:
             failures.append(str(error))
         else:
             return found
     raise OSError(" ".join(failures))
+
+
+def _unpacked(dataset: Dataset, package: Package, folder: Path, path: Path) -> dict[str, Path]:
+    """The verified files of a package, from its archive or as they came."""
+    name, known = path.name.removesuffix(".part"), {file: dataset.files[file] for file in package.files}
+    sizes = {file: content.bytes for file, content in known.items()}
+    files = {name: path} if name in known else unpack(path, sizes, folder)
+    for file, there in files.items():
+        _verify(file, there, known[file])
+    return files
+
+
+def _trouble(dataset: Dataset, package: Package, folder: Path, path: Path) -> str:
+    """Why a package is not the published one; empty if it is."""
+    try:
+        _unpacked(dataset, package, folder, path)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
@@ -280,22 +321,23 @@ def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
     return found
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{names[0]}, ... ({len(names)} files)"
 
 
-def _stem(file: str | Path) -> str:
-    return Path(file).name.partition(".")[0]
+def _plain_name(path: Path) -> str:
+    """The name of a file without what says that it is compressed."""
+    return path.name.removesuffix(path.suffix) if path.suffix in OPENERS else path.name
 
 
-def _dataset(name: str, newlines: Newlines | None) -> Dataset:
+def _dataset(name: str, newlines: Newlines | None, option: str = "corpus.newlines") -> Dataset:
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ValueError(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{hint}")
     protocols = DATASETS[name].protocols
     if newlines is not None and newlines not in protocols:
-        raise ValueError(f"corpus.newlines must be {' or '.join(map(repr, protocols))} for {name}, got {newlines!r}.")
+        raise ValueError(f"{option} must be {' or '.join(map(repr, protocols))} for {name}, got {newlines!r}.")
     return DATASETS[name]
 
 
@@ -309,7 +351,8 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
     store = _store(name, "" if newlines == published else newlines)
     if not (store / "corpus.json").is_file():
         option = "" if newlines == published else f" --newlines {newlines}"
-        others = [path.name for path in store.parent.glob(f"{name}-*") if (path / "corpus.json").is_file()]
+        stores = [path.parent.name for path in store.parent.glob(f"{name}[-+]*/corpus.json")]
+        others = [other for other in stores if other not in DATASETS]
         hint = f" Prepared are {', '.join(sorted(others))}: take one with --corpus.name." if others else ""
         raise FileNotFoundError(
             f"The corpus {name} (newlines = {newlines!r}) is not prepared in {store.parent}: run "

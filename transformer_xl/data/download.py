@@ -50,7 +50,7 @@ class Origin:
     @property
     def name(self) -> str:
         """The file's name: the last part of the address, decoded; `ValueError` where that is no plain name."""
-        name = unquote(urlsplit(self.url).path.rsplit("/", 1)[-1])
+        name = unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
         if name.startswith(".") or not re.fullmatch(r"[^/\\:\x00-\x1f]+", name):
             raise ValueError(f"An address must end in the plain name of a file, got {self.url}.")
         return name
@@ -64,6 +64,7 @@ def download(
     origins: Sequence[Origin],
     folder: Path,
     *,
+    check: Callable[[Path], str] = lambda path: "",
     say: Callable[[str], None] = _say,
     attempts: int = 5,
     timeout: float = 30.0,
@@ -72,6 +73,7 @@ def download(
     """The file of the first origin that works, in `folder`; no network where it is there already.
 
     Args:
+        check: says what is wrong with a file of which no digest is published; empty: nothing.
         say: gets the lines for people.
         attempts: so many tries in a row may bring nothing new before an origin is given up.
         timeout: seconds without a byte after which a connection counts as cut.
@@ -93,7 +95,7 @@ def download(
             if _is_there(path, origin):
                 return path
             try:
-                _Loading(origin, _Part(path), say, attempts, timeout, pause).run()
+                _Loading(origin, _Part(path), check, say, attempts, timeout, pause).run()
                 return path
             except _Refused as refusal:
                 reasons.append(f"{origin.url} ({refusal})")
@@ -177,6 +179,7 @@ class _Loading:
 
     origin: Origin
     part: _Part
+    check: Callable[[Path], str]
     say: Callable[[str], None]
     attempts: int
     timeout: float
@@ -190,6 +193,7 @@ class _Loading:
         while True:
             resumed = self._fill()
             found = _difference(self.part.path, self.origin)
+            found = found or ("" if self.origin.digest else self.check(self.part.path))
             if not found:
                 return self.part.rename()
             self.part.remove()

@@ -179,7 +179,10 @@ class StreamLoader:
         if self._shuffle is None:
             return self._tokens
         if self._shuffled[0] != epoch:
-            self._shuffled = epoch, ShuffledLines(self._tokens, self._shuffle.line_end, (self._shuffle.seed, epoch))
+            self._shuffled = (
+                epoch,
+                ShuffledLines(self._tokens, self._shuffle.line_end, (self._shuffle.seed % 2**63, epoch)),
+            )
         return self._shuffled[1]
 
     def _streams(self, limit: int) -> list[_Row]:

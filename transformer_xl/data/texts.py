@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import gzip
-import lzma
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_xl.data.corpus import border, open_file
+from transformer_xl.data.corpus import border, open_file, reading
 from transformer_xl.data.published import SPLITS
 from transformer_xl.data.vocab import Unit
 
@@ -24,19 +21,6 @@ def read_file(path: Path) -> bytes:
         raise ValueError(f"{path} must be a file, and is a pipe or a device. Save its content in a file first.")
     with reading(path), open_file(path) as opened:
         return opened.read()
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Say which file could not be read, and why."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no file {path}.") from error
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is not a sound {path.suffix} file: {error}. Download it again.") from error
-    except OSError as error:
-        raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 def read_splits(path: Path, unit: Unit, *, whole_files: bool = False) -> dict[str, list[bytes]]:

@@ -113,26 +113,16 @@ class Vocab:
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} must be UTF-8 text, and is not: {error}.") from error
         if unit == "bpe":
-            return cls.of_tokenizer(text, newlines)
+            try:
+                return cls.of_tokenizer(text, newlines)
+            except ValueError as error:
+                raise ValueError(f"{file}: {error}") from error
         if unit != "word":
             raise ValueError(f'A vocabulary file is for unit = "word" or "bpe", got "{unit}". Leave {file} out.')
-        lines = [line.split() for line in text.splitlines() if line.strip()]
-        counted = all(len(line) == 2 and line[1].isdecimal() for line in lines)
-        for number, line in enumerate(lines, start=1):
-            if not counted and len(line) != 1:
-                raise ValueError(
-                    f"{file} must list one word a line, each or none with a count behind it; line {number} is "
-                    f"{' '.join(line)[:60]!r}."
-                )
-        words = [line[0] for line in lines]
+        words = _listed_words(text, file)
         needed = [LINE_ENDS[newlines]] if newlines in LINE_ENDS else []
         needed += [] if any(unk in words for unk in UNKNOWN) else [UNK]
-        symbols = (*(symbol for symbol in needed if symbol not in words), *words)
-        if len(set(symbols)) < len(symbols) or not words:
-            [(word, count)] = Counter(symbols).most_common(1)
-            raise ValueError(f"{file} must list each word once, and has {word!r} {count} times." if words else
-                             f"{file} must list words, and is empty.")  # fmt: skip
-        return cls(unit, symbols, newlines)
+        return cls(unit, (*(symbol for symbol in needed if symbol not in words), *words), newlines)
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -148,7 +138,7 @@ class Vocab:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The smallest little-endian type that holds every id."""
-        return np.dtype("u1" if len(self) <= 1 << 8 else "<u2" if len(self) <= 1 << 16 else "<i4")
+        return id_type(len(self))
 
     @cached_property
     def unk(self) -> int | None:
@@ -182,7 +172,8 @@ class Vocab:
         A `ValueError` names a symbol that has no id and its place, counted from `start` where more text stands before.
         """
         if self.unit == "bpe":
-            text = text if isinstance(text, str) else text.decode("utf-8")
+            raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+            text = raw.decode("utf-8", "replace")
             return self._pairs.encode(text.replace("\n", "") if self.newlines == "drop" else text).astype(self.dtype)
         parts = _split(text, self.unit, self.newlines)
         if isinstance(parts, bytes):
@@ -300,9 +291,31 @@ class Vocab:
         )
 
 
+def id_type(size: int) -> np.dtype[Any]:
+    """The smallest little-endian type for ids below `size`."""
+    return np.dtype("u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<i4")
+
+
 def split_words(text: str, newlines: Newlines) -> list[str]:
     """What white space separates, and a word for each line end unless these are dropped."""
     return text.replace("\n", f" {LINE_ENDS[newlines]} " if newlines in LINE_ENDS else " ").split()
+
+
+def _listed_words(text: str, file: str) -> list[str]:
+    """The words of a vocabulary file, in its order."""
+    lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    counted = bool(lines) and len(lines[0][1]) == 2
+    seen: set[str] = set()
+    for number, line in lines:
+        if len(line) != 1 + counted or (counted and not line[1].isdecimal()) or line[0] in seen:
+            raise ValueError(
+                f"{file} must list each word once, one a line, each or none with a count behind it; line {number} is "
+                f"{' '.join(line)[:60]!r}."
+            )
+        seen.add(line[0])
+    if not lines:
+        raise ValueError(f"{file} must list words, one a line, and is empty.")
+    return [line[0] for _, line in lines]
 
 
 def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | list[str]:

@@ -7,8 +7,7 @@ from pathlib import Path
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import prepare
 from transformer_xl.data.vocab import Newlines
-
-from .show import show_table
+from transformer_xl.show import show_table
 
 
 def data(

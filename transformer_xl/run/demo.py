@@ -28,10 +28,10 @@ from transformer_xl.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.recipe import load_recipe
 from transformer_xl.settings import Lengths, RunConfig
+from transformer_xl.show import show_table
 from transformer_xl.train import Trainer
 
 from .evaluate import score_split
-from .show import show_table
 from .train import carry_out, prepare, refuse_run, settled
 
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}

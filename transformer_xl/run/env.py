@@ -15,8 +15,7 @@ from transformer_xl.data.datasets import cache_folder
 from transformer_xl.device import resolve_device, resolve_precision
 from transformer_xl.ops import BACKENDS, resolve_backend
 from transformer_xl.settings import TrainConfig
-
-from .show import show_pairs
+from transformer_xl.show import show_pairs
 
 _PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
 _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}

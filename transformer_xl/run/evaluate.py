@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -15,12 +15,12 @@ from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config,
 from transformer_xl.data.corpus import Corpus, Split
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision
 from transformer_xl.evaluate import EvalResult, TokenLog, score_lines
 from transformer_xl.evaluate import evaluate as evaluate_stream
 from transformer_xl.settings import EvalConfig, Lengths, RunConfig
-
-from .show import show_table
+from transformer_xl.show import show_table
 
 Value = TypeVar("Value")
 
@@ -61,10 +61,11 @@ def evaluate(
     if log is not None and dump is not None:
         log.save(dump)
     if as_json:
-        facts = {"run": str(run), "corpus": corpus.name, "split": how.split}
+        facts = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": how.split}
         print(json.dumps(facts | {"results": [result.to_json() for result in results]}))
     else:
-        show_results(f"{corpus.name}, {how.split}", results)
+        other = f"; trained on {config.corpus.name}" if config.corpus.name.endswith("-partial") and data else ""
+        show_results(title(corpus, how.split) + other, results)
     return results
 
 
@@ -143,6 +144,12 @@ def eval_lengths(
     return [lengths for lengths in found if lengths is not None]
 
 
+def title(corpus: Corpus, split: str) -> str:
+    """What figures are over: the text, how many of its tokens are unknown, and what is missing of a partial corpus."""
+    unknown = corpus.header.splits[split].unknown
+    return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
+
+
 def show_results(title: str, results: Sequence[EvalResult]) -> None:
     """A row for each set of lengths."""
     unit = results[0].headline[0]
@@ -183,9 +190,20 @@ def score(
     given = lines if loaded.vocab.unit == "byte" else [decoded(line, file) for line in lines]
     precision, _ = resolve_precision(precision, chosen)
     scores = score_lines(loaded.model, loaded.vocab, given, width, precision=precision)
+    tell_unknown(loaded.vocab, given, "the text")
     for each in scores:
         plain = f"{each.log_prob:.6f}\t{each.ppl:.4f}\t{each.bits:.4f}"
         print(json.dumps(each.to_json()) if as_json else plain)
+
+
+def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str) -> None:
+    """Say on standard error how much of `texts` the model has no symbol for."""
+    if vocab.unk is None:
+        return
+    counts = [(len(ids), int((ids == vocab.unk).sum())) for ids in map(vocab.encode, texts)]
+    total, unknown = map(sum, zip((0, 0), *counts, strict=True))
+    if unknown:
+        print(f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model.", file=sys.stderr)
 
 
 def read_text(file: str) -> bytes:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config, load_model
+from transformer_xl.data.datasets import tokenised
+from transformer_xl.data.detokenise import Detokeniser, readable
 from transformer_xl.device import resolve_device, resolve_precision
 from transformer_xl.generate import Sampling, stream_text
 from transformer_xl.settings import Lengths
 
-from .evaluate import corpus_for, decoded, eval_lengths, read_text, told
+from .evaluate import corpus_for, decoded, eval_lengths, read_text, tell_unknown, told
 
 MOST_CONTEXT = 512
 """Tokens of the test set a prompt may hold: the paper's context (Appendix E)."""
@@ -31,12 +33,14 @@ def generate(
     mem_len: int | None = None,
     device: str = "auto",
     precision: str = "auto",
+    raw: bool = False,
     as_json: bool = False,
 ) -> None:
     """Continue each prompt `rows` times. One text streams to standard output; several are printed one after another.
 
     `sampling` holds the fields of `Sampling`. A prompt is text, `@FILE`, or `-` for standard input; `from_test` takes
-    so many tokens of the test set instead. A count of tokens and their speed goes to standard error.
+    so many tokens of the test set instead. Text of a corpus with punctuation apart is shown as people write it, unless
+    `raw`; as JSON it is exact, with a readable form beside. A count of tokens and their speed goes to standard error.
 
     Raises:
         ValueError, OSError: a sentence for what does not fit.
@@ -53,14 +57,18 @@ def generate(
         texts = [_test_prompt(loaded, from_test)]
     elif loaded.vocab.unit != "byte":
         texts = [decoded(text, "The prompt") if isinstance(text, bytes) else text for text in texts]
+    tell_unknown(loaded.vocab, texts, "the prompt")
     texts = [text for text in texts or [""] for _ in range(rows)]
-    written = _write(loaded, texts, lengths, draw, max_tokens, precision, stream=len(texts) == 1 and not as_json)
-    if as_json:
-        for prompt, text in zip(texts, written, strict=True):
-            print(json.dumps({"prompt": _shown(prompt), "text": text}))
-    elif len(texts) > 1:
-        for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
-            print(f"--- {number} ---\n{_shown(prompt)}{text}")
+    apart, stream = tokenised(config.corpus.name), len(texts) == 1 and not as_json
+    neat = apart and not raw
+    written = _write(loaded, texts, lengths, draw, max_tokens, precision, stream=stream, detokenise=neat)
+    for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
+        exact = _shown(prompt) + text
+        if as_json:
+            form = {"readable": readable(exact)} if apart else {}
+            print(json.dumps({"prompt": _shown(prompt), "text": text} | form))
+        elif not stream:
+            print(f"--- {number} ---\n{readable(exact) if neat else exact}")
 
 
 def _write(
@@ -72,20 +80,23 @@ def _write(
     precision: str,
     *,
     stream: bool,
+    detokenise: bool,
 ) -> list[str]:
     device = next(loaded.model.parameters()).device
     chosen, _ = resolve_precision(precision, device)
     written = [""] * len(prompts)
+    form = Detokeniser()
+    feed, close = (form.feed, form.close) if detokenise else (str, str)
     if stream:
-        print(_shown(prompts[0]), end="", flush=True)
+        print(feed(_shown(prompts[0])), end="", flush=True)
     start = time.perf_counter()
     for row, text in stream_text(loaded.model, loaded.vocab, prompts, lengths, sampling, max_tokens, precision=chosen):
         written[row] += text
         if stream:
-            print(text, end="", flush=True)
+            print(feed(text), end="", flush=True)
     seconds = time.perf_counter() - start
     if stream:
-        print(flush=True)
+        print(close(), flush=True)
     tokens = max_tokens * len(prompts)
     if sampling.stop:
         tokens = sum(len(loaded.vocab.encode(text)) for text in written)
@@ -113,7 +124,8 @@ def _read_prompt(prompt: str) -> str | bytes:
 
 
 def _test_prompt(loaded: LoadedModel, tokens: int) -> str | bytes:
-    ids = corpus_for(loaded, None).split("test").ids[:tokens]
+    ids = corpus_for(loaded, None).split("test").ids
+    ids = ids[len(loaded.vocab.opening) :][:tokens]
     return loaded.vocab.decode_bytes(ids) if loaded.vocab.unit == "byte" else loaded.vocab.decode(ids)
 
 

@@ -27,7 +27,7 @@ from transformer_xl.trackers import Trackers, open_trackers, require
 from transformer_xl.train import fit
 
 from .env import choices, environment
-from .evaluate import eval_lengths, score_split, show_results
+from .evaluate import eval_lengths, score_split, show_results, title
 
 STOPPED = 75
 """Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
@@ -98,8 +98,12 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
         raise ValueError(f"The corpus {config.corpus.name} has changed since {run} began: it has other symbols now.")
     for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after
         corpus.split(split)
-    if config.corpus.shuffle_lines and corpus.vocab.line_end is None:
-        raise ValueError(f"corpus.shuffle_lines must be false for {corpus.name}, whose symbols have no line end.")
+    if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
+        lacks = "symbols have no line end" if corpus.vocab.line_end is None else "documents have their lines in order"
+        raise ValueError(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
+    if origin is not None and config.corpus.vocab:
+        raise ValueError(f"corpus.vocab must be left out with --init, for the vocabulary is that of {init}.")
+    config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     chosen = choices(config.train)
     config = settled(config, corpus)
     torch.manual_seed(config.train.seed)
@@ -171,10 +175,11 @@ def describe(start: Start) -> str:
     """The model, the text and the machine in one line."""
     parameters = sum(parameter.numel() for parameter in start.model.parameters())
     train = start.config.train
-    tokens = start.corpus.header.splits["train"].tokens
+    split = start.corpus.header.splits["train"]
+    unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
     return (
-        f"{parameters / 1e6:.2f}M parameters on {start.corpus.name}, {tokens:,} tokens, {start.corpus.vocab}; "
-        f"{train.device}, {train.precision}, {train.backend}"
+        f"{parameters / 1e6:.2f}M parameters on {start.corpus.name}, {split.tokens:,} tokens{unknown}, "
+        f"{start.corpus.vocab}{start.corpus.caveat}; {train.device}, {train.precision}, {train.backend}"
     )
 
 
@@ -185,8 +190,8 @@ def score_best(run: Path, start: Start, trackers: Trackers) -> None:
     split = start.corpus.split(config.eval.split)
     lengths = eval_lengths(config)[0]
     result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision)
-    show_results(f"{start.corpus.name}, {config.eval.split}", [result])
-    about = {"step": config.train.max_steps, "split": config.eval.split}
+    show_results(title(start.corpus, config.eval.split), [result])
+    about = {"step": config.train.max_steps, "split": config.eval.split, **start.corpus.about}
     entry = about | result.to_json()
     MetricLog(run / "metrics.jsonl").log(entry)
     trackers.log(entry)
