@@ -34,7 +34,8 @@ from transformer_xl.files import explained, remove_unfinished, whole_folder
 
 _FORMAT = "transformer-xl token store"
 _VERSION = 1
-_PIECE = 1 << 22
+_PIECE = 1 << 18
+"""Bytes of text at a time: what is made of them stays in the cache."""
 _LONGEST = 1 << 12
 """How far before the end of a piece a place to cut it is looked for, in bytes."""
 _WHITE = re.compile(rb"[ \n]")

@@ -66,7 +66,7 @@ class Vocab:
         counts: Counter[Any] = Counter()
         for text in texts if unit != "byte" or closed else ():
             parts = _split(text, unit, newlines)
-            counts.update(parts if isinstance(parts, list) else _count_codes(parts))
+            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
         return cls.from_counts(unit, counts, newlines=newlines, min_count=min_count, closed=closed)
 
     @classmethod
@@ -330,14 +330,11 @@ def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | l
     return split_words(decoded, newlines)
 
 
-def _count_codes(symbols: bytes | str) -> dict[int, int] | dict[str, int]:
-    """How often each byte or character occurs, in the order they first do."""
+def _count_codes(symbols: bytes | str, known: Collection[Any]) -> dict[Any, int]:
+    """How often each byte or character occurs; those not `known` yet in the order they first do."""
     is_text = isinstance(symbols, str)
     raw = symbols.encode("utf-32-le", "surrogatepass") if is_text else symbols
-    codes = np.frombuffer(raw, "<u4" if is_text else "u1")
-    counts = np.bincount(codes)
-    first = np.zeros(len(counts), np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several values for one place the last one stays
-    seen = np.flatnonzero(counts)
-    seen = seen[np.argsort(first[seen])].tolist()
-    return {chr(code) if is_text else code: int(counts[code]) for code in seen}
+    counts = np.bincount(np.frombuffer(raw, "<u4" if is_text else "u1"))
+    found = {chr(code) if is_text else code: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+    new = sorted((symbol for symbol in found if symbol not in known), key=symbols.index)
+    return {symbol: found[symbol] for symbol in (*new, *(symbol for symbol in found if symbol in known))}
