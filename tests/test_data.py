@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from server import serving
 
 from transformer_xl.data.bpe import BytePairs, train_bpe
-from transformer_xl.data.corpus import OPENERS, Corpus, pieces
+from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus, prepare, tokenised
 from transformer_xl.data.download import Origin
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol, Substitute
-from transformer_xl.data.texts import read_file, read_splits
+from transformer_xl.data.reading import OPENERS, pieces, read_file
+from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import EOS, UNK, Vocab
 from transformer_xl.settings import CorpusConfig
 
@@ -538,13 +539,18 @@ class TestPublished:
         assert corpus.vocab.decode(corpus.split("train").ids[1:]) == "the <unk> <unk>\nthe dog\n<unk> dog\n"
 
     def test_what_is_missing_is_listed(self, words: Path, home: Path) -> None:
+        (words / "list").rename(words / "kept")
+        corpus = prepare("words", words, partial=True)
+        assert corpus.header.partial == "no vocabulary file; its words are those of its train part"
+        (words / "kept").rename(words / "list")
         (words / "a.2").unlink()
         corpus = prepare("words", words, partial=True)
         assert corpus.header.partial == "1 of 2 files of its train part" and len(corpus.vocab) == 4
         (words / "a.1").unlink()
         (words / "list").unlink()
         corpus = prepare("words", words, partial=True)
-        assert corpus.header.partial == "no train part; its words are those of its valid and test part"
+        notes = ("no train part", "no vocabulary file", "its words are those of its valid and test part")
+        assert corpus.header.partial == "; ".join(notes)
         assert corpus.vocab.symbols == ("<S>", "the", "bird", "sat", UNK)
         assert set(corpus.header.splits) == {"valid", "test"}
 
@@ -579,10 +585,36 @@ class TestPublished:
         corpus = prepare("ptb-char", tiny)
         assert corpus.vocab.decode(corpus.split("test").ids) == "ab c\n"
 
-    def test_a_damaged_copy_says_which(self, tiny: Path) -> None:
-        (tiny / "tiny.xz").write_bytes((tiny / "tiny.xz").read_bytes()[:-9])
-        with pytest.raises(ValueError, match=r"tiny\.xz is not a sound \.xz file"):
+    @pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2"])
+    def test_a_damaged_copy_says_which(self, tiny: Path, suffix: str) -> None:
+        (tiny / "tiny.xz").unlink()
+        file = tiny / f"tiny{suffix}"
+        with OPENERS[suffix](file, "wb") as out:
+            out.write(self.TEXT)
+        sound = file.read_bytes()
+        for place in range(len(sound)):
+            file.write_bytes(sound[:place] + bytes([sound[place] ^ 0xFF]) + sound[place + 1 :])
+            for source in (tiny, file):
+                try:
+                    corpus = prepare("tiny", source)
+                except ValueError as error:  # in the header, or by its digest
+                    assert str(error).startswith(str(file)), error
+                else:
+                    assert corpus.header.splits["train"].tokens == 8  # a byte that says nothing of the content
+        file.write_bytes(sound[:-9])
+        with pytest.raises(ValueError, match=rf"tiny\{suffix} is not"):
             prepare("tiny", tiny)
+
+    def test_a_file_without_a_digest_must_be_text_to_its_end(self, words: Path, monkeypatch) -> None:
+        known = DATASETS["words"]
+        monkeypatch.setitem(DATASETS, "words", replace(known, files=known.files | {"a.1": File(99)}))
+        for content in (b"\xff cat\n", "caf\u00e9".encode()[:-1]):
+            (words / "a.1").write_bytes(content)
+            with pytest.raises(ValueError, match=r"a\.1 is not the published a\.1: it is not UTF-8 text, or cut off"):
+                prepare("words", words)
+        (words / "a.1").write_bytes(b"a" * 100)
+        with pytest.raises(ValueError, match="it has more than 99 bytes"):
+            prepare("words", words)
 
 
 class TestDownloaded:

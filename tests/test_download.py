@@ -310,6 +310,13 @@ class TestMirrors:
         with pytest.raises(ValueError, match="must end in the plain name of a file"):
             load(Origin(f"http://127.0.0.1/{last}"), folder=tmp_path)
 
+    def test_wrong_bytes_in_pieces_are_loaded_once_more_and_no_oftener(self, server, tmp_path) -> None:
+        script = server.put("f", CONTENT, [turn for _ in range(9) for turn in (Turn(cut=5000), Turn())])
+        origin = Origin(server.url("f"), len(CONTENT), "sha256:" + "0" * 64)
+        with pytest.raises(OSError, match="its content has sha256"):
+            load(origin, folder=tmp_path)
+        assert len(script.requests) == 4
+
     def test_a_name_is_decoded(self, server, tmp_path) -> None:
         server.put("two words", CONTENT)
         assert load(published(server, "two%20words"), folder=tmp_path) == tmp_path / "two words"

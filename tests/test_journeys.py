@@ -171,6 +171,18 @@ def test_fine_tuning_starts_from_the_weights_and_symbols_of_a_run(home: Path, ca
         assert main(["eval", run, "--data", "other.txt", "--json", *lengths]) == 0
         nats.append(json.loads(capsys.readouterr().out)["results"][0]["nats"])
     assert nats[0] == nats[1]
+    assert (config.corpus.unit, config.corpus.newlines) == ("byte", "keep")
+
+
+def test_a_tuned_run_of_words_goes_on_with_the_words_it_began_with(home: Path):
+    Path("one.txt").write_text("a b c d e f g\n" * 60)
+    Path("two.txt").write_text("a b x y z\n" * 60)
+    few = [*TINY, "--train.max-steps", "2"]
+    assert main(["train", "text-words", "--data", "one.txt", "--out", "runs/words1", *few]) == 0
+    begin = ["train", "text-words", "--data", "two.txt", "--out", "runs/words2"]
+    assert main([*begin, "--init", "runs/words1", *few]) == 0
+    assert main([*begin[:2], *begin[4:], "--resume", "--train.max-steps", "4"]) == 0
+    assert Path("runs/words2/checkpoints/step_00000004").is_dir()
 
 
 @pytest.mark.parametrize("unit", ["char", "word", "bpe"])

@@ -158,7 +158,7 @@ def test_the_last_word_wins_over_the_recipe_and_over_data():
         defaults=data_settings("some text"),
     )
     assert (config.train.lr, config.model.pre_lnorm, config.train.compile) == (0.5, False, True)
-    assert (config.corpus.name, config.corpus.newlines, config.model.vocab_size) == ("some text", "keep", 7)
+    assert (config.corpus.name, config.corpus.newlines, config.model.vocab_size) == ("some text", "drop", 7)
 
 
 def test_data_keeps_line_ends_and_lets_the_vocabulary_follow(tmp_path: Path):
@@ -166,6 +166,8 @@ def test_data_keeps_line_ends_and_lets_the_vocabulary_follow(tmp_path: Path):
     config = load_recipe("enwik8-small", defaults=data_settings(str(tmp_path / "text")))
     assert (config.corpus.newlines, config.model.vocab_size) == ("keep", 0)
     assert config.corpus.name == str((tmp_path / "text").resolve())
+    named = load_recipe("lm1b-small", defaults=data_settings("lm1b-partial"))
+    assert (named.corpus.name, named.corpus.newlines) == ("lm1b-partial", "sentence")
     assert load_recipe("enwik8-small").corpus.newlines == "drop"
 
 

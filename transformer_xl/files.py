@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import uuid
@@ -65,9 +66,9 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def remove_unfinished(folder: Path, name: str = "*") -> None:
+def remove_unfinished(folder: Path, name: str = "") -> None:
     """Remove what a killed process left half-written in `folder`, of one `name` or of all."""
-    for left in Path(folder).glob(f"{UNFINISHED}{name}-{'?' * _MARK}"):
+    for left in Path(folder).glob(f"{UNFINISHED}{glob.escape(name) if name else '*'}-{'?' * _MARK}"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
         else:

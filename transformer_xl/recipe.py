@@ -89,8 +89,13 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
 
 
 def data_settings(data: str) -> list[Setting]:
-    """What `--data` sets: the text, all its line ends, and a vocabulary as large as it has symbols."""
-    given = {("corpus", "name"): text_name(data), ("corpus", "newlines"): "keep", ("model", "vocab_size"): 0}
+    """What `--data` sets: the text, all its line ends, and a vocabulary as large as it has symbols.
+
+    How a corpus treats line ends that is known by its name is the recipe's to say.
+    """
+    given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
+    if Path(data).exists():
+        given["corpus", "newlines"] = "keep"
     return [Setting(section, field, value, "--data", "") for (section, field), value in given.items()]
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.texts import read_file
+from transformer_xl.data.reading import read_file
 from transformer_xl.data.vocab import EOS, id_type
 from transformer_xl.show import show_table
 
@@ -175,6 +175,6 @@ def _show(result: dict[str, Any]) -> None:
         for row in result["rows"]
     ]
     size, words = result["bytes"] / 1e6, result["words"]
-    title = f"{size:.0f} MB, {words:,} words of {result['types']:,} types; median of {result['repeats']}"
+    title = f"{size:.0f} MB, {words:,} words drawn from {result['types']:,}; median of {result['repeats']}"
     show_table(title, ["contender", "unit", "seconds", "MB/s", "peak MB"], rows)
     print(json.dumps(result))

@@ -9,12 +9,12 @@ import stat
 import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path, PureWindowsPath
 from typing import IO, Any, NamedTuple
 
+from transformer_xl.data.reading import DAMAGE
 from transformer_xl.files import explained
 
 _PIECE = 1 << 16
@@ -24,9 +24,7 @@ _OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 """Of the others zipfile unpacks at once whatever a piece comes to."""
 _DAMAGE = (
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
+    *DAMAGE,
     zipfile.BadZipFile,
     tarfile.TarError,
     struct.error,

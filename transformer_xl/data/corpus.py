@@ -9,39 +9,28 @@ A store is written beside its place, synced and renamed, so that it is there who
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
-import io
 import json
-import lzma
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from filelock import FileLock
-from jaxtyping import Integer
+from jaxtyping import Int, Integer
 
-from transformer_xl.data import bpe
-from transformer_xl.data.counting import Counting, PairCounting, WordCounting
+from transformer_xl.data.numbering import Numbering, PairNumbering, WordNumbering
 from transformer_xl.data.published import SPLITS
+from transformer_xl.data.reading import Text, pieces
 from transformer_xl.data.vocab import Newlines, Unit, Vocab
 from transformer_xl.files import explained, remove_unfinished, whole_folder
 
 _FORMAT = "transformer-xl token store"
 _VERSION = 1
-_PIECE = 1 << 18
-"""Bytes of text at a time: what is made of them stays in the cache."""
-_LONGEST = 1 << 12
-"""How far before the end of a piece a place to cut it is looked for, in bytes."""
-_WHITE = re.compile(rb"[ \n]")
-Text = bytes | Path
-"""A text in memory, or the file that holds it."""
-OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+_IDS = 1 << 23
+"""Bytes of ids at a time: so many that a count of all symbols is little beside them."""
 _PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
 
 
@@ -156,7 +145,11 @@ class Corpus:
         if name not in self.header.splits:
             raise ValueError(
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. "
-                f"Put a file {name}.txt beside the others, or ask for another split."
+                + (
+                    "Ask for another."
+                    if self.name in self.path.parts
+                    else f"Put a file {name}.txt beside the others, or ask for another."
+                )
             )
         starts = self.header.splits[name].documents
         ids = np.memmap(self.path / f"{name}.bin", dtype=self.header.dtype, mode="r")
@@ -224,79 +217,6 @@ class Corpus:
         return cls.open(path)
 
 
-def open_file(path: Path) -> io.BufferedIOBase:
-    """A file to read, decompressed where its name ends in .xz, .gz or .bz2."""
-    return OPENERS.get(path.suffix, open)(path, "rb")
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Say which file could not be read, and why."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no file {path}.") from error
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is not a sound {path.suffix} file: {error}. Download it again.") from error
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-def border(text: bytes, position: int, unit: Unit) -> int:
-    """The first place from `position` on where `text` can be cut without cutting a symbol."""
-    if unit == "word":
-        white = _WHITE.search(text, position)
-        return white.end() if white else len(text)
-    if unit == "char":
-        while position < len(text) and text[position] & 0xC0 == 0x80:
-            position += 1
-    return min(position, len(text))
-
-
-def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
-    """`text` in pieces whose symbols are the symbols of the whole, so that memory stays small.
-
-    A last line of words that lacks its end gets one.
-    """
-    left, ends_line = b"", True
-    for chunk in _chunks(text, size):
-        ends_line = chunk.endswith(b"\n")
-        left += chunk
-        end = _last_border(left, unit)
-        if end:
-            yield left[:end]
-            left = left[end:]
-    if unit == "word" and not ends_line:
-        left += b"\n"
-    if left:
-        yield left
-
-
-def _chunks(text: Text, size: int) -> Iterator[bytes]:
-    if isinstance(text, bytes):
-        yield from (text[start : start + size] for start in range(0, len(text), size))
-    else:
-        with reading(text), open_file(text) as opened:
-            yield from iter(lambda: opened.read(size), b"")
-
-
-def _last_border(text: bytes, unit: Unit) -> int:
-    """The last place where `text`, which may go on, can be cut without cutting a symbol; 0 if there is none."""
-    if unit == "word":
-        return max(text.rfind(b" "), text.rfind(b"\n")) + 1
-    if unit == "bpe":
-        place = bpe.border(text, max(len(text) - _LONGEST, 0))
-        return place if place < len(text) else 0
-    end = len(text)
-    if unit == "char":
-        while end and text[end - 1] & 0xC0 == 0x80:
-            end -= 1
-        end -= bool(end) and text[end - 1] >= 0xC0
-    return end
-
-
 def _write(
     folder: Path,
     texts: dict[str, list[Text]],
@@ -338,13 +258,12 @@ class _Tokenising(NamedTuple):
     bpe_size: int
     documents: bool
 
-    def counting(self, texts: Sequence[Text]) -> Counting:
-        """What makes a vocabulary of words or byte pairs while it numbers them."""
+    def numbering(self, texts: Sequence[Text]) -> Numbering:
+        """What makes a vocabulary of words or byte pairs from the numbers it gives them."""
         if self.unit == "word":
-            return WordCounting(self.newlines)
-        return PairCounting(
-            self.newlines, (piece.decode() for text in texts for piece in pieces(text, "bpe")), self.bpe_size
-        )
+            return WordNumbering(self.newlines)
+        parts = (piece.decode() for text in texts for piece in pieces(text, "bpe"))
+        return PairNumbering(self.newlines, parts, self.bpe_size)
 
 
 def _tokenise(folder: Path, texts: dict[str, list[Text]], how: _Tokenising) -> tuple[Vocab, dict[str, SplitHeader]]:
@@ -356,12 +275,12 @@ def _tokenise(folder: Path, texts: dict[str, list[Text]], how: _Tokenising) -> t
         symbols = (piece for text in every for piece in pieces(text, how.unit))
         vocab = Vocab.build(how.unit, symbols, newlines=how.newlines, min_count=how.min_count, closed=how.closed)
     elif vocab is None:
-        counting = how.counting(every)
+        numbering, counts = how.numbering(every), np.zeros(0, np.int64)
         for split in counted:
-            written[split] = _write_ids(
-                folder / f"{split}.numbers", texts[split], how, lambda piece, _: counting.encode(piece)
-            )
-        vocab, ids_by_number = counting.vocab(min_count=how.min_count, closed=how.closed)
+            file = folder / f"{split}.numbers"
+            written[split] = _write_ids(file, texts[split], how, lambda piece, _: numbering.encode(piece))
+            counts = _counted(file, np.dtype(np.int32), counts)
+        vocab, ids_by_number = numbering.vocab(counts, min_count=how.min_count, closed=how.closed)
         for split in counted:
             _renumber(folder / f"{split}.numbers", folder / f"{split}.bin", ids_by_number)
     how = how._replace(unit=vocab.unit, newlines=vocab.newlines)
@@ -393,18 +312,27 @@ def _write_ids(
 
 def _renumber(numbers: Path, file: Path, ids_by_number: np.ndarray) -> None:
     with numbers.open("rb") as read, file.open("wb") as out:
-        while piece := read.read(_PIECE):
+        while piece := read.read(_IDS):
             out.write(ids_by_number[np.frombuffer(piece, np.int32)].data)
     numbers.unlink()
 
 
+def _counted(file: Path, dtype: np.dtype[Any], before: Int[np.ndarray, " N"], digest: Any = None) -> np.ndarray:
+    """How often each id is in the file, added to the counts `before`; `digest` sees its bytes."""
+    with file.open("rb") as opened:
+        while piece := opened.read(_IDS):
+            if digest is not None:
+                digest.update(piece)
+            counts = np.bincount(np.frombuffer(piece, dtype), minlength=len(before))
+            counts[: len(before)] += before
+            before = counts
+    return before
+
+
 def _split_header(file: Path, vocab: Vocab, size: int, documents: list[int] | None) -> SplitHeader:
     """What the header says of a split whose ids are written."""
-    digest, counts = hashlib.sha256(), np.zeros(len(vocab), np.int64)
-    with file.open("rb") as opened:
-        while piece := opened.read(_PIECE):
-            digest.update(piece)
-            counts += np.bincount(np.frombuffer(piece, vocab.dtype), minlength=len(vocab))
+    digest = hashlib.sha256()
+    counts = _counted(file, vocab.dtype, np.zeros(len(vocab), np.int64), digest)
     return SplitHeader(
         tokens=int(counts.sum()),
         types=int(np.count_nonzero(counts)),

@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -23,13 +24,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import platformdirs
+from filelock import FileLock
 
 from transformer_xl.data.archive import unpack
-from transformer_xl.data.corpus import OPENERS, Corpus, Header, Text, open_file
+from transformer_xl.data.corpus import Corpus, Header
 from transformer_xl.data.download import download
 from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol
-from transformer_xl.data.texts import read_file, read_splits, reading
+from transformer_xl.data.reading import OPENERS, Text, open_file, read_file, reading
+from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import Newlines, Vocab
+from transformer_xl.files import explained
 from transformer_xl.settings import CorpusConfig
 
 
@@ -68,9 +72,11 @@ def prepare(
         taken = _take(name, found, needed, protocol.splits, partial=partial)
         listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
         listed = listed if vocab_file is None else Path(vocab_file).expanduser()
-        other = "" if listed is None or _plain_name(listed) == dataset.vocab_file else _plain_name(listed)
-        if listed is not None and not other and dataset.listed is not None:
+        published = listed is not None and _plain_name(listed) == dataset.vocab_file
+        if listed is not None and published and dataset.listed is not None:
             _verify(dataset.vocab_file, listed, dataset.listed)
+        # From the whole training part the same words come in another order.
+        other = "" if listed is None or (published and (dataset.listed is None or taken.notes)) else _plain_name(listed)
         vocab = Vocab.read(read_file(listed), str(listed), unit=dataset.unit, newlines=newlines) if listed else None
         counted = dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts)
         own_words = bool(other)
@@ -200,21 +206,23 @@ def _take(
             )
     for part in parts.values():
         taken.counts.update(part.splits)
+    if dataset.vocab_file in missing:
+        taken.notes.append("no vocabulary file")
     return taken
 
 
 def _verify(name: str, path: Path, known: File) -> None:
     """Hold a file against what is published of it: its digest, or where there is none that it is text and no larger."""
     algorithm, _, published = known.digest.partition(":")
-    found, length, text = hashlib.new(algorithm or "md5"), 0, codecs.getincrementaldecoder("utf-8")()
+    found, length, broken = hashlib.new(algorithm or "md5"), 0, False
+    text = codecs.getincrementaldecoder("utf-8")()
     with reading(path), open_file(path) as opened:
         while length <= known.bytes and (piece := opened.read(1 << 20)):
             found.update(piece)
             length += len(piece)
-            try:
-                text.decode(piece if not published else b"")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path} is not the published {name}: it is not UTF-8 text ({error}).") from error
+            broken = broken or (not published and not _is_text(text, piece))
+    if broken or not (published or _is_text(text, b"", last=True)):
+        raise ValueError(f"{path} is not the published {name}: it is not UTF-8 text, or cut off.")
     if published and (length > known.bytes or found.hexdigest() != published):
         raise ValueError(
             f"{path} is not the published {name}: its content has {algorithm.upper()} {found.hexdigest()} "
@@ -222,6 +230,14 @@ def _verify(name: str, path: Path, known: File) -> None:
         )
     if length > known.bytes:
         raise ValueError(f"{path} is not the published {name}: it has more than {known.bytes:,} bytes.")
+
+
+def _is_text(decoder: codecs.IncrementalDecoder, piece: bytes, *, last: bool = False) -> bool:
+    try:
+        decoder.decode(piece, last)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Protocol | None) -> None:
@@ -260,8 +276,12 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
         yield {next(iter(dataset.files)) if only else _plain_name(path): path}
     else:
         downloads = cache_folder() / "downloads" / name
-        downloads.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=downloads, prefix="unpacked-") as folder:
+        with explained(downloads):
+            downloads.mkdir(parents=True, exist_ok=True)
+        with FileLock(downloads / ".lock"), tempfile.TemporaryDirectory(dir=downloads, prefix="unpacked-") as folder:
+            for left in downloads.glob("unpacked-*"):  # by a process that was killed
+                if left != Path(folder):
+                    shutil.rmtree(left, ignore_errors=True)
             if path is None:
                 yield _downloaded(dataset, downloads, Path(folder))
             else:
@@ -337,7 +357,10 @@ def _dataset(name: str, newlines: Newlines | None, option: str = "corpus.newline
         raise ValueError(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{hint}")
     protocols = DATASETS[name].protocols
     if newlines is not None and newlines not in protocols:
-        raise ValueError(f"{option} must be {' or '.join(map(repr, protocols))} for {name}, got {newlines!r}.")
+        raise ValueError(
+            f"{option} must be {' or '.join(map(repr, protocols))} for {name}, got {newlines!r}."
+            + (" Leave it out." if len(protocols) == 1 and option.startswith("--") else "")
+        )
     return DATASETS[name]
 
 

@@ -190,14 +190,14 @@ class _Loading:
         if urlsplit(self.origin.url).scheme not in ("http", "https"):
             raise _Refused("only http and https are loaded from")
         self._check_space()
-        while True:
+        for last in (False, True):
             resumed = self._fill()
             found = _difference(self.part.path, self.origin)
             found = found or ("" if self.origin.digest else self.check(self.part.path))
             if not found:
                 return self.part.rename()
             self.part.remove()
-            if not resumed:
+            if last or not resumed:
                 raise _Refused(found)
             self.say(f"{self.origin.name}: {found}, in pieces from several connections; loading it from the start.")
 

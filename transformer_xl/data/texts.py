@@ -6,21 +6,11 @@ import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_xl.data.corpus import border, open_file, reading
 from transformer_xl.data.published import SPLITS
+from transformer_xl.data.reading import border, read_file
 from transformer_xl.data.vocab import Unit
 
 _SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
-
-
-def read_file(path: Path) -> bytes:
-    """The content of `path`, decompressed where its name ends in .xz, .gz or .bz2; errors say which file and why."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} must be a file, and is a folder.")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} must be a file, and is a pipe or a device. Save its content in a file first.")
-    with reading(path), open_file(path) as opened:
-        return opened.read()
 
 
 def read_splits(path: Path, unit: Unit, *, whole_files: bool = False) -> dict[str, list[bytes]]:

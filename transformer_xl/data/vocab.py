@@ -303,7 +303,8 @@ def split_words(text: str, newlines: Newlines) -> list[str]:
 
 def _listed_words(text: str, file: str) -> list[str]:
     """The words of a vocabulary file, in its order."""
-    lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
+    lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
     counted = bool(lines) and len(lines[0][1]) == 2
     seen: set[str] = set()
     for number, line in lines:
@@ -330,8 +331,8 @@ def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | l
     return split_words(decoded, newlines)
 
 
-def _count_codes(symbols: bytes | str, known: Collection[Any]) -> dict[Any, int]:
-    """How often each byte or character occurs; those not `known` yet in the order they first do."""
+def _count_codes(symbols: Any, known: Collection[Any]) -> dict[Any, int]:
+    """How often each symbol of bytes or text occurs; those not `known` yet in the order they first do."""
     is_text = isinstance(symbols, str)
     raw = symbols.encode("utf-32-le", "surrogatepass") if is_text else symbols
     counts = np.bincount(np.frombuffer(raw, "<u4" if is_text else "u1"))

@@ -61,7 +61,8 @@ def evaluate(
     if log is not None and dump is not None:
         log.save(dump)
     if as_json:
-        facts = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": how.split}
+        facts: dict[str, Any] = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": how.split}
+        facts["unknown"] = corpus.header.splits[how.split].unknown
         print(json.dumps(facts | {"results": [result.to_json() for result in results]}))
     else:
         other = f"; trained on {config.corpus.name}" if config.corpus.name.endswith("-partial") and data else ""

@@ -59,13 +59,12 @@ def generate(
         texts = [decoded(text, "The prompt") if isinstance(text, bytes) else text for text in texts]
     tell_unknown(loaded.vocab, texts, "the prompt")
     texts = [text for text in texts or [""] for _ in range(rows)]
-    apart, stream = tokenised(config.corpus.name), len(texts) == 1 and not as_json
-    neat = apart and not raw
+    neat, stream = tokenised(config.corpus.name) and not raw, len(texts) == 1 and not as_json
     written = _write(loaded, texts, lengths, draw, max_tokens, precision, stream=stream, detokenise=neat)
     for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
         exact = _shown(prompt) + text
         if as_json:
-            form = {"readable": readable(exact)} if apart else {}
+            form = {"readable": readable(exact)} if neat else {}
             print(json.dumps({"prompt": _shown(prompt), "text": text} | form))
         elif not stream:
             print(f"--- {number} ---\n{readable(exact) if neat else exact}")

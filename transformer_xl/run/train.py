@@ -48,6 +48,8 @@ class Start(NamedTuple):
     """Settled: nothing in it is "auto"."""
     chosen: dict[str, dict[str, str]]
     """What "auto" became, and why."""
+    init: str = ""
+    """The run it started from, if any."""
 
 
 def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | None = None) -> int:
@@ -74,7 +76,7 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | No
 
 def carry_out(start: Start, run: Path, *, resume: bool = False, trackers: Trackers | None = None) -> int:
     """Write down what is about to be done, and do it. Returns the exit status."""
-    facts = environment() | {"chosen": start.chosen}
+    facts = environment() | {"chosen": start.chosen, "init": start.init}
     write_whole(run / "config.toml", write_toml(start.config))
     write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")
     say(run, f"{describe(start)}; {run}")
@@ -90,7 +92,11 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
     if not config.corpus.name:
         raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
     origin = find_checkpoint(init) if init is not None else None
-    corpus = open_corpus(config.corpus, vocab=load_vocab(origin) if origin is not None else None)
+    begun = _init_of(run) if resume else str(init or "")
+    vocab = load_vocab(origin or find_checkpoint(run)) if begun else None
+    corpus = open_corpus(config.corpus, vocab=vocab)
+    if vocab is not None:
+        config = replace(config, corpus=replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines))
     if origin is not None:
         shape = load_config(origin).model
         config = replace(config, model=replace(shape, dropout=config.model.dropout, dropatt=config.model.dropatt))
@@ -110,7 +116,13 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
     model = TransformerXL(config.model, backend=config.train.backend)
     if origin is not None:
         load_weights(model, origin)
-    return Start(corpus, model, config, chosen)
+    return Start(corpus, model, config, chosen, begun)
+
+
+def _init_of(run: Path) -> str:
+    """The run whose vocabulary the one in `run` began with, if any."""
+    file = run / "environment.json"
+    return json.loads(file.read_text(encoding="utf-8")).get("init", "") if file.exists() else ""
 
 
 def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
