@@ -29,8 +29,8 @@ from transformer_xl.files import explained, remove_unfinished, whole_folder
 
 _FORMAT = "transformer-xl token store"
 _VERSION = 1
-_IDS = 1 << 23
-"""Bytes of ids at a time: so many that a count of all symbols is little beside them."""
+_IDS = 1 << 20
+"""Bytes of ids at a time: many beside a count of all symbols, and few enough for the cache."""
 _PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
 
 
