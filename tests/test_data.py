@@ -21,9 +21,10 @@ from server import serving
 
 from transformer_xl.data.bpe import BytePairs, train_bpe
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.datasets import open_corpus, prepare, tokenised
+from transformer_xl.data.datasets import open_corpus, tokenised
 from transformer_xl.data.download import Origin
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol, Substitute
 from transformer_xl.data.reading import OPENERS, pieces, read_file
 from transformer_xl.data.texts import read_splits
@@ -563,6 +564,20 @@ class TestPublished:
             assert tokenised(name)
         for name in ("wordsmith", "ptb-char", "enwik8", "text8-partial", "a/path"):
             assert not tokenised(name)
+
+    def test_a_list_that_stands_for_the_training_part_is_taken_where_that_is_not_whole(self, words: Path, monkeypatch):
+        known = DATASETS["words"]
+        files = {name: file for name, file in known.files.items() if name != "list"}
+        monkeypatch.setitem(DATASETS, "words", replace(known, files=files, listed=known.files["list"]))
+        with pytest.raises(ValueError, match="bird"):  # the training part's own words are closed
+            prepare("words", words)
+        assert prepare("words", words, vocab_file=words / "list").name == "words+list"
+        (words / "a.2").unlink()
+        corpus = prepare("words", words, partial=True)
+        assert corpus.name == "words-partial" and corpus.vocab.symbols == ("<unk>", "the", "<S>", "dog")
+        (words / "list").write_bytes(b"the\n<S>\n")
+        with pytest.raises(ValueError, match="is not the published list"):
+            prepare("words", words, partial=True)
 
     def test_every_address_names_its_file(self) -> None:
         names = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.datasets import prepare
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.vocab import Newlines
 from transformer_xl.show import show_table
 
