@@ -635,7 +635,8 @@ class TestPublished:
 class TestDownloaded:
     """A published corpus from a server that misbehaves."""
 
-    def test_the_second_address_serves_where_the_first_fails(self, home: Path, monkeypatch) -> None:
+    @pytest.mark.parametrize("published", [True, False])
+    def test_the_second_address_serves_where_the_first_fails(self, published: bool, home: Path, monkeypatch) -> None:
         text = TestPublished.TEXT
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
@@ -644,7 +645,8 @@ class TestDownloaded:
         with serving() as server:
             server.put("tiny.zip", packed.getvalue())
             gone, there = Origin(server.url("gone.zip")), server.url("tiny.zip")
-            package = Package(("tiny",), (gone, Origin(there, len(packed.getvalue()), digest(packed.getvalue()))))
+            known = (len(packed.getvalue()), digest(packed.getvalue())) if published else ()
+            package = Package(("tiny",), (gone, Origin(there, *known)))
             protocol = Protocol(2, {"train": Counts(8, 2)})
             known = Dataset("byte", {"tiny": File(20, digest(text))}, ((package,),), {"drop": protocol}, cuts=(10, 15))
             monkeypatch.setitem(DATASETS, "tiny", known)

@@ -14,6 +14,7 @@ from pathlib import Path
 UNFINISHED = ".tmp-"
 """How the name of anything half-written begins; `remove_unfinished` sweeps up what a killed process left."""
 _MARK = 8
+"""Digits behind such a name, which keep two writers apart."""
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.download import megabytes_per_second
 from transformer_xl.data.reading import read_file
 from transformer_xl.data.vocab import EOS, id_type
 from transformer_xl.show import show_table
@@ -79,7 +80,7 @@ def bench_data(
                 "unit": contender.unit,
                 "is_bound": contender.is_bound,
                 "seconds": seconds,
-                "megabytes_per_second": size / 1e6 / seconds,
+                "megabytes_per_second": megabytes_per_second(size, seconds),
                 "peak_megabytes": peak / 1e6,
             }
         )

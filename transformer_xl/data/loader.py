@@ -23,6 +23,7 @@ from torch import Tensor
 from transformer_xl.data.corpus import Split
 
 _PIECE = 1 << 24
+"""Tokens to look for line ends at a time."""
 
 
 class Segment(NamedTuple):

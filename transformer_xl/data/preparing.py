@@ -113,8 +113,9 @@ def _take(
 ) -> _Taken:
     """The verified texts of each split, from the files found."""
     dataset = DATASETS[name]
-    parts = {file: part for file, part in dataset.substitutes.items() if file not in found and part.name in found}
-    paths = {**found, **{file: found[part.name] for file, part in parts.items()}} if partial else found
+    substitutes = dataset.substitutes if partial else {}
+    parts = {file: part for file, part in substitutes.items() if file not in found and part.name in found}
+    paths = {**found, **{file: found[part.name] for file, part in parts.items()}}
     missing = [file for file in needed if file not in paths]
     if missing and (not partial or len(missing) == len(needed)):
         raise FileNotFoundError(
@@ -255,19 +256,16 @@ def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Pa
 
 
 def _unpacked(dataset: Dataset, package: Package, folder: Path, path: Path) -> dict[str, Path]:
-    """The verified files of a package, from its archive or as they came."""
-    name, known = path.name.removesuffix(".part"), {file: dataset.files[file] for file in package.files}
-    sizes = {file: content.bytes for file, content in known.items()}
-    files = {name: path} if name in known else unpack(path, sizes, folder)
-    for file, there in files.items():
-        _verify(file, there, known[file])
-    return files
+    """The files of a package, from its archive or as they came."""
+    name, sizes = path.name.removesuffix(".part"), {file: dataset.files[file].bytes for file in package.files}
+    return {name: path} if name in sizes else unpack(path, sizes, folder)
 
 
 def _trouble(dataset: Dataset, package: Package, folder: Path, path: Path) -> str:
     """Why a package is not the published one; empty if it is."""
     try:
-        _unpacked(dataset, package, folder, path)
+        for file, there in _unpacked(dataset, package, folder, path).items():
+            _verify(file, there, dataset.files[file])
     except ValueError as error:
         return str(error)
     return ""
