@@ -27,6 +27,8 @@ class Tally(NamedTuple):
 class TableModel(nn.Module):
     """The n-th token of a row, if its id is i, is followed by j with log-probability `table[n % clock, i, j]`."""
 
+    takes_padding = True
+
     def __init__(self, vocab_size: int = 7, clock: int = 3):
         super().__init__()
         generator = torch.Generator().manual_seed(3)

@@ -24,9 +24,10 @@ from .settings import Lengths
 
 @runtime_checkable
 class Writing(Protocol):
-    """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind that can `select` rows."""
+    """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind with `select` and `cat`."""
 
     training: bool
+    takes_padding: bool
     train: Callable[..., Any]
     parameters: Callable[..., Iterator[nn.Parameter]]
     empty_memory: Callable[..., Any]
@@ -157,8 +158,13 @@ def _read_prompts(
     Cut from the end, a prompt meets the same segments alone and beside longer ones.
     """
     total = ids.shape[1]
+    uneven = len(set(counts)) > 1
+    if uneven and not model.takes_padding:
+        rows = [(row[None, total - count :], [count]) for row, count in zip(ids, counts, strict=True)]
+        read = [_read_prompts(model, *row, lengths, device, precision) for row in rows]
+        return torch.cat([log_probs for log_probs, _ in read]), type(read[0][1]).cat([state for _, state in read])
     padding = torch.tensor([total - count for count in counts], device=device)
-    state = model.empty_memory(len(ids), valid=-padding if len(set(counts)) > 1 else None)
+    state = model.empty_memory(len(ids), valid=-padding if uneven else None)
     log_probs = None
     ids = ids.to(device)
     for end in range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len):

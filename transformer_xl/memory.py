@@ -43,6 +43,17 @@ class Memory(NamedTuple):
         full = torch.full((layer.shape[0],), self.length, device=layer.device)
         return full if self.valid is None else self.valid
 
+    def zero_filled(self, mem_len: int) -> Memory:
+        """What a row lacks of `mem_len` positions, filled in front with zeros that count."""
+        lacking = max(mem_len - self.length, 0)
+        if self.valid is None and not lacking:
+            return self
+        length = self.length + lacking
+        unused = torch.arange(length, device=self.layers[0].device) < length - self.counts[:, None]
+        padded = (torch.nn.functional.pad(x, (0, 0, lacking, 0)) for x in self.layers)
+        layers = tuple(x.masked_fill(unused[..., None], 0) for x in padded)
+        return Memory(layers, None if length <= mem_len else self.counts.clamp(min=mem_len))
+
     def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> Memory:
         """Append this segment's layer inputs, detached, and keep the newest `mem_len` positions."""
         layers = tuple(_append(old, new, mem_len) for old, new in zip(self.layers, inputs, strict=True))

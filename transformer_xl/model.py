@@ -65,6 +65,8 @@ class TransformerXL(nn.Module):
     def __init__(self, config: TransformerXLConfig, *, backend: str = "auto"):
         super().__init__()
         self.config = config
+        self.takes_padding = not config.zero_memory
+        """Whether rows of a batch may begin at different places; zeros before the beginning leave no room for that."""
         sizes = (config.vocab_size, config.embed_width, config.d_model)
         bands = {"cutoffs": config.cutoffs, "div_val": config.div_val}
         scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
@@ -126,6 +128,8 @@ class TransformerXL(nn.Module):
         extended by this segment and cut to `mem_len`."""
         x = self.dropout(self.embedding(ids))
         memory = self.empty_memory(len(ids)) if memory is None else memory
+        if self.config.zero_memory:
+            memory = memory.zero_filled(lengths.mem_len)
         keys = memory.length + ids.shape[1]
         encodings = sinusoids(keys, x.shape[-1], clamp_len=lengths.clamp_len, device=x.device, dtype=x.dtype)
         encodings = self.dropout(encodings)
@@ -139,6 +143,7 @@ class TransformerXL(nn.Module):
 
     def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first token of `batch` streams; see `Memory` for `valid`."""
+        assert valid is None or self.takes_padding, "give rows of one length"
         u = self.content_bias
         return Memory.empty(len(self.layers), batch, self.config.d_model, valid=valid, dtype=u.dtype, device=u.device)
 

@@ -64,6 +64,8 @@ class TransformerXLConfig:
     layer_norm_epsilon: float = 1e-5
     embedding_scale: float | None = None
     """Factor on embeddings; None is sqrt(d_model)."""
+    zero_memory: bool = False
+    """What a memory lacks of mem_len is filled with zeros that are attended, as TensorFlow's and Hugging Face's are."""
     dropout: float = 0.0
     dropatt: float = 0.0
     """Dropout on attention probabilities."""
