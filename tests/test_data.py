@@ -491,6 +491,15 @@ class TestPublished:
         with pytest.raises(ValueError, match=r'corpus\.newlines must be "drop"'):
             open_corpus(CorpusConfig(name=path))
 
+    def test_symbols_in_another_order_are_renumbered(self, tiny: Path) -> None:
+        own = open_corpus(CorpusConfig(name=str(prepare("tiny", tiny).path), newlines="drop"))
+        other = replace(own.vocab, symbols=own.vocab.symbols[::-1])
+        found = open_corpus(CorpusConfig(name="tiny", newlines="drop"), other)
+        for split in SPLITS:
+            ids = found.split(split).ids
+            assert other.decode(ids) == own.vocab.decode(own.split(split).ids)
+            assert (ids == len(other) - 1 - own.split(split).ids.astype(int)).all()
+
     def test_a_models_line_ends_say_nothing_of_another_corpus(self, tiny: Path, monkeypatch) -> None:
         prepare("tiny", tiny)
         known = DATASETS["tiny"]

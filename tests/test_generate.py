@@ -197,6 +197,15 @@ def test_one_token_at_a_time_equals_one_call_over_the_whole_text():
     assert log_probs[0, 12:].argmax(-1).tolist() == new
 
 
+def test_rows_that_begin_with_zeros_are_read_apart_and_written_together():
+    model = small_model(vocab_size=7, zero_memory=True)
+    prompts = [prompt(12), prompt(3), prompt(1)]
+    alone = [ids_of_rows(model, [each], GREEDY, 6)[0] for each in prompts]
+    assert ids_of_rows(model, prompts, GREEDY, 6) == alone
+    with pytest.raises(AssertionError, match="rows of one length"):
+        model.empty_memory(2, valid=torch.tensor([0, -1]))
+
+
 def test_the_state_stays_as_small_as_mem_len(monkeypatch):
     model, sizes = transformer(), []
     log_probs = model.log_probs

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_xl.checkpoint import load_model
+    from transformer_xl.interop import load_model
     from transformer_xl.memory import Memory
     from transformer_xl.model import TransformerXL
     from transformer_xl.settings import Lengths, TransformerXLConfig
@@ -23,7 +23,7 @@ _HOMES = {
     "TransformerXLConfig": "settings",
     "Lengths": "settings",
     "Memory": "memory",
-    "load_model": "checkpoint",
+    "load_model": "interop",
 }
 
 

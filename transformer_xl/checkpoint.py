@@ -16,7 +16,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -34,6 +34,8 @@ from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainCo
 
 FORMAT = "transformer-xl checkpoint"
 VERSION = 1
+EXPORTED_VOCAB = "transformer_xl_vocab.json"
+"""Where a folder in another program's format keeps the symbols as they are here, for the way back."""
 
 _SECTIONS = {"model": TransformerXLConfig, "corpus": CorpusConfig, "train": TrainConfig, "eval": EvalConfig}
 
@@ -65,6 +67,7 @@ def save_checkpoint(
     step: int | None = None,
     valid_loss: float | None = None,
     keep: int | None = None,
+    report: Sequence[str] = (),
 ) -> Path:
     """Write a checkpoint whole: on any error nothing new is left behind and older checkpoints stay as they were.
 
@@ -75,6 +78,7 @@ def save_checkpoint(
         step: training steps behind the weights; by default those of `training`.
         valid_loss: mean nats per target on the validation split at this very step; `best` compares these.
         keep: prune the run afterwards to so many of the last checkpoints and the best.
+        report: what to know about where the weights come from, a sentence each.
 
     Raises:
         OSError: one sentence with the reason, for instance a full disk.
@@ -88,7 +92,7 @@ def save_checkpoint(
     with whole_folder(folder) as unfinished:
         _write_tensors(unfinished / "model.safetensors", _stored_once(model.state_dict()))
         header = {"format": FORMAT, "version": VERSION, "step": step, "valid_loss": known_loss}
-        _write_json(unfinished / "config.json", header | sections)
+        _write_json(unfinished / "config.json", header | ({"report": list(report)} if report else {}) | sections)
         _write_json(unfinished / "vocab.json", vocab.to_json())
         if training is not None:
             _write_tensors(unfinished / "training.safetensors", training.tensors)
@@ -167,7 +171,15 @@ def load_config(folder: str | Path) -> RunConfig:
         ValueError: the file is foreign, from a newer version, or lists settings this version does not have.
     """
     path = Path(folder) / "config.json"
-    stored = _read_header(path)
+    return config_of(_read_header(path), path)
+
+
+def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
+    """The settings in JSON read from `path`, a table per section; ones it lacks take their defaults.
+
+    Raises:
+        ValueError: it lists settings this version does not have, or values that do not go together.
+    """
     unknown = [
         f"{section}.{name}"
         for section, owner in _SECTIONS.items()

@@ -23,7 +23,10 @@ from transformer_xl.settings import RunConfig
 MISTAKE = 2
 """Exit status for a user's mistake; 75 is a run that a signal stopped after it saved."""
 
-RunFolder = Annotated[Positional[Path], arg(metavar="RUN", help="A run folder, or one of its checkpoints.")]
+RunFolder = Annotated[
+    Positional[Path],
+    arg(metavar="RUN", help="A run folder, one of its checkpoints, or hf:NAME for a model on the Hugging Face hub."),
+]
 Precision = Literal["auto", "fp32", "bf16"]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
 SizesOrNone = Annotated[tuple[int | None, ...], arg(metavar="N|None ...")]
@@ -230,6 +233,36 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class Convert:
+    """Checkpoints of other programs in, and ours out to them. Any setting can be given as --section.field value."""
+
+    source: Annotated[Positional[str], arg(metavar="SRC")]
+    """What another program wrote, with --from; or a run, with --to-format."""
+    to: Annotated[Path, arg(metavar="DIR")]
+    """The new folder."""
+    program: Annotated[Literal["original", "tensorflow", "huggingface", "nvidia"] | None, arg(name="from")] = None
+    """The program. original: the authors' PyTorch code; tensorflow: their TensorFlow code; huggingface: TransfoXL of
+    transformers, or a folder exported from here; nvidia: DeepLearningExamples."""
+    to_format: Literal["huggingface", "original"] | None = None
+    """huggingface: a folder for transformers >= 5; original: the authors' state dict. By default one of our own."""
+    vocab: Annotated[str | None, arg(metavar="FILE|NAME")] = None
+    """The symbols, where SRC holds none: cache.pt, cache.pkl, vocab.pkl, a list of words, or a prepared corpus."""
+
+    def run(self, overrides: Sequence[str]) -> int:
+        from transformer_xl.run.convert import convert
+
+        convert(
+            self.source,
+            self.to,
+            program=self.program,
+            to_format=self.to_format,
+            vocab=self.vocab,
+            overrides=overrides,
+        )
+        return 0
+
+
+@dataclass(frozen=True)
 class Bench:
     """Time a part of the work beside its peers and its bound; the last line is JSON."""
 
@@ -263,7 +296,9 @@ class Env:
         return 0
 
 
-COMMANDS = {command.__name__.lower(): command for command in (Demo, Data, Train, Eval, Score, Generate, Bench, Env)}
+COMMANDS = {
+    command.__name__.lower(): command for command in (Demo, Data, Train, Eval, Score, Generate, Convert, Bench, Env)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,7 +325,9 @@ def dispatch(arguments: list[str]) -> int:
 
         print(f"txl {__version__}")
         return 0
-    overrides, others = recipes.split_overrides(arguments) if arguments[:1] == ["train"] else ([], arguments)
+    overrides, others = (
+        recipes.split_overrides(arguments) if arguments[:1] in (["train"], ["convert"]) else ([], arguments)
+    )
     try:
         command = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -305,7 +342,7 @@ def dispatch(arguments: list[str]) -> int:
             recipes.parse_overrides(overrides, problems)
         complain(problems)
         raise
-    return command.run(overrides) if isinstance(command, Train) else command.run()
+    return command.run(overrides) if isinstance(command, Train | Convert) else command.run()
 
 
 def default_run(recipe: str) -> Path:

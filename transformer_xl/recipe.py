@@ -112,12 +112,7 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
     """
     problems: list[str] = []
     given = parse_overrides(overrides, problems)
-    base = [
-        Setting(section, field, value, f"{section}.{field}", "")
-        for section in SECTIONS
-        for field, value in vars(getattr(config, section)).items()
-    ]
-    changed = _assemble([*base, *given], problems)
+    changed = _assemble([*_settings_in(config), *given], problems)
     if changed is None or problems:
         raise ValueError("\n".join(problems))
     values = {(setting.section, setting.field): setting for setting in given}
@@ -127,6 +122,21 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
         if getattr(getattr(config, section), field) != getattr(getattr(changed, section), field)
     ]
     return changed, different
+
+
+def with_model(config: RunConfig, model: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """`config` with a model of these settings instead of its own, and what a command line changes in either.
+
+    Raises:
+        ValueError: a line for each thing wrong.
+    """
+    problems: list[str] = []
+    kept = [setting for setting in _settings_in(config) if setting.section != "model"]
+    shape = [Setting("model", field, value, f"model.{field}", "") for field, value in model.items()]
+    changed = _assemble([*kept, *shape, *parse_overrides(overrides, problems)], problems)
+    if changed is None or problems:
+        raise ValueError("\n".join(problems))
+    return changed
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -193,6 +203,15 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
+
+
+def _settings_in(config: RunConfig) -> list[Setting]:
+    """Every setting of a run."""
+    return [
+        Setting(section, field, value, f"{section}.{field}", "")
+        for section in SECTIONS
+        for field, value in vars(getattr(config, section)).items()
+    ]
 
 
 def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> list[Setting]:

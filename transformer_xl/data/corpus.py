@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -100,6 +100,8 @@ class Corpus:
     path: Path
     header: Header
     vocab: Vocab
+    other_ids: Integer[np.ndarray, " V"] | None = field(default=None, compare=False)
+    """The id in `vocab` of each id on disk, where they are not the same."""
 
     @property
     def name(self) -> str:
@@ -153,7 +155,20 @@ class Corpus:
             )
         starts = self.header.splits[name].documents
         ids = np.memmap(self.path / f"{name}.bin", dtype=self.header.dtype, mode="r")
+        ids = ids if self.other_ids is None else self.other_ids[ids]
         return Split(ids, None if starts is None else np.array(starts, np.int64), name)
+
+    def renumbered(self, vocab: Vocab) -> Corpus:
+        """The same text in a vocabulary of the same symbols in another order; `ValueError` where it has others."""
+        if (vocab.unit, vocab.newlines) != (self.unit, self.header.newlines) or set(vocab.symbols) != set(
+            self.vocab.symbols
+        ):
+            raise ValueError(
+                f"The model's vocabulary ({vocab}) is not that of the corpus {self.name} ({self.vocab}). Use a corpus "
+                "prepared as for its training, or give plain text, which is then tokenised with the model's vocabulary."
+            )
+        places = {symbol: i for i, symbol in enumerate(vocab.symbols)}
+        return replace(self, vocab=vocab, other_ids=np.array([places[s] for s in self.vocab.symbols], vocab.dtype))
 
     @classmethod
     def build(

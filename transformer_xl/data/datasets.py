@@ -54,10 +54,7 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
             + (f" Did you mean {close[0]}?" if close else "")
         )
     if vocab is not None and vocab != corpus.vocab:
-        raise ValueError(
-            f"The model's vocabulary ({vocab}) is not that of the corpus {corpus.name} ({corpus.vocab}). Use a corpus "
-            "prepared as for its training, or give plain text, which is then tokenised with the model's vocabulary."
-        )
+        corpus = corpus.renumbered(vocab)
     if (
         vocab is None
         and config.reset_documents

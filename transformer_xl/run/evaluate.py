@@ -19,6 +19,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision
 from transformer_xl.evaluate import EvalResult, TokenLog, score_lines
 from transformer_xl.evaluate import evaluate as evaluate_stream
+from transformer_xl.interop import local
 from transformer_xl.settings import EvalConfig, Lengths, RunConfig
 from transformer_xl.show import show_table
 
@@ -44,6 +45,7 @@ def evaluate(
     Raises:
         ValueError, FileNotFoundError: a sentence for what does not fit.
     """
+    run = local(run)
     config = load_config(find_checkpoint(run))
     problems: list[str] = []
     given = {name: value for name, value in (scope or {}).items() if value is not None}
@@ -91,9 +93,7 @@ def score_split(
     """Score one split at one set of lengths, as `config` says how much of it and how many streams side by side."""
     device = next(loaded.model.parameters()).device
     chosen, _ = resolve_precision(precision, device)
-    loader = StreamLoader(
-        split, batch_size=config.batch_size, tgt_len=lengths.tgt_len, max_tokens=config.max_tokens
-    )
+    loader = StreamLoader(split, batch_size=config.batch_size, tgt_len=lengths.tgt_len, max_tokens=config.max_tokens)
     vocab = loaded.vocab
     return evaluate_stream(
         loaded.model, loader, lengths, precision=chosen, unit=vocab.unit, symbol_bytes=vocab.symbol_bytes(), dump=log
@@ -183,6 +183,7 @@ def score(
         FileNotFoundError: no such run or file.
         ValueError: a line holds a symbol the model has none for.
     """
+    run = local(run)
     [width] = eval_lengths(load_config(find_checkpoint(run)), **lengths)
     chosen = resolve_device(device)
     text = read_text(file)

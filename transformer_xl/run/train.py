@@ -1,6 +1,6 @@
 """`txl train`: from a recipe to a run folder that holds everything needed to repeat it.
 
-    runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and what trackers keep
+runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and what trackers keep
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformer_xl.checkpoint import find_checkpoint, latest, load_config, load
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.files import explained, write_whole
+from transformer_xl.interop import local
 from transformer_xl.metrics import MetricLog
 from transformer_xl.model import TransformerXL
 from transformer_xl.recipe import Setting, changed_settings, load_recipe, text_name, write_toml
@@ -91,7 +92,7 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
     require(config.train.trackers)
     if not config.corpus.name:
         raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
-    origin = find_checkpoint(init) if init is not None else None
+    origin = find_checkpoint(local(init)) if init is not None else None
     begun = _init_of(run) if resume else str(init or "")
     vocab = load_vocab(origin or find_checkpoint(run)) if begun else None
     corpus = open_corpus(config.corpus, vocab=vocab)

@@ -1,0 +1,51 @@
+"""What `read_pickle` makes of files that want to be unpickled: the verdict, the seconds and the memory of each.
+
+    python experiments/hostile.py [--many 1000000]
+
+Each file has a process of its own, forked from one that has read nothing and holds what the imports take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from transformer_xl.bench.measure import peak_memory
+from transformer_xl.interop.unpickle import read_pickle
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import hostile
+
+
+def row(path: Path) -> str:
+    """What reading the file comes to; to be called in a fresh process."""
+    before, start = peak_memory(), time.perf_counter()
+    try:
+        read_pickle(path)
+        verdict = "READ"
+    except ValueError as refusal:
+        verdict = str(refusal).removeprefix(f"{path} ")
+    seconds, peak = time.perf_counter() - start, peak_memory() - before
+    return f"| {path.name} | {path.stat().st_size / 1e6:.2f} | {verdict} | {seconds:.2f} | {peak / 1e6:.0f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--many", type=int, default=10**6, help="how large the large ones are")
+    many = parser.parse_args().many
+    with tempfile.TemporaryDirectory() as folder:
+        canary = Path(folder) / "canary"
+        print("| file | MB | verdict | seconds | peak MB over the bare process |\n|---|---:|---|---:|---:|")
+        for path in hostile.write(Path(folder) / "files", f"touch {canary}", many):
+            with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+                print(pool.submit(row, path).result(), flush=True)
+        print(f"\nThe command of these files was {'RUN' if canary.exists() else 'never run'}.")
+
+
+if __name__ == "__main__":
+    main()

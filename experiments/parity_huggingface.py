@@ -1,0 +1,237 @@
+"""Is a converted model the model it was? Beside Hugging Face's own, in one process.
+
+    python experiments/parity_huggingface.py grid
+    python experiments/parity_huggingface.py train --text ptb.train.txt.xz [--out FOLDER]
+
+Both need transformers 4.37.2, the last whose Transformer-XL runs. `grid` takes random models through `save_pretrained`
+and `read_model`, lets both read the same segments, and prints the largest differences. `train` takes the same steps
+with both from Hugging Face's initial values: Adam, no dropout, words of a text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count, product
+from math import isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import TransfoXLLMHeadModel
+
+from transformer_xl import TransformerXL
+from transformer_xl.data.loader import Segment, StreamLoader
+from transformer_xl.data.reading import read_file
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.interop import read_model
+from transformer_xl.memory import Memory
+from transformer_xl.settings import Lengths
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "golden"))
+from make_huggingface import new_model, random_memory, random_model, read, scores_as_they_are
+
+SIZES = {"vocab_size": 97, "d_model": 32, "n_head": 3, "d_head": 5, "d_inner": 23, "n_layer": 3, "mem_len": 11}
+BATCH, TGT_LEN, SEGMENTS = 3, 5, 4
+STD = 0.1
+"""Of all weights: losses are then 2.5 to 7 nats, the largest share of attention twice the mean one."""
+BANDS = {
+    "plain": {"cutoffs": [], "div_val": 1},
+    "div_val 1": {"cutoffs": [13, 41, 59], "div_val": 1},
+    "div_val 2": {"cutoffs": [13, 41, 59], "div_val": 2},
+    "div_val 4": {"cutoffs": [13, 41], "div_val": 4},
+}
+STARTS = {"own": None, "empty": 0, "partial": 4, "full": 11}
+"""Length of the memory given; None: transformers starts with zeros, and a converted model does by itself."""
+BARS = {torch.float64: 1e-12, torch.float32: 2e-6}
+STEP_BAR = 1e-8
+
+
+@dataclass
+class Worst:
+    """The largest absolute differences of some cases."""
+
+    COLUMNS: ClassVar[str] = "cases    losses  memories gradients"
+    cases: int = 0
+    losses: float = 0.0
+    memories: float = 0.0
+    gradients: float = 0.0
+
+    def add(self, losses: float, memories: float, gradients: float) -> None:
+        self.cases += 1
+        self.losses = max(self.losses, losses)
+        self.memories = max(self.memories, memories)
+        self.gradients = max(self.gradients, gradients)
+
+    def __str__(self) -> str:
+        return f"{self.cases:>5} {self.losses:>9.1e} {self.memories:>9.1e} {self.gradients:>9.1e}"
+
+
+def settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Bands, start and settings of every case of the grid; pre-norm and untied tables come by turns."""
+    names = ("d_embed", "proj_share_all_but_first", "untie_r", "clamp_len", "same_length")
+    switches = product((24, 32), (True, False), (True, False), (-1, 6), (True, False))
+    for number, (bands, start, switch) in enumerate(product(BANDS, STARTS, switches)):
+        turns = {"pre_lnorm": number % 3 == 2, "tie_word_embeddings": number % 5 != 4}
+        yield bands, start, SIZES | BANDS[bands] | dict(zip(names, switch, strict=True)) | turns
+
+
+def converted(model: TransfoXLLMHeadModel, pickled: bool) -> tuple[TransformerXL, Lengths]:
+    """The model as `read_model` finds it in what `save_pretrained` wrote."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder, safe_serialization=not pickled)
+        imported = read_model(Path(folder), "huggingface")
+        return imported.model(), imported.config.eval_lengths
+
+
+def differences(asked: dict[str, Any], start: int | None, dtype: torch.dtype, seed: int) -> tuple[float, float, float]:
+    """The largest of losses, memories and gradients of one case.
+
+    A gradient above 1 counts by its array's largest: a word whose one number is near 0 gets 11 through the norm behind.
+    """
+    model = random_model(asked, dtype, seed, STD)
+    text = torch.randint(SIZES["vocab_size"], (BATCH, SEGMENTS * TGT_LEN + 1))
+    ids, targets = (torch.stack(x.split(TGT_LEN, 1)) for x in (text[:, :-1], text[:, 1:]))
+    given = None if start is None else random_memory(model, start, BATCH, seed)
+    theirs = read(model, ids, targets, given)
+
+    ours, lengths = converted(model, pickled=seed % 2 == 1)
+    memory = None
+    if given is not None:
+        ours.config = replace(ours.config, zero_memory=False)
+        memory = Memory(tuple(x.transpose(0, 1) for x in given))
+    losses, memories, loss = [0.0], [0.0], torch.zeros((), dtype=dtype)
+    for x, y, nll, mems in zip(ids, targets, theirs.nll, theirs.memories, strict=True):
+        mean, own, memory = ours.objective(x, y, memory, lengths)
+        loss = loss + mean
+        losses.append(largest(own, nll))
+        memories += [largest(a, b.transpose(0, 1)) for a, b in zip(memory.layers, mems, strict=True)]
+    loss.backward()
+    with torch.no_grad():  # gradients lie as weights do: let the same importer put theirs in our order
+        for name, parameter in model.named_parameters():
+            parameter.copy_(theirs.gradients[name])
+    gradients = dict(converted(model, pickled=seed % 2 == 0)[0].named_parameters())
+    shares = (largest(p.grad, g := gradients[n]) / max(g.abs().max().item(), 1) for n, p in ours.named_parameters())
+    return max(losses), max(memories), max(shares)
+
+
+def largest(a: Tensor | None, b: Tensor) -> float:
+    """The largest absolute difference."""
+    assert a is not None and a.dtype == b.dtype, "both sides compute in one type, and every weight has a gradient"
+    difference = (a - b).abs().max().item()
+    assert isfinite(difference), "a difference that is no number would be no one's largest"
+    return difference
+
+
+def grid() -> bool:
+    """All cases in float64 and float32, each table row the cases of one kind of bands and one start."""
+    table: dict[tuple[str, str], dict[torch.dtype, Worst]] = defaultdict(lambda: {dtype: Worst() for dtype in BARS})
+    for number, (bands, start, asked) in enumerate(settings()):
+        for dtype in BARS:
+            torch.manual_seed(number)
+            table[bands, start][dtype].add(*differences(asked, STARTS[start], dtype, number))
+    for columns in (("float64", "float32"), (Worst.COLUMNS, Worst.COLUMNS)):
+        print(f"{'':18}", *(f"{column:>38}" for column in columns))
+    for (bands, start), row in table.items():
+        print(f"{bands:10} {start:7}", *(f"{w!s:>38}" for w in row.values()))
+    worst = {dtype: Worst() for dtype in BARS}
+    for row, dtype in product(table.values(), BARS):
+        worst[dtype].add(row[dtype].losses, row[dtype].memories, row[dtype].gradients)
+        worst[dtype].cases += row[dtype].cases - 1
+    print(json.dumps({str(dtype): vars(w) for dtype, w in worst.items()}))
+    return all(max(w.losses, w.memories, w.gradients) <= BARS[dtype] for dtype, w in worst.items())
+
+
+SHAPE = {"d_model": 64, "d_embed": 64, "n_head": 4, "d_head": 16, "d_inner": 128, "n_layer": 3}
+TRAINED = SHAPE | {"cutoffs": [1000, 4000], "div_val": 2, "untie_r": False, "same_length": False, "clamp_len": -1}
+
+
+@dataclass
+class Curves:
+    """Losses of each step in nats, theirs and ours."""
+
+    theirs: list[float] = field(default_factory=list)
+    ours: list[float] = field(default_factory=list)
+
+    @property
+    def difference(self) -> float:
+        return max(abs(a - b) for a, b in zip(self.theirs, self.ours, strict=True))
+
+
+def steps(segments: list[Segment], vocab_size: int, dtype: torch.dtype, lr: float) -> Curves:
+    """Train both on the same segments with memory carried on, from the same initial values."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": vocab_size, "mem_len": segments[0].ids.shape[1]}
+    theirs = new_model(TRAINED | sizes, torch.float64).to(dtype).train()
+    ours, lengths = converted(theirs, pickled=False)
+    optimizers = [torch.optim.Adam(model.parameters(), lr=lr) for model in (theirs, ours.train())]
+    curves, mems, memory = Curves(), None, None
+    for segment in segments:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=False)  # a band without targets has none in theirs, and 0 in ours
+        with scores_as_they_are():
+            out = theirs.transformer(segment.ids, mems=mems)
+        # Its softmax drops the last position and the first label: give it one more of each, to score every target.
+        pad = torch.nn.functional.pad
+        loss = theirs.crit(pad(out.last_hidden_state, (0, 0, 0, 1)), pad(segment.targets, (1, 0))).mean()
+        own, _, memory = ours.objective(segment.ids, segment.targets, memory, lengths)
+        mems = out.mems
+        for step_loss, curve, optimizer in zip((loss, own), (curves.theirs, curves.ours), optimizers, strict=True):
+            step_loss.backward()
+            optimizer.step()
+            curve.append(step_loss.item())
+    return curves
+
+
+def train(options: argparse.Namespace) -> bool:
+    """The curves of both in float64 and float32."""
+    text = read_file(options.text)
+    vocab = Vocab.build("word", [text])
+    loader = StreamLoader(vocab.encode(text), batch_size=options.batch_size, tgt_len=options.tgt_len)
+    segments = [loader.segment(index) for index in range(options.steps)]
+    results, seconds = {}, {}
+    for dtype in BARS:
+        start = time.perf_counter()
+        results[dtype] = steps(segments, len(vocab), dtype, options.lr)
+        seconds[dtype] = time.perf_counter() - start
+    named = {f"{side} {str(dtype)[6:]}": curve for dtype, c in results.items() for side, curve in vars(c).items()}
+    print("step", *(f"{name:>20}" for name in named))
+    for step in sorted({0, *range(19, options.steps, 20)}):
+        print(f"{step + 1:>4}", *(f"{curve[step]:>20.14f}" for curve in named.values()))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        rows = (",".join(map(str, row)) for row in zip(count(1), *named.values(), strict=False))
+        (options.out / "curves.csv").write_text("\n".join([",".join(["step", *named]), *rows]) + "\n")
+    facts = {str(dtype): {"largest": c.difference, "seconds": round(seconds[dtype], 1)} for dtype, c in results.items()}
+    print(json.dumps({"steps": options.steps, "vocab": len(vocab)} | facts))
+    return results[torch.float64].difference < STEP_BAR
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("grid")
+    training = commands.add_parser("train")
+    training.add_argument("--text", type=Path, required=True, help="plain, or .xz, .gz, .bz2")
+    training.add_argument("--out", type=Path, help="folder for curves.csv")
+    training.add_argument("--steps", type=int, default=200)
+    training.add_argument("--batch-size", type=int, default=8)
+    training.add_argument("--tgt-len", type=int, default=32)
+    training.add_argument("--lr", type=float, default=1e-3)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", DeprecationWarning)
+    transformers.logging.set_verbosity_error()
+    return int(not (grid() if options.command == "grid" else train(options)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

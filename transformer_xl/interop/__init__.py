@@ -1,0 +1,9 @@
+"""Checkpoints of other programs in and out: the authors' PyTorch and TensorFlow code, Hugging Face's and NVIDIA's."""
+
+from .hub import load_model, local
+from .original import write_original
+from .reading import Imported, read_model
+from .source import PROGRAMS, Program
+from .vocabulary import read_vocabulary
+
+__all__ = ["PROGRAMS", "Imported", "Program", "load_model", "local", "read_model", "read_vocabulary", "write_original"]

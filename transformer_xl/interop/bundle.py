@@ -1,0 +1,335 @@
+"""TensorFlow's checkpoints (V2, "tensor bundles"), read without TensorFlow.
+
+PREFIX.index is a table of leveldb's format: blocks of sorted keys, each key written as its difference to the one
+before; a block that lists these blocks; and a footer that says where that one is. A key is the name of a variable, its
+value a protocol buffer that says where in PREFIX.data-00000-of-00001 the numbers are. Blocks and variables carry a
+CRC-32C, and each is checked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Integer, UInt8, UInt32
+from torch import Tensor
+
+_DTYPES = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int32,
+    4: torch.uint8,
+    5: torch.int16,
+    6: torch.int8,
+    9: torch.int64,
+    10: torch.bool,
+    14: torch.bfloat16,
+    19: torch.float16,
+}
+_FOOTER = 48
+_MAGIC = bytes.fromhex("57fb808b247547db")
+_LONGEST_NAME, _LARGEST_SHAPE = 4096, 2**48
+"""Far beyond what TensorFlow writes; a forged file gets no more memory than this."""
+
+
+class _Entry(NamedTuple):
+    """Where a variable's numbers are."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    checksum: int
+
+
+def read_bundle(prefix: Path) -> dict[str, Tensor]:
+    """The variables of a checkpoint by name; they view the memory-mapped files.
+
+    Strings and other values that torch has no type for are not among them; `left_out` names those.
+
+    Raises:
+        FileNotFoundError: PREFIX.index or one of its data files is missing.
+        ValueError: a file is damaged or of another kind, or a variable is stored in a way that is not read here.
+    """
+    entries, count = _read_index(prefix)
+    shards: dict[Path, UInt8[np.ndarray, " N"]] = {}
+    tensors = {}
+    for name, entry in entries.items():
+        if entry.dtype in _DTYPES:
+            path = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{count:05d}")
+            with _readable(path):
+                if path not in shards:
+                    shards[path] = _mapped(path)
+                tensors[name] = _tensor(name, entry, shards[path])
+    return tensors
+
+
+def left_out(prefix: Path) -> list[str]:
+    """What a checkpoint holds besides the variables that `read_bundle` gives: the names of strings and the like."""
+    return [name for name, entry in _read_index(prefix)[0].items() if entry.dtype not in _DTYPES]
+
+
+def find_bundle(path: Path) -> Path:
+    """The prefix of the checkpoint that `path` means: itself, the one a file is part of, or a folder's latest.
+
+    A folder's latest is the one its file `checkpoint` names, else the one of the highest step.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: a folder holds several, and neither a file `checkpoint` nor their names say which is the latest.
+    """
+    part = re.compile(r"\.(index|meta|data-\d{5,}-of-\d{5,})$")
+    prefix = _latest(path) if path.is_dir() else path.with_name(part.sub("", path.name))
+    if not _index(prefix).is_file():
+        raise FileNotFoundError(
+            f"{path} is no TensorFlow checkpoint: {_index(prefix)} is missing. Name a folder with model.ckpt-N.index "
+            "and its data files in it, or the path up to model.ckpt-N."
+        )
+    return prefix
+
+
+def _latest(folder: Path) -> Path:
+    state = folder / "checkpoint"
+    text = state.read_text("utf-8", "replace") if state.is_file() else ""
+    named = re.search(r'^model_checkpoint_path: "(.*[/\\])?([^/\\"]+)"', text, re.MULTILINE)
+    if named and _index(folder / named[2]).is_file():  # without its path, for folders move
+        return folder / named[2]
+    found = sorted(folder.glob("*.index"))
+    if len(found) < 2:
+        return found[0].with_suffix("") if found else folder / "model.ckpt"
+    steps = {int(step[1]): path for path in found if (step := re.search(r"-(\d+)\.index$", path.name))}
+    if not steps:
+        names = ", ".join(path.name for path in found[:8])
+        raise ValueError(
+            f"{folder} holds several checkpoints, none with a step in its name: {names}. Name one of them."
+        )
+    return steps[max(steps)].with_suffix("")
+
+
+def _index(prefix: Path) -> Path:
+    return prefix.with_name(f"{prefix.name}.index")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing, and is part of its checkpoint. Copy all files of that.") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read as part of a TensorFlow checkpoint: {error}. Copy it again, or save it anew."
+        ) from error
+
+
+def _mapped(path: Path) -> UInt8[np.ndarray, " N"]:
+    """A file's bytes, copied on write, for torch warns of memory that nobody may write to."""
+    return np.memmap(path, np.uint8, mode="c") if path.stat().st_size else np.empty(0, np.uint8)
+
+
+def _tensor(name: str, entry: _Entry, shard: UInt8[np.ndarray, " N"]) -> Tensor:
+    dtype = _DTYPES[entry.dtype]
+    data = shard[entry.offset : entry.offset + entry.size]
+    if len(data) < entry.size:
+        raise ValueError(f"{name} takes {entry.size} bytes from {entry.offset}, and the file has {len(shard)}")
+    if _masked(crc32c(data)) != entry.checksum:
+        raise ValueError(f"the checksum of {name} is wrong")
+    if not entry.size:
+        return torch.empty(entry.shape, dtype=dtype)
+    raw = torch.from_numpy(data if entry.offset % dtype.itemsize == 0 else data.copy())
+    return (raw != 0 if dtype == torch.bool else raw.view(dtype)).view(entry.shape)
+
+
+def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
+    """The entries by name, and the number of data files."""
+    path = _index(prefix)
+    with _readable(path):
+        values = dict(_table(memoryview(path.read_bytes())))
+        if b"" not in values:
+            raise ValueError("it has no header")
+        header = _Message(values.pop(b""))
+        if header.number(2):
+            raise ValueError("it was written on a big-endian machine")
+        count = header.number(1)
+        # Names that begin with a zero are pieces of a variable in slices, which has an entry of its own.
+        entries = {key.decode(): value for key, value in values.items() if key[0]}
+        return {name: _entry(name, _Message(value), count) for name, value in entries.items()}, count
+
+
+def _entry(name: str, stored: _Message, shards: int) -> _Entry:
+    shape = tuple(_Message(size).number(1) for shape in stored.parts(2) for size in _Message(shape).parts(2))
+    dtype, shard, offset, size, checksum = (stored.number(field) for field in (1, 3, 4, 5, 6))
+    if stored.parts(7):
+        raise ValueError(f"{name} is partitioned into slices, which are not put together here")
+    if shard >= shards:
+        raise ValueError(f"{name} is in data file {shard} of {shards}")
+    if dtype in _DTYPES:
+        if len(shape) > 64 or math.prod(max(n, 1) for n in shape) > _LARGEST_SHAPE:
+            raise ValueError(f"{name} has an absurd shape")
+        if size != math.prod(shape) * _DTYPES[dtype].itemsize:
+            raise ValueError(f"{name} of shape {list(shape)} takes {size} bytes")
+    return _Entry(dtype, shape, shard, offset, size, checksum)
+
+
+def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Keys and values, in order; every byte of the file is looked at."""
+    if len(data) < _FOOTER or data[-8:] != _MAGIC:
+        raise ValueError("it does not end as an index does")
+    footer = _Cursor(data[-_FOOTER:-8])
+    handles = [(footer.varint(), footer.varint()) for _ in range(2)]
+    if any(footer.left):
+        raise ValueError("its footer is damaged")
+    extra, blocks = (list(_block(data, *handle)) for handle in handles)
+    if extra:
+        raise ValueError("it has entries of another program")
+    last = None
+    for _, handle in blocks:
+        place = _Cursor(handle)
+        for key, value in _block(data, place.varint(), place.varint()):
+            if last is not None and key <= last:
+                raise ValueError("its names are out of order")
+            yield key, value
+            last = key
+
+
+def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, memoryview]]:
+    content, trailer = data[offset : offset + size], data[offset + size : offset + size + 5]
+    if len(trailer) < 5:
+        raise ValueError("it is cut short")
+    if _masked(crc32c(np.frombuffer(data[offset : offset + size + 1], np.uint8))) != _little(trailer[1:]):
+        raise ValueError(f"the checksum of the block at {offset} is wrong")
+    if trailer[0]:
+        raise ValueError("it is compressed")
+    restarts = 4 * (1 + _little(content[-4:]))
+    if restarts > size:
+        raise ValueError(f"the block at {offset} is damaged")
+    entries, key = _Cursor(content[: size - restarts]), b""
+    while entries.left:
+        shared, unshared, length = (entries.varint() for _ in range(3))
+        if shared > len(key) or shared + unshared > _LONGEST_NAME:
+            raise ValueError(f"the block at {offset} is damaged")
+        key = key[:shared] + bytes(entries.take(unshared))
+        yield key, entries.take(length)
+
+
+class _Cursor:
+    """Reads bytes from front to end, and says so where there are too few."""
+
+    def __init__(self, data: memoryview):
+        self.left = data
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self.left):
+            raise ValueError("it is cut short")
+        taken, self.left = self.left[:size], self.left[size:]
+        return taken
+
+    def varint(self) -> int:
+        """Seven bits a byte, lowest first, of which all but the last have the eighth bit set."""
+        value = 0
+        for shift in range(0, 64, 7):
+            (byte,) = self.take(1)
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("it has a number of more than 64 bits")
+
+
+class _Message:
+    """A protocol buffer: fields by their numbers, numbers apart from parts (which are messages or text)."""
+
+    def __init__(self, data: memoryview):
+        self._numbers: dict[int, int] = {}
+        self._parts: dict[int, list[memoryview]] = {}
+        cursor = _Cursor(data)
+        while cursor.left:
+            field, kind = divmod(cursor.varint(), 8)
+            match kind:
+                case 0:
+                    self._numbers[field] = cursor.varint()
+                case 1:
+                    self._numbers[field] = _little(cursor.take(8))
+                case 2:
+                    self._parts.setdefault(field, []).append(cursor.take(cursor.varint()))
+                case 5:
+                    self._numbers[field] = _little(cursor.take(4))
+                case _:
+                    raise ValueError("it has a field of an unknown kind")
+
+    def number(self, field: int) -> int:
+        """The field's value; 0, the default of every number, where it is not written."""
+        return self._numbers.get(field, 0)
+
+    def parts(self, field: int) -> list[memoryview]:
+        return self._parts.get(field, [])
+
+
+def _little(data: memoryview) -> int:
+    return int.from_bytes(data, "little")
+
+
+_LANES = 2**12
+_ONES_BEFORE = 0x641F6454
+"""The word that turns an empty register into the one of 32 ones, with which CRC-32C starts."""
+
+
+def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
+    """The checksum (Castagnoli's polynomial), many words at a time.
+
+    The register is linear over bits: behind words a and b it is S(a) ^ b, and words that stand n apart in a text are
+    joined by S to the n-th power. So rows of words are added up, and the one row that is left is folded in halves.
+    """
+    data, row_size = np.asarray(data), 4 * _LANES
+    head = len(data) % row_size
+    start = np.zeros(2 * row_size, np.uint8)
+    start[2 * row_size - head :] = data[:head]
+    start[2 * row_size - head - 4 : 2 * row_size - head] = np.array([_ONES_BEFORE], "<u4").view(np.uint8)
+    words = np.zeros(_LANES, "<u4")
+    for row in chain(*(part.view("<u4").reshape(-1, _LANES) for part in (start, data[head:]))):
+        words = _moved(words, _LANES) ^ row
+    while len(words) > 1:
+        half = len(words) // 2
+        words = _moved(words[:half], half) ^ words[half:]
+    return int(_moved(words, 1)[0]) ^ 0xFFFFFFFF
+
+
+def _masked(crc: int) -> int:
+    """As files hold it, so that a text which ends with its own checksum has no special one."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _moved(words: UInt32[np.ndarray, " L"], distance: int) -> UInt32[np.ndarray, " L"]:
+    """Registers after so many words of zeros, a power of two."""
+    low, high = _tables(distance)
+    halves = words.view("<u2").reshape(-1, 2)
+    return low.take(halves[:, 0], mode="clip") ^ high.take(halves[:, 1], mode="clip")
+
+
+@cache
+def _tables(distance: int) -> Integer[np.ndarray, "2 65536"]:
+    """What becomes of each lower and each upper half of a register."""
+    if distance > 1:
+        powers = np.array([1 << bit for bit in range(32)], "<u4")
+        columns = _moved(_moved(powers, distance // 2), distance // 2).tolist()
+    else:
+        columns = [_shifted(1 << bit) for bit in range(32)]
+    tables = np.zeros((2, 1), "<u4")
+    for bit in range(16):
+        column = np.array([[columns[bit]], [columns[16 + bit]]], "<u4")
+        tables = np.concatenate([tables, tables ^ column], axis=1)
+    return tables
+
+
+def _shifted(register: int) -> int:
+    for _ in range(32):
+        register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register

@@ -1,0 +1,112 @@
+"""What foreign data becomes: plain values and stand-ins that do nothing, or one sentence why it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+_DEPTH, _NODES = 200, 1 << 24
+_KEY_PARTS, _KEY_RANGE = 16, 1 << 60
+_PLAIN_KEYS = {str, bytes, float, bool, type(None)}
+
+
+class Refusal(ValueError):
+    """Why a file is refused: the rest of a sentence that begins with its name."""
+
+
+class Damage(Refusal):
+    """A refusal of what no program wrote on purpose."""
+
+    def __init__(self, reason: str):
+        super().__init__(f"is cut short or damaged ({reason}). Get it again.")
+
+
+def foreign(name: str) -> Refusal:
+    """The refusal of a file that asks for something outside of it."""
+    name = name if name.isprintable() and len(name) <= 100 else ascii(name[:100])
+    return Refusal(f"asks for {name}, which is no part of a model: nothing of it was run. Do not trust this file.")
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class StandIn:
+    """What an object of another program was; of a class or function itself, only the name."""
+
+    name: str
+    """With its module: "mem_transformer.MemTransformerLM"."""
+    arguments: tuple[Any, ...] = ()
+    attributes: dict[Any, Any] = field(default_factory=dict)
+    """Its state; one that is no dict stands under "state"."""
+    items: list[Any] | dict[Any, Any] = field(default_factory=list)
+    """What it holds as a list or as a dict."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.name}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Omitted:
+    """A string too long to be taken out of the file."""
+
+    size: int
+    """Bytes, as they stand there."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Name(StandIn):
+    """A class or function that a pickle names, and what makes the result of a call of it, if that is not a stand-in."""
+
+    make: Callable[[Any, tuple[Any, ...]], Any] | None = None
+
+
+def hashable_keys(keys: Iterable[Any]) -> Iterable[Any]:
+    """The keys, if none takes long to hash and, text being hashed with a secret, no file can choose equal hashes."""
+    for key in keys:
+        kind = type(key)
+        if kind is int:
+            fits = -_KEY_RANGE < key < _KEY_RANGE
+        elif kind is tuple:
+            fits = len(key) <= _KEY_PARTS and all(type(part) in (str, bytes) for part in key)
+        else:
+            fits = kind in _PLAIN_KEYS
+        if not fits:
+            raise Refusal(f"has a key of the type {kind.__name__} that no model has. Do not trust this file.")
+    return keys
+
+
+_NESTED = {list, tuple, dict, StandIn, Name}
+
+
+def _inside(value: Any) -> list[Any]:
+    parts: Iterable[Any] = value
+    if isinstance(value, StandIn):
+        parts = (value.arguments, value.attributes, value.items)
+    elif type(value) is dict:
+        parts = value.values()
+    return [part for part in parts if type(part) in _NESTED]
+
+
+def check_tree(root: Any) -> None:
+    """Refuse what holds itself, or is deep or, by sharing, large beyond any model."""
+    known: dict[int, tuple[int, int]] = {}  # levels and nodes of those that are done
+    above: set[int] = set()
+    todo = [root] if type(root) in _NESTED else []
+    while todo:
+        value = todo[-1]
+        if id(value) in known:
+            todo.pop()
+            continue
+        parts = _inside(value)
+        if id(value) in above:  # the second time here: all its parts are done, but those it is itself a part of
+            if any(id(part) in above for part in parts):
+                raise Refusal("has a list, dict or object that holds itself: no model does. Do not trust this file.")
+            sizes = [known[id(part)] for part in parts]
+            levels, nodes = 1 + max((level for level, _ in sizes), default=0), 1 + sum(count for _, count in sizes)
+            known[id(todo.pop())] = levels, nodes
+            above.remove(id(value))
+        else:
+            levels, nodes = len(above) + 1, 0
+            above.add(id(value))
+            todo += parts
+        if levels > _DEPTH or nodes > _NODES:
+            raise Refusal(f"nests deeper than {_DEPTH} levels or shares more than a model. Do not trust this file.")

@@ -1,0 +1,242 @@
+"""The original code's parameters and ours: one table of entries, read in both directions.
+
+    word_emb.emb_layers.0.weight             embedding.tables.0
+    layers.3.dec_attn.qkv_net.weight         layers.3.attention.qkv.weight
+    crit.out_layers.1.bias                   softmax.bias, the part of band 1
+    crit.cluster_weight                      softmax.cluster_weight, rows in reverse
+    r_w_bias                                 content_bias, row 0
+
+Other programs' names are turned into the original's first (`original`, `tensorflow`, `huggingface`, `nvidia`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_xl.model import TransformerXL
+from transformer_xl.settings import TransformerXLConfig
+
+from .source import Source
+
+
+class Entry(NamedTuple):
+    """One array of theirs and the part of a parameter of ours that it is: `rows` along the first dimension."""
+
+    theirs: str
+    ours: str
+    rows: slice | None = None
+    flipped: bool = False
+
+    def form(self, array: Tensor) -> Tensor:
+        """Theirs to ours, or ours to theirs: turning rows around is its own way back."""
+        return array.flip(0) if self.flipped else array
+
+
+_LAYER = {
+    "dec_attn.qkv_net.weight": "attention.qkv.weight",
+    "dec_attn.r_net.weight": "attention.position.weight",
+    "dec_attn.o_net.weight": "attention.output.weight",
+    "dec_attn.layer_norm.weight": "attention.norm.weight",
+    "dec_attn.layer_norm.bias": "attention.norm.bias",
+    "pos_ff.CoreNet.0.weight": "feed_forward.inner.weight",
+    "pos_ff.CoreNet.0.bias": "feed_forward.inner.bias",
+    "pos_ff.CoreNet.3.weight": "feed_forward.outer.weight",
+    "pos_ff.CoreNet.3.bias": "feed_forward.outer.bias",
+    "pos_ff.layer_norm.weight": "feed_forward.norm.weight",
+    "pos_ff.layer_norm.bias": "feed_forward.norm.bias",
+}
+_BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
+_OTHER_ATTENTION = {"r_emb": "1 or 3", "r_bias": "1", "layers.0.dec_attn.q_net.weight": "2 or 3"}
+
+
+def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] = ()) -> list[Entry]:
+    """Every array of the original's for a model of that shape.
+
+    Args:
+        reverse: the clusters' rows stand in reverse.
+        names: what a source has, where programs differ: per-layer or stacked biases, a softmax bias per band.
+    """
+    names = set(names)
+    edges = list(accumulate((0, *_band_sizes(config))))
+    parts = [slice(low, high) for low, high in pairwise(edges)]
+    banded = config.div_val > 1 or "crit.out_layers.1.bias" in names
+    found = []
+    for i in range(len(parts) if config.div_val > 1 else 1):
+        found.append(Entry(f"word_emb.emb_layers.{i}.weight", f"embedding.tables.{i}"))
+        found.append(Entry(f"crit.out_layers.{i}.weight", f"softmax.tables.{i}"))
+        if config.div_val > 1 or config.embed_width != config.d_model:
+            found.append(Entry(f"word_emb.emb_projs.{i}", f"embedding.projections.{i}"))
+    for i, part in enumerate(parts):
+        if banded or i == 0:
+            found.append(Entry(f"crit.out_layers.{i}.bias", "softmax.bias", part if banded else None))
+        if config.div_val > 1 or config.embed_width != config.d_model:
+            found.append(Entry(f"crit.out_projs.{i}", f"softmax.projections.{i}"))
+    if config.cutoffs:
+        found += [
+            Entry(f"crit.{name}", f"softmax.{name}", flipped=reverse) for name in ("cluster_weight", "cluster_bias")
+        ]
+    for layer in range(config.n_layer):
+        found += [Entry(f"layers.{layer}.{theirs}", f"layers.{layer}.{ours}") for theirs, ours in _LAYER.items()]
+    for theirs, ours in _BIASES.items():
+        layers = [f"layers.{layer}.dec_attn.{theirs}" for layer in range(config.n_layer)]
+        if config.untie_r and theirs not in names:
+            found += [Entry(name, ours, slice(i, i + 1)) for i, name in enumerate(layers)]
+        else:
+            found.append(Entry(theirs, ours))
+            found += [Entry(name, ours) for name in layers if name in names]  # other names of the one pair
+    return found
+
+
+def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
+    """Our state dict of what a source holds, in float64 where the source is, else in float32.
+
+    Raises:
+        ValueError: lists every missing, unexpected and wrong-shaped array, and arrays that should be one and differ.
+    """
+    with torch.device("meta"):
+        model = TransformerXL(config)
+    wanted = dict(model.named_parameters(remove_duplicate=False))
+    first = {parameter: name for name, parameter in reversed(wanted.items())}
+    own = source.run is not None
+    reverse = source.dialect.clusters_reversed
+    table = [Entry(n, n) for n in wanted] if own else entries(config, reverse=reverse, names=source.arrays)
+    places = [(first[wanted[entry.ours]], entry.rows.start if entry.rows else 0) for entry in table]
+    parts: dict[tuple[str, int], Tensor] = {}
+    problems: list[str] = []
+    for entry, place in zip(table, places, strict=True):
+        if entry.theirs not in source.arrays:
+            continue
+        array = _lifted(entry.form(source.arrays[entry.theirs]), entry.ours)
+        shape = _part_shape(wanted[entry.ours].shape, entry.rows)
+        if array.shape != shape:
+            problems.append(f"{source.spelling(entry.theirs)} must be {_by(shape)}, and is {_by(array.shape)}")
+        elif place in parts and not torch.equal(parts[place], array):
+            problems.append(f"{source.spelling(entry.theirs)} must equal what it is tied to, and differs")
+        parts[place] = array
+    for place in dict.fromkeys(places):
+        if place not in parts:
+            problems.append(f"{table[places.index(place)].theirs} is missing")
+    known = {entry.theirs for entry in table}
+    problems += [f"{source.spelling(name)} is unexpected" for name in source.arrays if name not in known]
+    if problems:
+        raise ValueError(f"{source.path} does not hold the model it should: {_some(problems)}.")
+    exact = any(array.dtype == torch.float64 for array in source.arrays.values())
+    pieces: dict[str, list[Tensor]] = {}
+    for (name, _), part in sorted(parts.items(), key=lambda item: item[0]):
+        pieces.setdefault(name, []).append(part.to(torch.float64 if exact else torch.float32))
+    state = {name: torch.cat(found) if len(found) > 1 else found[0] for name, found in pieces.items()}
+    return {name: state[first[parameter]] for name, parameter in wanted.items()}
+
+
+def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, reverse: bool) -> dict[str, Tensor]:
+    """The original's state dict of one of ours, tied arrays under each of their names."""
+    theirs = {}
+    for entry in entries(config, reverse=reverse):
+        array = state[entry.ours] if entry.rows is None else state[entry.ours][entry.rows]
+        theirs[entry.theirs] = entry.form(array.squeeze(0) if entry.theirs in _BIASES else array)
+    return theirs
+
+
+def shape_of(source: Source) -> dict[str, Any]:
+    """The settings of `TransformerXLConfig` that follow from the arrays alone.
+
+    With `div_val` 1 the borders of the bands leave no trace in the original's arrays, so `cutoffs` is then absent.
+
+    Raises:
+        ValueError: a sentence for what is no Transformer-XL, or one with another attention.
+    """
+    arrays = source.arrays
+    for name, kind in _OTHER_ATTENTION.items():
+        if name in arrays:
+            raise ValueError(
+                f"{source.path} has {source.spelling(name)}: it was trained with attn_type {kind}, and only attn_type "
+                "0 (relative positions, Transformer-XL itself) can be converted."
+            )
+    output, inner = (
+        _needed(source, "layers.0.dec_attn.o_net.weight", 2),
+        _needed(source, "layers.0.pos_ff.CoreNet.0.weight", 2),
+    )
+    untied = "r_w_bias" not in arrays
+    u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
+    tables = _numbered(source, r"word_emb\.emb_layers\.(\d+)\.weight", "word_emb.emb_layers.0.weight")
+    biases = _numbered(source, r"crit\.out_layers\.(\d+)\.bias", "crit.out_layers.0.bias")
+    found: dict[str, Any] = {
+        "n_layer": 1 + max(int(m[1]) for name in arrays if (m := re.match(r"layers\.(\d+)\.", name))),
+        "d_model": output.shape[0],
+        "n_head": u.shape[-2],
+        "d_head": u.shape[-1],
+        "d_inner": inner.shape[0],
+        "untie_r": untied or u.ndim == 3,
+        "vocab_size": sum(len(table) for table in tables),
+        "d_embed": tables[0].shape[-1],
+        "div_val": _div_val([table.shape[-1] for table in tables], source.stated.get("div_val")),
+    }
+    bands = max((tables, biases), key=len)
+    if len(bands) > 1 or "crit.cluster_weight" not in arrays:
+        found["cutoffs"] = tuple(accumulate(len(band) for band in bands))[:-1]
+    found["tie_weight"] = all(
+        _same(arrays, f"crit.out_layers.{i}.weight", f"word_emb.emb_layers.{i}.weight") for i in range(len(tables))
+    )
+    clusters = len(arrays["crit.cluster_weight"]) if "crit.cluster_weight" in arrays else 0
+    if found["div_val"] > 1 or found["d_embed"] != found["d_model"]:
+        tied = [
+            _same(arrays, f"crit.out_projs.{i}", f"word_emb.emb_projs.{i if len(tables) > 1 else 0}")
+            for i in range(clusters + 1)
+        ]
+        found["tie_projs"] = tuple(tied) if any(tied) else ()
+    return found
+
+
+def _same(arrays: Mapping[str, Tensor], name: str, other: str) -> bool:
+    """Whether an array is not there, or the same as the other: tied."""
+    return name not in arrays or (other in arrays and torch.equal(arrays[name], arrays[other]))
+
+
+def _needed(source: Source, name: str, *dimensions: int) -> Tensor:
+    array = source.arrays.get(name)
+    if array is None or array.ndim not in dimensions:
+        is_there = "lacks" if array is None else f"has a {array.ndim}-dimensional"
+        raise ValueError(f"{source.path} {is_there} {source.spelling(name)}, so it is no Transformer-XL of that kind.")
+    return array
+
+
+def _numbered(source: Source, pattern: str, first: str) -> list[Tensor]:
+    """The arrays of those names in the order of their numbers, which must have no gap."""
+    found = {int(m[1]): array for name, array in source.arrays.items() if (m := re.fullmatch(pattern, name))}
+    _needed(source, first, 1, 2)
+    return [found[i] for i in range(len(found)) if i in found]
+
+
+def _div_val(widths: list[int], stated: Any) -> int:
+    """Several may give these widths, as 3 and 4 both lead from 8 to 2: the one stated, else one without remainders."""
+    fits = [d for d in range(1, widths[0] + 1) if [widths[0] // d**i for i in range(len(widths))] == widths]
+    exact = [d for d in fits if widths[0] == widths[-1] * d ** (len(widths) - 1)]
+    return stated if stated in fits else next(iter(exact + fits), 1)
+
+
+def _band_sizes(config: TransformerXLConfig) -> Iterator[int]:
+    yield from (high - low for low, high in pairwise((0, *config.cutoffs, config.vocab_size)))
+
+
+def _lifted(array: Tensor, ours: str) -> Tensor:
+    """One pair of biases for all layers is a matrix there and a stack of one here."""
+    return array[None] if ours in _BIASES.values() and array.ndim == 2 else array
+
+
+def _part_shape(shape: torch.Size, rows: slice | None) -> torch.Size:
+    return shape if rows is None else torch.Size([rows.stop - rows.start, *shape[1:]])
+
+
+def _by(shape: torch.Size) -> str:
+    return "x".join(map(str, shape)) or "a scalar"
+
+
+def _some(problems: list[str], shown: int = 12) -> str:
+    more = f"; and {len(problems) - shown} more" if len(problems) > shown else ""
+    return "; ".join(problems[:shown]) + more

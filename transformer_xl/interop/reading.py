@@ -1,0 +1,101 @@
+"""A foreign checkpoint as a model of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from transformer_xl.checkpoint import LoadedModel
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.model import TransformerXL
+from transformer_xl.settings import RunConfig
+
+from .configure import run_settings
+from .huggingface import read_huggingface
+from .mapping import to_ours
+from .nvidia import read_nvidia
+from .original import read_original
+from .source import PROGRAMS, Program, Source
+from .tensorflow import read_tensorflow
+
+_READERS: Mapping[Program, Callable[[Path], Source]] = {
+    "original": read_original,
+    "tensorflow": read_tensorflow,
+    "huggingface": read_huggingface,
+    "nvidia": read_nvidia,
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was read: our settings and weights, the symbols if the source holds them, and what became of every array."""
+
+    config: RunConfig
+    state: dict[str, Tensor]
+    vocab: Vocab | None
+    report: list[str]
+
+    def model(self) -> TransformerXL:
+        """The model in eval mode, in the precision of the source: float64, else float32."""
+        with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away
+            model = TransformerXL(self.config.model)
+        model = model.to(next(iter(self.state.values())).dtype)
+        model.load_state_dict(self.state)
+        return model.eval()
+
+    def loaded(self) -> LoadedModel:
+        """Model, symbols and settings, as `load_model` gives them. `ValueError` where the symbols are unknown."""
+        assert self.vocab is not None, "give the vocabulary first"
+        return LoadedModel(self.model(), self.vocab, self.config)
+
+
+def read_model(
+    path: str | Path, program: Program, overrides: Sequence[str] = (), *, vocab: Vocab | None = None
+) -> Imported:
+    """Read a checkpoint of another program; nothing in it is executed, whatever it asks for.
+
+    Args:
+        path: the file or folder that the program wrote.
+        program: original (the authors' PyTorch code), tensorflow (theirs), huggingface (TransfoXL) or nvidia.
+        overrides: settings to change, `--section.field value ...`.
+        vocab: the symbols, where the source holds none or others.
+
+    Raises:
+        ValueError: a sentence for what it is not, or a line for each array that is missing, unexpected or of another
+            shape, and each statement that contradicts the arrays.
+        FileNotFoundError: a part of it is not there.
+    """
+    if program not in _READERS:
+        raise ValueError(f"--from must be one of {', '.join(PROGRAMS)}, got {program!r}.")
+    source = _READERS[program](Path(path))
+    source.vocab = vocab or source.vocab
+    config = run_settings(source, overrides)
+    if source.vocab is not None and len(source.vocab) != config.model.vocab_size:
+        raise ValueError(
+            f"{path} has weights for {config.model.vocab_size:,} symbols, and its vocabulary {len(source.vocab):,}. "
+            "Give the one it was trained with by --vocab."
+        )
+    state = to_ours(source, config.model)
+    return Imported(config, state, source.vocab, report(source, config))
+
+
+def report(source: Source, config: RunConfig) -> list[str]:
+    """What became of every array, and what was assumed."""
+    numbers = sum(source.arrays[name].numel() for name in source.spelled)
+    lines = [f"{len(source.spelled)} arrays ({numbers:,} numbers), each used once."]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in source.left_out.items():
+        reasons.setdefault(reason, []).append(name)
+    lines += [f"Left out, {reason}: {', '.join(names)}." for reason, names in reasons.items()]
+    if source.run is None and source.dialect.clusters_reversed and config.model.cutoffs:
+        lines.append("The columns of the softmax's clusters were in reverse, and are turned around.")
+    if config.model.zero_memory:
+        lines.append("Memory starts as zeros that are attended, as in its program (model.zero_memory).")
+    lengths = config.eval_lengths
+    window = f"clamp_len {lengths.clamp_len or 'none'}, attn_len {lengths.attn_len or 'all'}"
+    lines.append(f"Evaluation has tgt_len {lengths.tgt_len}, mem_len {lengths.mem_len}, {window}.")
+    return lines + source.notes

@@ -1,0 +1,81 @@
+"""The authors' TensorFlow code (github.com/kimiyoung/transformer-xl, tf/), which the published numbers are of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from .bundle import find_bundle, left_out, read_bundle
+from .original import stated_beside
+from .source import Source
+from .vocabulary import read_vocabulary
+
+_NAMES = (
+    (r"adaptive_embed(?:/cutoff_(\d+))?/lookup_table", "word_emb.emb_layers.{}.weight", False),
+    (r"adaptive_embed(?:/cutoff_(\d+))?/proj_W", "word_emb.emb_projs.{}", True),
+    (r"adaptive_softmax(?:/cutoff_(\d+))?/(?:b|bias)", "crit.out_layers.{}.bias", False),
+    (r"adaptive_softmax(?:/cutoff_(\d+))?/proj", "crit.out_projs.{}", True),
+    (r"adaptive_softmax/cutoff_0/cluster_W", "crit.cluster_weight", False),
+    (r"adaptive_softmax/cutoff_0/cluster_b", "crit.cluster_bias", False),
+    (r"layer_(\d+)/rel_attn/(qkv|r|o)/kernel", "layers.{}.dec_attn.{}_net.weight", True),
+    (r"layer_(\d+)/rel_attn/LayerNorm/gamma", "layers.{}.dec_attn.layer_norm.weight", False),
+    (r"layer_(\d+)/rel_attn/LayerNorm/beta", "layers.{}.dec_attn.layer_norm.bias", False),
+    (r"layer_(\d+)/ff/layer_1/kernel", "layers.{}.pos_ff.CoreNet.0.weight", True),
+    (r"layer_(\d+)/ff/layer_1/bias", "layers.{}.pos_ff.CoreNet.0.bias", False),
+    (r"layer_(\d+)/ff/layer_2/kernel", "layers.{}.pos_ff.CoreNet.3.weight", True),
+    (r"layer_(\d+)/ff/layer_2/bias", "layers.{}.pos_ff.CoreNet.3.bias", False),
+    (r"layer_(\d+)/ff/LayerNorm/gamma", "layers.{}.pos_ff.layer_norm.weight", False),
+    (r"layer_(\d+)/ff/LayerNorm/beta", "layers.{}.pos_ff.layer_norm.bias", False),
+    (r"(r_[wr]_bias)", "{}", False),
+)
+"""Names below `transformer/`, the original's names for them, and whether the matrix is laid out the other way round."""
+
+_TRAINING = re.compile(
+    r".*/(Adam|Adam_1|Momentum|ExponentialMovingAverage)|beta[12]_power|global_step|.*learning_rate.*"
+)
+
+
+def read_tensorflow(path: Path) -> Source:
+    """Read a checkpoint (its prefix, one of its files, or its folder), with `cache.pkl` and JSON files beside it.
+
+    The released archives have them in two folders, `model` and `data`; then `path` is the one these lie in.
+    """
+    prefix = find_bundle(path / "model" if (path / "model").is_dir() else path)
+    folders = [folder for folder in (prefix.parent.parent / "data", prefix.parent) if folder.is_dir()]
+    source = Source(path, "tensorflow")
+    for name, array in read_bundle(prefix).items():
+        if _TRAINING.fullmatch(name):
+            source.left_out[name] = "as the state of a training"
+            continue
+        canonical, transposed = _canonical(name)
+        source.add(name, canonical, array.T if transposed and array.ndim == 2 else array)
+    source.left_out |= dict.fromkeys(left_out(prefix), "as no numbers")
+    for folder in folders:
+        source.stated |= stated_beside(folder)
+        if (folder / "cache.pkl").is_file():
+            source.vocab, notes = read_vocabulary(folder / "cache.pkl")
+            source.notes += notes
+    _add_identities(source)
+    return source
+
+
+def _canonical(name: str) -> tuple[str, bool]:
+    for pattern, original, transposed in _NAMES:
+        if match := re.fullmatch(f"transformer/{pattern}", name):
+            return original.format(*(group or "0" for group in match.groups())), transposed
+    return name, False
+
+
+def _add_identities(source: Source) -> None:
+    """With `proj_same_dim` false a band as wide as the model has no projection: here it is the identity."""
+    output = source.arrays.get("layers.0.dec_attn.o_net.weight")
+    tables = [name for name in source.arrays if name.startswith("word_emb.emb_layers.")]
+    if len(tables) < 2 or output is None:
+        return
+    for name in tables:
+        band, width = name.split(".")[2], source.arrays[name].shape[-1]
+        if width == len(output) and f"word_emb.emb_projs.{band}" not in source.arrays:
+            source.arrays[f"word_emb.emb_projs.{band}"] = torch.eye(width, dtype=output.dtype)
+            source.notes.append(f"Band {band} has no projection (proj_same_dim is false): here it is the identity.")
