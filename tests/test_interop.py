@@ -18,9 +18,10 @@ from transformer_xl import load_model as public_load_model
 from transformer_xl.checkpoint import load_model, save_checkpoint
 from transformer_xl.cli import main
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.interop import read_model
+from transformer_xl.interop import configure, read_model, read_vocabulary
 from transformer_xl.interop.mapping import entries, to_ours, to_theirs
 from transformer_xl.interop.source import Source
+from transformer_xl.memory import Memory
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 
@@ -130,14 +131,91 @@ def test_a_state_dict_with_what_is_stated_beside_it(tmp_path, key):
     assert changed.eval_lengths.mem_len == 99 and changed.model.dropout == 0.3
 
 
+def bands_state() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    model = shuffled(small_model(dtype=torch.float32, **BANDS))
+    return model, to_theirs(dict(model.state_dict()), model.config)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"module.r_w_bias": torch.zeros(2, 5)}, "must hold r_w_bias once, and has r_w_bias and module.r_w_bias"),
+        ({"r_w_bias": torch.ones(2, 5, dtype=torch.int64)}, "r_w_bias must hold fractions, and is int64"),
+        ({"r_w_bias": torch.full((2, 5), torch.nan)}, "r_w_bias must be finite"),
+        ({"crit.cluster_weight": torch.tensor(1.0)}, "has a 0-dimensional crit.cluster_weight"),
+        ({"word_emb.emb_layers.1.weight": torch.tensor(1.0)}, "has a 0-dimensional word_emb.emb_layers.1.weight"),
+        ({"layers.100000000.x": torch.zeros(1)}, "layers.100000000.x is unexpected"),
+        ({"layers.3.dec_attn.o_net.weight": torch.zeros(14, 10)}, "layers.3.dec_attn.qkv_net.weight is missing"),
+        ({3: torch.zeros(1)}, "must hold a module or its state dict"),
+        ({"crit.out_projs.0": None}, "crit.out_projs.0 is missing"),
+        ({"crit.out_layers.0.weight": None}, "crit.out_layers.0.weight is missing"),
+        ({"r_w_bias": torch.zeros(1, 2, 5, 1)}, "has a 4-dimensional r_w_bias"),
+    ],
+)
+def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
+    _, state = bands_state()
+    changed = {name: value for name, value in (state | change).items() if value is not None}
+    torch.save(changed, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        read_model(tmp_path, "original")
+
+
+def test_what_the_source_states_decides_what_is_tied(tmp_path):
+    model, _ = bands_state()
+    content = nvidia_checkpoint(model, LENGTHS)
+    content["model_config"]["tie_projs"] = [False, False, True]
+    torch.save(content, tmp_path / "nv.pt")
+    with pytest.raises(ValueError, match=r"crit\.out_projs\.1 is missing"):
+        read_model(tmp_path / "nv.pt", "nvidia")
+    content["model_config"]["tie_projs"] = [True, True, True]
+    torch.save(content, tmp_path / "nv.pt")
+    with pytest.raises(ValueError, match=r"crit\.out_projs\.0 must equal what it is tied to"):
+        read_model(tmp_path / "nv.pt", "nvidia")
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        (["--model.final-norm", "true"], r"final_norm\.weight of this package is nowhere in it"),
+        (["--model.layer-norm-epsilon", "-1"], r"--model\.layer-norm-epsilon must be above 0, got -1"),
+        (["--corpus.unit", "byte"], r"--corpus\.unit and --corpus\.newlines must be those of its vocabulary"),
+        (["--model.cutoffs", "x"], r"--model\.cutoffs must be a list of whole numbers"),
+    ],
+)
+def test_overrides_that_do_not_fit_are_refused(tmp_path, override, complaint):
+    _, state = bands_state()
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=complaint):
+        read_model(tmp_path, "original", override, vocab=WORDS)
+
+
+@pytest.mark.parametrize(
+    ("stated", "wanted"),
+    [
+        ({"tgt_len": 5, "clamp_len": 9}, Lengths(tgt_len=5, mem_len=128, clamp_len=9)),
+        ({"mem_len": 3, "clamp_len": 0, "same_length": None}, Lengths(tgt_len=128, mem_len=3)),
+        ({"mem_len": 3, "same_length": True}, Lengths(tgt_len=128, mem_len=3, attn_len=3)),
+    ],
+)
+def test_each_length_that_is_stated_is_taken(tmp_path, stated, wanted):
+    _, state = bands_state()
+    torch.save(state, tmp_path / "model.pt")
+    (tmp_path / "args.json").write_text(json.dumps(stated))
+    assert read_model(tmp_path, "original").config.eval_lengths == wanted
+
+
 @pytest.mark.parametrize(
     ("stated", "complaint"),
     [
-        ({"n_layer": 4}, "n_layer is 4 by its settings and 3 by its arrays"),
-        ({"n_layer": 10**12}, "n_layer is 1000000000000 by its settings"),
-        ({"cutoffs": [4, 11]}, r"cutoffs is \(4, 11\) by its settings and \(5, 11\) by its arrays"),
-        ({"mem_len": "long"}, "mem_len must be int or NoneType, and is 'long'"),
-        ({"cutoffs": [5, None]}, "cutoffs must be list or tuple"),
+        ({"mem_len": -5}, r"train\.mem_len in args\.json must be at least 0, got -5"),
+        ({"mem_len": 0, "same_length": True}, r"train\.attn_len in args\.json must be at least 1, got 0"),
+        ({"dropout": 7}, r"model\.dropout in args\.json must be at least 0 and below 1, got 7"),
+        ({"init_std": -1}, r"model\.init_std in args\.json must be at least 0, got -1"),
+        ({"n_layer": 4}, r"n_layer is 4 in args\.json and 3 by its arrays"),
+        ({"n_layer": 10**12}, "n_layer is 1000000000000 in args"),
+        ({"cutoffs": [4, 11]}, r"cutoffs is \(4, 11\) in args\.json and \(5, 11\) by its arrays"),
+        ({"mem_len": "long"}, "mem_len in args.json must be int, and is 'long'"),
+        ({"cutoffs": [5, None]}, "cutoffs in args.json must be list or tuple"),
         ({"attn_type": 2}, "attn_type is 2, and only attn_type 0"),
         ({"n_head": 5, "d_head": 2}, "n_head is 5 .*; d_head is 2"),
     ],
@@ -186,14 +264,15 @@ def test_vocabularies_of_the_authors(tmp_path, symbols, wanted):
         corpus = made["Corpus"]()
         vars(corpus).update(vocab=vocabulary(made["Vocab"], symbols), train=torch.arange(5), dataset="x")
         torch.save(corpus, tmp_path / "cache.pt", _use_new_zipfile_serialization=False)
-        from transformer_xl.interop import read_vocabulary
-
     assert read_vocabulary(tmp_path / "cache.pt") == (wanted, [])
+    (tmp_path / "list").write_text("\n".join(symbols) + "\n")
+    (tmp_path / "ours.json").write_text(json.dumps(wanted.to_json()))
+    assert read_vocabulary(tmp_path / "list")[0] == read_vocabulary(tmp_path / "ours.json")[0] == wanted
 
 
-def run_of(model, folder: Path, vocab: Vocab = WORDS) -> Path:
+def run_of(model, folder: Path, vocab: Vocab = WORDS, **sections) -> Path:
     train = TrainConfig(tgt_len=4, mem_len=6, attn_len=6)
-    config = RunConfig(model=model.config, corpus=CorpusConfig(unit=vocab.unit), train=train, eval=EvalConfig())
+    config = RunConfig(model=model.config, corpus=CorpusConfig(unit=vocab.unit), train=train, **sections)
     return save_checkpoint(folder, model=model, vocab=vocab, config=config)
 
 
@@ -282,9 +361,13 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"untie_r": True}, "untie_r must be false"),
-        ({"final_norm": True, "layer_norm_epsilon": 1e-12}, "final_norm must be false; model.layer_norm_epsilon"),
-        ({"embedding_scale": 1.0}, r"embedding_scale must be sqrt\(d_model\), and is 1.0"),
+        ({"zero_memory": True}, "its memory starts empty, and this one has model.zero_memory"),
+        ({"untie_r": True}, "one pair of biases, and this one has model.untie_r"),
+        (
+            {"final_norm": True, "layer_norm_epsilon": 1e-12},
+            "has model.final_norm; its model.layer_norm_epsilon is 1e-5, and this one's 1e-12",
+        ),
+        ({"embedding_scale": 1.0}, r"its model.embedding_scale is sqrt\(d_model\), and this one's 1.0"),
     ],
 )
 def test_what_the_original_has_not_is_refused(tmp_path, changes, complaint, capsys):
@@ -308,7 +391,7 @@ def test_the_whole_journey_from_a_pickled_module_to_a_figure(tmp_path, capsys, m
     assert "holds no vocabulary: give --vocab" in capsys.readouterr().err
     assert main([*convert, "--vocab", str(tmp_path / "elsewhere.pt"), "--eval.tgt-len", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "3 layers" in shown and "each used once" in shown and "lowers text" in shown
+    assert "4,020 weights" in shown and "each used once" in shown and "lowers text" in shown
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["report"]
     assert main([*convert, "--vocab", str(tmp_path / "elsewhere.pt")]) == 2
     assert "must be a new folder" in capsys.readouterr().err
@@ -326,37 +409,70 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path):
         read_model(tmp_path, "original", vocab=Vocab("word", ("<eos>", "<unk>")))
 
 
-def test_lengths_come_from_the_recipe_of_the_same_shape(tmp_path):
-    """Sizes of the published WikiText-103 model with one layer's arrays would be large: a recipe is made to fit."""
-    from transformer_xl.interop import configure
-
+def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, monkeypatch):
     model = shuffled(small_model(dtype=torch.float32, **SLICES))
     state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
     torch.save(state, tmp_path / "model.pt")
     recipe = RunConfig(
-        model=replace(model.config, untie_r=True),
+        model=replace(model.config, untie_r=True, dropout=0.2, init_std=0.02),
         corpus=CorpusConfig(name="ptb", unit="word"),
-        train=TrainConfig(tgt_len=20, mem_len=20),
-        eval=EvalConfig(tgt_len=8, mem_len=40, attn_len=40, clamp_len=30),
+        train=TrainConfig(tgt_len=20, mem_len=20, lr=0.5),
+        eval=EvalConfig(tgt_len=8, mem_len=40, attn_len=40, clamp_len=30, batch_size=4),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configure, "packaged_recipes", lambda: {"made-up": Path("x")})
-        patch.setattr(configure, "load_recipe", lambda name: recipe)
-        found = read_model(tmp_path, "original", vocab=WORDS)
-        source = Source(tmp_path, "tensorflow", dict(state))
-        window = configure.run_settings(source).eval_lengths
-    assert same(found.model(), model)
-    assert found.config.eval_lengths == recipe.eval_lengths and found.config.train.tgt_len == 20
-    assert found.config.corpus == recipe.corpus and any("recipe made-up" in line for line in found.report)
-    assert window == replace(recipe.eval_lengths, attn_len=41)  # TensorFlow's same_length sees one key more
+    monkeypatch.setattr(configure, "packaged_recipes", lambda: {"made-up": Path("x")})
+    monkeypatch.setattr(configure, "load_recipe", lambda name: recipe)
+    found = read_model(tmp_path, "original", vocab=WORDS)
+    assert same(found.model(), model) and found.config.model.dropout == 0.2
+    assert (found.config.corpus, found.config.train, found.config.eval) == (recipe.corpus, recipe.train, recipe.eval)
+    assert any("recipe made-up" in line for line in found.report)
+
+    (tmp_path / "args.json").write_text(json.dumps({"mem_len": 9, "same_length": True}))
+    found = read_model(tmp_path, "original", vocab=WORDS).config  # states the lengths of training
+    assert found.train.lengths == Lengths(tgt_len=20, mem_len=9, attn_len=9)
+    assert found.eval_lengths == recipe.eval_lengths and found.eval.batch_size == 4
+
+    source = Source(tmp_path, "tensorflow", dict(state))
+    wider = configure.run_settings(source)  # TensorFlow's same_length sees one key more
+    assert wider.eval_lengths == replace(recipe.eval_lengths, attn_len=41)
+    source.state({"mem_len": 50, "same_length": True}, "flags.json")
+    stated = configure.run_settings(source)  # states the lengths of evaluation
+    assert stated.eval_lengths == replace(recipe.eval_lengths, mem_len=50, attn_len=51)
+    assert stated.train.lengths == recipe.train.lengths
+
+    run_of(model, tmp_path / "run", eval=EvalConfig(tgt_len=3, mem_len=77, clamp_len=5))
+    assert main(["convert", str(tmp_path / "run"), "--to-format", "original", "--to", str(tmp_path / "out")]) == 0
+    back = read_model(tmp_path / "out", "original").config
+    assert back.eval_lengths == Lengths(tgt_len=3, mem_len=77, clamp_len=5, attn_len=77)  # it has a window or none
+    assert back.train.lengths == Lengths(tgt_len=4, mem_len=6, attn_len=6)
+
+
+def test_lengths_changed_after_an_export_are_taken(tmp_path):
+    pytest.importorskip("transformers")
+    run_of(shuffled(small_model(dtype=torch.float32)), tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), "--to-format", "huggingface", "--to", str(tmp_path / "out")]) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"mem_len": 7, "attn_len": None}))
+    found = read_model(tmp_path / "out", "huggingface")
+    assert found.config.eval_lengths == Lengths(tgt_len=4, mem_len=7) and any(
+        "changed" in line for line in found.report
+    )
+    for broken in ({"run": None}, {"run": {"train": 3}}, {"mem_len": "x"}):
+        (tmp_path / "out" / "config.json").write_text(json.dumps(config | broken))
+        with pytest.raises(ValueError, match=r"config\.json"):
+            read_model(tmp_path / "out", "huggingface")
+
+
+def test_settings_of_a_run_that_shape_no_weights_may_be_given_up(tmp_path, capsys):
+    run_of(shuffled(small_model(dtype=torch.float32, zero_memory=True)), tmp_path / "run")
+    out = ["convert", str(tmp_path / "run"), "--to-format", "original", "--to", str(tmp_path / "out")]
+    assert main([*out, "--model.n-layer", "2"]) == 2
+    assert "--model.n-layer shapes weights" in capsys.readouterr().err
+    assert main([*out, "--model.zero-memory", "false", "--model.dropout", "0.5"]) == 0
+    assert read_model(tmp_path / "out", "original").config.model.dropout == 0.5
 
 
 def test_zero_memory_is_zeros_that_are_attended():
-    model = small_model(zero_memory=True)
-    plain = small_model()
-    ids = text(2, 7)
-    from transformer_xl.memory import Memory
-
+    model, plain, ids = small_model(zero_memory=True), small_model(), text(2, 7)
     lengths = Lengths(tgt_len=7, mem_len=5)
     zeros = Memory.zeros(3, 2, 5, 14, dtype=torch.float64)
     nll, memory = model(ids, ids, None, lengths)

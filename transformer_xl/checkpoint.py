@@ -180,6 +180,9 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
     Raises:
         ValueError: it lists settings this version does not have, or values that do not go together.
     """
+    strange = [name for name in _SECTIONS if not isinstance(stored.get(name, {}), Mapping)]
+    if strange:
+        raise ValueError(f"{path} must hold a table for {', '.join(strange)}. Restore it from a copy.")
     unknown = [
         f"{section}.{name}"
         for section, owner in _SECTIONS.items()
@@ -333,7 +336,10 @@ def _read_json(path: Path) -> Any:
 def _read_header(path: Path) -> dict[str, Any]:
     stored = _read_json(path)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of transformer-xl: its format must be {FORMAT!r}.")
+        raise ValueError(
+            f"{path} is not a checkpoint of transformer-xl: its format must be {FORMAT!r}. `txl convert` reads "
+            "those of other programs."
+        )
     if stored.get("version") != VERSION:
         raise ValueError(
             f"{path} has format version {stored.get('version')}; this transformer-xl reads {VERSION}. Update it."

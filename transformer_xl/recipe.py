@@ -110,11 +110,8 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
     Raises:
         ValueError: a line for each thing wrong.
     """
-    problems: list[str] = []
-    given = parse_overrides(overrides, problems)
-    changed = _assemble([*_settings_in(config), *given], problems)
-    if changed is None or problems:
-        raise ValueError("\n".join(problems))
+    changed = assembled(settings_in(config), overrides)
+    given = parse_overrides(overrides, [])
     values = {(setting.section, setting.field): setting for setting in given}
     different = [
         setting
@@ -124,19 +121,26 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
     return changed, different
 
 
-def with_model(config: RunConfig, model: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
-    """`config` with a model of these settings instead of its own, and what a command line changes in either.
+def assembled(settings: Sequence[Setting], overrides: Sequence[str]) -> RunConfig:
+    """The run of these settings, the last of equals, and what a command line changes in it.
 
     Raises:
         ValueError: a line for each thing wrong.
     """
     problems: list[str] = []
-    kept = [setting for setting in _settings_in(config) if setting.section != "model"]
-    shape = [Setting("model", field, value, f"model.{field}", "") for field, value in model.items()]
-    changed = _assemble([*kept, *shape, *parse_overrides(overrides, problems)], problems)
-    if changed is None or problems:
+    config = _assemble([*settings, *parse_overrides(overrides, problems)], problems)
+    if config is None or problems:
         raise ValueError("\n".join(problems))
-    return changed
+    return config
+
+
+def settings_in(config: RunConfig) -> list[Setting]:
+    """Every setting of a run."""
+    return [
+        Setting(section, field, value, f"{section}.{field}", "")
+        for section in SECTIONS
+        for field, value in vars(getattr(config, section)).items()
+    ]
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -203,15 +207,6 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
-
-
-def _settings_in(config: RunConfig) -> list[Setting]:
-    """Every setting of a run."""
-    return [
-        Setting(section, field, value, f"{section}.{field}", "")
-        for section in SECTIONS
-        for field, value in vars(getattr(config, section)).items()
-    ]
 
 
 def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> list[Setting]:

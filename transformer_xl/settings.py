@@ -80,7 +80,10 @@ class TransformerXLConfig:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         yield from _at_least(1, self, *sizes)
         yield from _at_least(0, self, "vocab_size")
+        yield from _at_least(0, self, "init_std", "proj_init_std")
         yield from _fractions(self, "dropout", "dropatt")
+        if not self.layer_norm_epsilon > 0:
+            yield f"layer_norm_epsilon must be above 0, got {self.layer_norm_epsilon}."
         if self.d_model % 2:
             yield f"d_model must be even, for sines and cosines share it; got {self.d_model}."
         edges = (0, *self.cutoffs)

@@ -77,7 +77,7 @@ class Case:
         names += ("tgt_len", "mem_len", "clamp_len", "same_length")
         dropouts = {"dropout": 0.1, "dropatt": 0.0}
         return (
-            {name: getattr(self, name) for name in names} | {"proj_share_all_but_first": self.tied != "none"} | dropouts
+            {name: getattr(self, name) for name in names} | {"proj_share_all_but_first": self.tied == "all_but_first"} | dropouts
         )
 
 

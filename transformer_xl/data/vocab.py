@@ -119,7 +119,7 @@ class Vocab:
                 raise ValueError(f"{file}: {error}") from error
         if unit != "word":
             raise ValueError(f'A vocabulary file is for unit = "word" or "bpe", got "{unit}". Leave {file} out.')
-        words = _listed_words(text, file)
+        words = listed_words(text, file)
         needed = [LINE_ENDS[newlines]] if newlines in LINE_ENDS else []
         needed += [] if any(unk in words for unk in UNKNOWN) else [UNK]
         return cls(unit, (*(symbol for symbol in needed if symbol not in words), *words), newlines)
@@ -301,8 +301,8 @@ def split_words(text: str, newlines: Newlines) -> list[str]:
     return text.replace("\n", f" {LINE_ENDS[newlines]} " if newlines in LINE_ENDS else " ").split()
 
 
-def _listed_words(text: str, file: str) -> list[str]:
-    """The words of a vocabulary file, in its order."""
+def listed_words(text: str, file: str) -> list[str]:
+    """The words of a vocabulary file, in its order; `ValueError` where it is none."""
     numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
     lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
     counted = bool(lines) and len(lines[0][1]) == 2

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from types import NoneType
+from dataclasses import asdict, replace
 from typing import Any
 
-from transformer_xl.recipe import changed_settings, load_recipe, packaged_recipes, parse_overrides, with_model
-from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig
+from transformer_xl.recipe import (
+    Setting,
+    assembled,
+    changed_settings,
+    load_recipe,
+    packaged_recipes,
+    parse_overrides,
+    settings_in,
+)
+from transformer_xl.settings import CorpusConfig, RunConfig
 
 from .mapping import shape_of
 from .source import Source
 
 _OTHER_NAMES = {"n_token": "vocab_size"}
-_COUNT, _LENGTH, _FLAG, _RATE = (int,), (int, NoneType), (bool,), (int, float)
+_COUNT, _FLAG, _RATE, _LIST = (int,), (bool,), (int, float), (list, tuple)
 _SHAPE = dict.fromkeys(
     ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val"), _COUNT
 )
 """What arrays tell for certain; a source that states something else is damaged."""
-_BELIEVED = {
-    **dict.fromkeys(("tie_weight", "pre_lnorm"), _FLAG),
-    **dict.fromkeys(("layer_norm_epsilon", "dropout", "dropatt", "init_std", "proj_init_std"), _RATE),
-}
+_RATES = dict.fromkeys(("dropout", "dropatt", "init_std", "proj_init_std"), _RATE)
+_BELIEVED = (
+    dict.fromkeys(("tie_weight", "pre_lnorm"), _FLAG) | {"layer_norm_epsilon": _RATE, "tie_projs": _LIST} | _RATES
+)
 """What arrays do not tell, or not for certain."""
-_LENGTHS = {
-    **dict.fromkeys(("tgt_len", "mem_len", "clamp_len", "ext_len", "attn_type"), _LENGTH),
-    "same_length": _FLAG,
+_LENGTHS = dict.fromkeys(("tgt_len", "mem_len", "clamp_len"), _COUNT) | {"same_length": _FLAG}
+_OTHERS = {
+    **dict.fromkeys(("ext_len", "attn_type"), _COUNT),
+    **dict.fromkeys(("untie_r", "proj_share_all_but_first"), _FLAG),
     "emb_scale": _RATE,
-    "cutoffs": (list, tuple),
+    "cutoffs": _LIST,
+    "evaluation": (dict,),
 }
+_KNOWN = _SHAPE | _BELIEVED | _LENGTHS | _OTHERS
+_ITEMS = {"cutoffs": int, "tie_projs": bool}
 _SAME_WEIGHTS = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "embed_width", "div_val")
 
 
@@ -44,63 +55,96 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     """
     if source.run is not None:
         return changed_settings(source.run, overrides)[0]
-    problems: list[str] = []
     shape = shape_of(source)
-    stated = _well_formed(source.stated, shape["vocab_size"], problems)
-    problems += _contradictions(stated, shape)
+    problems: list[str] = []
+    stated = _well_formed(source, problems)
+    stated |= _normal(stated, shape)
+    problems += _contradictions(source, stated, shape)
     if problems:
-        raise ValueError(f"{source.path} does not agree with itself: {'; '.join(problems)}. Correct what is beside it.")
+        raise ValueError(f"{source.path} does not agree with itself: {'; '.join(problems)}.")
+    believed = {name: stated[name] for name in (*_BELIEVED, "cutoffs") if name in stated}
+    recipe, example = _recipe_like(shape | believed)
     model: dict[str, Any] = {
+        **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
         "layer_norm_epsilon": source.dialect.layer_norm_epsilon,
         "zero_memory": source.dialect.zero_memory,
         **shape,
-        **{name: stated[name] for name in (*_BELIEVED, "cutoffs") if name in stated},
+        **believed,
     }
-    recipe, example = _recipe_like(model)
     asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
     if "cutoffs" not in model and ("model", "cutoffs") not in asked:
-        if example is None:
-            raise ValueError(
-                f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
-                "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
-            )
-        model["cutoffs"] = example.model.cutoffs
-    if stated.get("emb_scale", shape["d_model"] ** 0.5) != shape["d_model"] ** 0.5:
+        raise ValueError(
+            f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
+            "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
+        )
+    if "tie_projs" not in shape or not any(model["tie_projs"]):
+        model["tie_projs"] = ()
+    model["d_embed"] = None if shape["d_embed"] == shape["d_model"] else shape["d_embed"]
+    if "emb_scale" in stated and stated["emb_scale"] != shape["d_model"] ** 0.5:
         model["embedding_scale"] = stated["emb_scale"]
-    if shape["d_embed"] == shape["d_model"]:
-        model["d_embed"] = None
-    run = _lengths(source, stated, recipe, example)
+    run = example or RunConfig()
+    if example is not None:
+        source.notes.append(
+            f"What is not stated of corpus, lengths and rates is as in the recipe {recipe}, of this shape."
+        )
     if source.vocab is not None:
         own = CorpusConfig(unit=source.vocab.unit, newlines=source.vocab.newlines)
         same = (run.corpus.unit, run.corpus.newlines) == (own.unit, own.newlines)
         run = run if same else replace(run, corpus=own)
-    return with_model(run, model, overrides)
+    lengths = {
+        (section, name): value
+        for section, part in _lengths(source, stated, example).items()
+        for name, value in part.items()
+    }
+    given = lengths | {("model", name): value for name, value in model.items()}
+    kept = [setting for setting in settings_in(run) if setting.section != "model"]
+    facts = [Setting(*place, value, ".".join(place), _told(source, place[1])) for place, value in given.items()]
+    return assembled([*kept, *facts], overrides)
 
 
-def _well_formed(stated: Mapping[str, Any], vocab_size: int, problems: list[str]) -> dict[str, Any]:
+def _told(source: Source, name: str) -> str:
+    """Where a setting comes from, for a sentence."""
+    name = "same_length" if name == "attn_len" else name
+    return f" in {source.told_in[name]}" if name in source.told_in else ""
+
+
+def _well_formed(source: Source, problems: list[str]) -> dict[str, Any]:
     """The statements that are used here, under our names; what is of the wrong type goes to `problems`."""
-    known = _SHAPE | _BELIEVED | _LENGTHS
     found: dict[str, Any] = {}
-    for name, value in stated.items():
-        name = _OTHER_NAMES.get(name, name)
-        if name not in known or (value is None and name not in _LENGTHS):
+    for theirs, value in source.stated.items():
+        name = _OTHER_NAMES.get(theirs, theirs)
+        if name not in _KNOWN:
             continue
-        whole = name != "cutoffs" or (isinstance(value, Sequence) and all(type(cutoff) is int for cutoff in value))
-        if type(value) in known[name] and whole:
+        if type(value) in _KNOWN[name] and all(
+            type(item) is _ITEMS[name] for item in (value if name in _ITEMS else ())
+        ):
             found[name] = value
         else:
-            problems.append(
-                f"{name} must be {' or '.join(t.__name__ for t in known[name])}, and is {str(value)[:60]!r}"
-            )
-    if "cutoffs" in found:  # some programs write 0 in front and the size of the vocabulary behind
-        found["cutoffs"] = tuple(cutoff for cutoff in found["cutoffs"] if 0 < cutoff < vocab_size)
+            wanted = " or ".join(kind.__name__ for kind in _KNOWN[name])
+            problems.append(f"{theirs} in {source.told_in[theirs]} must be {wanted}, and is {str(value)[:60]!r}")
     return found
 
 
-def _contradictions(stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
-    for name in (*_SHAPE, "cutoffs"):
+def _normal(stated: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Statements in the form we have them."""
+    found: dict[str, Any] = {}
+    if "cutoffs" in stated:  # some programs write 0 in front and the size of the vocabulary behind
+        found["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
+    bands = len(shape.get("tie_projs", ()))
+    if "tie_projs" in stated:
+        found["tie_projs"] = tuple(stated["tie_projs"])
+    elif stated.get("proj_share_all_but_first") and bands > 1:
+        found["tie_projs"] = (False, *[True] * (bands - 1))
+    return found
+
+
+def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
+    certain = (*_SHAPE, "cutoffs", *(["untie_r"] if shape["n_layer"] > 1 else []))
+    for name in certain:
         if name in stated and name in shape and stated[name] != shape[name]:
-            yield f"{name} is {stated[name]} by its settings and {shape[name]} by its arrays"
+            yield f"{name} is {stated[name]}{_told(source, name)} and {shape[name]} by its arrays"
+    if "tie_projs" in shape and len(stated.get("tie_projs", shape["tie_projs"])) != len(shape["tie_projs"]):
+        yield f"tie_projs{_told(source, 'tie_projs')} must hold a value for each of {len(shape['tie_projs'])} bands"
     if stated.get("attn_type"):
         yield f"attn_type is {stated['attn_type']}, and only attn_type 0 (Transformer-XL itself) can be converted"
 
@@ -117,38 +161,43 @@ def _recipe_like(model: Mapping[str, Any]) -> tuple[str, RunConfig | None]:
     return found[0] if len(found) == 1 else ("", None)
 
 
-def _lengths(source: Source, stated: Mapping[str, Any], recipe: str, example: RunConfig | None) -> RunConfig:
-    """A run with the corpus and the lengths of training and evaluation.
+def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | None) -> dict[str, dict[str, Any]]:
+    """The lengths of training and of evaluation, each whole: those stated, on those of the recipe of the same shape.
 
-    The original and NVIDIA's code state those of training, the others those of evaluation.
+    The original and NVIDIA's code state those of training, the others those of evaluation. Without a recipe, training
+    and evaluation have the same.
     """
     run = example or RunConfig()
     extra = source.dialect.same_length
-    if example is not None:
-        source.notes.append(
-            f"Corpus, lengths and rates not stated are those of the recipe {recipe}, of the same shape."
-        )
-        train, test = (replace(part, **_wider(part, extra)) for part in (run.train, run.eval))
-        run = replace(run, train=train, eval=test)
-    if stated.get("mem_len") is None:
-        if example is None:
-            source.notes.append("It does not state its lengths: set --train.tgt-len, --train.mem-len and the like.")
-        return run
-    mem_len, clamp = stated["mem_len"], stated.get("clamp_len") or -1
-    window = mem_len + extra if stated.get("same_length") else None
-    lengths = {
-        "tgt_len": stated.get("tgt_len") or run.eval.tgt_len or run.train.tgt_len,
-        "mem_len": mem_len,
-        "clamp_len": clamp if clamp > 0 else None,
-        "attn_len": window or None,
-    }
+    train, test = (_wider(asdict(lengths), extra) for lengths in (run.train.lengths, run.eval_lengths))
+    if example is None and "mem_len" not in stated:
+        source.notes.append("It does not state its mem_len: set --train.mem-len and --eval.mem-len.")
     if stated.get("ext_len"):
         source.notes.append(f"ext_len was {stated['ext_len']}: here no segment is extended, memory does that.")
-    training = source.program in ("original", "nvidia")
-    evaluated = run.eval if training and example is not None else EvalConfig()
-    return replace(run, train=replace(run.train, **lengths), eval=evaluated)
+    if source.dialect.states_training or example is None:
+        train = _with_stated(train, stated, extra)
+    if not source.dialect.states_training:
+        test = _with_stated(test, stated, extra)
+    elif "evaluation" in stated:  # in what we wrote for the original's code
+        test = _with_stated(test, stated["evaluation"], extra)
+    elif example is None:
+        test = train
+    return {"train": train, "eval": {} if test == train else test}
 
 
-def _wider(part: TrainConfig | EvalConfig, extra: int) -> dict[str, Any]:
-    """The window of a recipe, which is the original's `same_length`, as the source's program means it."""
-    return {} if part.attn_len is None or part.attn_len != part.mem_len else {"attn_len": part.attn_len + extra}
+def _wider(lengths: dict[str, Any], extra: int) -> dict[str, Any]:
+    """The lengths of a recipe, whose window is the original's `same_length`, as the source's program means that."""
+    same_length = lengths["attn_len"] is not None and lengths["attn_len"] == lengths["mem_len"]
+    return lengths | ({"attn_len": lengths["mem_len"] + extra} if same_length else {})
+
+
+def _with_stated(lengths: dict[str, Any], stated: Mapping[str, Any], extra: int) -> dict[str, Any]:
+    """These lengths, each one that is stated in the place of what it was."""
+    found = lengths | {name: stated[name] for name in ("tgt_len", "mem_len") if name in stated}
+    if "clamp_len" in stated:
+        found["clamp_len"] = stated["clamp_len"] if stated["clamp_len"] > 0 else None
+    if "same_length" in stated:
+        found["attn_len"] = found["mem_len"] + extra if stated["same_length"] else None
+    elif "mem_len" in stated and lengths["attn_len"] is not None:
+        found["attn_len"] = None
+    return found

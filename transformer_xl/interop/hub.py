@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 from transformer_xl import checkpoint
-from transformer_xl.checkpoint import EXPORTED_VOCAB, LoadedModel, save_checkpoint
+from transformer_xl.checkpoint import LoadedModel, save_checkpoint
 from transformer_xl.data.datasets import cache_folder
 
+from .huggingface import VOCABULARIES, WEIGHTS
 from .reading import read_model
 
 HUB = "hf:"
-_WANTED = ("config.json", "vocab.pkl", "vocab.bin", EXPORTED_VOCAB)
-_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+_WANTED = ("config.json", *VOCABULARIES)
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
@@ -69,5 +69,5 @@ def _needed(name: str) -> list[str]:
     from huggingface_hub import list_repo_files
 
     files = list_repo_files(name)
-    weights = next((found for pattern in _WEIGHTS if (found := fnmatch.filter(files, pattern))), [])
+    weights = next((found for pattern in WEIGHTS if (found := fnmatch.filter(files, pattern))), [])
     return [*(file for file in files if file in _WANTED), *weights]

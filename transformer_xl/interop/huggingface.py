@@ -3,59 +3,75 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.checkpoint import EXPORTED_VOCAB, config_of
-from transformer_xl.data.vocab import Vocab
-from transformer_xl.settings import TransformerXLConfig
+from transformer_xl.checkpoint import EXPORTED_VOCAB, FORMAT, config_of
+from transformer_xl.settings import Lengths, RunConfig, TransformerXLConfig
 
-from .original import add_parameters, is_state
-from .source import Source, read_json
+from .source import Source, is_state, read_json
 from .unpickle import read_pickle
 from .vocabulary import read_vocabulary
 
-_WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
-_VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
-_STATED = {"tie_word_embeddings": "tie_weight"}
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
+VOCABULARIES = (EXPORTED_VOCAB, "vocab.pkl", "vocab.bin", "vocab.txt")
 OWN_TYPE = "transformer-xl"
+_OTHER_NAMES = {"tie_word_embeddings": "tie_weight"}
 
 
 def read_huggingface(path: Path) -> Source:
     """Read a model folder: config.json, safetensors or a pickled state dict, and the vocabulary."""
     if not path.is_dir():
+        hint = " Leave --from out: the hub's name says what it is." if str(path).startswith("hf:") else ""
         raise FileNotFoundError(
-            f"{path} must be a folder with config.json and the weights, as save_pretrained writes it."
+            f"{path} must be a folder with config.json and the weights, from save_pretrained.{hint}"
         )
     config = read_json(path / "config.json")
+    if config.get("format") == FORMAT:
+        raise ValueError(f"{path} is a checkpoint of transformer-xl already. Leave --from out.")
+    kind = config.get("model_type", "transfo-xl")
     source = Source(path, "huggingface")
-    if config.get("model_type") == OWN_TYPE:
+    if kind == OWN_TYPE:
         own = {field.name: config[field.name] for field in fields(TransformerXLConfig) if field.name in config}
-        source.run = config_of({"model": own, **config.get("run", {})}, path / "config.json")
-        source.vocab = Vocab.from_json(read_json(path / EXPORTED_VOCAB))
-        add_parameters(source, _weights(path), lambda name: name.removeprefix("model."))
-        return source
-    if config.get("model_type", "transfo-xl") != "transfo-xl":
-        raise ValueError(f"{path} must hold a model of type transfo-xl, and holds {config['model_type']!r}.")
-    source.stated = {_STATED.get(name, name): value for name, value in config.items()}
-    add_parameters(source, _weights(path), lambda name: name.removeprefix("transformer."))
-    if not config.get("untie_r", True):
-        _restore_shared(source)
-    file = next((path / name for name in _VOCABULARIES if (path / name).is_file()), None)
-    if file is not None:
-        source.vocab, source.notes = read_vocabulary(file)
+        sections: Any = config.get("run")
+        if not isinstance(sections, dict):
+            raise ValueError(f"{path / 'config.json'} must hold a table, run. Restore it from a copy.")
+        source.run = _with_lengths(config_of({**sections, "model": own}, path / "config.json"), config, source)
+        source.add_state(_weights(path), lambda name: name.removeprefix("model."))
+    elif kind == "transfo-xl":
+        source.state({_OTHER_NAMES.get(name, name): value for name, value in config.items()}, "config.json")
+        source.add_state(_weights(path), lambda name: name.removeprefix("transformer."))
+        if config.get("untie_r") is False:
+            _restore_shared(source)
+    else:
+        raise ValueError(f"{path} must hold a model of type transfo-xl, and holds {kind!r}.")
+    file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)
+    source.symbols = partial(read_vocabulary, file) if file else None
     return source
+
+
+def _with_lengths(run: RunConfig, config: dict[str, Any], source: Source) -> RunConfig:
+    """The run with the lengths that stand in front of it, which transformers may have changed since the export."""
+    changed = {field.name: config[field.name] for field in fields(Lengths) if field.name in config}
+    if all(getattr(run.eval_lengths, name) == value for name, value in changed.items()):
+        return run
+    source.notes.append("Its lengths were changed after the export: training has them too, should it go on.")
+    sections = {"train": asdict(run.train) | changed, "eval": asdict(run.eval) | dict.fromkeys(changed)}
+    stored = {name: asdict(getattr(run, name)) for name in ("model", "corpus")}
+    return config_of(stored | sections, source.path / "config.json")
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     """The arrays of the first kind of weight files there is, however many these are."""
-    files = next((found for pattern in _WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+    files = next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
     if not files:
-        raise FileNotFoundError(f"{folder} holds no weights: {', '.join(_WEIGHTS)}. Get the whole folder.")
+        raise FileNotFoundError(f"{folder} holds no weights: {', '.join(WEIGHTS)}. Get the whole folder.")
     arrays: dict[str, Tensor] = {}
     for file in files:
         if file.suffix == ".bin":
@@ -76,4 +92,5 @@ def _restore_shared(source: Source) -> None:
     for bias in ("r_w_bias", "r_r_bias"):
         names = [name for name in source.arrays if re.fullmatch(rf"layers\.\d+\.dec_attn\.{bias}", name)]
         if bias not in source.arrays and names:
-            source.add(source.spelled[names[0]], bias, source.arrays[names[0]])
+            source.arrays[bias] = source.arrays.pop(names[0])
+            source.spelled[bias] = source.spelled.pop(names[0])

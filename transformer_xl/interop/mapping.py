@@ -11,9 +11,8 @@ Other programs' names are turned into the original's first (`original`, `tensorf
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -97,15 +96,15 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     """Our state dict of what a source holds, in float64 where the source is, else in float32.
 
     Raises:
-        ValueError: lists every missing, unexpected and wrong-shaped array, and arrays that should be one and differ.
+        ValueError: lists every array that is missing, unexpected, of another shape, of no finite fractions, or differs
+            from what it is tied to.
     """
     with torch.device("meta"):
-        model = TransformerXL(config)
-    wanted = dict(model.named_parameters(remove_duplicate=False))
+        wanted = dict(TransformerXL(config).named_parameters(remove_duplicate=False))
     first = {parameter: name for name, parameter in reversed(wanted.items())}
-    own = source.run is not None
     reverse = source.dialect.clusters_reversed
-    table = [Entry(n, n) for n in wanted] if own else entries(config, reverse=reverse, names=source.arrays)
+    own = [Entry(name, name) for name in wanted]
+    table = own if source.run is not None else entries(config, reverse=reverse, names=source.arrays)
     places = [(first[wanted[entry.ours]], entry.rows.start if entry.rows else 0) for entry in table]
     parts: dict[tuple[str, int], Tensor] = {}
     problems: list[str] = []
@@ -113,15 +112,13 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
         if entry.theirs not in source.arrays:
             continue
         array = _lifted(entry.form(source.arrays[entry.theirs]), entry.ours)
-        shape = _part_shape(wanted[entry.ours].shape, entry.rows)
-        if array.shape != shape:
-            problems.append(f"{source.spelling(entry.theirs)} must be {_by(shape)}, and is {_by(array.shape)}")
-        elif place in parts and not torch.equal(parts[place], array):
-            problems.append(f"{source.spelling(entry.theirs)} must equal what it is tied to, and differs")
-        parts[place] = array
-    for place in dict.fromkeys(places):
-        if place not in parts:
-            problems.append(f"{table[places.index(place)].theirs} is missing")
+        tied = parts.setdefault(place, array)
+        fault = _fault(array, _part_shape(wanted[entry.ours].shape, entry.rows), tied)
+        problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
+    missing = {place: entry.theirs for entry, place in reversed(list(zip(table, places, strict=True)))}
+    problems += [f"{name} is missing" for place, name in missing.items() if place not in parts]
+    covered = {name for name, _ in places}
+    problems += [f"{name} of this package is nowhere in it" for name in first.values() if name not in covered]
     known = {entry.theirs for entry in table}
     problems += [f"{source.spelling(name)} is unexpected" for name in source.arrays if name not in known]
     if problems:
@@ -134,7 +131,18 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     return {name: state[first[parameter]] for name, parameter in wanted.items()}
 
 
-def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, reverse: bool) -> dict[str, Tensor]:
+def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
+    """What is wrong with an array, behind "must"; `tied` is the first of those it should be one with."""
+    if array.shape != shape:
+        return f"be {_by(shape)}, and is {_by(array.shape)}"
+    if not array.is_floating_point():
+        return f"hold fractions, and is {str(array.dtype).removeprefix('torch.')}"
+    if not array.isfinite().all():
+        return "be finite, and holds numbers that are not"
+    return None if array is tied or torch.equal(array, tied) else "equal what it is tied to, and differs"
+
+
+def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, reverse: bool = True) -> dict[str, Tensor]:
     """The original's state dict of one of ours, tied arrays under each of their names."""
     theirs = {}
     for entry in entries(config, reverse=reverse):
@@ -158,59 +166,62 @@ def shape_of(source: Source) -> dict[str, Any]:
                 f"{source.path} has {source.spelling(name)}: it was trained with attn_type {kind}, and only attn_type "
                 "0 (relative positions, Transformer-XL itself) can be converted."
             )
-    output, inner = (
-        _needed(source, "layers.0.dec_attn.o_net.weight", 2),
-        _needed(source, "layers.0.pos_ff.CoreNet.0.weight", 2),
-    )
+    output = _needed(source, "layers.0.dec_attn.o_net.weight", 2)
+    inner = _needed(source, "layers.0.pos_ff.CoreNet.0.weight", 2)
     untied = "r_w_bias" not in arrays
     u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
-    tables = _numbered(source, r"word_emb\.emb_layers\.(\d+)\.weight", "word_emb.emb_layers.0.weight")
-    biases = _numbered(source, r"crit\.out_layers\.(\d+)\.bias", "crit.out_layers.0.bias")
+    tables = _numbered(source, "word_emb.emb_layers.{}.weight", 2)
+    biases = _numbered(source, "crit.out_layers.{}.bias", 1)
+    clusters = len(_needed(source, "crit.cluster_weight", 2)) if "crit.cluster_weight" in arrays else 0
     found: dict[str, Any] = {
-        "n_layer": 1 + max(int(m[1]) for name in arrays if (m := re.match(r"layers\.(\d+)\.", name))),
+        "n_layer": len(_numbered(source, "layers.{}.dec_attn.o_net.weight", 2)),
         "d_model": output.shape[0],
         "n_head": u.shape[-2],
         "d_head": u.shape[-1],
         "d_inner": inner.shape[0],
         "untie_r": untied or u.ndim == 3,
         "vocab_size": sum(len(table) for table in tables),
-        "d_embed": tables[0].shape[-1],
-        "div_val": _div_val([table.shape[-1] for table in tables], source.stated.get("div_val")),
+        "d_embed": tables[0].shape[1],
+        "div_val": _div_val([table.shape[1] for table in tables], source.stated.get("div_val")),
     }
     bands = max((tables, biases), key=len)
-    if len(bands) > 1 or "crit.cluster_weight" not in arrays:
+    if len(bands) > 1 or not clusters:
         found["cutoffs"] = tuple(accumulate(len(band) for band in bands))[:-1]
     found["tie_weight"] = all(
-        _same(arrays, f"crit.out_layers.{i}.weight", f"word_emb.emb_layers.{i}.weight") for i in range(len(tables))
+        _same(source, f"crit.out_layers.{i}.weight", f"word_emb.emb_layers.{i}.weight") for i in range(len(tables))
     )
-    clusters = len(arrays["crit.cluster_weight"]) if "crit.cluster_weight" in arrays else 0
     if found["div_val"] > 1 or found["d_embed"] != found["d_model"]:
-        tied = [
-            _same(arrays, f"crit.out_projs.{i}", f"word_emb.emb_projs.{i if len(tables) > 1 else 0}")
+        found["tie_projs"] = tuple(
+            _same(source, f"crit.out_projs.{i}", f"word_emb.emb_projs.{i if len(tables) > 1 else 0}")
             for i in range(clusters + 1)
-        ]
-        found["tie_projs"] = tuple(tied) if any(tied) else ()
+        )
     return found
 
 
-def _same(arrays: Mapping[str, Tensor], name: str, other: str) -> bool:
-    """Whether an array is not there, or the same as the other: tied."""
-    return name not in arrays or (other in arrays and torch.equal(arrays[name], arrays[other]))
+def _same(source: Source, name: str, other: str) -> bool:
+    """Whether an array is tied to the other: is the same, or not there in a program that stores tied ones once."""
+    arrays = source.arrays
+    if name not in arrays:
+        return not source.dialect.keeps_ties
+    return other in arrays and torch.equal(arrays[name], arrays[other])
 
 
 def _needed(source: Source, name: str, *dimensions: int) -> Tensor:
     array = source.arrays.get(name)
     if array is None or array.ndim not in dimensions:
-        is_there = "lacks" if array is None else f"has a {array.ndim}-dimensional"
-        raise ValueError(f"{source.path} {is_there} {source.spelling(name)}, so it is no Transformer-XL of that kind.")
+        has = "lacks" if array is None else f"has a {array.ndim}-dimensional"
+        names = ", ".join(list(source.spelled.values())[:4])
+        raise ValueError(
+            f"{source.path} {has} {source.spelling(name)}, so it is no Transformer-XL of that program; it holds "
+            f"{len(source.spelled)} arrays: {names}, ..."
+        )
     return array
 
 
-def _numbered(source: Source, pattern: str, first: str) -> list[Tensor]:
-    """The arrays of those names in the order of their numbers, which must have no gap."""
-    found = {int(m[1]): array for name, array in source.arrays.items() if (m := re.fullmatch(pattern, name))}
-    _needed(source, first, 1, 2)
-    return [found[i] for i in range(len(found)) if i in found]
+def _numbered(source: Source, pattern: str, dimensions: int) -> list[Tensor]:
+    """The arrays of those names from number 0 up to the first that is not there."""
+    last = next(i for i in count() if pattern.format(i) not in source.arrays)
+    return [_needed(source, pattern.format(i), dimensions) for i in range(max(last, 1))]
 
 
 def _div_val(widths: list[int], stated: Any) -> int:

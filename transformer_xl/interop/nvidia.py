@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from .original import add_parameters, is_state
-from .source import Source
+from .source import Source, is_state
 from .unpickle import StandIn, read_pickle
 from .vocabulary import pickled_vocabulary
 
@@ -26,15 +25,15 @@ def read_nvidia(path: Path) -> Source:
     if not isinstance(content, Mapping) or not is_state(state):
         raise ValueError(f"{path} must be a dict with model_state, as NVIDIA's code saves it. Is it --from original?")
     source = Source(path, "nvidia")
-    settings = content.get("model_config") or content.get("args")
+    source.add_state(state, _original)
+    told = "model_config" if content.get("model_config") else "args"
+    settings = content.get(told)
     settings = settings.attributes if isinstance(settings, StandIn) else settings
-    source.stated = dict(settings) if isinstance(settings, Mapping) else {}
-    add_parameters(source, state, _original)
-    others = [name for name in content if name not in ("model_state", "model_config", "vocab")]
+    source.state(settings if isinstance(settings, Mapping) else {}, told)
+    others = [str(name) for name in content if name not in ("model_state", told, "vocab")]
     source.left_out |= dict.fromkeys(others, "as the state of a training")
-    found = pickled_vocabulary(content)
-    if found:
-        source.vocab, source.notes = found
+    found = pickled_vocabulary(content, str(path))
+    source.symbols = None if found is None else lambda: found
     return source
 
 

@@ -4,128 +4,73 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from transformer_xl.checkpoint import EXPORTED_VOCAB, LoadedModel
-from transformer_xl.data.vocab import Vocab
 from transformer_xl.files import whole_folder
-from transformer_xl.settings import TransformerXLConfig
+from transformer_xl.settings import Lengths, TransformerXLConfig
 
 from .mapping import to_theirs
-from .source import DIALECTS, Source, read_json
+from .source import DIALECTS, Source, is_state
 from .unpickle import StandIn, module_state, read_pickle
 from .vocabulary import read_vocabulary
 
-_ARGUMENTS = (
-    "n_layer",
-    "n_head",
-    "d_head",
-    "d_model",
-    "d_inner",
-    "div_val",
-    "pre_lnorm",
-    "dropout",
-    "dropatt",
-    "tie_weight",
-)
-_MODULE = (
-    "n_layer",
-    "n_head",
-    "d_model",
-    "d_head",
-    "d_embed",
-    "tgt_len",
-    "mem_len",
-    "ext_len",
-    "clamp_len",
-    "same_length",
-    "attn_type",
-)
-
 STATE_DICT = "state_dict.pt"
+_MODULE = ("n_layer", "n_head", "d_model", "d_head", "d_embed", "attn_type")
+_CALL = ("tgt_len", "mem_len", "ext_len", "clamp_len", "same_length")
+_ARGUMENTS = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
+_FLAGS = ("pre_lnorm", "dropout", "dropatt", "tie_weight", "cutoffs")
 
 
 def read_original(path: Path) -> Source:
-    """Read `model.pt`, or the folder it lies in, with a `cache.pt` beside it if there is one."""
+    """Read `model.pt`, or the folder it lies in, with a `cache.pt` and JSON files beside it if there are any."""
     file = path if path.is_file() else _checkpoint(path)
     source = Source(path, "original")
-    content = read_pickle(file)
+    content: Any = read_pickle(file)
     if isinstance(content, StandIn):
-        content = _inner(content)
-        source.stated = module_settings(content)
+        content = _child(content, "module") or content  # in a data-parallel wrapper
+        source.state(_settings(content), file.name)
         state: Any = module_state(content)
+    elif isinstance(content, Mapping):
+        if "model_state" in content:
+            raise ValueError(f"{file} is a checkpoint of NVIDIA's code. Use --from nvidia.")
+        state = content.get("model_state_dict", content.get("state_dict", content))
     else:
-        state = (
-            content.get("model_state_dict", content.get("state_dict", content))
-            if isinstance(content, Mapping)
-            else None
-        )
+        state = None
     if not is_state(state):
-        raise ValueError(f"{file} must hold a module or its state dict, and holds {_kind(content)}.")
-    source.stated |= stated_beside(file.parent)
-    add_parameters(source, state, lambda name: name.removeprefix("module."))
-    if (file.parent / EXPORTED_VOCAB).is_file():
-        source.vocab = Vocab.from_json(read_json(file.parent / EXPORTED_VOCAB))
-    elif (file.parent / "cache.pt").is_file():
-        source.vocab, source.notes = read_vocabulary(file.parent / "cache.pt")
+        kind = content.name if isinstance(content, StandIn) else f"a {type(content).__name__} of other things"
+        raise ValueError(f"{file} must hold a module or its state dict, and holds {kind}.")
+    source.add_state(state, lambda name: name.removeprefix("module."))
+    source.state_beside(file.parent)
+    vocabularies = [file.parent / name for name in (EXPORTED_VOCAB, "cache.pt")]
+    beside = next((vocabulary for vocabulary in vocabularies if vocabulary.is_file()), None)
+    source.symbols = partial(read_vocabulary, beside) if beside else None
     return source
 
 
-def is_state(content: Any) -> TypeGuard[Mapping[str, Tensor]]:
-    """Whether that is a state dict: names and tensors."""
-    return (
-        isinstance(content, Mapping) and bool(content) and all(isinstance(value, Tensor) for value in content.values())
-    )
-
-
-def add_parameters(source: Source, state: Mapping[str, Tensor], original: Callable[[str], str] = str) -> None:
-    """Take a state dict whose names `original` turns into the original's."""
-    for name, array in state.items():
-        canonical = original(name)
-        if canonical == "pos_emb.inv_freq":
-            source.left_out[name] = "as encodings of positions are computed"
-        else:
-            source.add(name, canonical, array)
-
-
-def module_settings(module: StandIn) -> dict[str, Any]:
+def _settings(module: StandIn) -> dict[str, Any]:
     """What a pickled module says of itself."""
     own = module.attributes
-    stated = {name: own[name] for name in _MODULE if name in own}
-    embedding, softmax, layer = (
-        _child(module, *names) for names in (("word_emb",), ("crit",), ("layers", "0", "dec_attn"))
-    )
+    stated = {name: own[name] for name in (*_MODULE, *_CALL) if name in own}
+    attention = ("layers", "0", "dec_attn")
     for name, holder, attribute in (
-        ("vocab_size", embedding, "n_token"),
-        ("div_val", embedding, "div_val"),
-        ("emb_scale", embedding, "emb_scale"),
-        ("cutoffs", softmax, "cutoffs"),
+        ("vocab_size", _child(module, "word_emb"), "n_token"),
+        ("div_val", _child(module, "word_emb"), "div_val"),
+        ("emb_scale", _child(module, "word_emb"), "emb_scale"),
+        ("cutoffs", _child(module, "crit"), "cutoffs"),
         ("dropout", _child(module, "drop"), "p"),
-        ("dropatt", _child(module, "layers", "0", "dec_attn", "dropatt"), "p"),
-        ("layer_norm_epsilon", _child(module, "layers", "0", "dec_attn", "layer_norm"), "eps"),
-        ("pre_lnorm", layer, "pre_lnorm"),
+        ("dropatt", _child(module, *attention, "dropatt"), "p"),
+        ("layer_norm_epsilon", _child(module, *attention, "layer_norm"), "eps"),
+        ("pre_lnorm", _child(module, *attention), "pre_lnorm"),
     ):
         if holder is not None and attribute in holder.attributes:
             stated[name] = holder.attributes[attribute]
     return stated
-
-
-def stated_beside(folder: Path) -> dict[str, Any]:
-    """The hyper-parameters in JSON files beside a checkpoint, `corpus-info.json` among them."""
-    stated: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.json")):
-        stated |= read_json(file) if file.name != EXPORTED_VOCAB else {}
-    return stated
-
-
-def _inner(module: StandIn) -> StandIn:
-    """The model in a data-parallel wrapper, or itself."""
-    return _child(module, "module") or module
 
 
 def _child(module: StandIn, *names: str) -> StandIn | None:
@@ -145,56 +90,54 @@ def _checkpoint(folder: Path) -> Path:
     return found[0]
 
 
-def _kind(content: Any) -> str:
-    return content.name if isinstance(content, StandIn) else f"a {type(content).__name__} of other things"
-
-
 def write_original(loaded: LoadedModel, folder: Path) -> list[str]:
     """Write the state dict of the authors' `MemTransformerLM`, and return what else there is to know.
 
         state_dict.pt              for load_state_dict, tied arrays under each of their names
-        args.json                  the arguments of train.py that make the model
+        args.json                  the arguments of train.py that make the model; "evaluation": the lengths of a test
         vocab.txt                  a symbol a line, where lines can hold them
         transformer_xl_vocab.json  the symbols, for the way back
 
     Raises:
         ValueError: the model has something that their code has not.
     """
-    config, lengths = loaded.model.config, loaded.config.eval_lengths
-    state = {name: value.detach().cpu() for name, value in loaded.model.state_dict().items()}
+    config, train, test = loaded.model.config, loaded.config.train.lengths, loaded.config.eval_lengths
     problems = list(_inexpressible(config))
     if problems:
-        raise ValueError(f"The original code has no model like this: {'; '.join(problems)}.")
-    theirs = to_theirs(state, config, reverse=True)
+        raise ValueError(
+            f"The original code has no model like this: {'; '.join(problems)}. Settings (--model.NAME VALUE) may be "
+            "changed where other numbers are welcome."
+        )
+    theirs = to_theirs({name: value.detach().cpu() for name, value in loaded.model.state_dict().items()}, config)
     theirs["pos_emb.inv_freq"] = 10000 ** -(torch.arange(0.0, config.d_model, 2) / config.d_model)
-    arguments = {name: getattr(config, name) for name in _ARGUMENTS}
-    arguments |= {"vocab_size": config.vocab_size, "cutoffs": list(config.cutoffs), "d_embed": config.embed_width}
-    arguments |= {"tgt_len": lengths.tgt_len, "mem_len": lengths.mem_len, "ext_len": 0, "attn_type": 0}
-    same_length = lengths.attn_len is not None
-    arguments |= {"clamp_len": lengths.clamp_len or -1, "same_length": same_length}
+    arguments = {name: getattr(config, name) for name in (*_ARGUMENTS, *_FLAGS)}
+    arguments["tie_projs"] = config.tie_projs or [False] * (len(config.cutoffs) + 1)
+    arguments |= {"d_embed": config.embed_width, "attn_type": 0, **_call(train), "evaluation": _call(test)}
     symbols = list(map(str, loaded.vocab.symbols))
     with whole_folder(folder) as unfinished:
         torch.save(OrderedDict((name, value.clone()) for name, value in theirs.items()), unfinished / STATE_DICT)
         (unfinished / "args.json").write_text(json.dumps(arguments, indent=1) + "\n")
-        (unfinished / EXPORTED_VOCAB).write_text(json.dumps(loaded.vocab.to_json(), ensure_ascii=False) + "\n", "utf-8")
+        (unfinished / EXPORTED_VOCAB).write_text(json.dumps(loaded.vocab.to_json(), ensure_ascii=False), "utf-8")
         if all(symbol.split() == [symbol] for symbol in symbols):
             (unfinished / "vocab.txt").write_text("\n".join(symbols) + "\n", "utf-8")
-    notes = []
-    if config.zero_memory:
-        notes.append("Its memory started as zeros that are attended; the original code starts with none.")
-    if same_length and lengths.attn_len != lengths.mem_len:
-        notes.append(
-            f"attn_len {lengths.attn_len} became same_length, which is mem_len = {lengths.mem_len} keys there."
-        )
-    return notes
+    odd = {lengths.attn_len for lengths in (train, test)} - {None, train.mem_len, test.mem_len}
+    return [f"attn_len {window} became same_length, which is mem_len keys there." for window in odd]
+
+
+def _call(lengths: Lengths) -> dict[str, Any]:
+    """Lengths by the authors' names."""
+    sizes = {"tgt_len": lengths.tgt_len, "mem_len": lengths.mem_len, "ext_len": 0}
+    return sizes | {"clamp_len": lengths.clamp_len or -1, "same_length": lengths.attn_len is not None}
 
 
 def _inexpressible(config: TransformerXLConfig) -> Iterator[str]:
     if config.untie_r and config.n_layer > 1:
-        yield "model.untie_r must be false, for all its layers share one pair of biases"
+        yield "all its layers share one pair of biases, and this one has model.untie_r"
     if config.final_norm:
-        yield "model.final_norm must be false"
+        yield "it has no norm behind the last layer, and this one has model.final_norm"
+    if config.zero_memory:
+        yield "its memory starts empty, and this one has model.zero_memory"
     if config.layer_norm_epsilon != DIALECTS["original"].layer_norm_epsilon:
-        yield f"model.layer_norm_epsilon must be 1e-5, and is {config.layer_norm_epsilon}"
+        yield f"its model.layer_norm_epsilon is 1e-5, and this one's {config.layer_norm_epsilon}"
     if config.embedding_scale not in (None, config.d_model**0.5):
-        yield f"model.embedding_scale must be sqrt(d_model), and is {config.embedding_scale}"
+        yield f"its model.embedding_scale is sqrt(d_model), and this one's {config.embedding_scale}"

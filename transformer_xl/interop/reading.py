@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint import LoadedModel
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import RunConfig
@@ -40,17 +39,12 @@ class Imported:
     report: list[str]
 
     def model(self) -> TransformerXL:
-        """The model in eval mode, in the precision of the source: float64, else float32."""
+        """The model in eval mode, in float64 where the source is, else in float32."""
         with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away
             model = TransformerXL(self.config.model)
         model = model.to(next(iter(self.state.values())).dtype)
         model.load_state_dict(self.state)
         return model.eval()
-
-    def loaded(self) -> LoadedModel:
-        """Model, symbols and settings, as `load_model` gives them. `ValueError` where the symbols are unknown."""
-        assert self.vocab is not None, "give the vocabulary first"
-        return LoadedModel(self.model(), self.vocab, self.config)
 
 
 def read_model(
@@ -65,19 +59,27 @@ def read_model(
         vocab: the symbols, where the source holds none or others.
 
     Raises:
-        ValueError: a sentence for what it is not, or a line for each array that is missing, unexpected or of another
-            shape, and each statement that contradicts the arrays.
+        ValueError: a sentence for what it is not, for each array that is missing, unexpected or of another shape, or
+            for each statement that contradicts the arrays.
         FileNotFoundError: a part of it is not there.
     """
     if program not in _READERS:
         raise ValueError(f"--from must be one of {', '.join(PROGRAMS)}, got {program!r}.")
     source = _READERS[program](Path(path))
-    source.vocab = vocab or source.vocab
+    source.vocab = vocab
+    if vocab is None and source.symbols is not None:
+        source.vocab, notes = source.symbols()
+        source.notes += notes
     config = run_settings(source, overrides)
     if source.vocab is not None and len(source.vocab) != config.model.vocab_size:
         raise ValueError(
             f"{path} has weights for {config.model.vocab_size:,} symbols, and its vocabulary {len(source.vocab):,}. "
             "Give the one it was trained with by --vocab."
+        )
+    own = (config.corpus.unit, config.corpus.newlines)
+    if source.vocab is not None and own != (source.vocab.unit, source.vocab.newlines):
+        raise ValueError(
+            f"--corpus.unit and --corpus.newlines must be those of its vocabulary, {source.vocab}, got {own}."
         )
     state = to_ours(source, config.model)
     return Imported(config, state, source.vocab, report(source, config))
@@ -93,6 +95,8 @@ def report(source: Source, config: RunConfig) -> list[str]:
     lines += [f"Left out, {reason}: {', '.join(names)}." for reason, names in reasons.items()]
     if source.run is None and source.dialect.clusters_reversed and config.model.cutoffs:
         lines.append("The columns of the softmax's clusters were in reverse, and are turned around.")
+    if any(array.dtype == torch.float64 for array in source.arrays.values()):
+        lines.append("It is in float64; a model is in float32 when it is loaded.")
     if config.model.zero_memory:
         lines.append("Memory starts as zeros that are attended, as in its program (model.zero_memory).")
     lengths = config.eval_lengths

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 from torch import Tensor
 
+from transformer_xl.checkpoint import EXPORTED_VOCAB
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.settings import RunConfig
 
 Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
 PROGRAMS: tuple[Program, ...] = get_args(Program)
+Symbols = tuple[Vocab, list[str]]
+"""A vocabulary, and what there is to know about it."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,17 @@ class Dialect:
     """The head's column of band i is the i-th from the end; else the bands stand in their order."""
     same_length: int = 0
     """Under `same_length` a query sees so many keys more than mem_len."""
+    keeps_ties: bool = False
+    """A tied array is stored under each of its names."""
+    states_training: bool = False
+    """The lengths it states are those of training, not of evaluation."""
 
 
 DIALECTS: Mapping[Program, Dialect] = {
-    "original": Dialect(),
+    "original": Dialect(keeps_ties=True, states_training=True),
     "tensorflow": Dialect(layer_norm_epsilon=1e-12, zero_memory=True, clusters_reversed=False, same_length=1),
     "huggingface": Dialect(zero_memory=True, clusters_reversed=False),
-    "nvidia": Dialect(same_length=1),
+    "nvidia": Dialect(same_length=1, states_training=True),
 }
 
 
@@ -47,11 +54,15 @@ class Source:
     arrays: dict[str, Tensor] = field(default_factory=dict)
     """By the original's parameter names, in PyTorch's layout."""
     spelled: dict[str, str] = field(default_factory=dict)
-    """How the source spells those names."""
+    """How the source spells those names; arrays that were added here have no spelling."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Names of the source that no weight is made of, and why."""
     stated: dict[str, Any] = field(default_factory=dict)
     """Hyper-parameters it gives, by the original's names."""
+    told_in: dict[str, str] = field(default_factory=dict)
+    """Where each of them stands."""
+    symbols: Callable[[], Symbols] | None = None
+    """Reads its vocabulary, where it holds one."""
     vocab: Vocab | None = None
     run: RunConfig | None = None
     """Its settings, where it is an export of ours."""
@@ -62,13 +73,43 @@ class Source:
         return DIALECTS[self.program]
 
     def add(self, name: str, canonical: str, array: Tensor) -> None:
-        """Take an array of the source under the original's name."""
+        """Take an array of the source under the original's name; `ValueError` where two mean the same."""
+        if canonical in self.arrays:
+            raise ValueError(f"{self.path} must hold {canonical} once, and has {self.spelling(canonical)} and {name}.")
         self.arrays[canonical] = array
         self.spelled[canonical] = name
+
+    def add_state(self, state: Mapping[str, Tensor], original: Callable[[str], str] = str) -> None:
+        """Take a state dict whose names `original` turns into the original's."""
+        for name, array in state.items():
+            canonical = original(name)
+            if canonical == "pos_emb.inv_freq":
+                self.left_out[name] = "as encodings of positions are computed"
+            else:
+                self.add(name, canonical, array)
+
+    def state(self, settings: Mapping[str, Any], where: str) -> None:
+        """Take hyper-parameters that stand in `where`; those that are null are not stated."""
+        settings = {str(name): value for name, value in settings.items() if value is not None}
+        self.stated |= settings
+        self.told_in |= dict.fromkeys(settings, where)
+
+    def state_beside(self, folder: Path) -> None:
+        """Take the hyper-parameters in JSON files beside a checkpoint, `corpus-info.json` among them."""
+        for file in sorted(folder.glob("*.json")):
+            if file.name != EXPORTED_VOCAB:
+                self.state(read_json(file), file.name)
 
     def spelling(self, canonical: str) -> str:
         """A name as the source spells it; the original's where it has none."""
         return self.spelled.get(canonical, canonical)
+
+
+def is_state(content: Any) -> TypeGuard[Mapping[str, Tensor]]:
+    """Whether that is a state dict: names and tensors."""
+    if not isinstance(content, Mapping) or not content:
+        return False
+    return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -81,7 +122,7 @@ def read_json(file: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{file} is missing. Get the whole folder.")
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} must be JSON, and is damaged ({error}). Get it again, or move it away.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object, and holds a {type(content).__name__}. Move it away.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from .bundle import find_bundle, left_out, read_bundle
-from .original import stated_beside
 from .source import Source
 from .vocabulary import read_vocabulary
 
@@ -53,11 +53,11 @@ def read_tensorflow(path: Path) -> Source:
         source.add(name, canonical, array.T if transposed and array.ndim == 2 else array)
     source.left_out |= dict.fromkeys(left_out(prefix), "as no numbers")
     for folder in folders:
-        source.stated |= stated_beside(folder)
+        source.state_beside(folder)
         if (folder / "cache.pkl").is_file():
-            source.vocab, notes = read_vocabulary(folder / "cache.pkl")
-            source.notes += notes
-    _add_identities(source)
+            source.symbols = partial(read_vocabulary, folder / "cache.pkl")
+    if source.stated.get("proj_same_dim") is not True:
+        _add_identities(source)
     return source
 
 
@@ -69,13 +69,16 @@ def _canonical(name: str) -> tuple[str, bool]:
 
 
 def _add_identities(source: Source) -> None:
-    """With `proj_same_dim` false a band as wide as the model has no projection: here it is the identity."""
+    """With `proj_same_dim` false a band as wide as the model has no projections: here these are the identity."""
     output = source.arrays.get("layers.0.dec_attn.o_net.weight")
-    tables = [name for name in source.arrays if name.startswith("word_emb.emb_layers.")]
+    tables = [
+        name for name, array in source.arrays.items() if re.match(r"word_emb\.emb_layers", name) and array.ndim == 2
+    ]
     if len(tables) < 2 or output is None:
         return
     for name in tables:
-        band, width = name.split(".")[2], source.arrays[name].shape[-1]
-        if width == len(output) and f"word_emb.emb_projs.{band}" not in source.arrays:
-            source.arrays[f"word_emb.emb_projs.{band}"] = torch.eye(width, dtype=output.dtype)
+        band, width = name.split(".")[2], source.arrays[name].shape[1]
+        projections = [f"word_emb.emb_projs.{band}", f"crit.out_projs.{band}"]
+        if width == len(output) and not source.arrays.keys() & set(projections):
+            source.arrays |= dict.fromkeys(projections, torch.eye(width, dtype=output.dtype))
             source.notes.append(f"Band {band} has no projection (proj_same_dim is false): here it is the identity.")

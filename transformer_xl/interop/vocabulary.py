@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.data.reading import read_file
-from transformer_xl.data.vocab import EOS, LINE_ENDS, Newlines, Vocab
+from transformer_xl.data.vocab import EOS, LINE_ENDS, Newlines, Vocab, listed_words
 
+from .source import Symbols, read_json
 from .unpickle import StandIn, read_pickle
 
+_PICKLED = (".pt", ".pth", ".pkl", ".bin")
 _DEPTH = 3
 """How deep in a pickled object a vocabulary may lie: a checkpoint holds a corpus, which holds it."""
 
 
-def read_vocabulary(path: Path) -> tuple[Vocab, list[str]]:
-    """The vocabulary in a file, and what there is to know about it: `cache.pt`, `cache.pkl`, `vocab.pkl`, `vocab.bin`,
-    a checkpoint, or a text file with a word a line.
+def read_vocabulary(path: Path) -> Symbols:
+    """The vocabulary in a file, and what there is to know about it.
+
+    Args:
+        path: `cache.pt`, `cache.pkl`, `vocab.pkl`, `vocab.bin` or a checkpoint; a `.json` that this package wrote; any
+            other is a text with a symbol a line, as the authors write them.
 
     Raises:
         ValueError: the file holds none, or is not what its name says.
     """
-    if path.suffix in (".txt", ".vocab"):
-        words = Vocab.read(read_file(path), str(path), newlines="drop")
-        return Vocab("word", words.symbols, _newlines(words.symbols)), []
-    found = pickled_vocabulary(read_pickle(path))
-    if found is None:
-        raise ValueError(f"{path} must hold a vocabulary, and has no idx2sym. Give cache.pt, cache.pkl or vocab.pkl.")
-    return found
+    if path.suffix == ".json":
+        return Vocab.from_json(read_json(path)), []
+    if path.suffix in _PICKLED:
+        found = pickled_vocabulary(read_pickle(path), str(path))
+        if found is None:
+            raise ValueError(
+                f"{path} must hold a vocabulary, and has no idx2sym. Give cache.pt, cache.pkl or vocab.pkl."
+            )
+        return found
+    try:
+        text = read_file(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8 text with a symbol a line, and is not: {error}.") from error
+    return _vocab(listed_words(text, str(path)), str(path)), []
 
 
-def pickled_vocabulary(content: Any) -> tuple[Vocab, list[str]] | None:
-    """The vocabulary anywhere in what `read_pickle` found, and what there is to know about it; None where none is."""
+def pickled_vocabulary(content: Any, file: str) -> Symbols | None:
+    """The vocabulary anywhere in what `read_pickle` found in `file`; None where none is."""
     for attributes in _records(content, _DEPTH):
         symbols = attributes.get("idx2sym")
         if isinstance(symbols, list) and symbols and all(isinstance(symbol, str) for symbol in symbols):
-            notes = []
-            if attributes.get("lower_case"):
-                notes.append("Its program lowers text before it looks words up: lower yours before scoring it.")
-            return _vocab(symbols), notes
+            lowers = attributes.get("lower_case") is True
+            notes = ["Its program lowers text before it looks words up: lower yours before scoring it."] * lowers
+            return _vocab(symbols, file), notes
     return None
 
 
@@ -55,11 +66,11 @@ def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
                 yield from _records(record[name], depth - 1)
 
 
-def _vocab(symbols: list[str]) -> Vocab:
+def _vocab(symbols: Sequence[str], file: str) -> Vocab:
     """Bytes written as decimals (enwik8), characters with _ for the space (text8), else words."""
-    if len(set(symbols)) != len(symbols):
-        raise ValueError("The vocabulary must list each symbol once, and lists some twice. Give another by --vocab.")
-    if all(symbol.isascii() and symbol.isdecimal() and int(symbol) < 256 for symbol in symbols):
+    if len(set(symbols)) != len(symbols) or "" in symbols:
+        raise ValueError(f"{file} must list each symbol once and none that is empty. Give another by --vocab.")
+    if all(symbol in _DECIMALS for symbol in symbols):
         values = tuple(map(int, symbols))
         return Vocab("byte", values, "keep" if 0x0A in values else "drop")
     if all(len(symbol) == 1 for symbol in symbols):
@@ -69,6 +80,9 @@ def _vocab(symbols: list[str]) -> Vocab:
     return Vocab("word", tuple(symbols), _newlines(symbols))
 
 
-def _newlines(symbols: Any) -> Newlines:
+_DECIMALS = frozenset(map(str, range(256)))
+
+
+def _newlines(symbols: Sequence[str]) -> Newlines:
     known = set(symbols)
     return "keep" if EOS in known else "sentence" if LINE_ENDS["sentence"] in known else "drop"

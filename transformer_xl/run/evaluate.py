@@ -103,6 +103,8 @@ def score_split(
 def corpus_for(loaded: LoadedModel, data: str | None) -> Corpus:
     """The run's own corpus, or another text, in the run's vocabulary; `ValueError` where that cannot be."""
     config = loaded.config.corpus
+    if data is None and not config.name:
+        raise ValueError("The model does not say which text it is for: give a file, a folder or a corpus by --data.")
     return open_corpus(config if data is None else replace(config, name=data), vocab=loaded.vocab)
 
 
