@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -140,16 +141,23 @@ def bands_state() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     ("change", "complaint"),
     [
         ({"module.r_w_bias": torch.zeros(2, 5)}, "must hold r_w_bias once, and has r_w_bias and module.r_w_bias"),
-        ({"r_w_bias": torch.ones(2, 5, dtype=torch.int64)}, "r_w_bias must hold fractions, and is int64"),
+        (
+            {"r_w_bias": torch.ones(2, 5, dtype=torch.int64)},
+            "must hold fractions in one to three dimensions, and r_w_bias",
+        ),
+        ({"r_w_bias": torch.ones(2, 5, dtype=torch.complex64)}, "asks for torch.ComplexFloatStorage"),
+        ({"word_emb.emb_layers.0.weight": torch.zeros(0, 2**40)}, "word_emb.emb_layers.0.weight is 0x1099511627776 of"),
+        ({"\x1b[2Jevil": torch.zeros(1)}, r"has '\x1b[2Jevil'"),
         ({"r_w_bias": torch.full((2, 5), torch.nan)}, "r_w_bias must be finite"),
-        ({"crit.cluster_weight": torch.tensor(1.0)}, "has a 0-dimensional crit.cluster_weight"),
-        ({"word_emb.emb_layers.1.weight": torch.tensor(1.0)}, "has a 0-dimensional word_emb.emb_layers.1.weight"),
+        ({"crit.cluster_weight": torch.tensor(1.0)}, "crit.cluster_weight is a scalar of float32"),
+        ({"word_emb.emb_layers.1.weight": torch.tensor(1.0)}, "word_emb.emb_layers.1.weight is a scalar"),
         ({"layers.100000000.x": torch.zeros(1)}, "layers.100000000.x is unexpected"),
         ({"layers.3.dec_attn.o_net.weight": torch.zeros(14, 10)}, "layers.3.dec_attn.qkv_net.weight is missing"),
         ({3: torch.zeros(1)}, "must hold a module or its state dict"),
         ({"crit.out_projs.0": None}, "crit.out_projs.0 is missing"),
         ({"crit.out_layers.0.weight": None}, "crit.out_layers.0.weight is missing"),
-        ({"r_w_bias": torch.zeros(1, 2, 5, 1)}, "has a 4-dimensional r_w_bias"),
+        ({"r_w_bias": torch.zeros(1, 2, 5, 1)}, "r_w_bias is 1x2x5x1 of float32"),
+        ({"layers.0.dec_attn.o_net.weight": torch.zeros(3)}, "has a 1-dimensional layers.0.dec_attn.o_net.weight"),
     ],
 )
 def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
@@ -210,6 +218,9 @@ def test_each_length_that_is_stated_is_taken(tmp_path, stated, wanted):
         ({"mem_len": -5}, r"train\.mem_len in args\.json must be at least 0, got -5"),
         ({"mem_len": 0, "same_length": True}, r"train\.attn_len in args\.json must be at least 1, got 0"),
         ({"dropout": 7}, r"model\.dropout in args\.json must be at least 0 and below 1, got 7"),
+        ({"mem_len": 10**30}, r"train\.mem_len in args\.json must be at most 2,147,483,648"),
+        ({"layer_norm_epsilon": 10**400}, r"model\.layer_norm_epsilon in args\.json must be a number"),
+        ({"mem_len": [["x"] * 9] * 9}, r"mem_len in args\.json must be int, and is a list"),
         ({"init_std": -1}, r"model\.init_std in args\.json must be at least 0, got -1"),
         ({"n_layer": 4}, r"n_layer is 4 in args\.json and 3 by its arrays"),
         ({"n_layer": 10**12}, "n_layer is 1000000000000 in args"),
@@ -456,10 +467,20 @@ def test_lengths_changed_after_an_export_are_taken(tmp_path):
     assert found.config.eval_lengths == Lengths(tgt_len=4, mem_len=7) and any(
         "changed" in line for line in found.report
     )
-    for broken in ({"run": None}, {"run": {"train": 3}}, {"mem_len": "x"}):
+    for broken in ({"run": None}, {"run": {"train": 3}}, {"mem_len": "x"}, {"n_layer": 10**8}):
         (tmp_path / "out" / "config.json").write_text(json.dumps(config | broken))
-        with pytest.raises(ValueError, match=r"config\.json"):
+        with pytest.raises(ValueError, match=r"config\.json|must hold 100,000,000 layers"):
             read_model(tmp_path / "out", "huggingface")
+    (tmp_path / "out" / "config.json").write_text("[" * 10**5)
+    with pytest.raises(ValueError, match=r"config\.json must be JSON"):
+        read_model(tmp_path / "out", "huggingface")
+
+
+@pytest.mark.parametrize("symbols", [["a", "a"], ["a", ""], ["a", "\ud800"], ["one two", "a"], ["a\nb", "c"]])
+def test_vocabularies_that_cannot_be_are_refused(tmp_path, symbols):
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": symbols}))
+    with pytest.raises(ValueError, match=r"vocab\.pkl must list"):
+        read_vocabulary(tmp_path / "vocab.pkl")
 
 
 def test_settings_of_a_run_that_shape_no_weights_may_be_given_up(tmp_path, capsys):

@@ -377,8 +377,8 @@ def raised_here(error: Exception) -> bool:
 
 
 def complain(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        print(f"txl: {sentence}", file=sys.stderr)
+    for sentence in sentences:  # which may name what stands in a file: no escape of a terminal gets through
+        print("txl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
 """For each section of a run: its settings and their types."""
 
+_LARGEST = sys.float_info.max
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
@@ -336,7 +337,7 @@ def _fits(value: Any, hint: Any) -> bool:
             return all(_fits(item, items[0]) for item in value)
         return len(value) == len(items) and all(map(_fits, value, items))
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

@@ -122,9 +122,15 @@ class Lengths:
         _refuse(_length_problems(self))
 
 
+_LONGEST = 1 << 31
+
+
 def _length_problems(lengths: Any) -> Iterable[str]:
     yield from _at_least(1, lengths, "tgt_len", "clamp_len", "attn_len")
     yield from _at_least(0, lengths, "mem_len")
+    for name in ("tgt_len", "mem_len"):
+        if getattr(lengths, name) > _LONGEST:
+            yield f"{name} must be at most {_LONGEST:,}, got {getattr(lengths, name)}."
     if lengths.attn_len is not None and lengths.attn_len > lengths.mem_len + 1:
         yield (
             f"attn_len must be at most mem_len + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ LINE_ENDS: dict[Newlines, str] = {"keep": EOS, "sentence": "<S>"}
 NEWLINE = "\u010a"
 """The newline as byte-level tokenizers spell it."""
 _CODE_POINTS = 0x110000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, repr=False)
@@ -247,7 +249,7 @@ class Vocab:
         if unit == "byte":
             sound = all(isinstance(symbol, int) and 0 <= symbol < 256 for symbol in symbols)
         else:
-            sound = all(isinstance(s, str) and (unit != "char" or len(s) == 1 or s == UNK) for s in symbols)
+            sound = all(is_text(s) and (unit != "char" or len(s) == 1 or s == UNK) for s in symbols)
         if not sound or not symbols or len(set(symbols)) != len(symbols):
             raise ValueError(f"vocab.json must list each {unit} of the vocabulary once; it is damaged.")
         if unit == "bpe" and "tokenizer" not in content:
@@ -299,6 +301,11 @@ def id_type(size: int) -> np.dtype[Any]:
 def split_words(text: str, newlines: Newlines) -> list[str]:
     """What white space separates, and a word for each line end unless these are dropped."""
     return text.replace("\n", f" {LINE_ENDS[newlines]} " if newlines in LINE_ENDS else " ").split()
+
+
+def is_text(symbol: object) -> bool:
+    """Whether that is a string of a sign or more that UTF-8 can hold."""
+    return isinstance(symbol, str) and symbol != "" and (symbol.isascii() or not _SURROGATE.search(symbol))
 
 
 def listed_words(text: str, file: str) -> list[str]:

@@ -121,7 +121,8 @@ def _well_formed(source: Source, problems: list[str]) -> dict[str, Any]:
             found[name] = value
         else:
             wanted = " or ".join(kind.__name__ for kind in _KNOWN[name])
-            problems.append(f"{theirs} in {source.told_in[theirs]} must be {wanted}, and is {str(value)[:60]!r}")
+            shown = repr(value[:60]) if isinstance(value, str) else f"a {type(value).__name__}"
+            problems.append(f"{theirs} in {source.told_in[theirs]} must be {wanted}, and is {shown}")
     return found
 
 

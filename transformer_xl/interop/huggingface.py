@@ -74,13 +74,15 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{folder} holds no weights: {', '.join(WEIGHTS)}. Get the whole folder.")
     arrays: dict[str, Tensor] = {}
     for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file} must be a file, and is none. Get the whole folder.")
         if file.suffix == ".bin":
             found = read_pickle(file)
         else:
             try:
                 found = load_file(file)
-            except SafetensorError as error:
-                raise ValueError(f"{file} is damaged ({error}). Get it again.") from error
+            except (SafetensorError, TypeError, OSError) as error:  # a TypeError: absurd sizes
+                raise ValueError(f"{file} is damaged ({str(error).splitlines()[0]}). Get it again.") from error
         if not is_state(found):
             raise ValueError(f"{file} must hold names and tensors, and holds something else. Get it again.")
         arrays |= found

@@ -99,6 +99,8 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
         ValueError: lists every array that is missing, unexpected, of another shape, of no finite fractions, or differs
             from what it is tied to.
     """
+    if config.n_layer > len(source.arrays):
+        raise ValueError(f"{source.path} must hold {config.n_layer:,} layers, and has {len(source.arrays)} arrays.")
     with torch.device("meta"):
         wanted = dict(TransformerXL(config).named_parameters(remove_duplicate=False))
     first = {parameter: name for name, parameter in reversed(wanted.items())}
@@ -135,8 +137,6 @@ def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
     """What is wrong with an array, behind "must"; `tied` is the first of those it should be one with."""
     if array.shape != shape:
         return f"be {_by(shape)}, and is {_by(array.shape)}"
-    if not array.is_floating_point():
-        return f"hold fractions, and is {str(array.dtype).removeprefix('torch.')}"
     if not array.isfinite().all():
         return "be finite, and holds numbers that are not"
     return None if array is tied or torch.equal(array, tied) else "equal what it is tied to, and differs"

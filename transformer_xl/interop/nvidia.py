@@ -26,7 +26,7 @@ def read_nvidia(path: Path) -> Source:
         raise ValueError(f"{path} must be a dict with model_state, as NVIDIA's code saves it. Is it --from original?")
     source = Source(path, "nvidia")
     source.add_state(state, _original)
-    told = "model_config" if content.get("model_config") else "args"
+    told = "model_config" if "model_config" in content else "args"
     settings = content.get(told)
     settings = settings.attributes if isinstance(settings, StandIn) else settings
     source.state(settings if isinstance(settings, Mapping) else {}, told)

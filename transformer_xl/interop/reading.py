@@ -29,6 +29,9 @@ _READERS: Mapping[Program, Callable[[Path], Source]] = {
 }
 
 
+_SHOWN = 200
+
+
 @dataclass(frozen=True)
 class Imported:
     """What was read: our settings and weights, the symbols if the source holds them, and what became of every array."""
@@ -92,7 +95,9 @@ def report(source: Source, config: RunConfig) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for name, reason in source.left_out.items():
         reasons.setdefault(reason, []).append(name)
-    lines += [f"Left out, {reason}: {', '.join(names)}." for reason, names in reasons.items()]
+    for reason, names in reasons.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        lines.append(f"Left out, {reason}: {', '.join(map(_shown, names[:_SHOWN]))}{more}.")
     if source.run is None and source.dialect.clusters_reversed and config.model.cutoffs:
         lines.append("The columns of the softmax's clusters were in reverse, and are turned around.")
     if any(array.dtype == torch.float64 for array in source.arrays.values()):
@@ -103,3 +108,8 @@ def report(source: Source, config: RunConfig) -> list[str]:
     window = f"clamp_len {lengths.clamp_len or 'none'}, attn_len {lengths.attn_len or 'all'}"
     lines.append(f"Evaluation has tgt_len {lengths.tgt_len}, mem_len {lengths.mem_len}, {window}.")
     return lines + source.notes
+
+
+def _shown(name: str) -> str:
+    """A name of the source for a terminal."""
+    return name if name.isprintable() and len(name) <= 100 else ascii(name[:100])

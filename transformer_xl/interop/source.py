@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
+import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint import EXPORTED_VOCAB
@@ -16,6 +17,9 @@ from transformer_xl.settings import RunConfig
 
 Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
 PROGRAMS: tuple[Program, ...] = get_args(Program)
+_FRACTIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_LONGEST = 256
+_LARGEST_JSON = 1 << 26
 Symbols = tuple[Vocab, list[str]]
 """A vocabulary, and what there is to know about it."""
 
@@ -73,9 +77,18 @@ class Source:
         return DIALECTS[self.program]
 
     def add(self, name: str, canonical: str, array: Tensor) -> None:
-        """Take an array of the source under the original's name; `ValueError` where two mean the same."""
+        """Take an array of the source under the original's name.
+
+        Sizes are bounded by the bytes of the file from here on: nothing empty is taken. `ValueError` for an array that
+        no weight can be made of, or where two mean the same.
+        """
+        if not name.isprintable() or len(name) > _LONGEST:
+            raise ValueError(f"{self.path} must hold names of at most {_LONGEST} signs, and has {name[:60]!a}.")
         if canonical in self.arrays:
             raise ValueError(f"{self.path} must hold {canonical} once, and has {self.spelling(canonical)} and {name}.")
+        if array.dtype not in _FRACTIONS or not 1 <= array.ndim <= 3 or not array.numel():
+            kind = f"{'x'.join(map(str, array.shape)) or 'a scalar'} of {str(array.dtype).removeprefix('torch.')}"
+            raise ValueError(f"{self.path} must hold fractions in one to three dimensions, and {name} is {kind}.")
         self.arrays[canonical] = array
         self.spelled[canonical] = name
 
@@ -120,6 +133,10 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing. Get the whole folder.")
+    if file.stat().st_size > _LARGEST_JSON:
+        raise ValueError(
+            f"{file} must be below {_LARGEST_JSON:,} bytes, and has {file.stat().st_size:,}. Move it away."
+        )
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:

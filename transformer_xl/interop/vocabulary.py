@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.data.reading import read_file
-from transformer_xl.data.vocab import EOS, LINE_ENDS, Newlines, Vocab, listed_words
+from transformer_xl.data.vocab import EOS, LINE_ENDS, Newlines, Vocab, is_text, listed_words
 
 from .source import Symbols, read_json
 from .unpickle import StandIn, read_pickle
@@ -68,8 +68,8 @@ def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
 
 def _vocab(symbols: Sequence[str], file: str) -> Vocab:
     """Bytes written as decimals (enwik8), characters with _ for the space (text8), else words."""
-    if len(set(symbols)) != len(symbols) or "" in symbols:
-        raise ValueError(f"{file} must list each symbol once and none that is empty. Give another by --vocab.")
+    if len(set(symbols)) != len(symbols) or not all(map(is_text, symbols)):
+        raise ValueError(f"{file} must list each symbol once, and none that is no text. Give another by --vocab.")
     if all(symbol in _DECIMALS for symbol in symbols):
         values = tuple(map(int, symbols))
         return Vocab("byte", values, "keep" if 0x0A in values else "drop")
@@ -77,9 +77,12 @@ def _vocab(symbols: Sequence[str], file: str) -> Vocab:
         spaced = " " in symbols or "_" not in symbols
         characters = symbols if spaced else [" " if symbol == "_" else symbol for symbol in symbols]
         return Vocab("char", tuple(characters), "keep" if "\n" in symbols else "drop")
+    if odd := next((symbol for symbol in symbols if _SPACE & set(symbol)), None):
+        raise ValueError(f"{file} must list words without white space in them, and has {odd[:60]!a}.")
     return Vocab("word", tuple(symbols), _newlines(symbols))
 
 
+_SPACE = frozenset(" \t\n\r")
 _DECIMALS = frozenset(map(str, range(256)))
 
 

@@ -65,8 +65,8 @@ def _foreign(source: str, program: Program, vocab: str | None, overrides: Sequen
     found = read_model(source, program, overrides, vocab=symbols)
     if found.vocab is None:
         raise ValueError(
-            f"{source} holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a symbol a line, "
-            "or the name of a corpus that `txl data` prepared as for its training."
+            f"{source} holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a symbol a "
+            "line, or the name of a corpus that `txl data` prepared as for its training."
         )
     found.report.extend(notes)
     return found
