@@ -345,21 +345,28 @@ def test_a_name_on_the_hub_is_fetched_and_converted_once(tmp_path, monkeypatch, 
         (snapshot / "model.safetensors").unlink()
     asked = []
 
-    def download(name, allow_patterns):
-        asked.append((name, sorted(allow_patterns)))
+    def listing(name, revision):
+        if not asked and revision is None:
+            raise OSError("no network")
+        return [*(path.name for path in snapshot.iterdir()), "tf_model.h5"]
+
+    def download(name, revision, allow_patterns):
+        asked.append((name, revision, sorted(allow_patterns)))
         return str(snapshot)
 
-    monkeypatch.setattr(
-        hub, "list_repo_files", lambda name: [*(path.name for path in snapshot.iterdir()), "tf_model.h5"]
-    )
+    monkeypatch.setattr(hub, "list_repo_files", listing)
     monkeypatch.setattr(hub, "snapshot_download", download)
-    for _ in range(2):
-        found = public_load_model("hf:some/model")
+    with pytest.raises(OSError, match="hf:some/model could not be fetched: no network"):
+        public_load_model("hf:some/model")
+    for name in ("hf:some/model@abc123", "hf:some/model"):
+        found = public_load_model(name)
         assert same(found.model, model) and found.vocab == WORDS
     weights = "model.safetensors" if stored == "safetensors" else "pytorch_model.bin"
     wanted = sorted(["config.json", "transformer_xl_vocab.json", weights])
-    assert asked == [("some/model", wanted)] * 2
-    assert [path.name for path in (tmp_path / "cache" / "hub").iterdir()] == ["some--model@abc123"]
+    assert asked == [("some/model", "abc123", wanted), ("some/model", None, wanted)]
+    asked.clear()
+    assert same(public_load_model("hf:some/model").model, model)  # no network, but it was fetched before
+    assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").iterdir()] == ["abc123"]
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -34,40 +35,44 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
 
 
 def local(path: str | Path) -> Path:
-    """A folder on this machine: `path` itself, or what `hf:NAME` stands for, fetched and converted once per version.
+    """A folder on this machine: `path` itself, or what `hf:NAME` (`hf:NAME@REVISION`) stands for.
+
+    A model of the hub is fetched and converted once per version; where the hub cannot be reached, the version fetched
+    last is taken.
 
     Raises:
         ValueError: the hub package is not installed, or what it has is no Transformer-XL.
-        OSError: there is no such model, or the hub cannot be reached.
+        OSError: there is no such model, or the hub cannot be reached and nothing was fetched before.
     """
     if not str(path).startswith(HUB):
         return Path(path)
-    name = str(path).removeprefix(HUB)
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub import list_repo_files, snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise ValueError(
             f'{path} is on the Hugging Face hub: run `pip install "transformer-xl[hf]"` to fetch it.'
         ) from None
+    name, _, revision = str(path).removeprefix(HUB).partition("@")
+    converted = cache_folder() / "hub" / name.replace("/", "--")
     try:
-        files = _needed(name)
-        snapshot = Path(snapshot_download(name, allow_patterns=files))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        files = _needed(list_repo_files(name, revision=revision or None))
+        snapshot = Path(snapshot_download(name, revision=revision or None, allow_patterns=files))
+    except Exception as error:  # the library has a kind of its own for each way to fail
+        before = sorted(converted.glob(f"{revision or '*'}/config.json"), key=lambda file: file.stat().st_mtime)
+        if before and not isinstance(error, HfHubHTTPError):
+            return before[-1].parent
         raise OSError(f"{path} could not be fetched: {str(error).splitlines()[0]}") from error
-    folder = cache_folder() / "hub" / f"{name.replace('/', '--')}@{snapshot.name}"
+    folder = converted / snapshot.name
     if not folder.is_dir():
         found = read_model(snapshot, "huggingface")
         if found.vocab is None:
             raise ValueError(f"{path} holds no vocabulary. Fetch it, and use `txl convert` with --vocab.")
-        save_checkpoint(folder, model=found.model(), vocab=found.vocab, config=found.config)
+        save_checkpoint(folder, model=found.model(), vocab=found.vocab, config=found.config, report=found.report)
     return folder
 
 
-def _needed(name: str) -> list[str]:
+def _needed(files: Sequence[str]) -> list[str]:
     """The files of the hub's model that are read: the weights once, safetensors where they are there."""
-    from huggingface_hub import list_repo_files
-
-    files = list_repo_files(name)
     weights = next((found for pattern in WEIGHTS if (found := fnmatch.filter(files, pattern))), [])
     return [*(file for file in files if file in _WANTED), *weights]
