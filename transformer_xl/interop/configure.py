@@ -41,6 +41,14 @@ _OTHERS = {
 }
 _KNOWN = _SHAPE | _BELIEVED | _LENGTHS | _OTHERS
 _ITEMS = {"cutoffs": int, "tie_projs": bool}
+_WANTED: dict[Any, str] = {
+    _COUNT: "a whole number",
+    _FLAG: "true or false",
+    _RATE: "a number",
+    "cutoffs": "a list of whole numbers",
+    "tie_projs": "a list of true and false",
+    "evaluation": "a table of lengths",
+}
 _SAME_WEIGHTS = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "embed_width", "div_val")
 
 
@@ -56,87 +64,96 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     if source.run is not None:
         return changed_settings(source.run, overrides)[0]
     shape = shape_of(source)
-    problems: list[str] = []
-    stated = _well_formed(source, problems)
-    stated |= _normal(stated, shape)
-    problems += _contradictions(source, stated, shape)
-    if problems:
-        raise ValueError(f"{source.path} does not agree with itself: {'; '.join(problems)}.")
-    believed = {name: stated[name] for name in (*_BELIEVED, "cutoffs") if name in stated}
-    recipe, example = _recipe_like(shape | believed)
-    model: dict[str, Any] = {
-        **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
-        "layer_norm_epsilon": source.dialect.layer_norm_epsilon,
-        "zero_memory": source.dialect.zero_memory,
-        **shape,
-        **believed,
-    }
+    stated = _statements(source, shape)
+    recipe, example = _recipe_like(shape | stated)
+    if example is not None:
+        source.notes.append(
+            f"What is not stated of corpus, lengths and rates is as in the recipe {recipe}, of this shape."
+        )
+    model = _model(source, stated, shape, example)
     asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
     if "cutoffs" not in model and ("model", "cutoffs") not in asked:
         raise ValueError(
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
         )
-    if "tie_projs" not in shape or not any(model["tie_projs"]):
-        model["tie_projs"] = ()
-    model["d_embed"] = None if shape["d_embed"] == shape["d_model"] else shape["d_embed"]
-    if "emb_scale" in stated and stated["emb_scale"] != shape["d_model"] ** 0.5:
-        model["embedding_scale"] = stated["emb_scale"]
-    run = example or RunConfig()
-    if example is not None:
-        source.notes.append(
-            f"What is not stated of corpus, lengths and rates is as in the recipe {recipe}, of this shape."
-        )
+    base = example or RunConfig()
     if source.vocab is not None:
         own = CorpusConfig(unit=source.vocab.unit, newlines=source.vocab.newlines)
-        same = (run.corpus.unit, run.corpus.newlines) == (own.unit, own.newlines)
-        run = run if same else replace(run, corpus=own)
-    lengths = {
-        (section, name): value
-        for section, part in _lengths(source, stated, example).items()
+        same = (base.corpus.unit, base.corpus.newlines) == (own.unit, own.newlines)
+        base = base if same else replace(base, corpus=own)
+    facts = [
+        Setting(section, name, value, f"{section}.{name}", _told(source, name))
+        for section, part in {"model": model, **_lengths(source, stated, example)}.items()
         for name, value in part.items()
-    }
-    given = lengths | {("model", name): value for name, value in model.items()}
-    kept = [setting for setting in settings_in(run) if setting.section != "model"]
-    facts = [Setting(*place, value, ".".join(place), _told(source, place[1])) for place, value in given.items()]
+    ]
+    kept = [setting for setting in settings_in(base) if setting.section != "model"]
     return assembled([*kept, *facts], overrides)
+
+
+def _model(
+    source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any], example: RunConfig | None
+) -> dict[str, Any]:
+    """The settings of the model; without `cutoffs` where nothing tells them."""
+    model: dict[str, Any] = {
+        **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
+        "layer_norm_epsilon": source.dialect.layer_norm_epsilon,
+        "zero_memory": source.dialect.zero_memory,
+        **shape,
+        **{name: stated[name] for name in (*_BELIEVED, "cutoffs") if name in stated},
+    }
+    if "tie_projs" not in shape or not any(model["tie_projs"]):
+        model["tie_projs"] = ()
+    if shape["d_embed"] == shape["d_model"]:
+        model["d_embed"] = None
+    if stated.get("emb_scale", shape["d_model"] ** 0.5) != shape["d_model"] ** 0.5:
+        model["embedding_scale"] = stated["emb_scale"]
+    return model
+
+
+def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """What the source states, well-formed and in our form.
+
+    Raises:
+        ValueError: all that is of a wrong type, or contradicts the arrays.
+    """
+    problems: list[str] = []
+    stated: dict[str, Any] = {}
+    for theirs, value in source.stated.items():
+        name = _OTHER_NAMES.get(theirs, theirs)
+        if name in _KNOWN and _fits(name, value):
+            stated[name] = value
+        elif name in _KNOWN:
+            wanted = _WANTED.get(name) or _WANTED[_KNOWN[name]]
+            shown = repr(value[:60]) if isinstance(value, str) else f"a {type(value).__name__}"
+            problems.append(f"{theirs} in {source.told_in[theirs]} must be {wanted}, and is {shown}")
+    bands = len(shape.get("tie_projs", ()))
+    if "cutoffs" in stated:  # some programs write 0 in front and the size of the vocabulary behind
+        stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
+    if "tie_projs" in stated:
+        stated["tie_projs"] = tuple(stated["tie_projs"])
+    elif stated.get("proj_share_all_but_first") and bands > 1:
+        stated["tie_projs"] = (False, *[True] * (bands - 1))
+    problems += _contradictions(source, stated, shape)
+    if problems:
+        raise ValueError(f"{source.path} does not agree with itself: {'; '.join(problems)}.")
+    return stated
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a statement is of its type, and what stands in it too."""
+    if name == "evaluation":
+        return isinstance(value, dict) and all(
+            key in (*_LENGTHS, "ext_len") and _fits(key, v) for key, v in value.items()
+        )
+    items = value if name in _ITEMS and isinstance(value, Sequence) else ()
+    return type(value) in _KNOWN[name] and all(type(item) is _ITEMS[name] for item in items)
 
 
 def _told(source: Source, name: str) -> str:
     """Where a setting comes from, for a sentence."""
     name = "same_length" if name == "attn_len" else name
     return f" in {source.told_in[name]}" if name in source.told_in else ""
-
-
-def _well_formed(source: Source, problems: list[str]) -> dict[str, Any]:
-    """The statements that are used here, under our names; what is of the wrong type goes to `problems`."""
-    found: dict[str, Any] = {}
-    for theirs, value in source.stated.items():
-        name = _OTHER_NAMES.get(theirs, theirs)
-        if name not in _KNOWN:
-            continue
-        if type(value) in _KNOWN[name] and all(
-            type(item) is _ITEMS[name] for item in (value if name in _ITEMS else ())
-        ):
-            found[name] = value
-        else:
-            wanted = " or ".join(kind.__name__ for kind in _KNOWN[name])
-            shown = repr(value[:60]) if isinstance(value, str) else f"a {type(value).__name__}"
-            problems.append(f"{theirs} in {source.told_in[theirs]} must be {wanted}, and is {shown}")
-    return found
-
-
-def _normal(stated: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Statements in the form we have them."""
-    found: dict[str, Any] = {}
-    if "cutoffs" in stated:  # some programs write 0 in front and the size of the vocabulary behind
-        found["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
-    bands = len(shape.get("tie_projs", ()))
-    if "tie_projs" in stated:
-        found["tie_projs"] = tuple(stated["tie_projs"])
-    elif stated.get("proj_share_all_but_first") and bands > 1:
-        found["tie_projs"] = (False, *[True] * (bands - 1))
-    return found
 
 
 def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
