@@ -142,6 +142,12 @@ def test_the_layout_is_the_documented_one_and_nothing_is_pickled(tmp_path, model
             pickle.loads(content)
 
 
+def test_all_files_are_as_readable_as_new_ones_are(tmp_path, model):
+    (tmp_path / "new").touch()
+    folder = save(tmp_path, model, 1)
+    assert {file.stat().st_mode for file in folder.iterdir()} == {(tmp_path / "new").stat().st_mode}
+
+
 def test_saving_a_step_again_replaces_it_whole(tmp_path, model):
     save(tmp_path, model, 3, training=TrainingState(3))
     nn.init.constant_(model.content_bias, 2.0)

@@ -6,6 +6,7 @@ import errno
 import glob
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
         try:
             unfinished.mkdir(parents=True)
             yield unfinished
+            mode = _mode_of_new_files(unfinished)
             for file in sorted(unfinished.rglob("*")):
+                if file.is_file():  # safetensors makes files that only their owner can read
+                    file.chmod(mode)
                 _sync(file)
             _sync(unfinished)
             _replace_folder(unfinished, path)
@@ -93,6 +97,12 @@ def explained(path: Path) -> Iterator[None]:
 
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if hasattr(errno, "EDQUOT") else {errno.ENOSPC, errno.EFBIG}
+
+
+def _mode_of_new_files(folder: Path) -> int:
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        (Path(own) / "probe").touch()
+        return (Path(own) / "probe").stat().st_mode
 
 
 def _beside(path: Path) -> Path:
