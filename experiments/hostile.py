@@ -1,4 +1,4 @@
-"""What `read_pickle` makes of files that want to be unpickled: the verdict, the seconds and the memory of each.
+"""What becomes of files that want to be unpickled: the verdict of `read_pickle`, and the seconds and memory it takes.
 
     python experiments/hostile.py [--many 1000000]
 
@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from transformer_xl.bench.measure import peak_memory
-from transformer_xl.interop.unpickle import read_pickle
+from transformer_xl.interop.unpickle import module_state, read_pickle
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import hostile
@@ -26,7 +26,9 @@ def row(path: Path) -> str:
     """What reading the file comes to; to be called in a fresh process."""
     before, start = peak_memory(), time.perf_counter()
     try:
-        read_pickle(path)
+        content = read_pickle(path)
+        if path.name.startswith("module-"):
+            module_state(content)
         verdict = "READ"
     except ValueError as refusal:
         verdict = str(refusal).removeprefix(f"{path} ")

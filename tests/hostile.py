@@ -135,17 +135,17 @@ def _of_calls() -> dict[str, Maker]:
     return files | {
         "form-new-object": lambda command: name("posix", "system") + group(text(command)) + b"\x81.",
         "form-new-object-ex": lambda command: name("posix", "system") + group(text(command)) + b"}\x92.",
-        "form-inst": lambda command: b"(" + text(command) + b"iposix\nsystem\n.",
+        "operation-inst": lambda command: b"(" + text(command) + b"iposix\nsystem\n.",
         "form-obj": lambda command: b"(" + name("posix", "system") + text(command) + b"o.",
         "form-stack-global": lambda command: text("posix") + text("system") + b"\x93" + group(text(command)) + b"R.",
         "form-dotted": lambda command: text("utils") + text("os.system") + b"\x93" + group(text(command)) + b"R.",
         "form-dotted-torch": lambda command: text("torch") + text("os.system") + b"\x93" + group(text(command)) + b"R.",
-        "form-extension-1": lambda command: b"\x82\1" + group(text(command)) + b"R.",
-        "form-extension-2": lambda command: b"\x83\1\0" + group(text(command)) + b"R.",
-        "form-extension-4": lambda command: b"\x84\1\0\0\0" + group(text(command)) + b"R.",
-        "form-persistent": lambda command: b"P" + command.encode() + b"\n.",
+        "operation-extension-1": lambda command: b"\x82\1" + group(text(command)) + b"R.",
+        "operation-extension-2": lambda command: b"\x83\1\0" + group(text(command)) + b"R.",
+        "operation-extension-4": lambda command: b"\x84\1\0\0\0" + group(text(command)) + b"R.",
+        "operation-persistent": lambda command: b"P" + command.encode() + b"\n.",
         "form-persistent-binary": lambda command: text(command) + b"Q.",
-        "form-buffer": lambda command: b"\x80\5\x97.",
+        "operation-buffer": lambda command: b"\x80\5\x97.",
         "nested": lambda command: stand_in + b"]}" + text("a") + run(command) + b"sasb.",
         "nested-popped": lambda command: run(command) + b"0N.",
         "nested-in-reconstructor": lambda command: (
@@ -205,16 +205,48 @@ def _of_sizes(many: int) -> dict[str, bytes]:
         "legacy-trailing": whole + b"\0",
         "legacy-big-endian": legacy(b"N.", system=pickle.dumps({"little_endian": False}, 2)),
         "memo-of-2**31": b"Nr" + struct.pack("<I", 1 << 31) + b".",
+        "memo-of-chosen-numbers": b"N" + b"".join(b"r" + struct.pack("<I", i << 6) for i in range(many)) + b".",
         "memo-missing": b"h\5.",
         "bytes-of-2**60": b"\x8e" + struct.pack("<Q", 1 << 60) + b"x.",
         "text-of-2**32": b"X" + struct.pack("<I", (1 << 32) - 1) + b"x.",
         "text-of-negative": b"T" + struct.pack("<i", -1) + b"x.",
         "integer-of-2**24-bytes": b"\x8b" + struct.pack("<I", 1 << 24) + bytes(1 << 24) + b".",
-        "integer-of-million-digits": b"I" + b"9" * many + b"\n.",
         "frame-of-2**60": b"\x80\4\x95" + struct.pack("<Q", 1 << 60),
-        "keys-of-equal-hash": b"}(" + b"".join(number(i * ((1 << 61) - 1)) + b"N" for i in range(1000)) + b"u.",
-        "keys-of-numbers-in-tuples": b"}" + group(number(1), number(2)) + b"Ns.",
     }
+
+
+def _of_keys() -> dict[str, bytes]:
+    """Keys whose hashes the file chooses, a few too many for one container or in several."""
+    equal = [number(i * ((1 << 61) - 1)) for i in range(4097)]
+    some = b"}(" + b"".join(key + b"N" for key in equal[:1500]) + b"uq\0"
+    return {
+        "keys-of-equal-hash": b"}(" + b"N".join(equal) + b"Nu.",
+        "keys-one-by-one": b"}" + b"".join(key + b"Ns" for key in equal) + b".",
+        "keys-of-fractions": b"}(" + b"".join(b"G" + struct.pack(">d", i << 40) + b"N" for i in range(4097)) + b"u.",
+        "keys-of-a-set": b"\x8f(" + b"".join(equal) + b"\x90.",
+        "keys-of-a-frozenset": b"(" + b"".join(equal) + b"\x91.",
+        "keys-of-a-called-set": name("builtins", "set") + b"](" + b"".join(equal) + b"e\x85R.",
+        "keys-of-states": some + b"0" + name("utils", "A") + b")\x81" + b"h\0b" * 2 + b".",
+        "keys-of-copies": some + (name("collections", "Counter") + b"h\0\x85R0") * 2 + b".",
+        "keys-of-tuples": b"}" + group(text("a"), text("b")) + b"Ns.",
+    }
+
+
+def module(arrays: bytes, modules: bytes) -> bytes:
+    """A pickled module of these `_parameters` and `_modules`."""
+    state = text("_parameters"), arrays, text("_buffers"), b"}", text("_modules"), modules
+    return name("mem_transformer", "MemTransformerLM") + b")\x81}(" + b"".join(state) + b"ub"
+
+
+def _of_modules() -> dict[str, bytes]:
+    """Modules that hold one and the same module under two names, and so on, or have long ones."""
+    arrays = b"}(" + b"".join(text(f"t{i}") + b"h\0" for i in range(2000)) + b"u"
+    doubled = long = tensor(storage()) + b"q\0000" + module(arrays, b"}") + b"q\1"
+    for memo in range(1, 12):
+        child, put = b"h" + bytes([memo]), b"q" + bytes([memo + 1])
+        doubled += b"0" + module(b"}", b"}(" + text("a") + child + text("b") + child + b"u") + put
+        long += b"0" + module(b"}", b"}" + text("x" * 50000) + child + b"s") + put
+    return {"module-doubled": torch_zip(doubled + b"."), "module-of-long-names": torch_zip(long + b".")}
 
 
 def structures(many: int) -> dict[str, bytes]:
@@ -238,10 +270,10 @@ def structures(many: int) -> dict[str, bytes]:
         "two-in-each-other": b"]q\0]q\1h\0aa.",
         "list-as-key": b"}]Ns.",
         "marks": b"(" * many + b".",
-        "empty-dicts": b"(" + b"}" * (3 * many) + b"l.",
+        "empty-dicts": b"(" + b"}" * (3 * many) + b"t.",
         "large-dict-again-and-again": (
-            b"}q\0(" + b"".join(number(i) + b"N" for i in range(10000)) + b"u" + name("collections", "Counter") + b"q\1"
-            + b"h\1h\0\x85R0" * (many // 100) + b"00N."
+            b"}q\0(" + b"".join(text(str(i)) + b"N" for i in range(10000)) + b"u"
+            + name("collections", "Counter") + b"q\1" + b"h\1h\0\x85R0" * (many // 100) + b"00N."
         ),
         "tensors": torch_zip(_tensors(many)),
     }  # fmt: skip
@@ -256,7 +288,7 @@ def _tensors(many: int) -> bytes:
 
 def _of_files(many: int) -> dict[str, bytes]:
     plain = tensor(storage()) + b"."
-    zeros = torch_zip(b"(" + b"N" * 100 * many + b"l.", (), zipfile.ZIP_DEFLATED)
+    zeros = torch_zip(b"(" + b"N" * 100 * many + b"t.", (), zipfile.ZIP_DEFLATED)
     return {
         "zip-deflated-pickle": zeros,
         "zip-deflated-data": torch_zip(plain, [("data/0", bytes(100 * many))], zipfile.ZIP_DEFLATED),
@@ -289,7 +321,7 @@ def _of_files(many: int) -> dict[str, bytes]:
 
 def files(many: int = 10**6) -> dict[str, Maker]:
     """By name, what makes the content of each file out of the command it would run; `many` is how large they are."""
-    plain = _of_sizes(many) | structures(many) | _of_files(many)
+    plain = _of_sizes(many) | _of_keys() | structures(many) | _of_modules() | _of_files(many)
     return _of_calls() | {title: lambda command, content=content: content for title, content in plain.items()}
 
 

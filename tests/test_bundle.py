@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_xl.interop import bundle
 from transformer_xl.interop.bundle import crc32c, find_bundle, left_out, read_bundle
 
 GOLDEN = Path(__file__).parent / "golden" / "tensorflow"
@@ -105,8 +107,10 @@ def test_a_variable_in_slices_is_refused(bundles):
 def test_a_missing_file_is_named(bundles, tmp_path, missing):
     shutil.copytree(bundles, tmp_path / "copy")
     (tmp_path / "copy" / missing).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{missing} is missing"):
-        read_bundle(tmp_path / "copy" / "shards")
+    for make in (lambda path: None, Path.mkdir):
+        make(tmp_path / "copy" / missing)
+        with pytest.raises(FileNotFoundError, match=f"{missing} is missing, or no regular file"):
+            read_bundle(tmp_path / "copy" / "shards")
 
 
 @pytest.mark.parametrize("name", ["shards.index", "object.index", *(f"shards.data-0000{i}-of-00003" for i in range(3))])
@@ -192,18 +196,24 @@ def test_a_checkpoint_written_here_is_read(tmp_path):
         ([(b"a", entry(6))], "it has no header"),
         ([(b"", message(f1=1, f2=1)), (b"a", entry(6))], "written on a big-endian machine"),
         ([(b"", HEADER), (b"a", entry(7))], r"a of shape \[7\] takes 24 bytes"),
-        ([(b"", HEADER), (b"a", entry(2**62, f5=2**64))], "a has an absurd shape"),
+        ([(b"", HEADER), (b"a", entry(2**62, f5=2**63))], "a has an absurd shape"),
         ([(b"", HEADER), (b"a", entry(2**63, 0, f5=0))], "a has an absurd shape"),
-        ([(b"", HEADER), (b"a", entry(*[1] * 65, f5=4))], "a has an absurd shape"),
+        ([(b"", HEADER), (b"a", entry(*[1] * 65, f5=4))], "it has an absurd shape"),
         ([(b"", HEADER), (b"a", entry(2**40, f5=2**42))], f"a takes {2**42} bytes from 0, and the file has 24"),
         ([(b"", HEADER), (b"a", entry(6, f4=2**63))], f"a takes 24 bytes from {2**63}"),
         ([(b"", HEADER), (b"a", entry(6, f4=4))], "a takes 24 bytes from 4"),
         ([(b"", HEADER), (b"a", entry(6, f3=1))], "a is in data file 1 of 1"),
         ([(b"", HEADER), (b"a", entry(6)[:-1])], "it is cut short"),
         ([(b"", HEADER), (b"a", b"\x0b")], "a field of an unknown kind"),
+        ([(b"", HEADER), (b"a", entry(*[1] * 65, f1=7))], "it has an absurd shape"),
+        ([(b"", HEADER), (b"a", entry(6, f7=[b""] * 65))], "it has an absurd shape"),
         ([(b"", HEADER), (b"a", b"\x08" + b"\xff" * 10)], "a number of more than 64 bits"),
+        ([(b"", HEADER), (b"a", entry(6, f4=2**64))], "a number of more than 64 bits"),
+        ([(b"", HEADER), (b"a", entry(6)), (b"b", entry(6))], "a and b overlap"),
+        ([(b"", HEADER), (b"a", entry(2, f5=8, f4=16)), (b"b", entry(5, f5=20))], "b and a overlap"),
+        ([(b"", HEADER), (b"a\x1b[2J", entry(6))], r"it has the name 'a\\x1b\[2J'"),
         ([(b"", HEADER), (b"b", entry(6)), (b"a", entry(6))], "names are out of order"),
-        ([(b"", HEADER), (b"a" * 5000, entry(6))], "the block at .* is damaged"),
+        ([(b"", HEADER), (b"a" * 1001, entry(6))], "the block at .* is damaged"),
         ([(b"", HEADER), (b"\xff", entry(6))], "codec can't decode"),
     ],
 )
@@ -218,9 +228,32 @@ def test_tables_of_another_make_are_refused(tmp_path):
         read_bundle(forge(tmp_path, entries, compression=1))
     with pytest.raises(ValueError, match="names are out of order"):
         read_bundle(forge(tmp_path, entries, repeats=2))
+    os.truncate(tmp_path / "forged.index", 2**33)
+    with pytest.raises(ValueError, match=r"it has 8,589,934,592 bytes"):
+        read_bundle(tmp_path / "forged")
     (tmp_path / "forged.index").write_bytes(bytes(100))
     with pytest.raises(ValueError, match="does not end as an index does"):
         read_bundle(tmp_path / "forged")
+
+
+def test_an_index_takes_no_more_than_a_checkpoint_needs(tmp_path, monkeypatch):
+    prefix = forge(tmp_path, [(b"", HEADER)] + [(bytes([name]), entry(0, f5=0)) for name in b"abcd"])
+    monkeypatch.setattr(bundle, "_VARIABLES", 5)
+    with pytest.raises(ValueError, match="it has 5 variables or more"):
+        read_bundle(prefix)
+
+
+def test_blocks_are_read_once(tmp_path):
+    """A list of blocks that names one again and again would take its time each time."""
+    empty, header = block([]), block([(b"", HEADER)])
+    for blocks in ([(0, 8)] * 3, [(13, len(header) - 5), (0, 8)]):
+        written = empty + header
+        listed = block([(b"k", varint(offset) + varint(size)) for offset, size in blocks])
+        footer = varint(0) + varint(8) + varint(len(written)) + varint(len(listed) - 5)
+        magic = 0xDB4775248B80FB57.to_bytes(8, "little")
+        (tmp_path / "forged.index").write_bytes(written + listed + footer.ljust(40, b"\0") + magic)
+        with pytest.raises(ValueError, match="a block is empty, or lies in another"):
+            read_bundle(tmp_path / "forged")
 
 
 @settings(deadline=None, max_examples=100)
@@ -278,6 +311,11 @@ def test_a_folder_that_does_not_say_is_refused(tmp_path):
         find_bundle(tmp_path)
     with pytest.raises(FileNotFoundError, match="is no TensorFlow checkpoint"):
         find_bundle(tmp_path / "nowhere" / "model.ckpt-3")
+    (tmp_path / ".index").touch()
+    for place in (tmp_path, tmp_path / ".index"):
+        with pytest.raises(FileNotFoundError, match=r"\.index\.index is missing"):
+            find_bundle(place)
+    (tmp_path / ".index").unlink()
     for name in ("a.index", "b.index"):
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"none with a step in its name: a\.index, b\.index"):

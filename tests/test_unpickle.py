@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
-import pathlib
+import os
 import pickle
 import re
 import struct
@@ -13,6 +13,7 @@ import sys
 import types
 from collections import Counter, OrderedDict, defaultdict
 from copy import deepcopy
+from pathlib import Path, PosixPath
 
 import hostile
 import numpy as np
@@ -23,16 +24,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from transformer_xl.interop import pickle_machine, unpickle
+from transformer_xl.interop.inert import Name
 from transformer_xl.interop.unpickle import Omitted, StandIn, module_state, read_pickle
 
-PROTOCOLS = range(6)
+PROTOCOLS = range(2, 6)
 FORMATS = {"zip": {}, "legacy": {"_use_new_zipfile_serialization": False}}
 
-keys = st.one_of(
-    st.text(), st.binary(), st.booleans(), st.none(), st.floats(allow_nan=False), st.integers(-(2**59), 2**59),
-    st.tuples(st.text(), st.text()),
-)  # fmt: skip
-leaves = keys | st.integers(-(2**200), 2**200) | st.frozensets(keys, max_size=3) | st.sets(keys, max_size=3)
+keys = st.text() | st.booleans() | st.none() | st.floats(allow_nan=False) | st.integers(-(2**200), 2**200)
+leaves = keys | st.frozensets(keys, max_size=3) | st.sets(keys, max_size=3)
 values = st.recursive(
     leaves,
     lambda inner: (
@@ -104,12 +103,12 @@ def test_plain_data_comes_back(read, protocol, value):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_other_dicts_and_bytes_become_plain_ones(read, protocol):
-    value = {"counter": Counter("hello"), "default": defaultdict(list, {"a": [1]}), "bytes": bytearray(b"a\xff\0")}
-    got = read(pickle.dumps(value, protocol=protocol))
-    assert got == {"counter": dict(Counter("hello")), "default": {"a": [1]}, "bytes": b"a\xff\0"}
-    assert {type(part) for part in got.values()} == {dict, bytes}
-    assert read(pickle.dumps([bytearray(), b""], protocol=protocol)) == [b"", b""]
+def test_other_dicts_become_plain_ones_and_bytes_at_most_stand_ins(read, protocol):
+    value = {"counter": Counter("hello"), "default": defaultdict(list, {"a": [1]}), b"a": b"a\xff\0"}
+    if protocol > 2:
+        assert read(pickle.dumps(value, protocol=protocol)) == {**value, "counter": dict(Counter("hello"))}
+    kinds = {type(part) for part in read(pickle.dumps([bytearray(b"a\xff"), b"a\xff"], protocol=protocol))}
+    assert kinds <= {StandIn, bytes}
 
 
 READ = "import sys; from pathlib import Path; from transformer_xl.interop.unpickle import read_pickle as read; "
@@ -131,30 +130,23 @@ def test_a_vocabulary_of_300_000_words_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "value"),
     [
-        (b"(dp0\nS'a\\n\\'\\xe9\\\\'\np1\nI1\nsS\"it's\"\nL2L\ns.", {"a\n'\u00e9\\": 1, "it's": 2}),
-        (b"(lp0\nI01\naI00\naF0.5\naVab\\u00e9\\u4e2d\na.", [True, False, 0.5, "ab\u00e9\u4e2d"]),
         (b"\x80\2}q\1(U\3abcq\2K\1T\3\0\0\0d\xe9fK\2u.", {"abc": 1, "d\u00e9f": 2}),
         (b"\x80\2c__builtin__\nset\nq\1]q\2(K\1K\2e\x85Rq\3.", {1, 2}),
         (b"\x80\2ccollections\nOrderedDict\nq\1]q\2(]q\3(U\1aK\1e]q\4(U\1bK\2ee\x85q\5Rq\6.", {"a": 1, "b": 2}),
-        (b"(I1\nI2\ntp0\n0g0\n.", (1, 2)),
-        (b"(I1\nI2\nd.", {1: 2}),
     ],
 )
 def test_python_2_is_read(read, content, value):
     assert read(content) == value
 
 
-def test_objects_of_python_2_become_stand_ins(read):
-    old = b"ccopy_reg\n_reconstructor\np0\n(cvocabulary\nVocab\np1\nc__builtin__\nobject\np2\nNtp3\nRp4\n"
-    got = read(old + b"(dp5\nS'special'\np6\n(lp7\nS'<eos>'\np8\nasb.")
-    assert (got.name, got.arguments, got.attributes) == ("vocabulary.Vocab", (), {"special": ["<eos>"]})
-    classic = read(b"(S'x'\np0\niutils.vocabulary\nVocab\np1\n(dp2\nS'a'\nI1\nsb.")
-    assert (classic.name, classic.arguments, classic.attributes) == ("utils.vocabulary.Vocab", ("x",), {"a": 1})
+@pytest.mark.parametrize("value", [{"a": 1}, [True], (1.5,), "a", 2**70, re.compile("a")])
+def test_a_pickle_of_protocol_0_is_named(read, value):
+    refused(read, pickle.dumps(value, protocol=0), r"is a pickle of protocol 0 or 1, .* Save it again by protocol 2")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_objects_of_others_become_stand_ins(read, protocol):
-    objects = [argparse.Namespace(d_model=8), re.compile("a+"), pathlib.PosixPath("a/b"), np.arange(3), np.float32(1)]
+    objects = [argparse.Namespace(d_model=8), re.compile("a+"), PosixPath("a/b"), np.arange(3), np.float32(1)]
     namespace, pattern, path, array, scalar = read(pickle.dumps(objects, protocol=protocol))
     assert namespace.attributes == {"d_model": 8} and pattern.arguments[0] == "a+" and path.arguments == ("a", "b")
     assert {type(value) for value in (namespace, pattern, path, array, scalar)} == {StandIn}
@@ -176,12 +168,13 @@ def test_long_strings_are_left_out(read):
     long = {"bytes": bytes(size), "text": "a" * size, "short": b"a"}
     expected = {"bytes": Omitted(size), "text": Omitted(size), "short": b"a"}
     assert read(pickle.dumps(long, protocol=4)) == expected
-    assert read(pickle.dumps(long, protocol=2)) == expected  # the bytes by way of _codecs.encode
-    assert read(pickle.dumps("a" * size, protocol=0)) == Omitted(size)
+    assert read(pickle.dumps(long, protocol=2))["bytes"].arguments == (Omitted(size), "latin1")
     tokens = np.zeros(size // 8 + 1, np.int64)
     for protocol in PROTOCOLS:
         array = read(pickle.dumps({"train": tokens}, protocol=protocol))["train"]
-        assert any(type(part) is Omitted for part in (*array.attributes.get("state", ()), *array.arguments))
+        parts = [*array.attributes.get("state", ()), *array.arguments]
+        parts += [argument for part in parts if isinstance(part, StandIn) for argument in part.arguments]
+        assert any(type(part) is Omitted for part in parts)
 
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
@@ -274,13 +267,22 @@ def test_a_module_not_built_as_torch_builds_them_is_refused():
 
     cycle = module()
     cycle.attributes["_modules"]["me"] = cycle
-    with pytest.raises(ValueError, match=r"levels deep, at me\.me"):
+    with pytest.raises(ValueError, match=r"It has more at 'me\.me\.me"):
         module_state(cycle)
+    with pytest.raises(ValueError, match="none of torch's at its top"):
+        module_state(module(a=Name("mem_transformer.MemTransformerLM")))
     for broken in (module(a=3), StandIn("A"), StandIn("A", (), {"_parameters": {"a": "b"}})):
         with pytest.raises(ValueError, match=r"none of torch's at its top \(A\)"):
             module_state(broken)
     with pytest.raises(ValueError, match=r"none of torch's at a.b \(B\)"):
         module_state(module(a=module(b=StandIn("B"))))
+
+
+@pytest.mark.parametrize("passing", [None, 5, "b", StandIn("A"), torch.ones(2), ["b"], {"b": 1}, {"c"}, {1}])
+def test_what_lists_no_passing_buffers_is_ignored(passing):
+    parts = {"_parameters": {}, "_buffers": {"b": torch.ones(1), "n": None}, "_modules": {}}
+    assert module_state(StandIn("A", (), parts | {"_non_persistent_buffers_set": passing})).keys() == {"b"}
+    assert not module_state(StandIn("A", (), parts | {"_non_persistent_buffers_set": frozenset("b")}))
 
 
 @pytest.fixture(scope="module")
@@ -296,9 +298,12 @@ def folder(tmp_path_factory):
 def test_a_hostile_file_is_refused_in_one_sentence_and_does_nothing(folder, title):
     before = set(sys.modules)
     with pytest.raises(ValueError) as refusal:
-        read_pickle(folder / "files" / title)
+        content = read_pickle(folder / "files" / title)
+        assert title.startswith("module-")
+        module_state(content)
     told = str(refusal.value)
-    assert re.fullmatch(r"[^\n]*/files/\S+ .{10,300}\.", told) and title in told, told
+    begin = "A pickled module must " if title.startswith("module-") else f"{folder / 'files' / title} "
+    assert told.startswith(begin) and re.fullmatch(r"[^\n]{10,300}\.", told.removeprefix(begin)), told
     if re.match("(zip-|legacy-)?call(?!-of)|nested|form-", title):
         assert "asks for" in told and "Do not trust this file." in told
     assert not (folder / "canary").exists()
@@ -338,7 +343,6 @@ def test_what_is_nested_at_the_limit_can_be_shown_compared_and_copied(read):
 HONEST = {
     "plain": pickle.dumps({"a": ["b", (1, 2.5)], "c": {"d": None}, "e": Counter("aab")}, protocol=2),
     "framed": pickle.dumps({"a": ["b", (1, 2.5)], "c": {"d": None}, "e": Counter("aab")}, protocol=4),
-    "old": pickle.dumps({"a": ["b", (1, 2.5)], "c": {"d": None}}, protocol=0),
     **{
         name: saved({"a": torch.arange(3.0), "b": [torch.ones(2, dtype=torch.int16)]}, **o)
         for name, o in FORMATS.items()
@@ -366,9 +370,7 @@ def test_changed_bytes_give_data_or_a_refusal(read, kind, data):
     read_or_refused(read, bytes(content))
 
 
-OPCODES = (
-    b"(.012FIJKLMNQRSTUVXabcdehgjlopqrsu]})\x80\x81\x85\x86\x87\x88\x89\x8a\x8c\x8e\x8f\x90\x91\x92\x93\x94\x95\x96"
-)
+OPCODES = b"(.012JKMNQRTUXabcehjqrstu]})\x80\x81\x85\x86\x87\x88\x89\x8a\x8c\x8e\x8f\x90\x91\x92\x93\x94\x95\x96"
 parts = st.one_of(
     st.sampled_from([bytes([code]) for code in OPCODES]),
     st.sampled_from([b"ccollections\nOrderedDict\n", b"c__builtin__\nset\n", b"cutils\nA\n", b"q\0", b"h\0", b"K\1"]),
@@ -399,7 +401,25 @@ def test_what_a_file_is_instead(read, tmp_path):
     from safetensors.torch import save
 
     refused(read, save({"a": torch.ones(2)}), "is a safetensors file")
-    refused(read, "\u00e9 text, in words".encode(), "is a text file")
+    refused(read, "\u00e9 text, in words".encode(), "at byte 0: it is of another kind")
     refused(read, struct.pack("<Q", 99) + b"not a pickle", "cut short or damaged")
-    with pytest.raises(FileNotFoundError, match="There is no file"):
-        read_pickle(tmp_path)
+    refused(read, pickle.dumps({"a": 1}, 2)[:-1] + b"\x97.", "asks for something outside of it")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipes among the files")
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, tmp_path / "none", Path("/dev/zero")):
+        with pytest.raises(FileNotFoundError, match=f"^{place} is missing, or no regular file"):
+            read_pickle(place)
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), ValueError("cannot mmap an empty file")])
+def test_what_cannot_be_mapped_is_one_sentence(tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    (tmp_path / "file").write_bytes(b"N.")
+    monkeypatch.setattr("mmap.mmap", fail)
+    with pytest.raises(ValueError, match=r"/file cannot be mapped to memory .* Get it again, or more memory\.$"):
+        read_pickle(tmp_path / "file")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from jaxtyping import Integer, UInt8, UInt32
 from torch import Tensor
+
+from .inert import mapped
 
 _DTYPES = {
     1: torch.float32,
@@ -36,8 +38,8 @@ _DTYPES = {
 }
 _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
-_LONGEST_NAME, _LARGEST_SHAPE = 4096, 2**48
-"""Far beyond what TensorFlow writes; a forged file gets no more memory than this."""
+_LARGEST_INDEX, _VARIABLES, _LONGEST_NAME, _PARTS, _LARGEST_SHAPE = 2**22, 2**14, 1000, 64, 2**48
+"""Far beyond what TensorFlow writes; a forged file gets no more memory and time than this."""
 
 
 class _Entry(NamedTuple):
@@ -66,9 +68,9 @@ def read_bundle(prefix: Path) -> dict[str, Tensor]:
     for name, entry in entries.items():
         if entry.dtype in _DTYPES:
             path = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{count:05d}")
+            if path not in shards:
+                shards[path] = np.frombuffer(mapped(path), np.uint8)
             with _readable(path):
-                if path not in shards:
-                    shards[path] = _mapped(path)
                 tensors[name] = _tensor(name, entry, shards[path])
     return tensors
 
@@ -88,7 +90,7 @@ def find_bundle(path: Path) -> Path:
         ValueError: a folder holds several, and neither a file `checkpoint` nor their names say which is the latest.
     """
     part = re.compile(r"\.(index|meta|data-\d{5,}-of-\d{5,})$")
-    prefix = _latest(path) if path.is_dir() else path.with_name(part.sub("", path.name))
+    prefix = _latest(path) if path.is_dir() else path.with_name(part.sub("", path.name) or path.name)
     if not _index(prefix).is_file():
         raise FileNotFoundError(
             f"{path} is no TensorFlow checkpoint: {_index(prefix)} is missing. Name a folder with model.ckpt-N.index "
@@ -98,8 +100,10 @@ def find_bundle(path: Path) -> Path:
 
 
 def _latest(folder: Path) -> Path:
-    state = folder / "checkpoint"
-    text = state.read_text("utf-8", "replace") if state.is_file() else ""
+    text = ""
+    if (folder / "checkpoint").is_file():
+        with (folder / "checkpoint").open("rb") as file:
+            text = file.read(1 << 16).decode("utf-8", "replace")
     named = re.search(r'^model_checkpoint_path: "(.*[/\\])?([^/\\"]+)"', text, re.MULTILINE)
     if named and _index(folder / named[2]).is_file():  # without its path, for folders move
         return folder / named[2]
@@ -123,17 +127,10 @@ def _index(prefix: Path) -> Path:
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing, and is part of its checkpoint. Copy all files of that.") from None
     except ValueError as error:
         raise ValueError(
             f"{path} cannot be read as part of a TensorFlow checkpoint: {error}. Copy it again, or save it anew."
         ) from error
-
-
-def _mapped(path: Path) -> UInt8[np.ndarray, " N"]:
-    """A file's bytes, copied on write, for torch warns of memory that nobody may write to."""
-    return np.memmap(path, np.uint8, mode="c") if path.stat().st_size else np.empty(0, np.uint8)
 
 
 def _tensor(name: str, entry: _Entry, shard: UInt8[np.ndarray, " N"]) -> Tensor:
@@ -152,28 +149,45 @@ def _tensor(name: str, entry: _Entry, shard: UInt8[np.ndarray, " N"]) -> Tensor:
 def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
     """The entries by name, and the number of data files."""
     path = _index(prefix)
+    data = memoryview(mapped(path))
     with _readable(path):
-        values = dict(_table(memoryview(path.read_bytes())))
+        if len(data) > _LARGEST_INDEX:
+            raise ValueError(f"it has {len(data):,} bytes")
+        values = dict(islice(_table(data), _VARIABLES))
+        if len(values) == _VARIABLES:
+            raise ValueError(f"it has {_VARIABLES:,} variables or more")
         if b"" not in values:
             raise ValueError("it has no header")
         header = _Message(values.pop(b""))
-        if header.number(2):
+        if header.numbers[2]:
             raise ValueError("it was written on a big-endian machine")
-        count = header.number(1)
+        count = header.numbers[1]
         # Names that begin with a zero are pieces of a variable in slices, which has an entry of its own.
-        entries = {key.decode(): value for key, value in values.items() if key[0]}
-        return {name: _entry(name, _Message(value), count) for name, value in entries.items()}, count
+        named = {_name(key): value for key, value in values.items() if key[0]}
+        entries = {name: _entry(name, _Message(value), count) for name, value in named.items()}
+        places = sorted((entry.shard, entry.offset, entry.size, name) for name, entry in entries.items())
+        for (shard, offset, size, name), (other_shard, start, _, other) in pairwise(places):
+            if shard == other_shard and offset + size > start:
+                raise ValueError(f"{name} and {other} overlap")
+        return entries, count
+
+
+def _name(key: bytes) -> str:
+    name = key.decode()
+    if not name.isprintable():
+        raise ValueError(f"it has the name {name[:60]!a}")
+    return name
 
 
 def _entry(name: str, stored: _Message, shards: int) -> _Entry:
-    shape = tuple(_Message(size).number(1) for shape in stored.parts(2) for size in _Message(shape).parts(2))
-    dtype, shard, offset, size, checksum = (stored.number(field) for field in (1, 3, 4, 5, 6))
-    if stored.parts(7):
+    shape = tuple(_Message(size).numbers[1] for shape in stored.parts[2][-1:] for size in _Message(shape).parts[2])
+    dtype, shard, offset, size, checksum = (stored.numbers[field] for field in (1, 3, 4, 5, 6))
+    if stored.parts[7]:
         raise ValueError(f"{name} is partitioned into slices, which are not put together here")
     if shard >= shards:
         raise ValueError(f"{name} is in data file {shard} of {shards}")
     if dtype in _DTYPES:
-        if len(shape) > 64 or math.prod(max(n, 1) for n in shape) > _LARGEST_SHAPE:
+        if math.prod(max(n, 1) for n in shape) > _LARGEST_SHAPE:
             raise ValueError(f"{name} has an absurd shape")
         if size != math.prod(shape) * _DTYPES[dtype].itemsize:
             raise ValueError(f"{name} of shape {list(shape)} takes {size} bytes")
@@ -185,20 +199,23 @@ def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     if len(data) < _FOOTER or data[-8:] != _MAGIC:
         raise ValueError("it does not end as an index does")
     footer = _Cursor(data[-_FOOTER:-8])
-    handles = [(footer.varint(), footer.varint()) for _ in range(2)]
+    extra, blocks = [(footer.varint(), footer.varint()) for _ in range(2)]
     if any(footer.left):
         raise ValueError("its footer is damaged")
-    extra, blocks = (list(_block(data, *handle)) for handle in handles)
-    if extra:
+    if any(True for _ in _block(data, *extra)):
         raise ValueError("it has entries of another program")
-    last = None
-    for _, handle in blocks:
-        place = _Cursor(handle)
-        for key, value in _block(data, place.varint(), place.varint()):
+    last, end = None, 0
+    for _, handle in _block(data, *blocks):
+        place, before = _Cursor(handle), last
+        offset, size = place.varint(), place.varint()
+        for key, value in _block(data, offset, size):
             if last is not None and key <= last:
                 raise ValueError("its names are out of order")
             yield key, value
             last = key
+        if offset < end or last is before:
+            raise ValueError("a block is empty, or lies in another")
+        end = offset + size
 
 
 def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, memoryview]]:
@@ -239,7 +256,7 @@ class _Cursor:
         for shift in range(0, 64, 7):
             (byte,) = self.take(1)
             value |= (byte & 127) << shift
-            if byte < 128:
+            if byte < 128 and value < 1 << 64:
                 return value
         raise ValueError("it has a number of more than 64 bits")
 
@@ -248,29 +265,22 @@ class _Message:
     """A protocol buffer: fields by their numbers, numbers apart from parts (which are messages or text)."""
 
     def __init__(self, data: memoryview):
-        self._numbers: dict[int, int] = {}
-        self._parts: dict[int, list[memoryview]] = {}
+        self.numbers = dict.fromkeys(range(1, 7), 0)  # which every number is that is not written
+        self.parts: dict[int, list[memoryview]] = {2: [], 7: []}
         cursor = _Cursor(data)
         while cursor.left:
             field, kind = divmod(cursor.varint(), 8)
-            match kind:
-                case 0:
-                    self._numbers[field] = cursor.varint()
-                case 1:
-                    self._numbers[field] = _little(cursor.take(8))
-                case 2:
-                    self._parts.setdefault(field, []).append(cursor.take(cursor.varint()))
-                case 5:
-                    self._numbers[field] = _little(cursor.take(4))
-                case _:
-                    raise ValueError("it has a field of an unknown kind")
-
-    def number(self, field: int) -> int:
-        """The field's value; 0, the default of every number, where it is not written."""
-        return self._numbers.get(field, 0)
-
-    def parts(self, field: int) -> list[memoryview]:
-        return self._parts.get(field, [])
+            if kind == 2:
+                parts, part = self.parts.get(field, []), cursor.take(cursor.varint())
+                parts.append(part)
+                if len(parts) > _PARTS:
+                    raise ValueError("it has an absurd shape")
+                continue
+            if kind not in (0, 1, 5):
+                raise ValueError("it has a field of an unknown kind")
+            number = _little(cursor.take(8 if kind == 1 else 4)) if kind else cursor.varint()
+            if field in self.numbers:
+                self.numbers[field] = number
 
 
 def _little(data: memoryview) -> int:

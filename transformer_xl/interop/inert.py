@@ -1,14 +1,14 @@
-"""What foreign data becomes: plain values and stand-ins that do nothing, or one sentence why it is refused."""
+"""What foreign data becomes: mapped bytes, plain values and stand-ins that do nothing, or one sentence of refusal."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 _DEPTH, _NODES = 200, 1 << 24
-_KEY_PARTS, _KEY_RANGE = 16, 1 << 60
-_PLAIN_KEYS = {str, bytes, float, bool, type(None)}
 
 
 class Refusal(ValueError):
@@ -28,12 +28,27 @@ def foreign(name: str) -> Refusal:
     return Refusal(f"asks for {name}, which is no part of a model: nothing of it was run. Do not trust this file.")
 
 
-@dataclass(slots=True, eq=False, repr=False)
+def mapped(path: Path) -> mmap.mmap:
+    """A file's bytes, copied on write, for torch warns of memory that nobody may write to.
+
+    Raises:
+        FileNotFoundError, ValueError: one sentence: it is missing, no file, empty, or too large to be mapped.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing, or no regular file. Get it, and all that belongs to it.")
+    with path.open("rb") as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path} cannot be mapped to memory ({error}). Get it again, or more memory.") from error
+
+
+@dataclass(slots=True, eq=False)
 class StandIn:
-    """What an object of another program was; of a class or function itself, only the name."""
+    """What an object of another program was."""
 
     name: str
-    """With its module: "mem_transformer.MemTransformerLM"."""
+    """Of its class, with the module: "mem_transformer.MemTransformerLM"."""
     arguments: tuple[Any, ...] = ()
     attributes: dict[Any, Any] = field(default_factory=dict)
     """Its state; one that is no dict stands under "state"."""
@@ -41,7 +56,7 @@ class StandIn:
     """What it holds as a list or as a dict."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.name}>"
+        return f"<StandIn of {self.name}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +67,20 @@ class Omitted:
     """Bytes, as they stand there."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Name(StandIn):
+@dataclass(frozen=True, slots=True, eq=False)
+class Name:
     """A class or function that a pickle names, and what makes the result of a call of it, if that is not a stand-in."""
 
+    name: str
     make: Callable[[Any, tuple[Any, ...]], Any] | None = None
 
 
-def hashable_keys(keys: Iterable[Any]) -> Iterable[Any]:
-    """The keys, if none takes long to hash and, text being hashed with a secret, no file can choose equal hashes."""
-    for key in keys:
-        kind = type(key)
-        if kind is int:
-            fits = -_KEY_RANGE < key < _KEY_RANGE
-        elif kind is tuple:
-            fits = len(key) <= _KEY_PARTS and all(type(part) in (str, bytes) for part in key)
-        else:
-            fits = kind in _PLAIN_KEYS
-        if not fits:
-            raise Refusal(f"has a key of the type {kind.__name__} that no model has. Do not trust this file.")
-    return keys
-
-
-_NESTED = {list, tuple, dict, StandIn, Name}
+_NESTED = {list, tuple, dict, StandIn}
 
 
 def _inside(value: Any) -> list[Any]:
     parts: Iterable[Any] = value
-    if isinstance(value, StandIn):
+    if type(value) is StandIn:
         parts = (value.arguments, value.attributes, value.items)
     elif type(value) is dict:
         parts = value.values()

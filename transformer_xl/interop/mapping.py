@@ -11,7 +11,7 @@ Other programs' names are turned into the original's first (`original`, `tensorf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, count, pairwise
 from typing import Any, NamedTuple
 
@@ -65,16 +65,17 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
     edges = list(accumulate((0, *_band_sizes(config))))
     parts = [slice(low, high) for low, high in pairwise(edges)]
     banded = config.div_val > 1 or "crit.out_layers.1.bias" in names
+    projected = config.div_val > 1 or config.embed_width != config.d_model
     found = []
     for i in range(len(parts) if config.div_val > 1 else 1):
         found.append(Entry(f"word_emb.emb_layers.{i}.weight", f"embedding.tables.{i}"))
         found.append(Entry(f"crit.out_layers.{i}.weight", f"softmax.tables.{i}"))
-        if config.div_val > 1 or config.embed_width != config.d_model:
+        if projected:
             found.append(Entry(f"word_emb.emb_projs.{i}", f"embedding.projections.{i}"))
     for i, part in enumerate(parts):
         if banded or i == 0:
             found.append(Entry(f"crit.out_layers.{i}.bias", "softmax.bias", part if banded else None))
-        if config.div_val > 1 or config.embed_width != config.d_model:
+        if projected:
             found.append(Entry(f"crit.out_projs.{i}", f"softmax.projections.{i}"))
     if config.cutoffs:
         found += [
@@ -104,25 +105,21 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     with torch.device("meta"):
         wanted = dict(TransformerXL(config).named_parameters(remove_duplicate=False))
     first = {parameter: name for name, parameter in reversed(wanted.items())}
-    reverse = source.dialect.clusters_reversed
     own = [Entry(name, name) for name in wanted]
-    table = own if source.run is not None else entries(config, reverse=reverse, names=source.arrays)
-    places = [(first[wanted[entry.ours]], entry.rows.start if entry.rows else 0) for entry in table]
+    foreign = entries(config, reverse=source.dialect.clusters_reversed, names=source.arrays)
+    placed = [
+        (entry, (first[wanted[entry.ours]], entry.rows.start if entry.rows else 0))
+        for entry in (own if source.run is not None else foreign)
+    ]
     parts: dict[tuple[str, int], Tensor] = {}
     problems: list[str] = []
-    for entry, place in zip(table, places, strict=True):
-        if entry.theirs not in source.arrays:
-            continue
-        array = _lifted(entry.form(source.arrays[entry.theirs]), entry.ours)
-        tied = parts.setdefault(place, array)
-        fault = _fault(array, _part_shape(wanted[entry.ours].shape, entry.rows), tied)
-        problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
-    missing = {place: entry.theirs for entry, place in reversed(list(zip(table, places, strict=True)))}
-    problems += [f"{name} is missing" for place, name in missing.items() if place not in parts]
-    covered = {name for name, _ in places}
-    problems += [f"{name} of this package is nowhere in it" for name in first.values() if name not in covered]
-    known = {entry.theirs for entry in table}
-    problems += [f"{source.spelling(name)} is unexpected" for name in source.arrays if name not in known]
+    for entry, place in placed:
+        if entry.theirs in source.arrays:
+            array = _lifted(entry.form(source.arrays[entry.theirs]), entry.ours)
+            tied = parts.setdefault(place, array)
+            fault = _fault(array, _part_shape(wanted[entry.ours].shape, entry.rows), tied)
+            problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
+    problems += _lacking(source, placed, parts, first.values())
     if problems:
         raise ValueError(f"{source.path} does not hold the model it should: {_some(problems)}.")
     exact = any(array.dtype == torch.float64 for array in source.arrays.values())
@@ -131,6 +128,18 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
         pieces.setdefault(name, []).append(part.to(torch.float64 if exact else torch.float32))
     state = {name: torch.cat(found) if len(found) > 1 else found[0] for name, found in pieces.items()}
     return {name: state[first[parameter]] for name, parameter in wanted.items()}
+
+
+def _lacking(
+    source: Source, placed: Sequence[tuple[Entry, Any]], parts: Mapping[Any, Tensor], ours: Iterable[str]
+) -> Iterator[str]:
+    """What has no array, and the arrays that nothing has."""
+    missing = {place: entry.theirs for entry, place in reversed(placed)}
+    yield from (f"{name} is missing" for place, name in missing.items() if place not in parts)
+    covered = {name for _, (name, _) in placed}
+    yield from (f"{name} of this package is nowhere in it" for name in ours if name not in covered)
+    known = {entry.theirs for entry, _ in placed}
+    yield from (f"{source.spelling(name)} is unexpected" for name in source.arrays if name not in known)
 
 
 def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:

@@ -1,18 +1,17 @@
-"""The operations of a pickle, protocols 0 to 5 as `pickletools` tells them, but those that reach outside the file."""
+"""The operations of a pickle of protocol 2 to 5, as `pickletools` tells them, but those that reach outside the file."""
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from typing import Any
 
 from .inert import Damage, Refusal, StandIn, check_tree, foreign
-from .pickle_machine import CONTAINER, COST, ITEM, LINE, Machine
+from .pickle_machine import CONTAINER, COST, ITEM, Machine
 
-_PROTOCOL = 5
-_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"\\": b"\\", b"'": b"'", b'"': b'"'}
-_DIGITS, _INTEGER_BYTES = 160, 64
+_INTEGER_BYTES = 64
+_TEXT = b"FILPSVdgilop"
+"""Operations that only protocols 0 and 1 need."""
 
 
 def run(machine: Machine, start: int, end: int) -> tuple[Any, int]:
@@ -38,92 +37,57 @@ def run(machine: Machine, start: int, end: int) -> tuple[Any, int]:
             operation(machine)
     except Refusal:
         raise
-    except (LookupError, ValueError, struct.error):
+    except (LookupError, ValueError):
         raise Damage(f"what byte {machine.position:,} needs is not there") from None
     raise Damage("it ends within a value")
 
 
 def _unknown(machine: Machine) -> None:
-    raise Damage(f"byte {machine.position}: no such operation")
-
-
-def _stop_before(name: str) -> Callable[[Machine], None]:
-    def operation(machine: Machine) -> None:
-        raise foreign(name)
-
-    return operation
+    place = machine.position - 1
+    if machine.data[place] in _TEXT:
+        raise Refusal("is a pickle of protocol 0 or 1, or a text. Save it again by protocol 2, or name another file.")
+    raise Refusal(
+        f"has no operation of a pickle's protocols 2 to 5 at byte {place:,}: it is of another kind, compressed, "
+        "damaged, or asks for something outside of it. Name another file, or get it again."
+    )
 
 
 def _value(make: Callable[[], Any]) -> Callable[[Machine], None]:
     return lambda machine: machine.stack.append(make())
 
 
-def _number(layout: str) -> Callable[[Machine], None]:
+def _reads(layout: str, then: Callable[[Machine, Any], None]) -> Callable[[Machine], None]:
+    """An operation that goes on with the number behind it."""
     number = struct.Struct(layout)
-    return lambda machine: machine.stack.append(number.unpack(machine.take(number.size))[0])
+    return lambda machine: then(machine, number.unpack(machine.take(number.size))[0])
 
 
-def _integer(layout: str) -> Callable[[Machine], None]:
-    length = struct.Struct(layout)
-
-    def operation(machine: Machine) -> None:
-        [size] = length.unpack(machine.take(length.size))
-        if size > _INTEGER_BYTES:
-            raise Refusal(f"has an integer of {size:,} bytes: no model does. Do not trust this file.")
-        machine.stack.append(int.from_bytes(machine.take(size), "little", signed=True))
-
-    return operation
+def _push(machine: Machine, value: Any) -> None:
+    machine.stack.append(value)
 
 
-def _string(layout: str, decode: Callable[[bytes], Any]) -> Callable[[Machine], None]:
-    length = struct.Struct(layout)
-
-    def operation(machine: Machine) -> None:
-        [size] = length.unpack(machine.take(length.size))
-        machine.stack.append(machine.payload(size, decode))
-
-    return operation
+def _integer(machine: Machine, size: int) -> None:
+    if size > _INTEGER_BYTES:
+        raise Refusal(f"has an integer of {size:,} bytes: no model does. Do not trust this file.")
+    machine.stack.append(int.from_bytes(machine.take(size), "little", signed=True))
 
 
-def _line(decode: Callable[[bytes], Any], longest: int | None = _DIGITS) -> Callable[[Machine], None]:
-    return lambda machine: machine.stack.append(machine.line(decode, longest))
+def _string(decode: Callable[[bytes], Any]) -> Callable[[Machine, int], None]:
+    return lambda machine, size: machine.stack.append(machine.payload(size, decode))
 
 
-def _utf8(text: bytes) -> str:
-    return text.decode("utf-8", "surrogatepass")
-
-
-def _latin1(text: bytes) -> str:
-    return text.decode("latin-1")
-
-
-def _quoted(text: bytes) -> str:
-    """A string as Python 2 writes it."""
-    if len(text) < 2 or text[:1] not in (b"'", b'"') or text[-1] != text[0]:
-        raise Damage("a string has no quotes")
-    return re.sub(rb"\\(?:x([0-9a-f]{2})|(.?))", _unescaped, text[1:-1], flags=re.DOTALL).decode("latin-1")
-
-
-def _unescaped(match: re.Match[bytes]) -> bytes:
-    return bytes.fromhex(match[1].decode()) if match[1] else _ESCAPES[match[2]]
-
-
-def _int_line(text: bytes) -> int | bool:
-    return {b"00": False, b"01": True}.get(text, int(text))
+_bytes, _latin1 = _string(bytes), _string(lambda text: text.decode("latin-1"))
+_utf8 = _string(lambda text: text.decode("utf-8", "surrogatepass"))
 
 
 def _put(machine: Machine, index: int) -> None:
-    if not 0 <= index <= machine.position:  # whoever counts what is put comes no further
+    if index > len(machine.memo) + 1:  # picklers count from 0 or 1; freely chosen, the numbers could all collide
         raise Damage(f"memo {index}")
     machine.memo[index] = machine.stack[-1]
 
 
-def _puts(read: Callable[[Machine], int]) -> Callable[[Machine], None]:
-    return lambda machine: _put(machine, read(machine))
-
-
-def _gets(read: Callable[[Machine], int]) -> Callable[[Machine], None]:
-    return lambda machine: machine.stack.append(machine.memo[read(machine)])
+def _get(machine: Machine, index: int) -> None:
+    machine.stack.append(machine.memo[index])
 
 
 def _mark(machine: Machine) -> None:
@@ -138,61 +102,44 @@ def _pop(machine: Machine) -> None:
         machine.pop_mark()
 
 
-def _marked(make: Callable[[Machine, list[Any]], Any]) -> Callable[[Machine], None]:
-    """An operation that makes a value of what was pushed since the mark."""
+def _marked(then: Callable[[Machine, list[Any]], None]) -> Callable[[Machine], None]:
+    """An operation on what was pushed since the mark."""
+    return lambda machine: then(machine, machine.pop_mark())
+
+
+def _last(size: int, then: Callable[[Machine, list[Any]], None]) -> Callable[[Machine], None]:
+    """An operation on so many values."""
 
     def operation(machine: Machine) -> None:
-        items = machine.pop_mark()
-        machine.stack.append(make(machine, items))
-
-    return operation
-
-
-def _marked_dict(machine: Machine, items: list[Any]) -> dict[Any, Any]:
-    made: dict[Any, Any] = {}
-    machine.set_items(made, items)
-    return made
-
-
-def _tuple(size: int) -> Callable[[Machine], None]:
-    def operation(machine: Machine) -> None:
-        if len(machine.stack) < size:
+        items = machine.stack[-size:]
+        if len(items) < size:
             raise IndexError
-        machine.stack[-size:] = [tuple(machine.stack[-size:])]
+        del machine.stack[-size:]
+        then(machine, items)
 
     return operation
 
 
-def _append(machine: Machine) -> None:
-    value = machine.stack.pop()
-    machine.extend(machine.stack[-1], [value])
-
-
-def _appends(machine: Machine) -> None:
-    items = machine.pop_mark()
-    machine.extend(machine.stack[-1], items)
-
-
-def _set_item(machine: Machine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    machine.set_items(machine.stack[-1], [key, value])
-
-
-def _set_items(machine: Machine) -> None:
-    items = machine.pop_mark()
+def _set_items(machine: Machine, items: list[Any]) -> None:
     machine.set_items(machine.stack[-1], items)
 
 
-def _add_items(machine: Machine) -> None:
-    items = machine.pop_mark()
+def _add_items(machine: Machine, items: list[Any]) -> None:
     if type(machine.stack[-1]) is not set:
         raise Damage("it adds items to what is no set")
-    machine.stack[-1].update(machine.members(items))
+    machine.stack[-1].update(machine.hashable(items))
+
+
+def _tuple(machine: Machine, items: list[Any]) -> None:
+    machine.stack.append(tuple(items))
+
+
+def _frozenset(machine: Machine, items: list[Any]) -> None:
+    machine.stack.append(frozenset(machine.hashable(items)))
 
 
 def _global(machine: Machine) -> None:
-    module, name = machine.line(_utf8, LINE), machine.line(_utf8, LINE)
-    machine.stack.append(machine.find(module, name))
+    machine.stack.append(machine.find(machine.line(), machine.line()))
 
 
 def _stack_global(machine: Machine) -> None:
@@ -214,12 +161,6 @@ def _new_object_ex(machine: Machine) -> None:
     _build(machine)
 
 
-def _inst(machine: Machine) -> None:
-    module, name = machine.line(_utf8, LINE), machine.line(_utf8, LINE)
-    arguments = tuple(machine.pop_mark())
-    machine.stack.append(machine.call(machine.find(module, name), arguments))
-
-
 def _build(machine: Machine) -> None:
     state, target = machine.stack.pop(), machine.stack[-1]
     if type(target) is dict:
@@ -229,30 +170,21 @@ def _build(machine: Machine) -> None:
     with_slots = type(state) is tuple and len(state) == 2 and all(type(part) in (dict, type(None)) for part in state)
     for part in state if with_slots else [state]:
         if type(part) is dict:
-            machine.spend(ITEM * len(part))
+            machine.hashable(part)
             target.attributes.update(part)
         elif part is not None:
             target.attributes["state"] = part
 
 
-def _persistent(machine: Machine, key: Any) -> None:
+def _persistent(machine: Machine) -> None:
     if machine.persistent is None:
         raise foreign("an object outside of the file")
-    machine.stack.append(machine.persistent(key))
+    machine.stack.append(machine.persistent(machine.stack.pop()))
 
 
-def _protocol(machine: Machine) -> None:
-    if (protocol := machine.take(1)[0]) > _PROTOCOL:
+def _protocol(machine: Machine, protocol: int) -> None:
+    if protocol > 5:
         raise Damage(f"protocol {protocol}")
-
-
-def _first(layout: str) -> Callable[[Machine], int]:
-    number = struct.Struct(layout)
-    return lambda machine: number.unpack(machine.take(number.size))[0]
-
-
-def _index_line(machine: Machine) -> int:
-    return machine.line(int, _DIGITS)
 
 
 _STOP = ord(".")
@@ -261,7 +193,7 @@ _OPERATIONS: dict[int, tuple[Callable[[Machine], None], int]] = {
     ord(code): (operation, cost)
     for cost, operations in {
         COST: {
-            b"\x80": _protocol,
+            b"\x80": _reads("<B", _protocol),
             b"\x95": lambda machine: machine.take(8),  # a frame's length
             b"0": _pop,
             b"1": lambda machine: machine.pop_mark(),
@@ -269,63 +201,49 @@ _OPERATIONS: dict[int, tuple[Callable[[Machine], None], int]] = {
             b"N": _value(lambda: None),
             b"\x88": _value(lambda: True),
             b"\x89": _value(lambda: False),
-            b"I": _line(_int_line),
-            b"L": _line(lambda text: int(text.removesuffix(b"L"))),
-            b"F": _line(float),
-            b"K": _number("<B"),
-            b"M": _number("<H"),
-            b"J": _number("<i"),
-            b"G": _number(">d"),
-            b"g": _gets(_index_line),
-            b"h": _gets(_first("<B")),
-            b"j": _gets(_first("<I")),
-            b"a": _append,
-            b"e": _appends,
-            b"s": _set_item,
-            b"u": _set_items,
-            b"\x90": _add_items,
+            b"K": _reads("<B", _push),
+            b"M": _reads("<H", _push),
+            b"J": _reads("<i", _push),
+            b"G": _reads(">d", _push),
+            b"h": _reads("<B", _get),
+            b"j": _reads("<I", _get),
+            b"a": _last(1, Machine.extend),
+            b"e": _marked(Machine.extend),
+            b"s": _last(2, _set_items),
+            b"u": _marked(_set_items),
+            b"\x90": _marked(_add_items),
             b"b": _build,
-            b"P": lambda machine: _persistent(machine, machine.line(_latin1, LINE)),
-            b"Q": lambda machine: _persistent(machine, machine.stack.pop()),
-            **dict.fromkeys((b"\x82", b"\x83", b"\x84"), _stop_before("a class by an extension code")),
-            **dict.fromkeys((b"\x97", b"\x98"), _stop_before("a buffer outside of the file")),
+            b"Q": _persistent,
         },
         2 * ITEM: {
             b"(": _mark,
-            b"p": _puts(_index_line),
-            b"q": _puts(_first("<B")),
-            b"r": _puts(_first("<I")),
+            b"q": _reads("<B", _put),
+            b"r": _reads("<I", _put),
             b"\x94": lambda machine: _put(machine, len(machine.memo)),
-            b"\x8a": _integer("<B"),
-            b"\x8b": _integer("<I"),
-            b"S": _line(_quoted, None),
-            b"V": _line(lambda text: text.decode("raw-unicode-escape"), None),
-            b"T": _string("<I", _latin1),
-            b"U": _string("<B", _latin1),
-            b"X": _string("<I", _utf8),
-            b"\x8c": _string("<B", _utf8),
-            b"\x8d": _string("<Q", _utf8),
-            b"B": _string("<I", bytes),
-            b"C": _string("<B", bytes),
-            b"\x8e": _string("<Q", bytes),
-            b"\x96": _string("<Q", bytes),
+            b"\x8a": _reads("<B", _integer),
+            b"\x8b": _reads("<I", _integer),
+            b"T": _reads("<I", _latin1),
+            b"U": _reads("<B", _latin1),
+            b"X": _reads("<I", _utf8),
+            b"\x8c": _reads("<B", _utf8),
+            b"\x8d": _reads("<Q", _utf8),
+            b"B": _reads("<I", _bytes),
+            b"C": _reads("<B", _bytes),
+            b"\x8e": _reads("<Q", _bytes),
+            b"\x96": _reads("<Q", _bytes),
         },
         CONTAINER: {
             b"]": _value(list),
             b"}": _value(dict),
             b")": _value(tuple),
             b"\x8f": _value(set),
-            b"t": _marked(lambda machine, items: tuple(items)),
-            b"l": _marked(lambda machine, items: items),
-            b"d": _marked(_marked_dict),
-            b"\x91": _marked(lambda machine, items: frozenset(machine.members(items))),
-            b"o": _marked(lambda machine, items: machine.call(items[0], tuple(items[1:]))),
-            b"\x85": _tuple(1),
-            b"\x86": _tuple(2),
-            b"\x87": _tuple(3),
+            b"t": _marked(_tuple),
+            b"\x91": _marked(_frozenset),
+            b"\x85": _last(1, _tuple),
+            b"\x86": _last(2, _tuple),
+            b"\x87": _last(3, _tuple),
             b"c": _global,
             b"\x93": _stack_global,
-            b"i": _inst,
             b"R": _reduce,
             b"\x81": _reduce,
             b"\x92": _new_object_ex,

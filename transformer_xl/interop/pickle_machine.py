@@ -6,11 +6,12 @@ one limit bounds memory and time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection
 from mmap import mmap
 from typing import Any
 
-from .inert import Damage, Name, Omitted, Refusal, StandIn, foreign, hashable_keys
+from .inert import Damage, Name, Omitted, Refusal, StandIn, foreign
 
 BUDGET = 1 << 30
 """Bytes that what a file makes may take, by our estimate; a vocabulary of 800,000 words takes 0.6 of it."""
@@ -18,8 +19,10 @@ COST, CONTAINER, ITEM = 64, 512, 64
 """Bytes that an operation, one that makes a container, and what stands in a container are charged with."""
 _LARGE = 1 << 20
 """Longer strings are not taken out of the file."""
-LINE = 256
+_LINE = 256
 """Characters that a name may have."""
+_NUMBERS = 4096
+"""Numbers that a file may use as keys. It chooses their hashes, but not those of text, into which a secret goes."""
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
@@ -41,7 +44,7 @@ class Machine:
         persistent: Callable[[Any], Any] | None = None,
     ):
         self.data, self.names, self.programs, self.persistent = data, PLAIN | names, programs, persistent
-        self.left = BUDGET
+        self.left, self.numbers = BUDGET, 0
         self.position = self.end = 0
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
@@ -70,15 +73,12 @@ class Machine:
         self.position += size
         return Omitted(size)
 
-    def line(self, decode: Callable[[bytes], Any], longest: int | None = None) -> Any:
-        """The next line as a value."""
-        end = self.end if longest is None else min(self.end, self.position + longest)
-        newline = self.data.find(b"\n", self.position, end)
+    def line(self) -> str:
+        """The next line."""
+        newline = self.data.find(b"\n", self.position, min(self.end, self.position + _LINE))
         if newline < 0:
-            raise Damage("a line has no end")
-        value = self.payload(newline - self.position, decode)
-        self.position = newline + 1
-        return value
+            raise Damage("a name has no end")
+        return self.take(newline + 1 - self.position)[:-1].decode()
 
     def pop_mark(self) -> list[Any]:
         """What was pushed since the last mark."""
@@ -89,10 +89,10 @@ class Machine:
         """What stands for a name."""
         module = _RENAMED.get(module, module)
         full = f"{module}.{name}"
-        if name.isidentifier() and full.isascii() and len(full) <= LINE:
+        if full.isascii() and len(full) <= _LINE and all(map(str.isidentifier, (*module.split("."), name))):
             if full in self.names:
                 found = self.names[full]
-                return Name(full, make=found) if found is None or callable(found) else found
+                return Name(full, found) if found is None or callable(found) else found
             if any(f"{module}.".startswith(f"{program}.") for program in self.programs):
                 return Name(full)
         raise foreign(full) if len(full.split()) == 1 else Damage("a name has spaces")
@@ -103,9 +103,9 @@ class Machine:
             raise Damage("it calls what is no function")
         return function.make(self, arguments) if function.make else StandIn(function.name, arguments)
 
-    def extend(self, target: Any, items: list[Any]) -> None:
-        """Put `items` into a list or a stand-in."""
-        target = target.items if type(target) is StandIn else target
+    def extend(self, items: list[Any]) -> None:
+        """Put `items` into the list or stand-in that was pushed last."""
+        target = self.stack[-1].items if type(self.stack[-1]) is StandIn else self.stack[-1]
         if type(target) is not list:
             raise Damage("it appends to what is no list")
         target.extend(items)
@@ -117,15 +117,20 @@ class Machine:
             target = target.items
         if type(target) is not dict or len(items) % 2:
             raise Damage("it sets items of what is no dict")
-        self.spend(ITEM * len(items))
-        target.update(zip(hashable_keys(items[::2]), items[1::2], strict=True))
+        target.update(zip(self.hashable(items[::2]), items[1::2], strict=True))
 
-    def members(self, items: Any) -> Iterable[Any]:
-        """Items that a set may have."""
-        if type(items) not in (list, tuple, set, frozenset):
+    def hashable(self, keys: Any) -> Collection[Any]:
+        """The keys of a dict or members of a set, if they take no long to hash and to find a place for."""
+        if type(keys) not in (list, tuple, set, frozenset, dict):
             raise Damage("it makes a set of what is no list")
-        self.spend(2 * ITEM * len(items))
-        return hashable_keys(items)
+        self.spend(2 * ITEM * len(keys))
+        kinds = Counter(map(type, keys))
+        self.numbers += kinds[int] + kinds[float]
+        if odd := kinds.keys() - {str, bytes, int, float, bool, type(None)}:
+            raise Refusal(f"has a key of the type {odd.pop().__name__}: no model does. Do not trust this file.")
+        if self.numbers > _NUMBERS:
+            raise Refusal(f"has more than {_NUMBERS:,} numbers as keys: no model does. Do not trust this file.")
+        return keys
 
 
 def _mapping(machine: Machine, arguments: tuple[Any, ...]) -> dict[Any, Any]:
@@ -138,31 +143,13 @@ def _mapping(machine: Machine, arguments: tuple[Any, ...]) -> dict[Any, Any]:
     return made
 
 
-def _bytes(machine: Machine, arguments: tuple[Any, ...]) -> bytes | Omitted:
-    text, *encoding = arguments or (b"",)
-    if type(text) is str and encoding in (["latin1"], ["latin-1"]):
-        machine.spend(len(text))
-        text = text.encode("latin-1")
-    if isinstance(text, bytes | Omitted):
-        return text
-    raise Damage("it makes bytes of what is no text")
-
-
-def _reconstructed(machine: Machine, arguments: tuple[Any, ...]) -> StandIn:
-    if len(arguments) != 3 or type(arguments[0]) is not Name:
-        raise Damage("it makes an object of no class")
-    return StandIn(arguments[0].name, () if arguments[2] is None else (arguments[2],))
-
-
 PLAIN: dict[str, Any] = {
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
     "collections.defaultdict": lambda machine, arguments: _mapping(machine, arguments[1:]),
-    "builtins.set": lambda machine, arguments: set(machine.members(arguments[0] if arguments else ())),
-    "builtins.frozenset": lambda machine, arguments: frozenset(machine.members(arguments[0] if arguments else ())),
-    "builtins.bytes": _bytes,
-    "builtins.bytearray": _bytes,
-    "_codecs.encode": _bytes,
-    "copyreg._reconstructor": _reconstructed,
-} | dict.fromkeys(f"builtins.{name}" for name in ("object", "list", "dict", "tuple", "int", "float", "str", "bool"))
+    "builtins.set": lambda machine, arguments: set(machine.hashable(arguments[0] if arguments else ())),
+    "builtins.frozenset": lambda machine, arguments: frozenset(machine.hashable(arguments[0] if arguments else ())),
+    **dict.fromkeys(("copyreg._reconstructor", "_codecs.encode", "builtins.bytes", "builtins.bytearray")),
+    **dict.fromkeys(f"builtins.{name}" for name in ("object", "list", "dict", "tuple", "int", "float", "str", "bool")),
+}
 """Names of Python's own."""

@@ -14,8 +14,7 @@ from __future__ import annotations
 import mmap
 import struct
 import zipfile
-from codecs import getincrementaldecoder
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .inert import Damage, Name, Omitted, Refusal, StandIn
+from .inert import Damage, Name, Omitted, Refusal, StandIn, mapped
 from .opcodes import run
 from .pickle_machine import Machine
 
@@ -35,12 +34,7 @@ _DIRECTORY = 1 << 22
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _COUNT, _NUMEL, _DIMENSIONS = 1 << 48, 1 << 60, 64
 _TENSOR_COST = 1 << 11
-_LEVELS = 100
-_KINDS = {
-    (0, b"\x1f\x8b"): "is compressed by gzip. Unpack it first.",
-    (0, b"\xfd7zXZ"): "is compressed by xz. Unpack it first.",
-    (257, b"ustar"): "is a tar file, as torch wrote before its version 0.1.10. Save it again by a newer torch.",
-}
+_ARRAYS, _LONGEST_NAME = 1 << 17, 1000
 _STORAGES = {
     "Double": torch.float64,
     "Float": torch.float32,
@@ -81,23 +75,16 @@ class _View(NamedTuple):
 def read_pickle(path: Path) -> Any:
     """A plain pickle, or what `torch.save` wrote, as inert data.
 
-    Plain values, lists, tuples and sets are what they were; a dict of any kind is a dict, a bytearray bytes, a tensor
-    or parameter a tensor on the CPU. Any other object is a `StandIn`, a string of more than 1 MiB an `Omitted`.
+    Plain values, lists, tuples and sets are what they were; a dict of any kind is a dict, a tensor or parameter a
+    tensor on the CPU. Any other object is a `StandIn`, a string of more than 1 MiB an `Omitted`.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: one sentence: it is cut short, damaged or of another kind, or asks for what is no part of a model.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}.")
-    if not path.stat().st_size:
-        raise ValueError(f"{path} is empty. Get it again.")
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of memory it could not write to
+    data = mapped(path)
     try:
         return _read(data)
-    except Damage as damage:
-        raise ValueError(f"{path} {_kind(data) or damage}") from None
     except Refusal as refusal:
         raise ValueError(f"{path} {refusal}") from None
 
@@ -108,27 +95,38 @@ def module_state(module: StandIn) -> dict[str, Tensor]:
     Raises:
         ValueError: one sentence, where it is not built as torch builds modules.
     """
-    return dict(_state(module, "", 0))
+    state: dict[str, Tensor] = {}
+    todo, count = [("", module)], 0
+    while todo:
+        prefix, module = todo.pop()
+        passing, inner = module.attributes.get("_non_persistent_buffers_set"), []
+        passing = passing if isinstance(passing, set | frozenset) else ()
+        for kind, wanted in (("_parameters", Tensor), ("_buffers", Tensor), ("_modules", StandIn)):
+            for name, value in _held(module, kind, wanted, prefix).items():
+                full, count = f"{prefix}{name}", count + 1
+                if count > _ARRAYS or len(full) > _LONGEST_NAME or not full.isprintable():
+                    raise ValueError(
+                        f"A pickled module must have at most {_ARRAYS:,} arrays and modules, and names of at most "
+                        f"{_LONGEST_NAME:,} printable signs. It has more at {full[:60]!a}: no model does."
+                    )
+                if isinstance(value, StandIn):
+                    inner.append((f"{full}.", value))
+                elif value is not None and not (kind == "_buffers" and name in passing):
+                    state[full] = value
+        todo += reversed(inner)
+    return state
 
 
-def _state(module: StandIn, prefix: str, level: int) -> Iterator[tuple[str, Tensor]]:
-    here = f"{prefix.rstrip('.') or 'its top'} ({module.name})"
-    if level > _LEVELS:
-        raise ValueError(f"A pickled module nests more than {_LEVELS} levels deep, at {here}: no model does.")
-    passing = module.attributes.get("_non_persistent_buffers_set", ())
-    for kind, wanted in (("_parameters", Tensor), ("_buffers", Tensor), ("_modules", StandIn)):
-        held = module.attributes.get(kind)
-        if type(held) is not dict or any(
-            type(name) is not str or not isinstance(value, wanted | None) for name, value in held.items()
-        ):
-            raise ValueError(
-                f"A pickled module is none of torch's at {here}: its {kind} must be {wanted.__name__}s by name."
-            )
-        for name, value in held.items():
-            if isinstance(value, StandIn):
-                yield from _state(value, f"{prefix}{name}.", level + 1)
-            elif value is not None and not (kind == "_buffers" and name in passing):
-                yield f"{prefix}{name}", value
+def _held(module: StandIn, kind: str, wanted: type, prefix: str) -> dict[str, Any]:
+    held = module.attributes.get(kind)
+    if type(held) is not dict or any(
+        type(name) is not str or not isinstance(value, wanted | None) for name, value in held.items()
+    ):
+        raise ValueError(
+            f"A pickled module is none of torch's at {prefix.rstrip('.')[:60] or 'its top'} ({module.name}): "
+            f"its {kind} must be {wanted.__name__}s by name."
+        )
+    return held
 
 
 def _read(data: mmap.mmap) -> Any:
@@ -143,19 +141,6 @@ def _read(data: mmap.mmap) -> Any:
     if end != len(data):
         raise Damage(f"{len(data) - end:,} bytes follow its end")
     return value
-
-
-def _kind(data: mmap.mmap) -> str:
-    """What a file that cannot be read is instead; empty where nobody knows."""
-    for (place, magic), kind in _KINDS.items():
-        if data[place : place + len(magic)] == magic:
-            return kind
-    try:
-        head = getincrementaldecoder("utf-8")().decode(data[:1000])  # which may end within a character
-    except UnicodeDecodeError:
-        return ""
-    is_text = all(character.isprintable() or character.isspace() for character in head)
-    return "is a text file, and no whole pickle. Name another file, or get it again." if is_text else ""
 
 
 def _read_legacy(machine: Machine, position: int) -> Any:
@@ -338,19 +323,10 @@ _NAMES: dict[str, Any] = {
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch.nn.parameter.Parameter": _parameter,
     "torch.Size": _size,
-    **dict.fromkeys(_DTYPES),
     **{str(dtype): dtype for dtype in _STORAGES.values()},
-    **dict.fromkeys(
-        (
-            "torch.device",
-            "re._compile",
-            "_regex.compile",
-            "regex._regex.compile",
-            "argparse.Namespace",
-            "pathlib.PosixPath",
-        )
-    ),
-    **dict.fromkeys(("numpy.ndarray", "numpy.dtype")),
+    **dict.fromkeys((*_DTYPES, "torch.device", "numpy.ndarray", "numpy.dtype")),
+    **dict.fromkeys(("re._compile", "_regex.compile", "regex._regex.compile")),
+    **dict.fromkeys(("argparse.Namespace", "pathlib.PosixPath")),
     **dict.fromkeys(
         f"numpy.{core}.{name}"
         for core in ("core", "_core")
