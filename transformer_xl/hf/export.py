@@ -4,7 +4,7 @@
     modeling_transformer_xl.py and the files it imports      this package's own, their imports rewritten for one folder
     tokenizer.json, tokenizer_config.json                    the symbols
     transformer_xl_vocab.json                                the symbols as `Vocab` keeps them, for the way back
-    README.md                                                the model card
+    README.md, LICENSE                                       the model card, and the code's licence
 
 No file of it is a second copy of the model that somebody keeps: an import that cannot be rewritten is no export.
 """
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import distribution
 from pathlib import Path
 
 import torch
@@ -77,8 +78,9 @@ def _no_bar() -> Iterator[None]:
 
 def write_source(folder: str | Path) -> dict[str, str]:
     """Put the code into `folder`, and tell which classes transformers is to take from it: its `auto_map`."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, content in source_files().items():
+    licence = distribution("transformer-xl").read_text("licenses/LICENSE")
+    assert licence, "the package is installed without its LICENSE"
+    for name, content in (source_files() | {"LICENSE": licence}).items():
         (Path(folder) / name).write_text(content, encoding="utf-8")
     owners = {"AutoConfig": TransformerXLHFConfig, "AutoModelForCausalLM": TransformerXLForCausalLM}
     return {auto: f"{_FIRST[-1]}.{owner.__name__}" for auto, owner in owners.items()}
@@ -93,6 +95,9 @@ def source_files() -> dict[str, str]:
         if module not in contents:
             contents[module], needed = _rewritten(module)
             wanted += needed
+    # Before 5.10 transformers copies those files only whose names it reads behind "from ." in the first.
+    others = [_flat(module) for module in contents if module != _FIRST]
+    contents[_FIRST] += "".join(f"from .{name} import __name__ as _\n" for name in others)
     files = {f"{_flat(module)}.py": content for module, content in contents.items()}
     assert len(files) == len(contents), f"of {sorted(contents)} two would have one name in the folder"
     return files
@@ -134,10 +139,8 @@ def _import(
     if node.module:
         return [f"from .{_flat(base)} import {names}"], [base]
     modules = [(*base, alias.name) for alias in node.names]
-    # transformers copies the files whose names it reads behind "from ."; the second line alone would hide them.
-    seen = [f"from .{_flat(module)} import __name__ as _" for module in modules]
     whole = [f"{_flat(m)} as {a.asname or a.name}" for m, a in zip(modules, node.names, strict=True)]
-    return [*seen, f"from . import {', '.join(whole)}"], modules
+    return [f"from . import {', '.join(whole)}"], modules
 
 
 def _path(module: tuple[str, ...]) -> Path:
@@ -175,19 +178,29 @@ segment, and each layer attends to what it computed for the segments before.
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
-model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)
+folder = "{name}"  # the path of this folder
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 inputs = tokenizer("the ", return_tensors="pt")
 ids = model.generate(**inputs, max_new_tokens=100, do_sample=True, top_k=40)
 print(tokenizer.decode(ids[0]))
 ```
 
-`trust_remote_code=True` runs the Python files of this folder, so read them first. It is not needed behind
-`import transformer_xl.hf`, which `pip install "transformer-xl[hf]"` brings.
+`trust_remote_code=True` runs the Python files of this folder (their licence is in `LICENSE`), so read them first;
+without it the two ask before they run any. It is not needed behind `import transformer_xl.hf`, which
+`pip install "transformer-xl[hf]"` brings.
 
 `logits` are log-probabilities. `past_key_values` is the memory: give what a call returns to the next one, and the text
-goes on. Texts of a batch are padded on the left. A text goes on behind a line end; to stop at one, give
-`generate` its id as `eos_token_id`.
+goes on. `model(new, past_key_values=memory)` takes the new tokens only, `model.generate(text, past_key_values=memory)`
+the whole text so far, such as the `sequences` that came with the memory. After beam search read the text again: the
+memory it returns is that of other beams.
+
+A text goes on behind a line end; to stop at one, give `generate` its id as `eos_token_id`. `stop_strings` are for bytes
+and byte pairs; with words or characters, use `eos_token_id` or a `StoppingCriteria`.
+
+Texts of a batch are padded on the left and told apart by the attention mask. Bytes and byte pairs are padded with byte
+0xFF; where the tokenizer has no `pad_token`, set it to a rare symbol, which transformers then drops from decoded texts
+and from labels. A `pipeline` decodes what it writes by itself: end a prompt of words with a space.
 """
 
 

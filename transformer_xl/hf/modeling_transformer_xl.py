@@ -6,8 +6,10 @@ imports, so `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import asdict, fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -27,11 +29,15 @@ _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
 
+_CARRIED = ("transformer_xl_vocab.json", "LICENSE")
+"""Files of an exported folder that transformers does not know."""
+
 
 class TransformerXLHFConfig(PreTrainedConfig):
     """`TransformerXLConfig` and `Lengths`, flat and by the same names.
 
-    `run` holds the other sections of the run that the model comes from.
+    `run` holds the other sections of the run that the model comes from. `tie_weight` and `tie_projs` say which weights
+    are tied, and `tie_word_embeddings` nothing: with `tie_weight` changed, weights that a folder lacks are drawn.
     """
 
     model_type = "transformer-xl"
@@ -61,9 +67,16 @@ class TransformerXLHFConfig(PreTrainedConfig):
         return Lengths(**{field.name: getattr(self, field.name) for field in fields(Lengths)})
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
-        """As transformers does it, the code beside: it copies that itself where it loaded it from such a folder."""
+        """As transformers does it, the code beside: it copies that itself where it loaded it from such a folder.
+
+        The symbols of a folder that it was loaded from come along, for the way back.
+        """
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
         if __name__.startswith("transformer_xl."):
             self.auto_map = import_module("transformer_xl.hf.export").write_source(save_directory)
+        for name in _CARRIED:
+            if (file := Path(self.name_or_path or save_directory, name)).is_file():
+                Path(save_directory, name).write_bytes(file.read_bytes())
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)
 
 
@@ -143,6 +156,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: TransformerXLHFConfig):
         super().__init__(config)
+        if not config.vocab_size:
+            raise ValueError("vocab_size must be the number of symbols, got 0. Give it to TransformerXLHFConfig.")
         self.model = TransformerXL(config.shape)
         self._tied_weights_keys = _tied(self)
         self.post_init()
@@ -152,7 +167,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids: Int[Tensor, "B T"] | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
-        labels: Int[Tensor, "B T"] | None = None,
+        labels: Int[Tensor, "*S"] | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
@@ -177,6 +192,13 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         asked = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         if input_ids is None or inputs_embeds is not None:
             raise ValueError("inputs_embeds must be left out, for memory starts from tokens. Give input_ids.")
+        if not input_ids.numel():
+            raise ValueError(
+                "input_ids must hold a token or more. Leave it out of generate to begin behind a line end."
+            )
+        if labels is not None and labels.shape != input_ids.shape:
+            shapes = f"{tuple(input_ids.shape)}, got {tuple(labels.shape)}"
+            raise ValueError(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
         if unknown := [name for name, value in asked.items() if value]:
             raise ValueError(
                 f"{unknown[0]} must be False or left out: a Transformer-XL returns logits and memory only."
@@ -193,6 +215,30 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         past = TransformerXLCache(memory, cache.seen + input_ids.shape[1]) if use_cache is not False else None
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore[arg-type]
         return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Int[Tensor, "B T"], tokenizer: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As transformers does it, but for what is of no use here: positions, and the tokenizer of `stop_strings`."""
+        positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all
+        new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
+        if new is not None and new < 1:
+            seen = (kwargs.get("past_key_values") or TransformerXLCache()).get_seq_length()
+            raise ValueError(
+                f"input_ids of generate must be the whole text so far, more than the {seen} tokens that "
+                f"past_key_values has seen, got {input_ids.shape[1]}. Give it the sequences that came with it."
+            )
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
+        inputs.pop("cache_position", None)
+        return inputs
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """As transformers does it, and the memory of each text too: in a copy, for the one given is the user's."""
+        past = kwargs.get("past_key_values")
+        if expand_size > 1 and isinstance(past, TransformerXLCache) and past.batch_size == len(kwargs["input_ids"]):
+            kwargs["past_key_values"] = past = copy(past)
+            past.batch_repeat_interleave(expand_size)
+        return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[attr-defined]
 
     def get_input_embeddings(self) -> nn.Module:
         """The adaptive embedding: ids to vectors."""
@@ -214,24 +260,26 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             kind = type(given).__name__
             raise ValueError(f"past_key_values must be what this model returned, got a {kind}. Leave it out to begin.")
         rows, length = ids.shape
-        if given.memory is not None:
-            if given.batch_size != rows:
-                raise ValueError(
-                    f"past_key_values must hold a row for each of input_ids, {rows}, got {given.batch_size}. "
-                    "Use its batch_repeat_interleave or batch_select_indices."
-                )
-            if mask is not None and not mask[:, -length:].all():
-                raise ValueError(
-                    "attention_mask must be 1 for all tokens behind a memory: only a text's begin is padded."
-                )
-            return given
-        if mask is None or mask.all():
-            return given
-        if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any():
+        if given.memory is not None and given.batch_size != rows:
             raise ValueError(
-                "attention_mask must be zeros, then ones, of the shape of input_ids: texts are padded on the left. "
-                'Set tokenizer.padding_side = "left".'
+                f"past_key_values must hold a row for each of input_ids, {rows}, got {given.batch_size}. "
+                "Use its batch_repeat_interleave or batch_select_indices."
             )
+        if mask is None:
+            return given
+        if given.memory is not None and mask.dim() == 2:
+            if not mask[:, -length:].all():
+                raise ValueError(
+                    "attention_mask must be 1 for all tokens behind a memory: only a text's beginning is padded."
+                )
+            return given
+        if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any() or not mask[:, -1].all():
+            raise ValueError(
+                "attention_mask must be zeros, then a one or more, of the shape of input_ids: texts are padded on the "
+                'left. Set tokenizer.padding_side = "left".'
+            )
+        if mask.all():
+            return given
         if self.model.config.zero_memory:
             raise ValueError("This model attends zeros before a text (zero_memory), so texts must be of one length.")
         return TransformerXLCache(self.model.empty_memory(rows, valid=mask.sum(1) - length))
@@ -251,7 +299,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         self, hidden: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], mask: Tensor | None, count: Any
     ) -> Float[Tensor, ""]:
         """Mean nats of the labels behind a text's first token; padding predicts nothing."""
-        targets = labels[:, 1:]
+        targets = labels[:, 1:].long()
         scored = targets >= 0
         if mask is not None:
             scored = scored & mask[:, -labels.shape[1] : -1]

@@ -18,29 +18,26 @@ from ..data.vocab import LINE_ENDS, UNK, Vocab
 
 _SPACES = "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
 """What `str.split` takes for white space; that of the tokenizers library is a little less."""
+_FF = "\u00ff"
+"""The byte 0xFF as byte-level tokenizers spell it."""
 
 
 def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
     """The tokenizer of `vocab`, for texts padded on the left.
 
-    Special are, among words, the line end (bos and eos) and `<unk>`; elsewhere a line end is a newline like any, which
-    decoding with `skip_special_tokens` is to keep. Padding is `<unk>`, or where there is none the rarest symbol: it is
-    told apart by the attention mask.
+    Nothing that a text can hold is special, so decoding with `skip_special_tokens` keeps all of it. Bytes and byte
+    pairs are padded with byte 0xFF, which is in no UTF-8 text. The others have no padding, nor have byte pairs with
+    added tokens, which are looked for in a text, and its sign would be too.
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
-    names = [tokenizer.id_to_token(i) for i in range(len(vocab))]
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    unk = names[vocab.unk] if vocab.is_text and vocab.unk is not None else None
-    end = names[vocab.line_end] if vocab.unit == "word" and vocab.line_end is not None else None
+    added = len(tokenizer.get_added_tokens_decoder()) > 0
     if len(vocab.opening):
+        end = LINE_ENDS[vocab.newlines]
         special = [(end, vocab.line_end)]
         tokenizer.post_processor = processors.TemplateProcessing(f"{end} $A", f"{end} $A $B", special)  # type: ignore[arg-type]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=end,
-        eos_token=end,
-        unk_token=unk,
-        pad_token=unk or (added or names)[-1],
+        pad_token=None if vocab.is_text or added or tokenizer.token_to_id(_FF) is None else _FF,
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
