@@ -75,10 +75,8 @@ class Case:
         """As the authors' scripts give them."""
         names = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "d_embed", "div_val", "untie_r", "proj_same_dim")
         names += ("tgt_len", "mem_len", "clamp_len", "same_length")
-        dropouts = {"dropout": 0.1, "dropatt": 0.0}
-        return (
-            {name: getattr(self, name) for name in names} | {"proj_share_all_but_first": self.tied == "all_but_first"} | dropouts
-        )
+        shared = {"proj_share_all_but_first": self.tied == "all_but_first"}
+        return {name: getattr(self, name) for name in names} | shared | {"dropout": 0.1, "dropatt": 0.0}
 
 
 GOLDEN = {
