@@ -88,6 +88,14 @@ def test_the_authors_module(tmp_path, shape, old):
     assert any("reverse" in line for line in found.report) == bool(shape)
 
 
+def test_a_module_in_a_data_parallel_wrapper(tmp_path):
+    model = shuffled(small_model(**BANDS))
+    with classes(**AUTHORS):
+        torch.save(torch.nn.DataParallel(authors_module(model, LENGTHS)), tmp_path / "model.pt")
+    found = read_model(tmp_path / "model.pt", "original")
+    assert same(found.model(), model) and found.config.eval_lengths == LENGTHS
+
+
 def test_clusters_of_the_original_are_counted_from_the_end():
     """Its log p of band i is the head's column -i; here that is checked by its own formula on its own arrays."""
     model = shuffled(small_model(**BANDS))

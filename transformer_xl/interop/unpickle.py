@@ -52,7 +52,7 @@ _DTYPES = {
 } | {f"torch.storage.{name}": torch.uint8 for name in ("TypedStorage", "UntypedStorage", "_UntypedStorage")}
 _PROGRAMS = (
     *("mem_transformer", "utils", "vocabulary", "data_utils", "proj_adaptive_softmax", "log_uniform_sampler"),
-    *("torch.nn.modules", "torch.nn.backends"),
+    *("torch.nn.modules", "torch.nn.backends", "torch.nn.parallel"),
     *("transformers", "pytorch_transformers", "pytorch_pretrained_bert", "tokenizers", "sacremoses"),
 )
 """The authors' modules and NVIDIA's, torch's own layers, Hugging Face's and what their tokenizers use."""
