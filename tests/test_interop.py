@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from foreign import AUTHORS, authors_module, classes, nvidia_checkpoint, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from small_models import VOCAB, small_model, text
 
 from transformer_xl import load_model as public_load_model
@@ -159,9 +161,12 @@ def bands_state() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
         ({"r_w_bias": torch.full((2, 5), torch.nan)}, "r_w_bias must be finite"),
         ({"crit.cluster_weight": torch.tensor(1.0)}, "crit.cluster_weight is a scalar of float32"),
         ({"word_emb.emb_layers.1.weight": torch.tensor(1.0)}, "word_emb.emb_layers.1.weight is a scalar"),
-        ({"layers.100000000.x": torch.zeros(1)}, "layers.100000000.x is unexpected"),
+        ({"layers.100000000.x": torch.zeros(1)}, "layers.3.dec_attn.qkv_net.weight is missing"),
         ({"layers.3.dec_attn.o_net.weight": torch.zeros(14, 10)}, "layers.3.dec_attn.qkv_net.weight is missing"),
         ({3: torch.zeros(1)}, "must hold a module or its state dict"),
+        ({"word_emb.emb_layers.2.weight": None}, "lacks word_emb.emb_layers.2.weight"),
+        ({"layers.1.dec_attn.o_net.weight": None}, "layers.1.dec_attn.o_net.weight is missing."),
+        ({"crit.cluster_weight": torch.zeros(3, 14)}, "crit.cluster_weight must be 2x14, and is 3x14."),
         ({"crit.out_projs.0": None}, "crit.out_projs.0 is missing"),
         ({"crit.out_layers.0.weight": None}, "crit.out_layers.0.weight is missing"),
         ({"r_w_bias": torch.zeros(1, 2, 5, 1)}, "r_w_bias is 1x2x5x1 of float32"),
@@ -173,6 +178,29 @@ def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
     changed = {name: value for name, value in (state | change).items() if value is not None}
     torch.save(changed, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=re.escape(complaint)):
+        read_model(tmp_path, "original")
+
+
+def test_what_stands_beside_a_state_dict_is_named(tmp_path):
+    model, state = bands_state()
+    torch.save({"state_dict": state, "optimizer": {"step": 3}, "args": {"mem_len": 44}}, tmp_path / "model.pt")
+    for file, mem_len in (("a.json", 9), ("b.json", 30)):
+        (tmp_path / file).write_text(json.dumps({"mem_len": mem_len}))
+    found = read_model(tmp_path, "original")
+    assert same(found.model(), model) and found.config.train.mem_len == 30 and len(repr(found)) < 5000
+    told = "\n".join(found.report)
+    assert "optimizer, args" in told and "mem_len is not the same in a.json and b.json: the latter is taken" in told
+    assert "Nothing states tgt_len, clamp_len, same_length, pre_lnorm" in told
+    torch.save({"state_dict": state, "model_state_dict": state}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="must hold one state dict"):
+        read_model(tmp_path, "original")
+    with classes(Corpus="data_utils") as made:
+        corpus = made["Corpus"]()
+        corpus.dataset = "x"
+        torch.save(corpus, tmp_path / "model.pt")
+    with pytest.raises(
+        ValueError, match=r"must hold a model, and holds data_utils\.Corpus\. A vocabulary goes to --vocab"
+    ):
         read_model(tmp_path, "original")
 
 
@@ -227,6 +255,7 @@ def test_each_length_that_is_stated_is_taken(tmp_path, stated, wanted):
         ({"mem_len": 0, "same_length": True}, r"train\.attn_len in args\.json must be at least 1, got 0"),
         ({"dropout": 7}, r"model\.dropout in args\.json must be at least 0 and below 1, got 7"),
         ({"evaluation": {"clamp_len": "x"}}, r"evaluation in args\.json must be a table of lengths, and is a dict"),
+        ({"cutoffs": [5]}, r"cutoffs in args\.json must part its 3 bands, and are \(5,\)"),
         ({"mem_len": 10**30}, r"train\.mem_len in args\.json must be at most 2,147,483,648"),
         ({"layer_norm_epsilon": 10**400}, r"model\.layer_norm_epsilon in args\.json must be a number"),
         ({"mem_len": [["x"] * 9] * 9}, r"mem_len in args\.json must be a whole number, and is a list"),
@@ -373,8 +402,10 @@ def test_a_name_on_the_hub_is_fetched_and_converted_once(tmp_path, monkeypatch, 
     weights = "model.safetensors" if stored == "safetensors" else "pytorch_model.bin"
     wanted = sorted(["config.json", "transformer_xl_vocab.json", weights])
     assert asked == [("some/model", "abc123", wanted), ("some/model", None, wanted)]
+    assert same(public_load_model("hf:some/model@abc123").model, model) and len(asked) == 2  # no need to ask again
     asked.clear()
-    assert same(public_load_model("hf:some/model").model, model)  # no network, but it was fetched before
+    with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is taken"):
+        assert same(public_load_model("hf:some/model").model, model)
     assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").iterdir()] == ["abc123"]
 
 
@@ -432,11 +463,11 @@ def test_the_whole_journey_from_a_pickled_module_to_a_figure(tmp_path, capsys, m
 def test_a_vocabulary_of_another_size_is_refused(tmp_path):
     model = shuffled(small_model(dtype=torch.float32))
     torch.save(to_theirs(dict(model.state_dict()), model.config, reverse=True), tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"weights for 23 symbols, and its vocabulary 2\."):
+    with pytest.raises(ValueError, match=r"must hold the 23 symbols that there are weights for, and .* has 2\."):
         read_model(tmp_path, "original", vocab=Vocab("word", ("<eos>", "<unk>")))
 
 
-def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, monkeypatch):
+def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, monkeypatch, capsys):
     model = shuffled(small_model(dtype=torch.float32, **SLICES))
     state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
     torch.save(state, tmp_path / "model.pt")
@@ -465,9 +496,13 @@ def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, mo
     stated = configure.run_settings(source)  # states the lengths of evaluation
     assert stated.eval_lengths == replace(recipe.eval_lengths, mem_len=50, attn_len=51)
     assert stated.train.lengths == recipe.train.lengths
+    source = Source(tmp_path, "tensorflow", dict(state))
+    source.state({"mem_len": 50}, "flags.json")
+    assert configure.run_settings(source).eval_lengths == stated.eval_lengths  # the recipe's window is same_length
 
     run_of(model, tmp_path / "run", eval=EvalConfig(tgt_len=3, mem_len=77, clamp_len=5))
     assert main(["convert", str(tmp_path / "run"), "--to-format", "original", "--to", str(tmp_path / "out")]) == 0
+    assert "attn_len 6 became same_length" in capsys.readouterr().out
     back = read_model(tmp_path / "out", "original").config
     assert back.eval_lengths == Lengths(tgt_len=3, mem_len=77, clamp_len=5, attn_len=77)  # it has a window or none
     assert back.train.lengths == Lengths(tgt_len=4, mem_len=6, attn_len=6)
@@ -506,6 +541,20 @@ def test_settings_of_a_run_that_shape_no_weights_may_be_given_up(tmp_path, capsy
     assert "--model.n-layer shapes weights" in capsys.readouterr().err
     assert main([*out, "--model.zero-memory", "false", "--model.dropout", "0.5"]) == 0
     assert read_model(tmp_path / "out", "original").config.model.dropout == 0.5
+
+
+def test_weights_in_several_files(tmp_path):
+    home = Path(__file__).parent / "golden" / "huggingface" / "div2-partial"
+    shutil.copy(home / "config.json", tmp_path)
+    weights = next(home.glob("model.safetensors"), None) or home / "pytorch_model.bin"
+    state = load_file(weights) if weights.suffix == ".safetensors" else torch.load(weights, weights_only=True)
+    first, *others = state
+    save_file({first: state[first].clone()}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({name: state[name].clone() for name in others}, tmp_path / "model-00002-of-00002.safetensors")
+    assert same(read_model(tmp_path, "huggingface").model(), read_model(home, "huggingface").model())
+    save_file({name: value.clone() for name, value in state.items()}, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(ValueError, match=f"must hold other arrays than the files before it, and has {first} too"):
+        read_model(tmp_path, "huggingface")
 
 
 def test_zero_memory_is_zeros_that_are_attended():

@@ -284,7 +284,7 @@ def _misfits(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iter
     missing = [name for name in wanted if name not in stored]
     unexpected = [name for name in stored if name not in wanted]
     wrong = [
-        f"{name} is {_shape(stored[name])} in the file and {_shape(value)} in the model"
+        f"{name} is {dimensions(stored[name].shape)} in the file and {dimensions(value.shape)} in the model"
         for name, value in wanted.items()
         if name in stored and stored[name].shape != value.shape
     ]
@@ -298,8 +298,9 @@ def _some(names: Iterable[str], shown: int = 8) -> str:
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
-def _shape(value: Tensor) -> str:
-    return "x".join(map(str, value.shape)) or "a scalar"
+def dimensions(shape: torch.Size) -> str:
+    """A shape in words: 2x3."""
+    return "x".join(map(str, shape)) or "a scalar"
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

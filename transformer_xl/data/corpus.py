@@ -143,7 +143,7 @@ class Corpus:
         return cls(path, header, vocab)
 
     def split(self, name: Literal["train", "valid", "test"]) -> Split:
-        """One split, its ids memory-mapped; `ValueError` where the corpus lacks it."""
+        """One split; `ValueError` where the corpus lacks it. Its ids are memory-mapped, or in memory if renumbered."""
         if name not in self.header.splits:
             raise ValueError(
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. "
@@ -168,7 +168,8 @@ class Corpus:
                 "prepared as for its training, or give plain text, which is then tokenised with the model's vocabulary."
             )
         places = {symbol: i for i, symbol in enumerate(vocab.symbols)}
-        return replace(self, vocab=vocab, other_ids=np.array([places[s] for s in self.vocab.symbols], vocab.dtype))
+        ids = np.array([places[symbol] for symbol in self.vocab.symbols], vocab.dtype)
+        return replace(self, vocab=vocab, other_ids=ids if self.other_ids is None else ids[self.other_ids])
 
     @classmethod
     def build(

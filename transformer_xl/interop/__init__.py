@@ -2,8 +2,18 @@
 
 from .hub import load_model, local
 from .original import write_original
-from .reading import Imported, read_model
+from .reading import Imported, check_symbols, read_model
 from .source import PROGRAMS, Program
 from .vocabulary import read_vocabulary
 
-__all__ = ["PROGRAMS", "Imported", "Program", "load_model", "local", "read_model", "read_vocabulary", "write_original"]
+__all__ = [
+    "PROGRAMS",
+    "Imported",
+    "Program",
+    "check_symbols",
+    "load_model",
+    "local",
+    "read_model",
+    "read_vocabulary",
+    "write_original",
+]

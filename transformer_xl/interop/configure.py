@@ -78,6 +78,11 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
         )
     base = example or RunConfig()
+    unsaid = [
+        name for name in (*_LENGTHS, *([] if source.program == "tensorflow" else ["pre_lnorm"])) if name not in stated
+    ]
+    if unsaid and example is None:
+        source.notes.append(f"Nothing states {', '.join(unsaid)}: taken are the defaults of this package.")
     if source.vocab is not None:
         own = CorpusConfig(unit=source.vocab.unit, newlines=source.vocab.newlines)
         same = (base.corpus.unit, base.corpus.newlines) == (own.unit, own.newlines)
@@ -99,7 +104,7 @@ def _model(
         **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
         "layer_norm_epsilon": source.dialect.layer_norm_epsilon,
         "zero_memory": source.dialect.zero_memory,
-        **shape,
+        **{name: value for name, value in shape.items() if name != "bands"},
         **{name: stated[name] for name in (*_BELIEVED, "cutoffs") if name in stated},
     }
     if "tie_projs" not in shape or not any(model["tie_projs"]):
@@ -127,7 +132,7 @@ def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
             wanted = _WANTED.get(name) or _WANTED[_KNOWN[name]]
             shown = repr(value[:60]) if isinstance(value, str) else f"a {type(value).__name__}"
             problems.append(f"{theirs} in {source.told_in[theirs]} must be {wanted}, and is {shown}")
-    bands = len(shape.get("tie_projs", ()))
+    bands = shape["bands"]
     if "cutoffs" in stated:  # some programs write 0 in front and the size of the vocabulary behind
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     if "tie_projs" in stated:
@@ -161,8 +166,11 @@ def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[st
     for name in certain:
         if name in stated and name in shape and stated[name] != shape[name]:
             yield f"{name} is {stated[name]}{_told(source, name)} and {shape[name]} by its arrays"
-    if "tie_projs" in shape and len(stated.get("tie_projs", shape["tie_projs"])) != len(shape["tie_projs"]):
-        yield f"tie_projs{_told(source, 'tie_projs')} must hold a value for each of {len(shape['tie_projs'])} bands"
+    bands = shape["bands"]
+    if len(stated.get("cutoffs", ())) not in (0, bands - 1):
+        yield f"cutoffs{_told(source, 'cutoffs')} must part its {bands} bands, and are {stated['cutoffs']}"
+    if "tie_projs" in shape and len(stated.get("tie_projs", shape["tie_projs"])) != bands:
+        yield f"tie_projs{_told(source, 'tie_projs')} must hold a value for each of {bands} bands"
     if stated.get("attn_type"):
         yield f"attn_type is {stated['attn_type']}, and only attn_type 0 (Transformer-XL itself) can be converted"
 
@@ -188,8 +196,6 @@ def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | Non
     run = example or RunConfig()
     extra = source.dialect.same_length
     train, test = (_wider(asdict(lengths), extra) for lengths in (run.train.lengths, run.eval_lengths))
-    if example is None and "mem_len" not in stated:
-        source.notes.append("It does not state its mem_len: set --train.mem-len and --eval.mem-len.")
     if stated.get("ext_len"):
         source.notes.append(f"ext_len was {stated['ext_len']}: here no segment is extended, memory does that.")
     if source.dialect.states_training or example is None:
@@ -214,8 +220,7 @@ def _with_stated(lengths: dict[str, Any], stated: Mapping[str, Any], extra: int)
     found = lengths | {name: stated[name] for name in ("tgt_len", "mem_len") if name in stated}
     if "clamp_len" in stated:
         found["clamp_len"] = stated["clamp_len"] if stated["clamp_len"] > 0 else None
-    if "same_length" in stated:
-        found["attn_len"] = found["mem_len"] + extra if stated["same_length"] else None
-    elif "mem_len" in stated and lengths["attn_len"] is not None:
-        found["attn_len"] = None
+    same_length = stated.get("same_length", lengths["attn_len"] == lengths["mem_len"] + extra)
+    if same_length or "same_length" in stated:
+        found["attn_len"] = found["mem_len"] + extra if same_length else None
     return found

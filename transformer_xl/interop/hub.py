@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,20 +56,22 @@ def local(path: str | Path) -> Path:
         ) from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
     converted = cache_folder() / "hub" / name.replace("/", "--")
+    if revision and (converted / revision).is_dir():
+        return converted / revision
     try:
         files = _needed(list_repo_files(name, revision=revision or None))
         snapshot = Path(snapshot_download(name, revision=revision or None, allow_patterns=files))
     except Exception as error:  # the library has a kind of its own for each way to fail
-        before = sorted(converted.glob(f"{revision or '*'}/config.json"), key=lambda file: file.stat().st_mtime)
-        if before and not isinstance(error, HfHubHTTPError):
+        before = sorted(converted.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+        if before and not revision and not isinstance(error, HfHubHTTPError):
+            warnings.warn(f"The hub cannot be reached: {before[-1].parent}, fetched before, is taken.", stacklevel=2)
             return before[-1].parent
         raise OSError(f"{path} could not be fetched: {str(error).splitlines()[0]}") from error
     folder = converted / snapshot.name
     if not folder.is_dir():
         found = read_model(snapshot, "huggingface")
-        if found.vocab is None:
-            raise ValueError(f"{path} holds no vocabulary. Fetch it, and use `txl convert` with --vocab.")
-        save_checkpoint(folder, model=found.model(), vocab=found.vocab, config=found.config, report=found.report)
+        model, vocab, config = found.loaded()
+        save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
     return folder
 
 

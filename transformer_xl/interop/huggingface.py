@@ -85,6 +85,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
                 raise ValueError(f"{file} is damaged ({str(error).splitlines()[0]}). Get it again.") from error
         if not is_state(found):
             raise ValueError(f"{file} must hold names and tensors, and holds something else. Get it again.")
+        if twice := arrays.keys() & found.keys():
+            raise ValueError(f"{file} must hold other arrays than the files before it, and has {min(twice)} too.")
         arrays |= found
     return arrays
 

@@ -11,13 +11,15 @@ Other programs' names are turned into the original's first (`original`, `tensorf
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from transformer_xl.checkpoint import dimensions
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import TransformerXLConfig
 
@@ -145,7 +147,7 @@ def _lacking(
 def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
     """What is wrong with an array, behind "must"; `tied` is the first of those it should be one with."""
     if array.shape != shape:
-        return f"be {_by(shape)}, and is {_by(array.shape)}"
+        return f"be {dimensions(shape)}, and is {dimensions(array.shape)}"
     if not array.isfinite().all():
         return "be finite, and holds numbers that are not"
     return None if array is tied or torch.equal(array, tied) else "equal what it is tied to, and differs"
@@ -161,7 +163,7 @@ def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, rever
 
 
 def shape_of(source: Source) -> dict[str, Any]:
-    """The settings of `TransformerXLConfig` that follow from the arrays alone.
+    """The settings of `TransformerXLConfig` that follow from the arrays alone, and how many `bands` there are.
 
     With `div_val` 1 the borders of the bands leave no trace in the original's arrays, so `cutoffs` is then absent.
 
@@ -179,11 +181,12 @@ def shape_of(source: Source) -> dict[str, Any]:
     inner = _needed(source, "layers.0.pos_ff.CoreNet.0.weight", 2)
     untied = "r_w_bias" not in arrays
     u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
-    tables = _numbered(source, "word_emb.emb_layers.{}.weight", 2)
-    biases = _numbered(source, "crit.out_layers.{}.bias", 1)
+    tables = [_needed(source, f"word_emb.emb_layers.{i}.weight", 2) for i in range(_count(source, r"word_emb\.\w+"))]
+    biases = [_needed(source, f"crit.out_layers.{i}.bias", 1) for i in range(_count(source, r"crit\.out_layers"))]
     clusters = len(_needed(source, "crit.cluster_weight", 2)) if "crit.cluster_weight" in arrays else 0
+    bands = max((tables, biases), key=len)
     found: dict[str, Any] = {
-        "n_layer": len(_numbered(source, "layers.{}.dec_attn.o_net.weight", 2)),
+        "n_layer": _count(source, "layers"),
         "d_model": output.shape[0],
         "n_head": u.shape[-2],
         "d_head": u.shape[-1],
@@ -192,18 +195,16 @@ def shape_of(source: Source) -> dict[str, Any]:
         "vocab_size": sum(len(table) for table in tables),
         "d_embed": tables[0].shape[1],
         "div_val": _div_val([table.shape[1] for table in tables], source.stated.get("div_val")),
+        "bands": len(bands) if len(bands) > 1 else clusters + 1,
     }
-    bands = max((tables, biases), key=len)
     if len(bands) > 1 or not clusters:
         found["cutoffs"] = tuple(accumulate(len(band) for band in bands))[:-1]
-    found["tie_weight"] = all(
-        _same(source, f"crit.out_layers.{i}.weight", f"word_emb.emb_layers.{i}.weight") for i in range(len(tables))
-    )
+    pairs = ((f"crit.out_layers.{i}.weight", f"word_emb.emb_layers.{i}.weight") for i in range(len(tables)))
+    found["tie_weight"] = all(_same(source, *pair) for pair in pairs)
     if found["div_val"] > 1 or found["d_embed"] != found["d_model"]:
-        found["tie_projs"] = tuple(
-            _same(source, f"crit.out_projs.{i}", f"word_emb.emb_projs.{i if len(tables) > 1 else 0}")
-            for i in range(clusters + 1)
-        )
+        own = [i if len(tables) > 1 else 0 for i in range(found["bands"])]
+        pairs = ((f"crit.out_projs.{i}", f"word_emb.emb_projs.{j}") for i, j in enumerate(own))
+        found["tie_projs"] = tuple(_same(source, *pair) for pair in pairs)
     return found
 
 
@@ -227,10 +228,10 @@ def _needed(source: Source, name: str, *dimensions: int) -> Tensor:
     return array
 
 
-def _numbered(source: Source, pattern: str, dimensions: int) -> list[Tensor]:
-    """The arrays of those names from number 0 up to the first that is not there."""
-    last = next(i for i in count() if pattern.format(i) not in source.arrays)
-    return [_needed(source, pattern.format(i), dimensions) for i in range(max(last, 1))]
+def _count(source: Source, group: str) -> int:
+    """How many numbers follow that in the names, and at least 1: what lacks below them is told when it is needed."""
+    numbers = {match[1] for name in source.arrays if (match := re.match(rf"{group}\.(\d+)\.?", name))}
+    return max(len(numbers), 1)
 
 
 def _div_val(widths: list[int], stated: Any) -> int:
@@ -251,10 +252,6 @@ def _lifted(array: Tensor, ours: str) -> Tensor:
 
 def _part_shape(shape: torch.Size, rows: slice | None) -> torch.Size:
     return shape if rows is None else torch.Size([rows.stop - rows.start, *shape[1:]])
-
-
-def _by(shape: torch.Size) -> str:
-    return "x".join(map(str, shape)) or "a scalar"
 
 
 def _some(problems: list[str], shown: int = 12) -> str:

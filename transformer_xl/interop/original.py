@@ -33,13 +33,20 @@ def read_original(path: Path) -> Source:
     source = Source(path, "original")
     content: Any = read_pickle(file)
     if isinstance(content, StandIn):
+        if "_parameters" not in content.attributes:
+            raise ValueError(f"{file} must hold a model, and holds {content.name}. A vocabulary goes to --vocab.")
         content = _child(content, "module") or content  # in a data-parallel wrapper
         source.state(_settings(content), file.name)
         state: Any = module_state(content)
     elif isinstance(content, Mapping):
         if "model_state" in content:
             raise ValueError(f"{file} is a checkpoint of NVIDIA's code. Use --from nvidia.")
-        state = content.get("model_state_dict", content.get("state_dict", content))
+        wrapped = [name for name in ("model_state_dict", "state_dict") if name in content]
+        if len(wrapped) > 1:
+            raise ValueError(f"{file} must hold one state dict, and holds {' and '.join(wrapped)}.")
+        state = content[wrapped[0]] if wrapped else content
+        others = [str(name) for name in content if wrapped and name not in wrapped]
+        source.left_out |= dict.fromkeys(others, "as what stands beside the state dict")
     else:
         state = None
     if not is_state(state):
@@ -120,7 +127,7 @@ def write_original(loaded: LoadedModel, folder: Path) -> list[str]:
         (unfinished / EXPORTED_VOCAB).write_text(json.dumps(loaded.vocab.to_json(), ensure_ascii=False), "utf-8")
         if all(symbol.split() == [symbol] for symbol in symbols):
             (unfinished / "vocab.txt").write_text("\n".join(symbols) + "\n", "utf-8")
-    odd = {lengths.attn_len for lengths in (train, test)} - {None, train.mem_len, test.mem_len}
+    odd = {lengths.attn_len for lengths in (train, test) if lengths.attn_len not in (None, lengths.mem_len)}
     return [f"attn_len {window} became same_length, which is mem_len keys there." for window in odd]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from transformer_xl.checkpoint import LoadedModel
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import RunConfig
@@ -29,7 +30,7 @@ _READERS: Mapping[Program, Callable[[Path], Source]] = {
 }
 
 
-_SHOWN = 200
+_SHOWN = 1000
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,22 @@ class Imported:
     """What was read: our settings and weights, the symbols if the source holds them, and what became of every array."""
 
     config: RunConfig
-    state: dict[str, Tensor]
+    state: dict[str, Tensor] = field(repr=False)
     vocab: Vocab | None
     report: list[str]
+
+    def loaded(self) -> LoadedModel:
+        """Model, symbols and settings, as `load_model` gives them.
+
+        Raises:
+            ValueError: the source holds no symbols, and none were given.
+        """
+        if self.vocab is None:
+            raise ValueError(
+                "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a symbol a line, "
+                "or the name of a corpus that `txl data` prepared as for its training."
+            )
+        return LoadedModel(self.model(), self.vocab, self.config)
 
     def model(self) -> TransformerXL:
         """The model in eval mode, in float64 where the source is, else in float32."""
@@ -74,24 +88,31 @@ def read_model(
         source.vocab, notes = source.symbols()
         source.notes += notes
     config = run_settings(source, overrides)
-    if source.vocab is not None and len(source.vocab) != config.model.vocab_size:
+    check_symbols(config, source.vocab)
+    state = to_ours(source, config.model)
+    return Imported(config, state, source.vocab, report(source, config, state))
+
+
+def check_symbols(config: RunConfig, vocab: Vocab | None) -> None:
+    """Hold the settings against the symbols, if there are any; `ValueError` where they do not fit each other."""
+    if vocab is None:
+        return
+    if len(vocab) != config.model.vocab_size:
         raise ValueError(
-            f"{path} has weights for {config.model.vocab_size:,} symbols, and its vocabulary {len(source.vocab):,}. "
-            "Give the one it was trained with by --vocab."
+            f"--vocab must hold the {config.model.vocab_size:,} symbols that there are weights for, and its own or the "
+            f"one given has {len(vocab):,}. Give the vocabulary of the training."
         )
     own = (config.corpus.unit, config.corpus.newlines)
-    if source.vocab is not None and own != (source.vocab.unit, source.vocab.newlines):
-        raise ValueError(
-            f"--corpus.unit and --corpus.newlines must be those of its vocabulary, {source.vocab}, got {own}."
-        )
-    state = to_ours(source, config.model)
-    return Imported(config, state, source.vocab, report(source, config))
+    if own != (vocab.unit, vocab.newlines):
+        raise ValueError(f"--corpus.unit and --corpus.newlines must be those of its vocabulary, {vocab}, got {own}.")
 
 
-def report(source: Source, config: RunConfig) -> list[str]:
+def report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> list[str]:
     """What became of every array, and what was assumed."""
     numbers = sum(source.arrays[name].numel() for name in source.spelled)
-    lines = [f"{len(source.spelled)} arrays ({numbers:,} numbers), each used once."]
+    weights = sum(array.numel() for array in {id(array): array for array in state.values()}.values())
+    tied = f", {numbers - weights:,} of them again under the name of what is tied" if numbers > weights else ""
+    lines = [f"{len(source.spelled)} arrays ({numbers:,} numbers{tied}), each used once."]
     reasons: dict[str, list[str]] = {}
     for name, reason in source.left_out.items():
         reasons.setdefault(reason, []).append(name)
@@ -101,7 +122,7 @@ def report(source: Source, config: RunConfig) -> list[str]:
     if source.run is None and source.dialect.clusters_reversed and config.model.cutoffs:
         lines.append("The columns of the softmax's clusters were in reverse, and are turned around.")
     if any(array.dtype == torch.float64 for array in source.arrays.values()):
-        lines.append("It is in float64; a model is in float32 when it is loaded.")
+        lines.append("It is in float64; once it is saved, loading makes it float32.")
     if config.model.zero_memory:
         lines.append("Memory starts as zeros that are attended, as in its program (model.zero_memory).")
     lengths = config.eval_lengths

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeGuard, get_args
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint import EXPORTED_VOCAB
+from transformer_xl.checkpoint import EXPORTED_VOCAB, dimensions
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.settings import RunConfig
 
@@ -87,7 +87,7 @@ class Source:
         if canonical in self.arrays:
             raise ValueError(f"{self.path} must hold {canonical} once, and has {self.spelling(canonical)} and {name}.")
         if array.dtype not in _FRACTIONS or not 1 <= array.ndim <= 3 or not array.numel():
-            kind = f"{'x'.join(map(str, array.shape)) or 'a scalar'} of {str(array.dtype).removeprefix('torch.')}"
+            kind = f"{dimensions(array.shape)} of {str(array.dtype).removeprefix('torch.')}"
             raise ValueError(f"{self.path} must hold fractions in one to three dimensions, and {name} is {kind}.")
         self.arrays[canonical] = array
         self.spelled[canonical] = name
@@ -104,6 +104,9 @@ class Source:
     def state(self, settings: Mapping[str, Any], where: str) -> None:
         """Take hyper-parameters that stand in `where`; those that are null are not stated."""
         settings = {str(name): value for name, value in settings.items() if value is not None}
+        for name in self.stated.keys() & settings.keys():
+            if self.stated[name] != settings[name]:
+                self.notes.append(f"{name} is not the same in {self.told_in[name]} and {where}: the latter is taken.")
         self.stated |= settings
         self.told_in |= dict.fromkeys(settings, where)
 

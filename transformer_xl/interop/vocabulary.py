@@ -28,7 +28,10 @@ def read_vocabulary(path: Path) -> Symbols:
         ValueError: the file holds none, or is not what its name says.
     """
     if path.suffix == ".json":
-        return Vocab.from_json(read_json(path)), []
+        try:
+            return Vocab.from_json(read_json(path)), []
+        except ValueError as error:
+            raise ValueError(f"{path} is no vocabulary: {error}") from error
     if path.suffix in _PICKLED:
         found = pickled_vocabulary(read_pickle(path), str(path))
         if found is None:

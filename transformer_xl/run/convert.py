@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from transformer_xl.checkpoint import LoadedModel, save_checkpoint
+from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import store_folder
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.interop import Imported, Program, load_model, read_model, read_vocabulary, write_original
+from transformer_xl.interop import (
+    Imported,
+    Program,
+    check_symbols,
+    load_model,
+    read_model,
+    read_vocabulary,
+    write_original,
+)
 from transformer_xl.recipe import changed_settings
 
 Format = Literal["huggingface", "original"]
@@ -46,8 +55,7 @@ def convert(
     if to.exists():
         raise FileExistsError(f"--to must be a new folder, and {to} exists. Choose another, or remove it.")
     found = _foreign(source, program, vocab, overrides) if program else _own(source, vocab, overrides)
-    assert found.vocab is not None, "either has seen to it"
-    loaded, report = LoadedModel(found.model(), found.vocab, found.config), found.report
+    loaded, report = found.loaded(), found.report
     if to_format == "huggingface":
         from transformer_xl.hf import export_huggingface
 
@@ -63,13 +71,7 @@ def convert(
 def _foreign(source: str, program: Program, vocab: str | None, overrides: Sequence[str]) -> Imported:
     symbols, notes = (None, []) if vocab is None else _vocab(vocab)
     found = read_model(source, program, overrides, vocab=symbols)
-    if found.vocab is None:
-        raise ValueError(
-            f"{source} holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a symbol a "
-            "line, or the name of a corpus that `txl data` prepared as for its training."
-        )
-    found.report.extend(notes)
-    return found
+    return replace(found, report=found.report + notes)
 
 
 def _own(run: str, vocab: str | None, overrides: Sequence[str]) -> Imported:
@@ -80,6 +82,7 @@ def _own(run: str, vocab: str | None, overrides: Sequence[str]) -> Imported:
     shaping = [setting.label for setting in changed if setting.section == "model" and setting.field not in _OF_THE_CALL]
     if shaping:
         raise ValueError(f"{', '.join(shaping)} shapes weights, and those of {run} have their shape. Leave it out.")
+    check_symbols(config, loaded.vocab)
     return Imported(config, dict(loaded.model.state_dict()), loaded.vocab, [])
 
 
