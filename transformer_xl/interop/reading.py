@@ -50,8 +50,8 @@ class Imported:
         """
         if self.vocab is None:
             raise ValueError(
-                "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a symbol a line, "
-                "or the name of a corpus that `txl data` prepared as for its training."
+                "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a symbol a "
+                "line, or the name of a corpus that `txl data` prepared as for its training."
             )
         return LoadedModel(self.model(), self.vocab, self.config)
 
