@@ -500,6 +500,10 @@ def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, mo
     source.state({"mem_len": 50}, "flags.json")
     assert configure.run_settings(source).eval_lengths == stated.eval_lengths  # the recipe's window is same_length
 
+    source = Source(tmp_path, "huggingface", dict(state))
+    source.state({"tgt_len": 20, "mem_len": 20, "clamp_len": -1, "same_length": False}, "config.json")
+    assert configure.run_settings(source).eval_lengths == Lengths(tgt_len=20, mem_len=20)  # not the recipe's
+
     run_of(model, tmp_path / "run", eval=EvalConfig(tgt_len=3, mem_len=77, clamp_len=5))
     assert main(["convert", str(tmp_path / "run"), "--to-format", "original", "--to", str(tmp_path / "out")]) == 0
     assert "attn_len 6 became same_length" in capsys.readouterr().out

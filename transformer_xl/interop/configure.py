@@ -206,7 +206,10 @@ def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | Non
         test = _with_stated(test, stated["evaluation"], extra)
     elif example is None:
         test = train
-    return {"train": train, "eval": {} if test == train else test}
+    for name in ("clamp_len", "attn_len"):
+        if test[name] is None and train[name] is not None:  # in [eval] none means: as in training
+            source.notes.append(f"Evaluation has no {name} at home; here it has that of training, {train[name]}.")
+    return {"train": train, "eval": {name: None if test == train else value for name, value in test.items()}}
 
 
 def _wider(lengths: dict[str, Any], extra: int) -> dict[str, Any]:
