@@ -7,14 +7,24 @@ import types
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from small_models import VOCAB, small_model
 from torch import Tensor, nn
 
+from transformer_xl.checkpoint import save_checkpoint
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop.mapping import to_theirs
 from transformer_xl.model import TransformerXL
-from transformer_xl.settings import Lengths
+from transformer_xl.settings import CorpusConfig, Lengths, RunConfig, TrainConfig
+
+BANDS = {"cutoffs": (5, 11), "div_val": 2, "d_embed": 14, "tie_projs": (False, True, True)}
+SLICES = {"cutoffs": (5, 11)}
+SHAPES = {"plain": {}, "slices": SLICES, "slices, projected": {**SLICES, "d_embed": 6}, "bands": BANDS}
+LENGTHS = Lengths(tgt_len=4, mem_len=6, clamp_len=3, attn_len=6)
+WORDS = Vocab("word", ("<eos>", *(f"w{i}" for i in range(1, VOCAB - 1)), "<unk>"))
 
 
 @contextmanager
@@ -114,3 +124,27 @@ def nvidia_checkpoint(model: TransformerXL, lengths: Lengths) -> dict[str, Any]:
     settings |= {"tgt_len": lengths.tgt_len, "mem_len": lengths.mem_len, "same_length": lengths.attn_len is not None}
     training = {"optimizer_state": {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": []}, "epoch": 3}
     return {"model_state": renamed, "model_config": settings, "train_step": 40, "best_val_loss": 3.1, **training}
+
+
+def shuffled(model: torch.nn.Module) -> torch.nn.Module:
+    """Every weight drawn anew, those that start at 0 included."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def same(found: torch.nn.Module, model: torch.nn.Module) -> bool:
+    states = found.state_dict(), model.state_dict()
+    return states[0].keys() == states[1].keys() and all(torch.equal(states[0][n], states[1][n]) for n in states[1])
+
+
+def bands_state() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    model = shuffled(small_model(dtype=torch.float32, **BANDS))
+    return model, to_theirs(dict(model.state_dict()), model.config)
+
+
+def run_of(model, folder: Path, vocab: Vocab = WORDS, **sections) -> Path:
+    train = TrainConfig(tgt_len=4, mem_len=6, attn_len=6)
+    config = RunConfig(model=model.config, corpus=CorpusConfig(unit=vocab.unit), train=train, **sections)
+    return save_checkpoint(folder, model=model, vocab=vocab, config=config)

@@ -92,27 +92,18 @@ def save_checkpoint(
     with whole_folder(folder) as unfinished:
         _write_tensors(unfinished / "model.safetensors", _stored_once(model.state_dict()))
         header = {"format": FORMAT, "version": VERSION, "step": step, "valid_loss": known_loss}
-        _write_json(unfinished / "config.json", header | ({"report": list(report)} if report else {}) | sections)
-        _write_json(unfinished / "vocab.json", vocab.to_json())
+        write_json(unfinished / "config.json", header | ({"report": list(report)} if report else {}) | sections)
+        write_json(unfinished / "vocab.json", vocab.to_json())
         if training is not None:
             _write_tensors(unfinished / "training.safetensors", training.tensors)
-            _write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
+            write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
     if keep is not None:
         prune(folder.parent.parent, keep)
     return folder
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
-    """Load what `txl train` or `txl convert` wrote, ready to evaluate and generate.
-
-    Args:
-        path: a run folder (its best checkpoint by validation loss if known, else its last) or a checkpoint folder.
-        backend: which implementation of the attention op.
-
-    Raises:
-        FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
-        ValueError: the checkpoint is damaged, foreign, or its parts do not fit each other.
-    """
+    """Load what lies on this machine; `transformer_xl.load_model` tells of it, and takes names on the hub too."""
     folder = find_checkpoint(path)
     config = load_config(folder)
     vocab = load_vocab(folder)
@@ -325,7 +316,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
 
 
-def _write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON that people may read."""
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from transformer_xl import __version__
 
-from ..checkpoint import EXPORTED_VOCAB, LoadedModel
+from ..checkpoint import EXPORTED_VOCAB, LoadedModel, write_json
 from ..files import whole_folder
 from .modeling_transformer_xl import TransformerXLForCausalLM, TransformerXLHFConfig
 from .tokenizer import fast_tokenizer
@@ -59,8 +59,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
         with _no_bar():
             wrapped.save_pretrained(unfinished)
         fast_tokenizer(vocab).save_pretrained(unfinished)
-        symbols = json.dumps(vocab.to_json(), indent=1, ensure_ascii=False)
-        (unfinished / EXPORTED_VOCAB).write_text(symbols + "\n", encoding="utf-8")
+        write_json(unfinished / EXPORTED_VOCAB, vocab.to_json())
         (unfinished / "README.md").write_text(_card(loaded, Path(folder).name), encoding="utf-8")
 
 

@@ -236,7 +236,10 @@ def _count(source: Source, group: str) -> int:
 
 def _div_val(widths: list[int], stated: Any) -> int:
     """Several may give these widths, as 3 and 4 both lead from 8 to 2: the one stated, else one without remainders."""
-    fits = [d for d in range(1, widths[0] + 1) if [widths[0] // d**i for i in range(len(widths))] == widths]
+    if len(widths) == 1:
+        return 1
+    some = range(max(widths[0] // (widths[1] + 1), 1), widths[0] // widths[1] + 1)
+    fits = [d for d in some if [widths[0] // d**i for i in range(len(widths))] == widths]
     exact = [d for d in fits if widths[0] == widths[-1] * d ** (len(widths) - 1)]
     return stated if stated in fits else next(iter(exact + fits), 1)
 

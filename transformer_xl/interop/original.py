@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.checkpoint import EXPORTED_VOCAB, LoadedModel
+from transformer_xl.checkpoint import EXPORTED_VOCAB, LoadedModel, write_json
 from transformer_xl.files import whole_folder
 from transformer_xl.settings import Lengths, TransformerXLConfig
 
@@ -37,7 +36,10 @@ def read_original(path: Path) -> Source:
             raise ValueError(f"{file} must hold a model, and holds {content.name}. A vocabulary goes to --vocab.")
         content = _child(content, "module") or content  # in a data-parallel wrapper
         source.state(_settings(content), file.name)
-        state: Any = module_state(content)
+        try:
+            state: Any = module_state(content)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
     elif isinstance(content, Mapping):
         if "model_state" in content:
             raise ValueError(f"{file} is a checkpoint of NVIDIA's code. Use --from nvidia.")
@@ -123,8 +125,8 @@ def write_original(loaded: LoadedModel, folder: Path) -> list[str]:
     symbols = list(map(str, loaded.vocab.symbols))
     with whole_folder(folder) as unfinished:
         torch.save(OrderedDict((name, value.clone()) for name, value in theirs.items()), unfinished / STATE_DICT)
-        (unfinished / "args.json").write_text(json.dumps(arguments, indent=1) + "\n")
-        (unfinished / EXPORTED_VOCAB).write_text(json.dumps(loaded.vocab.to_json(), ensure_ascii=False), "utf-8")
+        write_json(unfinished / "args.json", arguments)
+        write_json(unfinished / EXPORTED_VOCAB, loaded.vocab.to_json())
         if all(symbol.split() == [symbol] for symbol in symbols):
             (unfinished / "vocab.txt").write_text("\n".join(symbols) + "\n", "utf-8")
     odd = {lengths.attn_len for lengths in (train, test) if lengths.attn_len not in (None, lengths.mem_len)}
