@@ -96,7 +96,7 @@ def converted(model: TransfoXLLMHeadModel, pickled: bool) -> tuple[TransformerXL
 def differences(asked: dict[str, Any], start: int | None, dtype: torch.dtype, seed: int, std: float) -> list[float]:
     """The largest of losses, memories, gradients, and gradients as they are, of one case.
 
-    A gradient above 1 counts by the largest of its array: a word whose one number is near 0 gets a large one through the norm.
+    A gradient above 1 counts by the largest of its array: the norm makes large that of a word whose number is near 0.
     """
     model = random_model(asked, dtype, seed, std)
     text = torch.randint(SIZES["vocab_size"], (BATCH, SEGMENTS * TGT_LEN + 1))
