@@ -8,16 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contract import CASES, NAMES, Case, assert_contract, assert_dropout, make_inputs, masks, plain, visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from transformer_xl import ops
-from transformer_xl.ops import reference, relative_attention
+from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
+from transformer_xl.ops.contract import (
+    CASES,
+    NAMES,
+    Case,
+    assert_contract,
+    assert_dropout,
+    make_inputs,
+    masks,
+    plain,
+    visible,
+)
 from transformer_xl.ops.dropout import dropout
 
-BACKENDS = ["auto", *sorted(ops.BACKENDS)]
+BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # its own tests are in test_triton.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -48,25 +58,27 @@ def by_hand(inputs: dict[str, Any], case: Case) -> np.ndarray:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def sizes(draw: st.DrawFn) -> dict[str, Any]:
+    """Of a `Case`; the type checker draws random numbers where one is made, which no strategy may."""
     queries, memory, batch = draw(st.integers(1, 6)), draw(st.integers(0, 7)), draw(st.integers(1, 3))
     rows = st.lists(st.integers(-queries, memory), min_size=batch, max_size=batch).map(tuple)
-    return Case(
-        queries=queries,
-        memory=memory,
-        batch=batch,
-        heads=draw(st.integers(1, 3)),
-        head_size=draw(st.integers(1, 4)),
-        attn_len=draw(st.none() | st.integers(1, queries + memory + 2)),
-        valid=draw(st.none() | rows),
-        strided=draw(st.booleans()),
-    )
+    return {
+        "queries": queries,
+        "memory": memory,
+        "batch": batch,
+        "heads": draw(st.integers(1, 3)),
+        "head_size": draw(st.integers(1, 4)),
+        "attn_len": draw(st.none() | st.integers(1, queries + memory + 2)),
+        "valid": draw(st.none() | rows),
+        "strided": draw(st.booleans()),
+    }
 
 
 @each_backend
 @settings(max_examples=40, deadline=None)
-@given(case=cases(), seed=st.integers(0, 99))
-def test_equation_by_hand(backend: str, case: Case, seed: int) -> None:
+@given(sizes=sizes(), seed=st.integers(0, 99))
+def test_equation_by_hand(backend: str, sizes: dict[str, Any], seed: int) -> None:
+    case = Case(**sizes)
     inputs = make_inputs(case, torch.float64, seed=seed)
     out = relative_attention(**inputs, **masks(case), backend=backend)
     torch.testing.assert_close(out.detach(), torch.from_numpy(by_hand(inputs, case)))
@@ -260,6 +272,72 @@ def test_four_terms_add_up_to_the_score() -> None:
     assert isinstance(total, Tensor)
     share = total.masked_fill(~seen, -math.inf).softmax(-1)
     torch.testing.assert_close(share @ inputs["v"], relative_attention(**inputs, scale=0.3, backend="reference"))
+
+
+@pytest.mark.parametrize("scores", [1, 200, 3000])
+@pytest.mark.parametrize("name", ["beyond a block", "steep", "beyond a block, all masks", "window and short rows"])
+def test_small_blocks_change_nothing(name: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "SCORES", scores)
+    monkeypatch.setattr(chunked, "QUERIES", 5)
+    case = CASES[name]
+    for dtype in DTYPES.values():
+        assert_contract("chunked", case, dtype)
+
+
+def test_small_blocks_have_dropout_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "SCORES", 60)
+    monkeypatch.setattr(chunked, "QUERIES", 4)
+    assert_dropout("chunked")
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    queries=st.integers(1, 9), memory=st.integers(0, 9), attn_len=st.none() | st.integers(1, 9), fit=st.integers(1, 90)
+)
+def test_blocks_hold_every_score_that_counts_once(queries: int, memory: int, attn_len: int | None, fit: int) -> None:
+    case = Case(queries=queries, memory=memory, attn_len=attn_len, heads=3, batch=2)
+    seen = torch.zeros(case.heads, case.batch, queries, memory + queries, dtype=torch.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked, "SCORES", fit)
+        patch.setattr(chunked, "QUERIES", 4)
+        for block in chunked._blocks(case.heads, case.batch, queries, memory + queries, attn_len):
+            seen[block] += 1
+    assert seen.max() == 1
+    assert (seen[:, :, visible(case)[0]] == 1).all()
+
+
+def test_auto_follows_its_rule() -> None:
+    cpu, fp32 = torch.device("cpu"), torch.float32
+    few, many = ops.STRIDED_SCORES, ops.STRIDED_SCORES + 1
+    assert resolve_backend("auto", cpu, fp32, 64, training=True, scores=few)[0] == "strided"
+    assert resolve_backend("auto", cpu, fp32, 64, training=True, scores=many)[0] == "chunked"
+    assert resolve_backend("auto", cpu, fp32, 64, training=False, scores=many)[0] == "sdpa"
+    assert resolve_backend("reference", cpu, fp32, 64, training=True, scores=many)[0] == "reference"
+    assert "CUDA" in str(ops.triton_refusal(cpu, fp32, 64))
+
+
+def test_chunked_never_holds_all_scores() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                self.elements = max(self.elements, out.untyped_storage().nbytes() // out.element_size())
+            return out
+
+    case = Case(queries=1024, memory=1024, batch=1, heads=4, head_size=4)
+    inputs = make_inputs(case, torch.float32)
+    with Largest() as largest:
+        relative_attention(**inputs, backend="chunked").sum().backward()
+    assert largest.elements <= 1.1 * chunked.SCORES
+
+
+def test_a_backend_that_cannot_serve_says_which_can() -> None:
+    with pytest.raises(ValueError, match=r"(?s)triton.*CUDA.*strided"):
+        relative_attention(**make_inputs(Case(), torch.float32), backend="triton")
 
 
 def test_a_backend_that_is_not_there_is_refused_by_name() -> None:

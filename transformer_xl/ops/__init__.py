@@ -5,37 +5,93 @@ from transformer_xl.ops import relative_attention
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from . import reference, strided
+from . import chunked, reference, sdpa, strided
 from .reference import scores_by_term
 
-__all__ = ["BACKENDS", "relative_attention", "resolve_backend", "scores_by_term"]
-
-BACKENDS: dict[str, Callable[..., Tensor]] = {"reference": reference.attend, "strided": strided.attend}
+__all__ = ["BACKENDS", "check_backend", "relative_attention", "resolve_backend", "scores_by_term"]
 
 
-def resolve_backend(backend: str) -> tuple[str, str]:
-    """The backend that serves a request, and why.
+def _triton(*tensors: Tensor, **masks: Any) -> Tensor:
+    q = tensors[0]
+    reason = triton_refusal(q.device, q.dtype, q.shape[-1])
+    if reason is not None:
+        raise ValueError(f"backend triton cannot serve this call: {reason}. Use auto, strided or sdpa.")
+    return import_module(".triton", __name__).attend(*tensors, **masks)
+
+
+def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why the fused kernel cannot serve a call; None: it can."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"it runs on a CUDA device, got {device}"
+    try:
+        kernel = import_module(".triton", __name__)
+    except ImportError:
+        return "triton is not installed (pip install transformer-xl[triton])"
+    return kernel.refusal(device, dtype, head_size)
+
+
+BACKENDS: dict[str, Callable[..., Tensor]] = {
+    "reference": reference.attend,
+    "strided": strided.attend,
+    "chunked": chunked.attend,
+    "sdpa": sdpa.attend,
+    "triton": _triton,
+}
+
+
+STRIDED_SCORES = 1 << 24
+"""Scores of a call, B H T S, up to which keeping them all is faster in training on a CPU than computing them twice."""
+
+
+def check_backend(backend: str) -> str:
+    """The name, if it is one.
 
     Raises:
         ValueError: there is no such backend.
     """
-    if backend == "auto":
-        return "strided", "the fastest one for every device, dtype and size so far"
-    if backend not in BACKENDS:
+    if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
-    return backend, "asked for by name"
+    return backend
+
+
+def resolve_backend(
+    backend: str, device: torch.device, dtype: torch.dtype, head_size: int, *, training: bool, scores: int
+) -> tuple[str, str]:
+    """The backend that serves a call, and why.
+
+    Args:
+        training: gradients are wanted.
+        scores: B H T S of the call.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if check_backend(backend) != "auto":
+        return backend, "asked for by name"
+    if not training:
+        return "sdpa", "without gradients PyTorch's fused attention takes the position term as its mask"
+    if device.type == "cuda":
+        reason = triton_refusal(device, dtype, head_size)
+        return ("strided", f"the fused kernel cannot serve: {reason}") if reason else ("triton", "the fused kernel")
+    if scores > STRIDED_SCORES:
+        return "chunked", f"more than {STRIDED_SCORES:,} scores a call are never held at once, but computed twice"
+    return "strided", f"up to {STRIDED_SCORES:,} scores a call are computed and held at once"
 
 
 def relative_attention(
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B H S K"],
     v: Float[Tensor, "B H S K"],
-    r: Float[Tensor, "H S K"],
+    r: Float[Tensor, "H R K"],
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,
@@ -51,7 +107,7 @@ def relative_attention(
 
     Args:
         k, v: memory first, then the T new positions.
-        r: encoded distances S - 1, ..., 1, 0 (the last row is distance 0), clamped by the caller.
+        r: encoded distances R - 1, ..., 1, 0 (the last row is distance 0), clamped by the caller; R is at least S.
         content_bias, position_bias: the paper's u and v.
         attn_len: how many keys a query sees, itself included; None: all there are.
         valid: how many of each row's newest memory rows count, in [-T, M]; a negative one hides as many of the row's
@@ -68,7 +124,12 @@ def relative_attention(
         raise ValueError(f"attn_len must be at least 1, for a query sees itself; got {attn_len}.")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
-    name, _ = resolve_backend(backend)
+    name = check_backend(backend)
+    if name == "auto":
+        inputs = (q, k, v, r, content_bias, position_bias)
+        training = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        scores = q.shape[:3].numel() * k.shape[2]
+        name, _ = resolve_backend(name, q.device, q.dtype, q.shape[-1], training=training, scores=scores)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     biases = content_bias.to(q.dtype), position_bias.to(q.dtype)
     return BACKENDS[name](q, k, v, r, *biases, attn_len=attn_len, valid=valid, dropout_p=dropout_p, scale=scale)
@@ -80,7 +141,7 @@ def _check_shapes(q, k, v, r, content_bias, position_bias, valid) -> None:
     expected = {
         "k": (k, (B, H, S, K)),
         "v": (v, (B, H, S, K)),
-        "r": (r, (H, S, K)),
+        "r": (r, (H, max(S, r.shape[1]), K)),
         "content_bias": (content_bias, (H, K)),
         "position_bias": (position_bias, (H, K)),
         "valid": (valid, (B,)),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 _STEPS = 1 << 16
@@ -20,9 +23,13 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p)
-    numbers = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
-    keep = numbers.view(torch.int16)[: x.numel()].view(x.shape) >= round(p * _STEPS) - _STEPS // 2
-    return x * (keep.to(x.dtype) / (1 - p))
+    return x * (keep_mask(x.shape, p).to(x.dtype) / (1 - p))
+
+
+def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> Bool[Tensor, "*shape"]:
+    """What dropout keeps on a CPU; four elements share one 64-bit random number."""
+    numbers = torch.empty(-(-prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
+    return numbers.view(torch.int16)[: prod(shape)].view(shape) >= round(p * _STEPS) - _STEPS // 2
 
 
 class Dropout(nn.Module):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -28,3 +29,35 @@ def visible(
     if valid is not None:
         seen = seen & (j >= memory - valid[:, None])[:, None, None]
     return seen
+
+
+def without_padding(
+    out: Float[Tensor, "H B T K"], valid: Int[Tensor, " B"] | None
+) -> Float[Tensor, "H B T K"]:
+    """0 where a row's own first tokens are padding: it sees nothing, not even itself, and gives nothing."""
+    if valid is None:
+        return out
+    padding = torch.arange(out.shape[2], device=out.device) < -valid[:, None]
+    return out.masked_fill(padding[:, :, None], 0.0)
+
+
+@torch.no_grad()  # what is hidden has probability 0, so its gradient is 0 without autograd knowing
+def mask_wrapped(
+    shifted: Float[Tensor, "H B T S"], *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None
+) -> None:
+    """Give scores that no query may see the lowest number there is, in place."""
+    _, _, T, S = shifted.shape
+    lowest = torch.finfo(shifted.dtype).min
+    if valid is None and (attn_len is None or attn_len >= S):
+        if T == 1:
+            return
+        hidden = torch.ones(T, T, dtype=torch.bool, device=shifted.device).triu(1)
+        shifted[..., S - T :].masked_fill_(hidden, lowest)
+    else:
+        seen = visible(T, S, attn_len=attn_len, valid=valid, device=shifted.device).squeeze(1)
+        shifted.masked_fill_(~seen, lowest)
+
+
+def spare_row(r: Float[Tensor, "H R K"], keys: int) -> Float[Tensor, "H _ K"]:
+    """The encodings of so many distances behind one more row, which is never read."""
+    return r[:, r.shape[1] - keys - 1 :] if r.shape[1] > keys else F.pad(r, (0, 0, 1, 0))

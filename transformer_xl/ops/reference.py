@@ -31,7 +31,7 @@ def scores_by_term(
     i = torch.arange(queries, device=q.device)[:, None]
     j = torch.arange(keys, device=q.device)
     distance = (keys - queries + i - j).clamp(min=0)
-    r_HTSK = r[:, keys - 1 - distance]
+    r_HTSK = r[:, r.shape[1] - 1 - distance]
     a = torch.einsum("bhtk,bhsk->bhts", q, k)
     b = torch.einsum("bhtk,htsk->bhts", q, r_HTSK)
     c = torch.einsum("hk,bhsk->bhs", content_bias, k)[:, :, None].expand_as(a)

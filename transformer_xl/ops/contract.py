@@ -1,0 +1,204 @@
+"""The contract that every backend of `relative_attention` is held to, on whatever device it runs.
+
+Truth is `ops/reference.py` in float64, on inputs rounded to the dtype under test. `plain` is the original code's
+pad-and-view formulation in that dtype; a backend may be off by at most twice as much (the rule of flash-attention).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_xl.ops import relative_attention
+
+NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes and masks of one call; the sizes are distinct primes so that a swapped axis cannot pass."""
+
+    queries: int = 7
+    memory: int = 11
+    attn_len: int | None = None
+    valid: tuple[int, ...] | None = None
+    batch: int = 3
+    heads: int = 2
+    head_size: int = 5
+    scale: float | None = None
+    strided: bool = False
+    """Inputs are views of larger tensors, laid out as the model's projections leave them."""
+
+
+CASES = {
+    "memory": Case(),
+    "first token": Case(queries=1, memory=0),
+    "one step": Case(queries=1),
+    "no memory": Case(memory=0),
+    "more queries than memory": Case(queries=11, memory=7),
+    "strided views": Case(strided=True),
+    "own scale": Case(scale=0.3),
+    "window": Case(attn_len=5),
+    "window of one": Case(attn_len=1),
+    "window as long as the memory": Case(attn_len=11),
+    "window that hides one key": Case(attn_len=17),
+    "window that hides none": Case(attn_len=18),
+    "window beyond the keys": Case(attn_len=29),
+    "window without memory": Case(queries=11, memory=0, attn_len=3),
+    "window in one step": Case(queries=1, attn_len=5),
+    "short rows": Case(valid=(11, 4, 0)),
+    "rows that start inside": Case(valid=(-3, 0, -6)),
+    "a row of padding": Case(valid=(-7, 11, -1)),
+    "padding without memory": Case(memory=0, valid=(0, -2, -7)),
+    "one step, short rows": Case(queries=1, valid=(-1, 0, 3)),
+    "window and short rows": Case(attn_len=5, valid=(2, -1, 11), strided=True),
+    "beyond a block": Case(queries=67, memory=101, heads=2, head_size=37, batch=2, strided=True),
+    "steep": Case(queries=37, memory=41, head_size=13, scale=3.0, valid=(41, 3, -2)),
+    "beyond a block, all masks": Case(queries=131, memory=71, attn_len=59, valid=(71, 13, -83), head_size=17),
+}
+
+
+def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
+    """Unit normal inputs of `relative_attention`, leaves of a graph."""
+    generator = torch.Generator().manual_seed(seed)
+    keys = case.memory + case.queries
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)
+
+    def heads_first(rows: Tensor) -> Tensor:
+        return rows.transpose(-2, -3) if case.strided else rows.transpose(-2, -3).contiguous()
+
+    qkv = draw(case.batch, keys, 3, case.heads, case.head_size)
+    inputs = dict(zip("qkv", map(heads_first, qkv.unbind(2)), strict=True))
+    inputs["q"] = inputs["q"][:, :, case.memory :]
+    inputs["r"] = heads_first(draw(keys, case.heads, case.head_size))
+    inputs["content_bias"], inputs["position_bias"] = draw(2, case.heads, case.head_size).unbind()
+    return {name: value.detach().requires_grad_() for name, value in inputs.items()}
+
+
+def masks(case: Case, device: str = "cpu") -> dict[str, Any]:
+    """The keyword arguments of the call besides dropout and backend."""
+    valid = None if case.valid is None else torch.tensor(case.valid, device=device)
+    return {"attn_len": case.attn_len, "valid": valid, "scale": case.scale}
+
+
+def plain(inputs: dict[str, Any], case: Case, drop: Tensor | None = None) -> Tensor:
+    """The original code's formulation in the inputs' own dtype; `drop` multiplies the probabilities."""
+    q, k, v, r, content_bias, position_bias = (inputs[name] for name in NAMES)
+    n_query, n_key = q.shape[2], k.shape[2]
+    by_content = (q + content_bias[:, None]) @ k.mT
+    by_distance = (q + position_bias[:, None]) @ r.mT
+    padded = torch.cat([by_distance.new_zeros(*by_distance.shape[:3], 1), by_distance], dim=-1)
+    shifted = padded.view(*by_distance.shape[:2], n_key + 1, n_query)[:, :, 1:].reshape_as(by_distance)
+    hidden = ~visible(case, q.device)[:, None]
+    score = (by_content + shifted) * (case.scale if case.scale is not None else q.shape[-1] ** -0.5)
+    probability = score.masked_fill(hidden, torch.finfo(score.dtype).min).softmax(-1).masked_fill(hidden, 0)
+    return (probability if drop is None else probability * drop) @ v
+
+
+def visible(case: Case, device: torch.device | str = "cpu") -> Tensor:
+    """[B, T, S]: which keys each query sees."""
+    i = torch.arange(case.queries, device=device)[:, None] + case.memory
+    j = torch.arange(case.memory + case.queries, device=device)
+    seen = (j <= i) & (j > i - (case.attn_len or len(j)))
+    valid = torch.tensor(case.valid or [case.memory] * case.batch, device=device)
+    return seen & (j >= case.memory - valid[:, None, None])
+
+
+@contextmanager
+def poisoned_empty() -> Iterator[None]:
+    """Uninitialised memory is NaN inside: an element that nobody writes shows in the result."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.empty(3).isnan().all(), "this PyTorch does not fill torch.empty with NaN; poison it by hand"
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _run(inputs: dict[str, Any], cotangent: Tensor, attend) -> dict[str, Tensor]:
+    out = attend(inputs)
+    gradients = torch.autograd.grad(out, [inputs[name] for name in NAMES], cotangent.to(out.dtype))
+    return {"out": out.detach()} | {f"d {name}": grad for name, grad in zip(NAMES, gradients, strict=True)}
+
+
+@torch.no_grad()
+def _forward(inputs: dict[str, Any], cotangent: Tensor, attend) -> dict[str, Tensor]:
+    return {"out": attend(inputs)}
+
+
+def assert_contract(
+    backend: str, case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0, *, backward: bool = True
+) -> None:
+    """Forward and all six gradients of `backend` are as near to float64 as plain PyTorch in `dtype`, times two.
+
+    Without `backward` it is called as inference calls it, without a graph.
+    """
+    run = _run if backward else _forward
+    inputs = make_inputs(case, dtype, device, seed)
+    exact = {name: value.detach().double().requires_grad_() for name, value in inputs.items()}
+    generator = torch.Generator().manual_seed(seed + 1)
+    cotangent = torch.randn(inputs["q"].shape, generator=generator).to(device=device, dtype=dtype)
+    arguments = masks(case, device)
+    truth = run(exact, cotangent, lambda x: relative_attention(**x, **arguments, backend="reference"))
+    yardstick = run(inputs, cotangent, lambda x: plain(x, case))
+    with poisoned_empty():
+        found = run(inputs, cotangent, lambda x: relative_attention(**x, **arguments, backend=backend))
+    for name, expected in truth.items():
+        assert found[name].dtype == dtype, f"{name}: {found[name].dtype}, inputs are {dtype}"
+        # The floor is four roundings of the largest value (of 1, the inputs' size, where less). Twice plain PyTorch's
+        # holds for the root mean square, which repeats; the one largest error is luck: equals differ by up to four.
+        floor = 4 * torch.finfo(dtype).eps * max(1.0, float(expected.abs().max()))
+        for measure, factor in ((_root_mean_square, 2), (_largest, 4)):
+            error, usual = (measure(result[name].double() - expected) for result in (found, yardstick))
+            assert error <= factor * usual + floor, (
+                f"{name}: {measure.__name__} error {error:.3g}, plain PyTorch {usual:.3g}"
+            )
+
+
+def _root_mean_square(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max())
+
+
+def assert_dropout(backend: str, device: str = "cpu", dropout_p: float = 0.3) -> None:
+    """Dropout repeats under a seed, scales what it keeps, forgets its share, and backward uses the forward's mask."""
+    case = Case(queries=13, memory=17, attn_len=19, valid=(17, 5, -2), head_size=30)
+    inputs = make_inputs(case, torch.float64, device)
+    identity = torch.eye(case.head_size, dtype=torch.float64, device=device).expand_as(inputs["v"])
+
+    def attend(x: dict[str, Any], dropout_p: float = dropout_p, seed: int = 5) -> Tensor:
+        torch.manual_seed(seed)
+        return relative_attention(**x, **masks(case, device), dropout_p=dropout_p, backend=backend)
+
+    # With the identity as values the output is the probability of each key, dropped or kept.
+    kept = attend(inputs | {"v": identity}).detach()
+    whole = attend(inputs | {"v": identity}, dropout_p=0.0).detach()
+    seen = visible(case, device)[:, None].expand_as(kept)
+    drop = torch.where(seen & (kept != 0), 1 / (1 - dropout_p), 0.0).double()
+    torch.testing.assert_close(kept, whole * drop)
+    count = int(seen.sum())
+    share = float((kept[seen] == 0).double().mean())
+    assert abs(share - dropout_p) < 5 * (dropout_p * (1 - dropout_p) / count) ** 0.5, f"dropped a share of {share}"
+    assert not torch.equal(drop[:, 0], drop[:, 1]), "two heads share one mask"
+    assert not torch.equal(kept, attend(inputs | {"v": identity}, seed=6)), "two seeds give one mask"
+
+    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7)).to(device).double()
+    expected = _run(inputs, cotangent, lambda x: plain(x, case, drop))
+    for _ in range(2):
+        found = _run(inputs, cotangent, attend)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
