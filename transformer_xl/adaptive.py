@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .ops.cross_entropy import Columns, linear_nll
 
 
 class _Bands(nn.Module):
@@ -32,6 +35,18 @@ class _Bands(nn.Module):
         self.projected = div_val > 1 or d_embed != d_model
         tables = zip(self.sizes, self.widths, strict=True) if div_val > 1 else [(vocab_size, d_embed)]
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(size, width)) for size, width in tables)
+
+    def _band(self, ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """The band of each id; 0 for -1."""
+        band = torch.zeros_like(ids)
+        for edge in self.edges[1:-1]:
+            band += ids >= edge
+        return band
+
+    def _rows(self, band: Int[Tensor, " n"]) -> tuple[Tensor, ...]:
+        """For each band, where it is; the host waits for the device once."""
+        sizes = torch.stack([(band == i).sum() for i in range(len(self.sizes))]).tolist()
+        return band.argsort(stable=True).split(sizes)
 
 
 class AdaptiveEmbedding(_Bands):
@@ -53,19 +68,51 @@ class AdaptiveEmbedding(_Bands):
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
 
     def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        return self.lookup(ids)[0]
+
+    def lookup(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
+        """The vectors, and the tables for the `nll` of a tied softmax.
+
+        Its gradient then passes through here, and that of the rows looked up is added to it in place: else each of the
+        two would make one as large as the tables.
+        """
         if self.div_val == 1:
-            x = F.embedding(ids, self.tables[0])
-            return self.scale * (F.linear(x, self.projections[0]) if self.projected else x)
+            x, table = _Lookup.apply(ids, self.tables[0])
+            return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
         flat = ids.flatten()
-        rows = [((flat >= low) & (flat < high)).nonzero(as_tuple=True)[0] for low, high in pairwise(self.edges)]
+        rows = self._rows(self._band(flat))
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
-        bands = [
-            F.linear(F.embedding(flat[row] - low, table), projection)
-            for row, low, table, projection in zip(rows, self.edges, self.tables, self.projections, strict=False)
+        found = [
+            _Lookup.apply(flat[row] - low, table)
+            for row, low, table in zip(rows, self.edges, self.tables, strict=False)
         ]
-        grouped = torch.cat(bands)
+        vectors, tables = zip(*found, strict=True)
+        grouped = torch.cat([F.linear(*pair) for pair in zip(vectors, self.projections, strict=True)])
         x = torch.empty_like(grouped).index_copy(0, torch.cat(rows), grouped)
-        return self.scale * x.view(*ids.shape, self.d_model)
+        return self.scale * x.view(*ids.shape, self.d_model), tables
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table, and the table."""
+
+    @staticmethod
+    def forward(ctx, ids, table):
+        ctx.save_for_backward(ids)
+        ctx.shape = table.shape
+        ctx.set_materialize_grads(False)
+        return F.embedding(ids, table), table.view_as(table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_x, d_table):
+        (ids,) = ctx.saved_tensors
+        if d_x is None:
+            return None, d_table
+        if d_table is None:
+            d_table = d_x.new_zeros(ctx.shape)
+        if d_table.is_cpu:
+            return None, d_table.index_add_(0, ids.flatten(), d_x.flatten(0, -2))
+        return None, d_table.index_put_((ids,), d_x, accumulate=True)  # slower, but the same sum every time
 
 
 class AdaptiveSoftmax(_Bands):
@@ -81,56 +128,60 @@ class AdaptiveSoftmax(_Bands):
         self.bias = nn.Parameter(torch.empty(vocab_size))
         self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), d_embed)) if cutoffs else None
         self.cluster_bias = nn.Parameter(torch.empty(len(cutoffs))) if cutoffs else None
+        self.tied = False
 
     def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
         """Share the embedding's tables and, per band, its projection."""
+        self.tied = weight
         if weight:
             self.tables = embedding.tables
         for band, tied in enumerate(projections):
             if tied and self.projected:
                 self.projections[band] = embedding.projections[band if self.div_val > 1 else 0]
 
-    def nll(self, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Nats of each target, in order; 0 where the target is -1, which is not scored."""
-        x, flat = hidden.flatten(0, -2), targets.flatten().contiguous()
-        weights = self._weights()
-        head = _full_precision(self._head(x, *weights[0]))
-        if len(self.sizes) == 1:
-            return F.cross_entropy(head, flat, ignore_index=-1, reduction="none").view_as(targets)
-        shortlist = self.sizes[0]
-        band = torch.bucketize(flat, torch.tensor(self.edges[1:-1], device=flat.device), right=True)
-        nll = F.cross_entropy(
-            head, torch.where(band > 0, shortlist + band - 1, flat), ignore_index=-1, reduction="none"
-        )
-        for i in range(1, len(self.sizes)):  # also where no target is in the band: see AdaptiveEmbedding
-            row = (band == i).nonzero(as_tuple=True)[0]
-            scores = F.linear(self._project(x[row], i), *weights[i])
-            tail = F.cross_entropy(_full_precision(scores), flat[row] - self.edges[i], reduction="none")
-            nll = nll.index_add(0, row, tail)
-        return nll.view_as(targets)
+    def nll(
+        self,
+        hidden: Float[Tensor, "B T D"],
+        targets: Int[Tensor, "B T"],
+        tables: tuple[Float[Tensor, "_ _"], ...] | None = None,
+    ) -> Float[Tensor, "B T"]:
+        """Nats of each target, in order; 0 where the target is -1, which is not scored.
+
+        Args:
+            tables: what the embedding's `lookup` returned; used if they are this softmax's too.
+        """
+        x, flat = hidden.flatten(0, -2), targets.flatten()
+        if flat.is_cpu and (flat >= self.edges[-1]).any():
+            raise IndexError(f"target {int(flat.max())} is out of range: there are {self.edges[-1]} symbols")
+        band = self._band(flat)
+        inputs, places = [self._project(x, 0)], [torch.where(band > 0, self.sizes[0] - 1 + band, flat)]
+        tails = self._rows(band)[1:] if len(self.sizes) > 1 else ()
+        for i, row in enumerate(tails, start=1):  # also where no target is in the band: see AdaptiveEmbedding
+            inputs.append(self._project(x[row], i))
+            places.append(flat[row] - self.edges[i])
+        head, *rest = linear_nll(inputs, places, self._columns, self._scoring(tables if self.tied else None))
+        return head.index_add(0, torch.cat(tails), torch.cat(rest)).view_as(targets) if tails else head.view_as(targets)
 
     def log_probs(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Log-probabilities of every symbol; they sum to one."""
-        weights = self._weights()
-        head = _full_precision(self._head(hidden, *weights[0])).log_softmax(-1)
-        shortlist = self.sizes[0]
-        tails = [
-            head[..., shortlist + i - 1, None]
-            + _full_precision(F.linear(self._project(hidden, i), *weights[i])).log_softmax(-1)
-            for i in range(1, len(self.sizes))
-        ]
+        logs = []
+        for band, columns in enumerate(self._columns(*self._scoring())):
+            x = self._project(hidden, band)
+            scores = [F.linear(x, weight, bias) for weight, bias in columns]
+            logs.append(_full_precision(torch.cat(scores, -1) if len(scores) > 1 else scores[0]).log_softmax(-1))
+        (head, *tails), shortlist = logs, self.sizes[0]
+        tails = [head[..., shortlist + i, None] + tail for i, tail in enumerate(tails)]
         return torch.cat([head[..., :shortlist], *tails], dim=-1)
 
-    def _weights(self) -> list[tuple[Tensor, Tensor]]:
-        """Table and bias of each band; split in one go, for every slice of a table has a gradient as large as it."""
-        tables = self.tables if self.div_val > 1 else self.tables[0].split(self.sizes)
-        return list(zip(tables, self.bias.split(self.sizes), strict=True))
+    def _scoring(self, tables: tuple[Tensor, ...] | None = None) -> tuple[Tensor | None, ...]:
+        """The parameters behind the projections."""
+        return self.bias, self.cluster_weight, self.cluster_bias, *(self.tables if tables is None else tables)
 
-    def _head(self, x: Float[Tensor, "*B D"], weight: Tensor, bias: Tensor) -> Float[Tensor, "*B head"]:
-        """Scores of band 0 and of the other bands as wholes."""
-        if self.cluster_weight is not None and self.cluster_bias is not None:
-            weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
-        return F.linear(self._project(x, 0), weight, bias)
+    def _columns(self, bias, cluster_weight, cluster_bias, *tables) -> list[Columns]:
+        """Weight and bias of each band's columns; split in one go, for a slice's gradient is as large as the table."""
+        tables = tables if self.div_val > 1 else tables[0].split(self.sizes)
+        head, *tails = ([part] for part in zip(tables, bias.split(self.sizes), strict=True))
+        return [head if cluster_weight is None else [*head, (cluster_weight, cluster_bias)], *tails]
 
     def _project(self, x: Float[Tensor, "*B D"], band: int) -> Float[Tensor, "*B E_band"]:
         return x @ self.projections[band] if self.projected else x
