@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from transformer_xl.settings import Lengths
 
 
 class Tally(NamedTuple):
@@ -37,7 +40,12 @@ class TableModel(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.calls: list[tuple[int, int]] = []
 
-    def empty_memory(self, batch: int, valid: Tensor | None = None) -> Tally:
+    def for_inference(self, precision: str = "fp32") -> TableModel:
+        shared = copy(self)
+        shared.training = False
+        return shared
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Tensor | None = None) -> Tally:
         return Tally(torch.zeros(batch, dtype=torch.int64) if valid is None else valid)
 
     def log_probs(self, ids, memory, lengths, last=None):

@@ -32,10 +32,9 @@ from .settings import Lengths
 class Scoring(Protocol):
     """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind that can `reset` rows."""
 
-    modules: Callable[..., Iterator[nn.Module]]
     parameters: Callable[..., Iterator[nn.Parameter]]
-    eval: Callable[..., Any]
-    empty_memory: Callable[..., Any]
+    for_inference: Callable[..., Any]
+    empty_cache: Callable[..., Any]
 
     def __call__(self, *args: Any) -> tuple[Tensor, Any]: ...
 
@@ -106,7 +105,7 @@ def evaluate(
     """Score every target of `loader` once, memory running from segment to segment.
 
     `symbol_bytes` gives the UTF-8 length of each id, for bits per byte; `dump(segment, nll)` sees every segment, and
-    `TokenLog` puts them in order. The model is left in the mode it came in. A text without a target raises
+    `TokenLog` puts them in order. A text without a target raises
     `ValueError`.
     """
     device = _device(model)
@@ -114,10 +113,10 @@ def evaluate(
     targets = text_bytes = 0
     memory = None
     start = time.perf_counter()
-    with _undisturbed(model, device, precision):
+    with _inference(model, precision) as model:
         for segment in loader:
             if memory is None:
-                memory = model.empty_memory(len(segment.ids))
+                memory = model.empty_cache(len(segment.ids), lengths)
             elif segment.reset is not None:
                 memory = memory.reset(segment.reset)
             nll, memory = model(segment.ids.to(device), segment.targets.to(device), memory, lengths)
@@ -218,7 +217,7 @@ def score_lines(
     symbol_bytes = vocab.symbol_bytes()
     scores: list[LineScore | None] = [None] * len(tokens)
     device = _device(model)
-    with _undisturbed(model, device, precision):
+    with _inference(model, precision) as model:
         for batch in _batches([len(ids) for ids in tokens], lengths.tgt_len, batch_tokens):
             nats = _batch_nats(model, [tokens[i] for i in batch], lengths, device)
             for i, line_nats in zip(batch, nats, strict=True):
@@ -257,7 +256,7 @@ def _batch_nats(model: Scoring, lines: list[np.ndarray], lengths: Lengths, devic
         ids[row, : max(len(line) - 1, 0)] = tail[:-1]
         targets[row, : max(len(line) - 1, 0)] = tail[1:]
     nats = torch.zeros(len(lines), dtype=torch.float64, device=device)
-    memory = model.empty_memory(len(lines))
+    memory = model.empty_cache(len(lines), lengths)
     for start in range(0, ids.shape[1], lengths.tgt_len):
         part = slice(start, start + lengths.tgt_len)
         nll, memory = model(ids[:, part].to(device), targets[:, part].to(device), memory, lengths)
@@ -266,16 +265,10 @@ def _batch_nats(model: Scoring, lines: list[np.ndarray], lengths: Lengths, devic
 
 
 @contextmanager
-def _undisturbed(model: Scoring, device: torch.device, precision: str) -> Iterator[None]:
-    """No gradients, no dropout, the wanted precision; afterwards every module is in its old mode."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad(), autocast(precision, device):
-            yield
-    finally:
-        for module in training:
-            module.training = True
+def _inference(model: Scoring, precision: str) -> Iterator[Scoring]:
+    """No gradients, no dropout, the wanted precision; the model itself is left as it is."""
+    with torch.no_grad(), autocast(precision, _device(model)):
+        yield model.for_inference(precision)
 
 
 def _device(model: Scoring) -> torch.device:

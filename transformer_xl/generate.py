@@ -26,11 +26,10 @@ from .settings import Lengths
 class Writing(Protocol):
     """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind with `select` and `cat`."""
 
-    training: bool
     takes_padding: bool
-    train: Callable[..., Any]
     parameters: Callable[..., Iterator[nn.Parameter]]
-    empty_memory: Callable[..., Any]
+    for_inference: Callable[..., Any]
+    empty_cache: Callable[..., Any]
     log_probs: Callable[..., tuple[Tensor, Any]]
 
 
@@ -125,6 +124,7 @@ def stream(
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
     device = next(model.parameters()).device
+    model = model.for_inference(precision)
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
     state, inputs = None, _left_padded(prompts)
     for step in range(max_tokens if rows else 0):
@@ -164,7 +164,8 @@ def _read_prompts(
         read = [_read_prompts(model, *row, lengths, device, precision) for row in rows]
         return torch.cat([log_probs for log_probs, _ in read]), type(read[0][1]).cat([state for _, state in read])
     padding = torch.tensor([total - count for count in counts], device=device)
-    state = model.empty_memory(len(ids), valid=-padding if uneven else None)
+    with torch.no_grad(), autocast(precision, device):
+        state = model.empty_cache(len(ids), lengths, valid=-padding if uneven else None)
     log_probs = None
     ids = ids.to(device)
     for end in range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len):
@@ -177,16 +178,8 @@ def _read_prompts(
 def _advance(
     model: Writing, ids: Int[Tensor, "B T"], state: Any, lengths: Lengths, precision: str
 ) -> tuple[Float[Tensor, "B V"], Any]:
-    """One call in evaluation mode; between calls, where a caller may do anything, the model is as it came."""
-    training = model.training
-    if training:
-        model.train(False)
-    try:
-        with autocast(precision, ids.device):
-            log_probs, state = model.log_probs(ids, state, lengths, last=1)
-    finally:
-        if training:
-            model.train()
+    with autocast(precision, ids.device):
+        log_probs, state = model.log_probs(ids, state, lengths, last=1)
     return log_probs[:, -1], state
 
 

@@ -1,13 +1,21 @@
-"""The state of a Transformer-XL: what the last segments left behind (section 3.2, equation for h-tilde)."""
+"""The state of a Transformer-XL: what the last segments left behind (section 3.2, equation for h-tilde).
+
+`Memory` is the paper's: inputs of the layers, projected in every call, for in training the projections learn through
+it. `KVCache` holds what they were projected to: the same numbers for less work, where the weights stay as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
+
+from .settings import Lengths
 
 
 class Memory(NamedTuple):
@@ -50,7 +58,7 @@ class Memory(NamedTuple):
             return self
         length = self.length + lacking
         unused = torch.arange(length, device=self.layers[0].device) < length - self.counts[:, None]
-        padded = (torch.nn.functional.pad(x, (0, 0, lacking, 0)) for x in self.layers)
+        padded = (pad(x, (0, 0, lacking, 0)) for x in self.layers)
         layers = tuple(x.masked_fill(unused[..., None], 0) for x in padded)
         return Memory(layers, None if length <= mem_len else self.counts.clamp(min=mem_len))
 
@@ -68,9 +76,11 @@ class Memory(NamedTuple):
     @staticmethod
     def cat(memories: Sequence[Memory]) -> Memory:
         """Rows of several memories as one; shorter ones are padded in front with positions that do not count."""
+        if len(memories) == 1:
+            return memories[0]
         length = max(m.length for m in memories)
         layers = tuple(
-            torch.cat([torch.nn.functional.pad(x, (0, 0, length - x.shape[1], 0)) for x in layer])
+            torch.cat([pad(x, (0, 0, length - x.shape[1], 0)) for x in layer])
             for layer in zip(*(m.layers for m in memories), strict=True)
         )
         if all(m.valid is None and m.length == length for m in memories):
@@ -86,3 +96,143 @@ def _append(old: Tensor, new: Tensor, mem_len: int) -> Tensor:
     kept = max(mem_len - new.shape[1], 0)
     recent = new[:, new.shape[1] - min(mem_len, new.shape[1]) :]
     return torch.cat([old[:, max(old.shape[1] - kept, 0) :].to(new.dtype), recent], dim=1).detach()
+
+
+class LayerCache(NamedTuple):
+    """One layer's part of a `KVCache` in a call: places `first` to `end` of its buffers are in use."""
+
+    keys: Float[Tensor, "B H C K"]
+    values: Float[Tensor, "B H C K"]
+    first: int
+    end: int
+
+    def append(
+        self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"]
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
+        """Write the new ones behind the others, and give all of them, in order, as views."""
+        end = self.end + k.shape[2]
+        self.keys[:, :, self.end : end], self.values[:, :, self.end : end] = k, v
+        return self.keys[:, :, self.first : end], self.values[:, :, self.first : end]
+
+
+@dataclass(eq=False)
+class KVCache:
+    """Keys, values and encoded distances of each layer, for inference; `valid` as in `Memory`.
+
+    Keys carry no position, so they are exact wherever they stand. They lie in buffers of twice the window, in order,
+    and move to the front when a buffer is full. A call writes into them: it consumes the cache it is given and returns
+    another; `fork` it before, where both ways are wanted.
+    """
+
+    buffers: list[tuple[Float[Tensor, "B H C K"], Float[Tensor, "B H C K"]]]
+    lengths: Lengths
+    length: int
+    """Positions in use."""
+    valid: Int[Tensor, " B"] | None = None
+    ground: list[tuple[Float[Tensor, "H 1 K"], Float[Tensor, "H 1 K"]]] | None = None
+    """What a row holds where it has no past; None: nothing, which `valid` says."""
+    first: int = 0
+    positions: Sequence[Float[Tensor, "H R K"]] = ()
+    """Of each layer, the encoded distances R - 1, ..., 0; R grows with what is asked for."""
+    spent: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        keys_values: Iterable[tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]],
+        lengths: Lengths,
+        *,
+        valid: Int[Tensor, " B"] | None = None,
+    ) -> KVCache:
+        """A cache that holds the given keys and values, and has room for segments of `lengths.tgt_len`."""
+        pairs = list(keys_values)
+        length = pairs[0][0].shape[2]
+        room = max(length, lengths.mem_len) + lengths.mem_len + lengths.tgt_len
+        return cls([(_roomy(k, room), _roomy(v, room)) for k, v in pairs], lengths, length, valid)
+
+    @property
+    def counts(self) -> Int[Tensor, " B"]:
+        """`valid`, spelled out."""
+        keys, _ = self.buffers[0]
+        return torch.full((len(keys),), self.length, device=keys.device) if self.valid is None else self.valid
+
+    def layers(self, tokens: int) -> list[LayerCache]:
+        """Each layer's part for a call with so many new tokens."""
+        if self.spent:
+            raise RuntimeError("This KVCache was given to a call before; use the one that the call returned, or fork.")
+        assert not torch.is_grad_enabled(), "a KVCache serves inference: call under torch.no_grad(), or give a Memory"
+        end = self.first + self.length
+        if end + tokens > self.buffers[0][0].shape[2]:
+            if 2 * self.length + tokens <= self.buffers[0][0].shape[2]:
+                for buffer in (buffer for pair in self.buffers for buffer in pair):
+                    buffer[:, :, : self.length] = buffer[:, :, self.first : end]
+            else:  # a segment longer than tgt_len
+                room = 2 * self.length + 2 * tokens
+                self.buffers = [(_roomy(k, room), _roomy(v, room)) for k, v in self._live()]
+            self.first, end = 0, self.length
+        return [LayerCache(*pair, self.first, end) for pair in self.buffers]
+
+    def cover(self, tokens: int, encode: Callable[[int], Iterable[Float[Tensor, "H R K"]]]) -> None:
+        """Have the encodings of the distances in a call with so many new tokens, by `encode`, which gives each layer's.
+
+        While the cache fills there are more than needed; then there are just as many, for a part of a table is copied
+        before a product. One is spare where queries are several (see `ops.masks.spare_row`).
+        """
+        needed = self.length + tokens + (tokens > 1)
+        held = self.positions[0].shape[1] if self.positions else 0
+        filling = self.length < self.lengths.mem_len
+        if held < needed or (held > needed and not filling):
+            self.positions = [r.contiguous() for r in encode(max(needed, 2 * held) if filling else needed)]
+
+    def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> KVCache:
+        """After a call: the cache with this segment in it, cut to the newest `mem_len` positions."""
+        self.spent = True
+        tokens = inputs[0].shape[1]
+        length = min(self.length + tokens, mem_len)
+        valid = None if self.valid is None else (self.valid + tokens).clamp(max=length)
+        first = self.first + self.length + tokens - length
+        return replace(self, length=length, valid=valid, first=first, spent=False)
+
+    def fork(self, rows: Int[Tensor, " R"] | slice = slice(None)) -> KVCache:
+        """A copy of the given rows, in the given order, with buffers of its own."""
+        chosen = KVCache.of(((k[rows], v[rows]) for k, v in self._live()), self.lengths)
+        valid = None if self.valid is None else self.valid[rows]
+        return replace(chosen, valid=valid, ground=self.ground, positions=self.positions)
+
+    select = fork
+
+    @staticmethod
+    def cat(caches: Sequence[KVCache]) -> KVCache:
+        """Rows of several caches as one; shorter ones are padded in front with positions that do not count."""
+        length = max(cache.length for cache in caches)
+        joined = [
+            [torch.cat([pad(x, (0, 0, length - x.shape[2], 0)) for x in part]) for part in zip(*layer, strict=True)]
+            for layer in zip(*(cache._live() for cache in caches), strict=True)
+        ]
+        whole = all(cache.valid is None and cache.length == length for cache in caches)
+        valid = None if whole else torch.cat([cache.counts for cache in caches])
+        longest = max(caches, key=lambda cache: cache.positions[0].shape[1] if cache.positions else 0)
+        cache = KVCache.of(((k, v) for k, v in joined), caches[0].lengths, valid=valid)
+        return replace(cache, ground=caches[0].ground, positions=longest.positions)
+
+    def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
+        """Empty the marked rows: a document or episode ended there. Other rows go on."""
+        if self.ground is None:
+            keys, _ = self.buffers[0]
+            return replace(self, valid=self.counts.masked_fill(rows.to(keys.device), 0))
+        live = slice(self.first, self.first + self.length)
+        for pair, ground in zip(self.buffers, self.ground, strict=True):
+            for buffer, value in zip(pair, ground, strict=True):
+                buffer[rows.to(buffer.device), :, live] = value
+        return self
+
+    def _live(self) -> Iterable[tuple[Tensor, Tensor]]:
+        live = slice(self.first, self.first + self.length)
+        return ((k[:, :, live], v[:, :, live]) for k, v in self.buffers)
+
+
+def _roomy(x: Float[Tensor, "B H L K"], room: int) -> Float[Tensor, "B H C K"]:
+    """`x` at the front of a buffer."""
+    buffer = x.new_zeros(*x.shape[:2], room, x.shape[3])
+    buffer[:, :, : x.shape[2]] = x
+    return buffer

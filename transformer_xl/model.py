@@ -7,16 +7,23 @@ State goes in and comes out; no layer keeps anything between calls.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import partial
+from typing import Any, TypeVar
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from .attention import RelativeMultiheadAttention, sinusoids
-from .memory import Memory
+from .attention import Linear, RelativeMultiheadAttention, sinusoids
+from .memory import KVCache, Memory
 from .ops.dropout import Dropout
 from .settings import Lengths, TransformerXLConfig
+
+State = TypeVar("State", Memory, KVCache)
 
 
 class FeedForward(nn.Module):
@@ -25,8 +32,8 @@ class FeedForward(nn.Module):
     def __init__(self, d_model: int, d_inner: int, *, dropout: float, pre_lnorm: bool, layer_norm_epsilon: float):
         super().__init__()
         self.pre_lnorm = pre_lnorm
-        self.inner = nn.Linear(d_model, d_inner)
-        self.outer = nn.Linear(d_inner, d_model)
+        self.inner = Linear(d_model, d_inner)
+        self.outer = Linear(d_inner, d_model)
         self.norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.dropout = Dropout(dropout)
 
@@ -51,8 +58,8 @@ class DecoderLayer(nn.Module):
         )
         self.feed_forward = FeedForward(config.d_model, config.d_inner, **shared)
 
-    def forward(self, x, past, encodings, content_bias, position_bias, *, attn_len, valid):
-        x = self.attention(x, past, encodings, content_bias, position_bias, attn_len=attn_len, valid=valid)
+    def forward(self, x, past, positions, content_bias, position_bias, *, attn_len, valid):
+        x = self.attention(x, past, positions, content_bias, position_bias, attn_len=attn_len, valid=valid)
         return self.feed_forward(x)
 
 
@@ -101,51 +108,101 @@ class TransformerXL(nn.Module):
                 nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, std)
 
     def forward(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T"], Memory]:
+        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: State | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T"], State]:
         """Nats of each target, in order (0 where it is -1: not scored), and the memory for the next segment."""
-        hidden, memory = self.hidden(ids, memory, lengths)
-        return self.softmax.nll(hidden, targets), memory
+        x, tables = self.embedding.lookup(ids)
+        hidden, after = self._read(x, memory, lengths)
+        return self.softmax.nll(hidden, targets, tables), after
 
     def objective(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Memory]:
+        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: State | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], State]:
         """What is trained: the mean nll of the scored targets; also what `forward` returns."""
         nll, after = self(ids, targets, memory, lengths)
         return nll.sum() / (targets >= 0).sum().clamp(min=1), nll, after
 
     def log_probs(
-        self, ids: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths, last: int | None = None
-    ) -> tuple[Float[Tensor, "B L V"], Memory]:
+        self, ids: Int[Tensor, "B T"], memory: State | None, lengths: Lengths, last: int | None = None
+    ) -> tuple[Float[Tensor, "B L V"], State]:
         """Log-probabilities of what follows each position (L = T), or only the `last` ones (L = last)."""
         hidden, memory = self.hidden(ids, memory, lengths)
         return self.softmax.log_probs(hidden if last is None else hidden[:, hidden.shape[1] - last :]), memory
 
     def hidden(
-        self, ids: Int[Tensor, "B T"], memory: Memory | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        self, ids: Int[Tensor, "B T"], memory: State | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T D"], State]:
         """Features: the last layer's output. The memory given is attended whole (within `attn_len`) and comes back
         extended by this segment and cut to `mem_len`."""
-        x = self.dropout(self.embedding(ids))
-        memory = self.empty_memory(len(ids)) if memory is None else memory
-        if self.config.zero_memory:
-            memory = memory.zero_filled(lengths.mem_len)
-        keys = memory.length + ids.shape[1]
-        encodings = sinusoids(keys, x.shape[-1], clamp_len=lengths.clamp_len, device=x.device, dtype=x.dtype)
-        encodings = self.dropout(encodings)
+        return self._read(self.embedding(ids), memory, lengths)
+
+    def _read(self, x: Float[Tensor, "B T D"], memory: Any, lengths: Lengths) -> tuple[Float[Tensor, "B T D"], Any]:
+        x = self.dropout(x)
+        memory = self.empty_memory(len(x)) if memory is None else memory
+        encode = partial(self._positions, clamp_len=lengths.clamp_len, like=x)
+        if isinstance(memory, KVCache):
+            assert memory.lengths.clamp_len == lengths.clamp_len, "a cache keeps the clamp_len it was made for"
+            pasts = memory.layers(x.shape[1])
+            memory.cover(x.shape[1], encode)
+            positions = memory.positions
+        else:
+            memory = memory.zero_filled(lengths.mem_len) if self.config.zero_memory else memory
+            pasts, positions = memory.layers, encode(memory.length + x.shape[1])
         inputs = []
-        for layer, past, *biases in zip(self.layers, memory.layers, *self._biases(), strict=True):
+        for layer, past, r, *biases in zip(self.layers, pasts, positions, *self._biases(), strict=True):
             inputs.append(x)
-            x = layer(x, past, encodings, *biases, attn_len=lengths.attn_len, valid=memory.valid)
+            x = layer(x, past, r, *biases, attn_len=lengths.attn_len, valid=memory.valid)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return self.dropout(x), memory.extend(inputs, mem_len=lengths.mem_len)
+
+    def _positions(self, length: int, *, clamp_len: int | None, like: Tensor) -> Iterator[Float[Tensor, "H S K"]]:
+        encodings = sinusoids(length, self.config.d_model, clamp_len=clamp_len, device=like.device, dtype=like.dtype)
+        encodings = self.dropout(encodings)
+        return (attention.positions(encodings) for attention in self._attentions)
 
     def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first token of `batch` streams; see `Memory` for `valid`."""
         assert valid is None or self.takes_padding, "give rows of one length"
         u = self.content_bias
         return Memory.empty(len(self.layers), batch, self.config.d_model, valid=valid, dtype=u.dtype, device=u.device)
+
+    def for_inference(self, precision: str = "fp32") -> TransformerXL:
+        """A copy to evaluate with: no dropout, the backend for inference, and the same weights, but that for bf16 those
+        of products are rounded once instead of in every call. It is to be called under `device.autocast`."""
+        copied = deepcopy(self, {id(p): p for p in self.parameters()})
+        if precision == "bf16":
+            # Looked up, not multiplied, the embedding's tables stay as they are, and the softmax gets its own.
+            copied.softmax = deepcopy(copied.softmax, {id(p): p for p in self.parameters()})
+            copied.softmax.tied = False
+            linear = (module for module in copied.modules() if isinstance(module, nn.Linear))
+            for module in (*linear, copied.softmax, copied.embedding.projections):
+                for owner in module.modules():
+                    for name, p in list(owner.named_parameters(recurse=False)):
+                        if p.dtype == torch.float32:
+                            setattr(owner, name, nn.Parameter(p.detach().bfloat16(), requires_grad=False))
+        for attention in copied._attentions:
+            attention.backend = "auto"
+        return copied.eval()
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> KVCache:
+        """`empty_memory` for inference at these lengths: what was read is projected once."""
+        memory = self.empty_memory(batch, valid)
+        if not self.config.zero_memory:
+            return self.cached(memory, lengths)
+        cache = self.cached(memory.zero_filled(lengths.mem_len), lengths)
+        cache.ground = [(k[0, :, :1].clone(), v[0, :, :1].clone()) for k, v in cache.buffers]
+        return cache
+
+    @torch.no_grad()
+    def cached(self, memory: Memory, lengths: Lengths) -> KVCache:
+        """A memory as the cache that gives the same numbers, in the precision it is made in."""
+        pairs = (layer.keys_values(past) for layer, past in zip(self._attentions, memory.layers, strict=True))
+        return KVCache.of(pairs, lengths, valid=memory.valid)
+
+    @property
+    def _attentions(self) -> list[RelativeMultiheadAttention]:
+        return [module for module in self.modules() if isinstance(module, RelativeMultiheadAttention)]
 
     def _biases(self):
         shape = (len(self.layers), -1, -1)
