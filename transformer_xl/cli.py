@@ -266,19 +266,36 @@ class Convert:
 class Bench:
     """Time a part of the work beside its peers and its bound; the last line is JSON."""
 
-    part: Annotated[Positional[Literal["data"]], arg(metavar="data")]
-    """data: from text to ids."""
-    megabytes: Annotated[int, arg(metavar="N")] = 540
-    """Size of the text; WikiText-103 has 540."""
+    part: Annotated[
+        Positional[Literal["train", "eval", "decode", "op", "sliding", "memory", "data", "all"]],
+        arg(metavar="train|eval|decode|op|sliding|memory|data|all"),
+    ]
+    """train: optimizer steps; eval: segments; decode: a token at a time; op: attention alone; sliding: the paper's
+    Table 9; memory: the most a training step holds; data: from text to ids; all: all but data."""
+    size: Literal["paper", "toy"] | None = None
+    """toy: the same code at sizes that take seconds. By default paper."""
+    recipe: Annotated[str | None, arg(metavar="RECIPE")] = None
+    """Whose model; by default enwik8-12l."""
+    peers: Annotated[str | None, arg(metavar="PYTHON")] = None
+    """The Python of an environment with torch, transformers 4.37.2 and, if wanted, x-transformers."""
+    device: str | None = None
+    precision: Literal["fp32", "bf16"] | None = None
+    """Ours and the textbook's; by default both."""
+    batch_size: Annotated[int | None, arg(metavar="N")] = None
+    tgt_len: Annotated[int | None, arg(metavar="N")] = None
+    mem_len: Annotated[int | None, arg(metavar="N")] = None
+    """Tokens of memory; sliding: the attention length."""
+    repeats: Annotated[int | None, arg(metavar="N")] = None
+    """How many turns each contender takes; medians are shown. By default 5, for data 1."""
+    megabytes: Annotated[int | None, arg(metavar="N")] = None
+    """data: size of the text; by default 540, as WikiText-103 has."""
     counts: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Draw words by the counts in this file; by default made-up words under Zipf's law."""
-    repeats: Annotated[int, arg(metavar="N")] = 1
-    """How often each contender runs, in turn; medians are shown."""
+    """data: draw words by the counts in this file; by default made-up words under Zipf's law."""
 
     def run(self) -> int:
-        from transformer_xl.bench.data import bench_data
+        from transformer_xl.bench import bench
 
-        bench_data(megabytes=self.megabytes, counts=self.counts, repeats=self.repeats)
+        bench(self.part, {name: value for name, value in vars(self).items() if name != "part"})
         return 0
 
 

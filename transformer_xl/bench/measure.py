@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from .worker import peak_memory
 
 
 class Measured(NamedTuple):
@@ -30,14 +30,3 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Measured:
     start = time.perf_counter()
     value = function(*arguments)
     return Measured(value, time.perf_counter() - start, peak_memory())
-
-
-def peak_memory() -> int:
-    """Bytes of memory this process has held at most."""
-    status = Path("/proc/self/status")
-    if status.exists():  # the kernel's figure for this program alone; ru_maxrss knows what forked it, too
-        [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
-        return int(line.split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,69 @@
+"""No speed before the results are right: the op's contract, and the same losses from the same weights.
+
+A contender's loss of a token may differ from the yardstick's (Hugging Face, else the textbook form in fp32) by so much,
+root mean square over all tokens, as a share of the mean loss. Weights are as large as that attention decides the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from transformer_xl.ops.contract import CASES, Case, assert_contract
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A contender that can be asked for its losses: `Prepared`."""
+
+    def call(self, name: str, **arguments: Any) -> Any: ...
+
+
+TOLERANCES = {"fp32": 1e-4, "bf16": 1e-2}
+"""fp32 sums of 12 layers agree to about 1e-5; bf16, with 8 bits and some 100 products, to about 2e-3."""
+_CASES = ("memory", "one step", "no memory", "strided views", "window and short rows", "beyond a block, all masks")
+_LARGE = Case(queries=131, memory=257, batch=2, heads=2, head_size=64, strided=True)
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def check_op(backends: Sequence[str], precisions: Sequence[str], device: str, *, backward: bool) -> None:
+    """Hold backends to the contract.
+
+    Raises:
+        AssertionError: one is not right, so nothing is timed.
+    """
+    for precision in precisions:
+        for backend in backends:
+            for case in (*(CASES[name] for name in _CASES), _LARGE):
+                try:
+                    assert_contract(backend, case, _DTYPES[precision], device, backward=backward)
+                except AssertionError as error:
+                    raise AssertionError(
+                        f"No speed is shown: attention by {backend} in {precision} is wrong ({error}; {case})."
+                    ) from error
+
+
+def check_same(prepared: Mapping[str, Reader], yardstick: str, pieces: Sequence[int]) -> dict[str, float]:
+    """Let all read the same tokens; returns each one's difference, by the rule above.
+
+    Raises:
+        AssertionError: one reads something else, so nothing is timed.
+    """
+    expected = prepared[yardstick].call("nll", pieces=list(pieces))
+    mean = sum(expected) / len(expected)
+    found = {}
+    for key, contender in prepared.items():
+        nll = expected if key == yardstick else contender.call("nll", pieces=list(pieces))
+        assert len(nll) == len(expected), f"{key} scored {len(nll)} tokens, {yardstick} {len(expected)}"
+        square = sum((a - b) ** 2 for a, b in zip(nll, expected, strict=True)) / len(expected)
+        found[key] = math.sqrt(square) / mean
+        precision = key.rsplit(" ", 1)[1]
+        if not found[key] <= TOLERANCES[precision]:
+            raise AssertionError(
+                f"No speed is shown: losses of {key} differ from those of {yardstick} by {found[key]:.2g} of their "
+                f"mean, more than {TOLERANCES[precision]:g}."
+            )
+    return found

@@ -1,0 +1,209 @@
+"""`txl bench train|eval|decode`: the same model at work, by this package and by its peers, beside its bound."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.settings import RunConfig
+
+from . import bound
+from .gate import check_op, check_same
+from .options import Options, finish, hardware, header, job, show, write_text, zipf_weights
+from .race import Contender, Pool, Prepared, Runner, Timing, race
+
+PAPER = {
+    "train": [(2, 512, 512)],
+    "eval": [(1, 128, 3800), (1, 80, 2100)],
+    "decode": [(1, 1, 3800), (1, 1, 2100), (1, 1, 512), (16, 1, 512)],
+}
+"""Batch, tgt_len and mem_len of each case."""
+TOY = {"train": [(2, 16, 16)], "eval": [(1, 8, 32)], "decode": [(1, 1, 32), (3, 1, 16)]}
+WEIGHTS = Contender("weights", "fp32", "ours.py", "Weights")
+_COLUMNS = {
+    "contender": "",
+    "precision": "precision",
+    "milliseconds": "ms|.2f",
+    "spread": "least to most",
+    "tokens_per_second": "tokens/s|,.0f",
+    "ratio": "times|.2f",
+    "share_of_bound": "of the bound|.0%",
+    "peak_megabytes": "MB on top|,.0f",
+}
+
+
+def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
+    """Time each case of a part, print its table, and a last line of JSON.
+
+    Raises:
+        AssertionError: results differ, so no speed is shown.
+        ValueError: an option does not fit.
+        ChildProcessError: a contender's process failed.
+    """
+    config = options.config()
+    check_op(["auto"], options.precisions, options.torch_device, backward=part == "train")
+    result = header(part, options) | {"cases": []}
+    for case in cases(part, options, config):
+        with tempfile.TemporaryDirectory(prefix="txl-bench-") as folder:
+            write_text(Path(folder) / "ids", config.model.vocab_size)
+            result["cases"].append(_case(part, options, config, case, Path(folder), pool))
+        pool.release()
+    return finish(result)
+
+
+def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
+    """What is timed: the part's own sizes, WikiText's where the recipe trains on such, or those asked for."""
+    found = (TOY if options.toy else PAPER)[part]
+    if part == "train" and not options.toy:
+        found = [(2, config.train.tgt_len, config.train.mem_len)]
+    asked = (options.batch_size, options.tgt_len, options.mem_len)
+    changed = [tuple(a if b is None else b for a, b in zip(case, asked, strict=True)) for case in found]
+    cuts, weights = config.model.cutoffs, zipf_weights(config.model.vocab_size)
+    edges = [*cuts, config.model.vocab_size] if cuts else []
+    shares = [float(weights[low:high].sum()) for low, high in pairwise(edges)]
+    return [bound.Work(b, t, m, tuple(b * t * share for share in shares)) for b, t, m in dict.fromkeys(changed)]
+
+
+def prepare_models(
+    jobs: Mapping[Contender, dict[str, Any]], pool: Pool, refused: dict[str, str]
+) -> dict[str, Prepared]:
+    """Contenders with the same weights: the first one writes them if it is Hugging Face's, else we do."""
+    first, *others = jobs
+    weights = Path(jobs[first]["weights"])
+    if weights.exists():
+        shutil.rmtree(weights)
+    if first.label == "Hugging Face":
+        ready = pool.prepare({first: jobs[first]}, refused)
+        if first.key in refused:
+            raise ValueError(
+                f"--peers must be the Python of an environment with torch and transformers 4.37.2, and {first.python} "
+                f"says: {refused[first.key]}."
+            )
+        return ready | pool.prepare({contender: jobs[contender] for contender in others}, refused)
+    pool.prepare_in(first, WEIGHTS, jobs[first])
+    return pool.prepare(jobs, refused)
+
+
+def _case(part: str, options: Options, config: RunConfig, work: bound.Work, folder: Path, pool: Pool) -> dict[str, Any]:
+    sizes = {"batch": work.batch, "tgt_len": work.tgt_len, "mem_len": work.mem_len}
+    common = job(config, options, folder, part, **sizes)
+    contenders = options.contenders()
+    jobs = {
+        c: common | {"precision": c.precision, "train": common["train"] | {"precision": c.precision}}
+        for c in contenders
+    }
+    refused: dict[str, str] = {}
+    ready = prepare_models(jobs, pool, refused)
+    yardstick = next(c.key for c in contenders if c.key in ready)
+    if yardstick.startswith("ours"):
+        raise ValueError(f"--recipe must name a model to compare with, and {refused[contenders[0].key]}. Give --peers.")
+    same = {key: model for key, model in ready.items() if not key.startswith("x-transformers")}
+    pieces = [2 * work.tgt_len] * 2 if work.tgt_len < 16 else [work.tgt_len] * 2
+    differences = check_same(same, yardstick, [16] + [1] * 8 if part == "decode" else pieces)
+
+    bounds = Bounds(part, options, config, work, pool)
+    runners: dict[str, Runner] = {**ready, **bounds.runners}
+    timings = race(runners, options.repeats, turn_seconds=options.turn_seconds)
+    least = {precision: bounds.seconds(timings, precision) for precision in options.precisions}
+    tokens = work.batch * work.tgt_len
+    rows = []
+    for contender in contenders:
+        if contender.key in ready:
+            timing = timings[contender.key]
+            row = _row(contender.label, contender.precision, timing, tokens, timings[yardstick].median)
+            row["peak_megabytes"] = ready[contender.key].peak() / 1e6
+            if contender.precision in least:
+                row["share_of_bound"] = least[contender.precision] / timing.median
+            rows.append(row | {"difference": differences.get(contender.key)})
+    rows += [
+        _row("bound", precision, Timing(seconds, seconds, seconds), tokens, timings[yardstick].median)
+        for precision, seconds in least.items()
+    ]
+    about = {"flop_per_token": bounds.flop / tokens, "bytes": bounds.bytes, "machine": bounds.machine(timings)}
+    case = {**sizes, **about, "reference": yardstick, "rows": rows, "refused": refused}
+    _tell(part, options, case)
+    return case
+
+
+def _row(label: str, precision: str, timing: Timing, tokens: int, reference: float) -> dict[str, Any]:
+    return {
+        "contender": label,
+        "precision": precision,
+        "seconds": timing.median,
+        "milliseconds": timing.median * 1e3,
+        "least": timing.least,
+        "most": timing.most,
+        "spread": f"{timing.least * 1e3:.2f} to {timing.most * 1e3:.2f}",
+        "tokens_per_second": tokens / timing.median,
+        "ratio": reference / timing.median,
+    }
+
+
+def _tell(part: str, options: Options, case: dict[str, Any]) -> None:
+    unit = {"train": "step", "eval": "segment", "decode": "step"}[part]
+    sizes = f"batch {case['batch']}, tgt_len {case['tgt_len']}, mem_len {case['mem_len']}"
+    notes = [
+        f"{part}, {options.recipe}{' as a toy' if options.toy else ''}: {sizes}; a {unit}'s ms, "
+        f"median of {options.repeats}; times as fast as {case['reference']}; "
+        f"{case['flop_per_token'] / 1e6:.1f} MFLOP a token; {case['machine']['cpu']}",
+    ]
+    if not options.peers:
+        notes.append("Peers are missing: give --peers PYTHON, an environment with transformers 4.37.2.")
+    else:
+        notes.append("Hugging Face fails in bf16; x-transformers is another model, with T5's bias for the positions.")
+    notes += [f"{key} takes no part: {why}." for key, why in case["refused"].items()]
+    show("\n".join(notes), _COLUMNS, case["rows"])
+
+
+class Bounds:
+    """What the least possible time of a case is measured by, as runners among the contenders."""
+
+    def __init__(self, part: str, options: Options, config: RunConfig, work: bound.Work, pool: Pool) -> None:
+        self.part, self.options, model = part, options, config.model
+        self.products = bound.products(model, work, training=part == "train")
+        self.flop = sum(product.flop for product in self.products)
+        self.bytes = {p: bound.token_bytes(model, work.batch, work.mem_len, p) for p in options.precisions}
+        if part != "decode":
+            self.bytes = dict.fromkeys(options.precisions, bound.optimizer_bytes(model) if part == "train" else 0)
+        device = options.torch_device
+        jobs: dict[Contender, dict[str, Any]] = {}
+        cube = (1, 128, 128, 128) if options.toy else (1, *(8192 if device.startswith("cuda") else 2048,) * 3)
+        self.cube_flop = 2.0 * cube[1] ** 3
+        for precision in options.precisions:
+            common = {"device": device, "precision": precision}
+            if part == "decode":
+                sizes = {"bytes": self.bytes[precision], "d_model": model.d_model, "d_head": model.d_head}
+                jobs[Contender("matrix-vector", precision, "rates.py", "MatrixVector")] = common | sizes
+            else:
+                listed = [tuple(product[1:]) for product in self.products]
+                jobs[Contender("products", precision, "rates.py", "Products")] = common | {"products": listed}
+            jobs[Contender("peak", precision, "rates.py", "Products")] = common | {"products": [(*cube, 1)]}
+        large = {"device": device, "bytes": 10**6 if options.toy else 1 << 29}
+        jobs[Contender("bandwidth", "fp32", "rates.py", "Bandwidth")] = large
+        self.runners: dict[str, Prepared] = {}
+        for contender, task in jobs.items():  # one after another, for they look at the clock
+            process = Contender("rates", "", contender.file, contender.name)
+            self.runners |= pool.prepare_in(process, contender, task)
+
+    def seconds(self, timings: Mapping[str, Timing], precision: str) -> float:
+        """The least time of one unit of work."""
+        if self.part == "decode":
+            return self.bytes[precision] * timings[f"matrix-vector {precision}"].median
+        return timings[f"products {precision}"].median + self.bytes[precision] * timings["bandwidth fp32"].median
+
+    def machine(self, timings: Mapping[str, Timing]) -> dict[str, Any]:
+        """The rates that were measured."""
+        facts = hardware(self.options.torch_device)
+        found: dict[str, Any] = {"cpu": facts["gpu"] or facts["cpu"]}
+        found["gigabytes_per_second"] = 1e-9 / timings["bandwidth fp32"].median
+        for precision in self.options.precisions:
+            found[f"peak_gflops_{precision}"] = self.cube_flop / timings[f"peak {precision}"].median / 1e9
+            if self.part == "decode":
+                found[f"matrix_vector_gigabytes_{precision}"] = 1e-9 / timings[f"matrix-vector {precision}"].median
+            else:
+                found[f"product_gflops_{precision}"] = self.flop / timings[f"products {precision}"].median / 1e9
+        return found

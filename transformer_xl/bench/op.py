@@ -1,0 +1,94 @@
+"""`txl bench op`: relative attention alone, forward and with all six gradients, by every backend the device has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformer_xl.ops import BACKENDS
+
+from . import bound
+from .gate import check_op
+from .options import Options, finish, header, show
+from .race import Contender, Pool, race
+
+_COLUMNS = {
+    "contender": "",
+    "precision": "precision",
+    "milliseconds": "forward ms|.2f",
+    "backward_milliseconds": "and backward ms|.2f",
+    "ratio": "times|.2f",
+    "backward_ratio": "times|.2f",
+    "share_of_bound": "of the bound|.0%",
+    "backward_share_of_bound": "of the bound|.0%",
+    "backward_peak_megabytes": "MB on top|,.0f",
+}
+
+
+def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
+    """Time all at each length, print a table each, and a last line of JSON.
+
+    Raises:
+        AssertionError: a backend fails the contract, so no speed is shown.
+    """
+    backends = [name for name in BACKENDS if name != "reference" and _serves(name, options)]
+    result = header("op", options) | {"cases": []}
+    model = options.config().model
+    on_gpu = options.torch_device.startswith("cuda")
+    lengths = (32,) if options.toy else (512, 1024, 4096) if on_gpu else (512,)
+    lengths = lengths if options.tgt_len is None else (options.tgt_len,)
+    for length in lengths:
+        memory = length if options.mem_len is None else options.mem_len
+        sizes = {"batch": options.batch_size or 2, "tgt_len": length, "mem_len": memory}
+        sizes |= {"heads": model.n_head, "head_size": model.d_head}
+        result["cases"].append(_case(options, backends, sizes, pool))
+        pool.release()
+    return finish(result)
+
+
+def _serves(backend: str, options: Options) -> bool:
+    """Whether it passes the contract; one that cannot serve this device says so with a ValueError and is left out."""
+    for backward in (False, True):
+        try:
+            check_op([backend], options.precisions, options.torch_device, backward=backward)
+        except ValueError:
+            return backward  # an inference backend goes forward only
+    return True
+
+
+def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Pool) -> dict[str, Any]:
+    names = {"textbook": ("textbook.py", "TextbookOp")} | dict.fromkeys(backends, ("ours.py", "Op"))
+    if options.torch_device.startswith("cuda"):
+        names["FlexAttention"] = ("flex.py", "FlexOp")
+    refused: dict[str, str] = {}
+    rows: list[dict[str, Any]] = [{"contender": name, "precision": p} for p in options.precisions for name in names]
+    work = bound.Work(sizes["batch"], sizes["tgt_len"], sizes["mem_len"])
+    for backward in (False, True):
+        prefix = "backward_" if backward else ""
+        common = sizes | {"backward": backward, "device": options.torch_device}
+        runners = {}
+        products = bound.attention_products(work, sizes["heads"], sizes["head_size"], training=backward)
+        listed = [tuple(product[1:]) for product in products]
+        contenders = [Contender(row["contender"], row["precision"], *names[row["contender"]]) for row in rows]
+        ready = pool.prepare({c: common | {"precision": c.precision, "backend": c.label} for c in contenders}, refused)
+        for precision in options.precisions:
+            owner, contender = (Contender(n, precision, "rates.py", "Products") for n in ("rates", "bound"))
+            job = common | {"precision": precision, "products": listed}
+            runners |= pool.prepare_in(owner, contender, job)
+        timings = race(ready | runners, options.repeats, turn_seconds=options.turn_seconds)
+        for row in rows:
+            key = f"{row['contender']} {row['precision']}"
+            if key not in ready:
+                continue
+            row[f"{prefix}milliseconds"] = timings[key].median * 1e3
+            row[f"{prefix}least_and_most"] = [timings[key].least, timings[key].most]
+            row[f"{prefix}ratio"] = timings[f"textbook {row['precision']}"].median / timings[key].median
+            row[f"{prefix}share_of_bound"] = timings[f"bound {row['precision']}"].median / timings[key].median
+            row[f"{prefix}peak_megabytes"] = ready[key].peak() / 1e6
+    case = sizes | {"rows": rows, "refused": refused}
+    title = (
+        f"op: batch {sizes['batch']}, {sizes['heads']} heads of {sizes['head_size']}, {sizes['tgt_len']} queries "
+        f"behind {sizes['mem_len']} keys; median of {options.repeats}; times as fast as the textbook form"
+    )
+    notes = [f"{key} takes no part in all of it: {why}" for key, why in refused.items()]
+    show("\n".join([title, *notes]), _COLUMNS, rows)
+    return case

@@ -1,0 +1,165 @@
+"""What is timed, how large, and on what: the options of `txl bench` settled."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from transformer_xl.device import resolve_device
+from transformer_xl.recipe import load_recipe
+from transformer_xl.settings import RunConfig
+from transformer_xl.show import show_table
+
+from .race import Contender
+
+_TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "d_embed": None}
+_INIT_STD = 1.1
+"""Times 1 / sqrt(d_model), more than training begins with: attention picks single tokens, and losses show it."""
+_ROWS, _TOKENS = 16, 8192
+
+
+@dataclass(frozen=True)
+class Options:
+    """One call of `txl bench`; None is the part's own."""
+
+    size: Literal["paper", "toy"] = "paper"
+    recipe: str = "enwik8-12l"
+    device: str = "auto"
+    precision: str = "auto"
+    batch_size: int | None = None
+    tgt_len: int | None = None
+    mem_len: int | None = None
+    repeats: int = 5
+    peers: str | None = None
+
+    def __post_init__(self) -> None:
+        numbers = {"batch-size": self.batch_size, "tgt-len": self.tgt_len, "mem-len": self.mem_len}
+        for name, value in (numbers | {"repeats": self.repeats}).items():
+            if value is not None and value < (0 if name == "mem-len" else 1):
+                raise ValueError(f"--{name} must be at least {0 if name == 'mem-len' else 1}, got {value}.")
+        if self.batch_size is not None and self.batch_size > _ROWS:
+            raise ValueError(f"--batch-size must be at most {_ROWS}, got {self.batch_size}.")
+
+    @property
+    def toy(self) -> bool:
+        return self.size == "toy"
+
+    @property
+    def turn_seconds(self) -> float:
+        return 0.01 if self.toy else 0.3
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        return ("fp32", "bf16") if self.precision == "auto" else (self.precision,)
+
+    @property
+    def torch_device(self) -> str:
+        return str(resolve_device(self.device))
+
+    def config(self) -> RunConfig:
+        """The recipe's settings, its model made small for a toy; dropout and training stay."""
+        config = load_recipe(self.recipe)
+        if not config.model.vocab_size:
+            raise ValueError(f"--recipe must name its vocab_size, and {self.recipe} takes it from its corpus.")
+        model = config.model
+        if self.toy:
+            cutoffs = tuple(100 * (band + 1) for band in range(len(model.cutoffs)))
+            model = replace(model, **_TOY, vocab_size=min(model.vocab_size, 1000), cutoffs=cutoffs)
+        return replace(config, model=replace(model, zero_memory=False, init_std=_INIT_STD * model.d_model**-0.5))
+
+    def contenders(self) -> list[Contender]:
+        """The language models, the yardstick first."""
+        found = []
+        if self.peers:
+            found.append(Contender("Hugging Face", "fp32", "peer_huggingface.py", "HuggingFace", self.peers))
+        each = [Contender("textbook", precision, "textbook.py", "Textbook") for precision in ("fp32", *self.precisions)]
+        found += dict.fromkeys(each)
+        if self.peers:
+            file, name = "peer_x_transformers.py", "XTransformers"
+            found += [Contender("x-transformers", p, file, name, self.peers) for p in self.precisions]
+        return found + [Contender("ours", p, "ours.py", "Ours") for p in self.precisions]
+
+
+def write_text(file: Path, vocab_size: int) -> None:
+    """Ids by Zipf's law, as frequent as words and bytes are in texts."""
+    weights = zipf_weights(vocab_size)
+    ids = np.random.default_rng(1111).choice(vocab_size, size=_ROWS * _TOKENS, p=weights)
+    file.write_bytes(ids.astype(np.int64).tobytes())
+
+
+def zipf_weights(vocab_size: int) -> np.ndarray:
+    weights = 1 / (np.arange(vocab_size) + 2.7)
+    return weights / weights.sum()
+
+
+def job(config: RunConfig, options: Options, folder: Path, part: str, **lengths: int) -> dict[str, Any]:
+    """What a language model needs to know; `lengths` are batch, tgt_len and mem_len."""
+    train = asdict(config.train) | {"tgt_len": lengths["tgt_len"], "mem_len": lengths["mem_len"]}
+    train |= {"batch_size": lengths["batch"], "device": options.torch_device, "max_steps": 10**6}
+    return {
+        "part": part,
+        "model": asdict(config.model),
+        "train": train | {"clamp_len": None, "attn_len": None, "batch_chunk": 1},
+        "device": options.torch_device,
+        "backend": "auto",
+        "ids": str(folder / "ids"),
+        "weights": str(folder / "weights"),
+        "rows": _ROWS,
+        **lengths,
+    }
+
+
+def hardware(device: str) -> dict[str, Any]:
+    """What it ran on."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = names[0] if names else name
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    threads = torch.get_num_threads()
+    return {"cpu": name, "gpu": gpu, "threads": threads, "torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def header(part: str, options: Options) -> dict[str, Any]:
+    """What stands in front of every part's result."""
+    return {
+        "part": part,
+        "date": date.today().isoformat(),
+        "hardware": hardware(options.torch_device),
+        **asdict(options),
+        "device": options.torch_device,
+    }
+
+
+def finish(result: dict[str, Any]) -> dict[str, Any]:
+    """Print the last line."""
+    print(json.dumps(_short(result)), flush=True)
+    return result
+
+
+def _short(value: Any) -> Any:
+    """Numbers to six digits."""
+    if isinstance(value, dict):
+        return {name: _short(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def show(title: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> None:
+    """A table of the named figures, `columns` giving a heading and how a number is written: "ms|.1f"."""
+    cells = [[_written(row.get(name), spec.partition("|")[2]) for name, spec in columns.items()] for row in rows]
+    show_table(title, [spec.partition("|")[0] for spec in columns.values()], cells)
+
+
+def _written(value: Any, spec: str) -> str:
+    return "" if value is None else format(value, spec)

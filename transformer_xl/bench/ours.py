@@ -1,0 +1,133 @@
+"""This package's model and attention op as contenders; loaded by `worker.py`, by path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from transformer_xl.data.loader import Segment
+from transformer_xl.device import reuse_memory
+from transformer_xl.interop import read_model
+from transformer_xl.memory import Memory
+from transformer_xl.model import TransformerXL
+from transformer_xl.ops import relative_attention
+from transformer_xl.optim import build_optimizers
+from transformer_xl.settings import Lengths, TrainConfig, TransformerXLConfig
+from transformer_xl.train import train_step
+
+
+def random_weights(job: dict[str, Any]) -> None:
+    """Write new weights where the job says."""
+    torch.manual_seed(0)
+    model = TransformerXL(model_config(job))
+    Path(job["weights"]).mkdir()
+    save_file({name: x.clone() for name, x in model.state_dict().items()}, Path(job["weights"]) / "ours.safetensors")
+
+
+def read_weights(job: dict[str, Any]) -> dict[str, Tensor]:
+    """The state of `TransformerXL` that `random_weights` or transformers wrote."""
+    folder = Path(job["weights"])
+    if (folder / "config.json").exists():
+        return read_model(folder, "huggingface").state
+    return load_file(folder / "ours.safetensors")
+
+
+def model_config(job: dict[str, Any]) -> TransformerXLConfig:
+    lists = {name: tuple(value) for name, value in job["model"].items() if isinstance(value, list)}
+    return TransformerXLConfig(**job["model"] | lists)
+
+
+class Weights:
+    """Nothing to time: it draws the weights that all contenders begin with, where Hugging Face does not."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        random_weights(job)
+
+
+class Ours:
+    """`TransformerXL` as `txl train`, `txl eval` and `txl generate` use it."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        reuse_memory()
+        self.module = TransformerXL(model_config(job), backend=job["backend"])
+        self.module.load_state_dict(read_weights(job))
+        self.module.to(job["device"])
+        self.caching = job["part"] != "train"
+        attn_len = job.get("attn_len")
+        self.lengths = Lengths(tgt_len=job["tgt_len"], mem_len=job["mem_len"], attn_len=attn_len)
+        if self.caching:
+            self.module = self.module.for_inference(job["precision"])
+        else:
+            settings = job["train"] | {"betas": tuple(job["train"]["betas"]), "trackers": ()}
+            self.config = TrainConfig(**settings)
+            self.optimizers = build_optimizers(self.module, self.config)
+
+    def empty(self, batch: int) -> Any:
+        return self._state(batch, 0)
+
+    def full(self, batch: int) -> Any:
+        return self._state(batch, self.lengths.mem_len)
+
+    def _state(self, batch: int, length: int) -> Any:
+        sizes = self.module.config
+        memory = Memory.zeros(sizes.n_layer, batch, length, sizes.d_model, device=self.module.content_bias.device)
+        return self.module.cached(memory, self.lengths) if self.caching else memory
+
+    def score(self, ids: Tensor, targets: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.module(ids, targets, state, self.lengths)
+
+    def following(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        log_probs, state = self.module.log_probs(ids, state, self.lengths, last=1)
+        return log_probs[:, -1], state
+
+    def learn(self, ids: Tensor, targets: Tensor, state: Any) -> Any:
+        segment = Segment(ids, targets, None)
+        _, state = train_step(self.module, self.optimizers, segment, state, self.config, step=0)
+        return state
+
+
+class Op:
+    """`relative_attention` by one backend, forward or forward and backward."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.backend, self.backward = job["backend"], job["backward"]
+        self.inputs = op_inputs(job)
+        self.kept_bytes = sum(x.numel() * x.element_size() for x in self.inputs.values())
+        self.cotangent = torch.randn_like(self.inputs["q"])
+        try:
+            self.run()
+        except ValueError as error:
+            raise NotImplementedError(str(error)) from error
+
+    def run(self) -> None:
+        with torch.set_grad_enabled(self.backward):
+            out = self.attend()
+            if self.backward:
+                torch.autograd.grad(out, list(self.inputs.values()), self.cotangent)
+
+    def attend(self) -> Tensor:
+        return relative_attention(**self.inputs, backend=self.backend)
+
+
+def op_inputs(job: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the op, unit normal, leaves of a graph where it goes backward."""
+    dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
+    batch, heads, size, queries = job["batch"], job["heads"], job["head_size"], job["tgt_len"]
+    keys = queries + job["mem_len"]
+    torch.manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=job["device"]).to(dtype).requires_grad_(job["backward"])
+
+    return {
+        "q": draw(batch, heads, queries, size),
+        "k": draw(batch, heads, keys, size),
+        "v": draw(batch, heads, keys, size),
+        "r": draw(heads, keys, size),
+        "content_bias": draw(heads, size),
+        "position_bias": draw(heads, size),
+    }

@@ -1,0 +1,208 @@
+"""Contenders in processes of their own, which live through the whole measurement and take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+class Contender(NamedTuple):
+    """A class in a file of this folder, at a precision, in a Python."""
+
+    label: str
+    precision: str
+    file: str
+    name: str
+    python: str = sys.executable
+
+    @property
+    def key(self) -> str:
+        return f"{self.label} {self.precision}"
+
+    def place(self, job: dict[str, Any]) -> dict[str, Any]:
+        """What a process has to know to prepare it."""
+        return {"key": self.key, "file": self.file, "name": self.name, "job": job}
+
+
+class Process:
+    """A running `worker.py`."""
+
+    def __init__(self, key: str, python: str) -> None:
+        self.key, self.python = key, python
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
+        environment = dict(os.environ)
+        if python == sys.executable:  # where it finds this package, installed or not
+            paths = [str(WORKER.parent.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        try:
+            self.running = subprocess.Popen(
+                [python, "-P", str(WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.errors,
+                env=environment,
+                text=True,
+            )
+        except OSError as error:
+            self.errors.close()
+            raise ValueError(
+                f"--peers must be a Python interpreter that can be run, got {python} ({error.strerror})."
+            ) from error
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            ChildProcessError: the process ended, said what is no answer, or tells of an exception.
+        """
+        self.send(do, **request)
+        return self.receive()
+
+    def send(self, do: str, **request: Any) -> None:
+        assert self.running.stdin is not None
+        try:
+            self.running.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self.running.stdin.flush()
+        except BrokenPipeError:
+            self._ended()
+
+    def receive(self) -> dict[str, Any]:
+        assert self.running.stdout is not None
+        line = self.running.stdout.readline()
+        if not line:
+            self._ended()
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ChildProcessError(
+                f"The process of {self.key} ({self.python}) answered {line[:80]!r}, which is no JSON."
+            )
+        if "error" in answer:
+            raise ChildProcessError(f"The process of {self.key} ({self.python}) failed: {answer['error']}.")
+        return answer
+
+    def _ended(self) -> None:
+        status = self.running.wait()
+        self.errors.seek(0)
+        words = self.errors.read().decode(errors="replace").strip().splitlines()
+        why = f"; its last words: {words[-1]}" if words else ""
+        raise ChildProcessError(f"The process of {self.key} ({self.python}) ended with status {status}{why}.")
+
+    def close(self) -> None:
+        for pipe in (self.running.stdin, self.running.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self.running.kill()
+        self.running.wait()
+        self.errors.close()
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """What can take turns: gives seconds for one unit of work."""
+
+    def run(self, times: int) -> float: ...
+
+
+class Prepared:
+    """A contender ready to run."""
+
+    def __init__(self, process: Process, key: str) -> None:
+        self.process, self.key = process, key
+
+    def run(self, times: int) -> float:
+        return self.process.ask("run", key=self.key, times=times)["seconds"]
+
+    def peak(self) -> int:
+        return self.process.ask("peak", key=self.key)["bytes"]
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        return self.process.ask("call", key=self.key, name=name, arguments=arguments)["value"]
+
+
+class Pool:
+    """Processes by key, started when first asked for; all end with the block."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, Process] = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.close()
+        self.processes.clear()
+
+    def prepare(self, jobs: Mapping[Contender, dict[str, Any]], refused: dict[str, str]) -> dict[str, Prepared]:
+        """Import side by side, the rest in turn; `refused` gets who will not take part, and why."""
+        processes = {contender: self._process(contender) for contender in jobs}
+        for contender, process in processes.items():
+            process.send("load", file=contender.file)
+        ready, answers = {}, {contender: process.receive() for contender, process in processes.items()}
+        for contender, process in processes.items():
+            answer = answers[contender]
+            if "refused" not in answer:
+                answer = process.ask("prepare", **contender.place(jobs[contender]))
+            if "refused" in answer:
+                refused[contender.key] = answer["refused"]
+            else:
+                ready[contender.key] = Prepared(process, contender.key)
+        return ready
+
+    def prepare_in(self, owner: Contender, contender: Contender, job: dict[str, Any]) -> dict[str, Prepared]:
+        """One more thing in the process of `owner`."""
+        process = self._process(owner)
+        process.ask("prepare", **contender.place(job))
+        return {contender.key: Prepared(process, contender.key)}
+
+    def release(self) -> None:
+        """Let all processes forget what they prepared."""
+        for process in self.processes.values():
+            process.ask("release")
+
+    def _process(self, contender: Contender) -> Process:
+        own = f"{contender.key} {contender.python}"
+        if own not in self.processes:
+            self.processes[own] = Process(contender.key, contender.python)
+        return self.processes[own]
+
+
+class Timing(NamedTuple):
+    """Seconds of one unit of work: median, least and most of the turns."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        return cls(statistics.median(seconds), min(seconds), max(seconds))
+
+
+def race(runners: Mapping[str, Runner], repeats: int, *, turn_seconds: float = 0.3) -> dict[str, Timing]:
+    """Warm up, then `repeats` turns, round-robin; a turn is so many units of work as take `turn_seconds`."""
+    times = {}
+    for key, runner in runners.items():
+        first = runner.run(1)
+        again = first if first > 3 * turn_seconds else runner.run(1)
+        times[key] = min(100, max(1, math.ceil(turn_seconds / max(again, 1e-6))))
+    found: dict[str, list[float]] = {key: [] for key in runners}
+    for _ in range(repeats):
+        for key, runner in runners.items():
+            found[key].append(runner.run(times[key]))
+    return {key: Timing.of(seconds) for key, seconds in found.items()}

@@ -1,0 +1,101 @@
+"""How fast this machine multiplies and reads: what bounds are made of. Loaded by `worker.py`, by path.
+
+Operands stay as warm as they come; of two layouts, or of several ways, the fastest counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_SECONDS = 0.01
+"""A measurement takes at least so long."""
+
+
+def _dtype(job: dict[str, Any]) -> torch.dtype:
+    return torch.bfloat16 if job["precision"] == "bf16" else torch.float32
+
+
+def _seconds(call: Callable[[], Any], times: int) -> float:
+    cuda = torch.cuda.is_initialized()
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    if cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / times
+
+
+def _times(call: Callable[[], Any]) -> int:
+    call()
+    return max(1, round(_SECONDS / max(_seconds(call, 2), 1e-7)))
+
+
+class Products:
+    """Matrix products of given shapes: the time they take as often as they are asked for."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.products: list[tuple[Callable[[], Any], int, float]] = []
+        cache: dict[tuple[int, ...], Callable[[], Any]] = {}
+        for *shape, count in job["products"]:
+            key = tuple(shape)
+            if key not in cache:
+                cache[key] = _fastest(key, _dtype(job), job["device"])
+            self.products.append((cache[key], _times(cache[key]), count))
+
+    def seconds(self) -> float:
+        return sum(count * _seconds(call, times) for call, times, count in self.products)
+
+
+def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callable[[], Any]:
+    """The faster of x @ w and x @ w.T, by a first look."""
+    batch, m, k, n = shape
+    x, w = torch.randn(batch, m, k, device=device).to(dtype), torch.randn(batch, k, n, device=device).to(dtype)
+    w_turned, out = w.mT.contiguous().mT, torch.empty(batch, m, n, device=device, dtype=dtype)
+    if batch == 1:
+        ways = [lambda w=w[0]: torch.mm(x[0], w, out=out[0]), lambda w=w_turned[0]: torch.mm(x[0], w, out=out[0])]
+    else:
+        ways = [lambda w=w: torch.bmm(x, w, out=out), lambda w=w_turned: torch.bmm(x, w, out=out)]
+    for way in ways:
+        way()
+    return min(ways, key=lambda way: min(_seconds(way, 1) for _ in range(2)))
+
+
+class Bandwidth:
+    """Seconds for reading a byte of a large array, by its sum."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.array = torch.ones(job["bytes"] // 4, device=job["device"])
+
+    def seconds(self) -> float:
+        return min(_seconds(self.array.sum, 1) for _ in range(3)) / (self.array.numel() * 4)
+
+
+class MatrixVector:
+    """Seconds for reading a byte in products with one row, by the best of a few ways; all bytes once in each."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        dtype, device = _dtype(job), job["device"]
+        size, width, head = dtype.itemsize, job["d_model"], job["d_head"]
+        count = max(1, job["bytes"] // (size * 4 * width * width))
+        weights = torch.randn(count, 4 * width, width, device=device).to(dtype)
+        self.bytes = weights.numel() * size
+        turned, flat = weights.mT.contiguous(), weights.view(-1, width)
+        keys = weights.view(count, 4 * width * width // head, head)
+        x, query = torch.randn(1, width, device=device).to(dtype), torch.randn(count, 1, head, device=device).to(dtype)
+        by_values = torch.randn(count, 1, keys.shape[1], device=device).to(dtype)
+        self.ways: list[Callable[[], Any]] = [
+            lambda: [torch.nn.functional.linear(x, w) for w in weights],
+            lambda: [x @ w for w in turned],
+            lambda: torch.mv(flat, x[0]),
+            lambda: torch.bmm(query, keys.mT),
+            lambda: torch.bmm(by_values, keys),
+        ]
+
+    def seconds(self) -> float:
+        return min(_seconds(way, 1) for way in self.ways) / self.bytes

@@ -1,0 +1,70 @@
+"""The vanilla Transformer of the paper's Table 9, read by a sliding window: each token anew behind a whole window.
+
+As fast as it can honestly be: weights in the precision of the products, fused causal attention, and in the last layer
+only what the last position needs: keys and values of all, one query, one feed-forward, one softmax. Several windows
+stand side by side. Positions are absolute, learned, and cost nothing. Loaded by `worker.py`, by path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Layer(nn.Module):
+    def __init__(self, sizes: dict[str, Any]) -> None:
+        super().__init__()
+        self.n_head, width, d_model = sizes["n_head"], sizes["n_head"] * sizes["d_head"], sizes["d_model"]
+        self.query = nn.Linear(d_model, width, bias=False)
+        self.keys_values = nn.Linear(d_model, 2 * width, bias=False)
+        self.output = nn.Linear(width, d_model, bias=False)
+        self.inner = nn.Linear(d_model, sizes["d_inner"])
+        self.outer = nn.Linear(sizes["d_inner"], d_model)
+        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(2))
+
+    def forward(self, x: Tensor, last: bool) -> Tensor:
+        """All positions, or the last one of each window only."""
+        k, v = (self._heads(part) for part in self.keys_values(x).chunk(2, -1))
+        x = x[:, -1:] if last else x
+        attended = F.scaled_dot_product_attention(self._heads(self.query(x)), k, v, is_causal=not last)
+        x = self.norms[0](x + self.output(attended.transpose(1, 2).flatten(2)))
+        return self.norms[1](x + self.outer(F.relu(self.inner(x))))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+
+
+class Vanilla(nn.Module):
+    """Log-probabilities of what follows each window [W, L]."""
+
+    def __init__(self, sizes: dict[str, Any], attn_len: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(sizes["vocab_size"], sizes["d_model"])
+        self.positions = nn.Parameter(torch.randn(attn_len, sizes["d_model"]))
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes["n_layer"]))
+        self.softmax = nn.Linear(sizes["d_model"], sizes["vocab_size"])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.positions
+        for layer in self.layers[:-1]:
+            x = layer(x, last=False)
+        return self.softmax(self.layers[-1](x, last=True)[:, 0]).float().log_softmax(-1)
+
+
+class Sliding:
+    """Windows that move on by one token; one unit of work is `batch` of them."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
+        model = Vanilla(job["model"], job["attn_len"]).to(job["device"], dtype)
+        self.model = model.eval()
+        text = torch.randint(job["model"]["vocab_size"], (job["attn_len"] + job["batch"] - 1,))
+        self.windows = text.unfold(0, job["attn_len"], 1).to(job["device"])
+
+    @torch.no_grad()
+    def run(self) -> None:
+        self.model(self.windows)

@@ -1,0 +1,253 @@
+"""One contender's process. It is run by its path, so that the Python of another environment can run it.
+
+It reads requests and answers them, a JSON object a line; what libraries print goes to standard error.
+
+    {"do": "load", "file": "ours.py"}        {} or {"refused": why}
+    {"do": "prepare", "key": k, "file": "ours.py", "name": "Ours", "job": {...}}   {} or {"refused": why}
+    {"do": "run", "key": k, "times": 3}      {"seconds": of one}
+    {"do": "peak", "key": k}                 {"bytes": above what it began with and what it holds for good}
+    {"do": "call", "key": k, "name": "nll", "arguments": {...}}                    {"value": what that method returns}
+    {"do": "release"}                        {}
+
+An answer {"error": ...} tells of an exception. A contender is a class in a file beside this one, made from a job:
+
+    run()                     one unit of work, or seconds() where it reads the clock itself
+    kept_bytes (or none)      what its memory holds for good: inputs, or weights, gradients and optimizer state
+
+It may be a language model instead, which `LanguageWork` puts to work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib.util
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def peak_memory() -> int:
+    """Bytes of memory this process has held at most."""
+    return memory_status("VmHWM")
+
+
+def memory_status(name: str) -> int:
+    """Bytes, by the kernel's name; where there is no such figure, the most this process has held."""
+    status = Path("/proc/self/status")
+    if status.exists():  # the kernel's figure for this program alone; ru_maxrss knows what forked it, too
+        [line] = [line for line in status.read_text().splitlines() if line.startswith(f"{name}:")]
+        return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class Worker:
+    """What is prepared in this process, by key, and the answers to requests."""
+
+    def __init__(self) -> None:
+        self.prepared: dict[str, Any] = {}
+        self.modules: dict[str, Any] = {}
+        self.before: dict[str, int] = {}
+
+    def load(self, file: str) -> dict[str, Any]:
+        try:
+            self._module(file)
+        except ImportError as error:
+            return {"refused": str(error)}
+        return {}
+
+    def prepare(self, key: str, file: str, name: str, job: dict[str, Any]) -> dict[str, Any]:
+        contender = getattr(self._module(file), name)
+        self.prepared.pop(key, None)
+        gc.collect()
+        if job.get("part") == "train":
+            _first_step()
+        self.before[key] = self._forget_peak(job)
+        try:
+            self.prepared[key] = contender(job)
+        except NotImplementedError as refusal:
+            return {"refused": str(refusal)}
+        if hasattr(contender, "score"):
+            self.prepared[key] = LanguageWork(self.prepared[key], job)
+        self._forget_peak(job)
+        return {}
+
+    def run(self, key: str, times: int) -> dict[str, Any]:
+        work = self.prepared[key]
+        if hasattr(work, "seconds"):
+            return {"seconds": work.seconds()}
+        _synchronise()
+        start = time.perf_counter()
+        for _ in range(times):
+            work.run()
+        _synchronise()
+        return {"seconds": (time.perf_counter() - start) / times}
+
+    def peak(self, key: str) -> dict[str, Any]:
+        cuda = _cuda()
+        peak = cuda.max_memory_allocated() if cuda else peak_memory()
+        return {"bytes": peak - self.before[key] - getattr(self.prepared[key], "kept_bytes", 0)}
+
+    def call(self, key: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"value": getattr(self.prepared[key], name)(**arguments)}
+
+    def release(self) -> dict[str, Any]:
+        self.prepared.clear()
+        gc.collect()
+        if cuda := _cuda():
+            cuda.empty_cache()
+        return {}
+
+    def _module(self, file: str) -> Any:
+        if file not in self.modules:
+            spec = importlib.util.spec_from_file_location(Path(file).stem, Path(__file__).with_name(file))
+            assert spec is not None and spec.loader is not None, f"{file} is no Python file"
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            self.modules[file] = module
+        return self.modules[file]
+
+    def _forget_peak(self, job: dict[str, Any]) -> int:
+        """Let the figure for the most memory start anew, where the system can; returns what is held now."""
+        if job.get("device", "cpu") != "cpu" and (cuda := _cuda()):
+            cuda.reset_peak_memory_stats()
+            return cuda.memory_allocated()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+        return memory_status("VmRSS")
+
+
+def _first_step() -> None:
+    """What torch loads for the first optimizer step of all is no contender's memory."""
+    import torch
+
+    weight = torch.nn.Parameter(torch.zeros(8, 8))
+    weight.square().sum().backward()
+    torch.optim.Adam([weight], fused=True).step()
+
+
+def _cuda() -> Any:
+    """torch.cuda, where this process has used it."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _synchronise() -> None:
+    if cuda := _cuda():
+        cuda.synchronize()
+
+
+class LanguageWork:
+    """A language model at a part of the work: training steps, evaluated segments or single tokens, memory full.
+
+    The model has `module`, a torch module; `empty(batch)`, the state at the start of a text; `full(batch)`, a full one;
+    `score(ids, targets, state)`, the nats of each target [B, T] and the next state; `following(ids, state)`, the
+    log-probabilities behind the last token [B, V] and the next state; and maybe `learn(ids, targets, state)`, one
+    optimizer step that returns the next state.
+    """
+
+    def __init__(self, model: Any, job: dict[str, Any]) -> None:
+        import torch
+
+        self.torch, self.model, self.job = torch, model, job
+        self.training = job["part"] == "train"
+        raw = torch.frombuffer(bytearray(Path(job["ids"]).read_bytes()), dtype=torch.int64)
+        self.text = raw.view(job["rows"], -1)[: job["batch"]].to(job["device"])
+        self.place = 0
+        weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
+        self.kept_bytes = weights * (4 if self.training else 1)  # Adam keeps two numbers a weight
+        model.module.train(self.training)
+        torch.manual_seed(1)
+        if self.training and not hasattr(model, "learn"):
+            settings = job["train"]
+            betas = tuple(settings["betas"])
+            self.optimizer = torch.optim.Adam(
+                model.module.parameters(), settings["lr"], betas=betas, eps=settings["epsilon"], fused=True
+            )
+        self.next_ids = self.text[:, :1]
+        with self._reading():
+            self.state = model.full(job["batch"])
+
+    def run(self) -> None:
+        if self.training:
+            ids, targets = self._segment(self.job["tgt_len"])
+            learn = getattr(self.model, "learn", self._learn)
+            self.state = learn(ids, targets, self.state)
+            return
+        with self._reading():
+            if self.job["part"] == "eval":
+                ids, targets = self._segment(self.job["tgt_len"])
+                _, self.state = self.model.score(ids, targets, self.state)
+            else:
+                log_probs, self.state = self.model.following(self.next_ids, self.state)
+                self.next_ids = log_probs.argmax(-1, keepdim=True)
+
+    def nll(self, pieces: list[int]) -> list[float]:
+        """Nats of the text's first tokens from an empty start, in evaluation mode, read in pieces of these lengths."""
+        self.place, found = 0, []
+        self.model.module.eval()
+        with self._reading():
+            state = self.model.empty(self.job["batch"])
+            for length in pieces:
+                ids, targets = self._segment(length)
+                if length == 1:
+                    log_probs, state = self.model.following(ids, state)
+                    found.append(-log_probs.gather(1, targets))
+                else:
+                    nll, state = self.model.score(ids, targets, state)
+                    found.append(nll)
+        self.model.module.train(self.training)
+        return self.torch.cat(found, 1).float().flatten().tolist()
+
+    def _learn(self, ids: Any, targets: Any, state: Any) -> Any:
+        self.optimizer.zero_grad()
+        with self._autocast():
+            nll, state = self.model.score(ids, targets, state)
+        nll.mean().backward()
+        parameters = self.model.module.parameters()
+        self.torch.nn.utils.clip_grad_norm_(parameters, self.job["train"]["clip"] or math.inf)
+        self.optimizer.step()
+        return state
+
+    def _segment(self, length: int) -> tuple[Any, Any]:
+        if self.place + length >= self.text.shape[1]:
+            self.place = 0
+        window = self.text[:, self.place : self.place + length + 1]
+        self.place += length
+        return window[:, :-1], window[:, 1:]
+
+    @contextlib.contextmanager
+    def _reading(self):
+        with self.torch.no_grad(), self._autocast():
+            yield
+
+    def _autocast(self) -> Any:
+        kind, enabled = self.text.device.type, self.job["precision"] == "bf16"
+        return self.torch.autocast(kind, dtype=self.torch.bfloat16, enabled=enabled)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = getattr(worker, request.pop("do"))(**request)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
