@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+
 import torch
 
 PRECISIONS = ("fp32", "bf16")
@@ -42,3 +46,18 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """The context in which a model runs in a resolved precision."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def reuse_memory() -> None:
+    """Have this process keep the memory of tensors that are gone for the next ones, in large pages where there are any.
+
+    Else glibc gives large blocks back at once, and each step of training faults every page of its tensors in again. To
+    be called before the first tensor is made; where there is no glibc it does nothing.
+    """
+    if sys.platform != "linux":
+        return
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch's
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # the numbers are those of malloc.h: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
+        mallopt(-3, 1 << 30)
+        mallopt(-1, (1 << 31) - 1)

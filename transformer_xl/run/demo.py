@@ -23,6 +23,7 @@ from transformer_xl.checkpoint import LoadedModel, load_model
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import cache_folder
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.device import reuse_memory
 from transformer_xl.evaluate import EvalResult
 from transformer_xl.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
@@ -56,6 +57,7 @@ class Costs(NamedTuple):
 def demo(*, out: Path | None = None, minutes: float = 5.0) -> int:
     """Train, evaluate with three lengths of memory, write a sample, compare; in at most `minutes` on this machine."""
     begun = time.perf_counter()
+    reuse_memory()
     if minutes <= 0:
         raise ValueError(f"--minutes must be above 0, got {minutes:g}.")
     home = cache_folder() / "demo"

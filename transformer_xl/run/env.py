@@ -14,7 +14,7 @@ import torch
 from transformer_xl.data.datasets import cache_folder
 from transformer_xl.device import resolve_device, resolve_precision
 from transformer_xl.ops import BACKENDS, resolve_backend
-from transformer_xl.settings import TrainConfig
+from transformer_xl.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.show import show_pairs
 
 _PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
@@ -24,7 +24,7 @@ _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16
 def env(*, as_json: bool = False) -> None:
     """Print what this machine has and what `auto` means on it."""
     config = TrainConfig()
-    facts = environment() | {"auto": choices(config), "cache": str(cache_folder())}
+    facts = environment() | {"auto": choices(config, TransformerXLConfig(vocab_size=0)), "cache": str(cache_folder())}
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -50,15 +50,18 @@ def environment() -> dict[str, Any]:
     }
 
 
-def choices(config: TrainConfig) -> dict[str, dict[str, str]]:
-    """Device, precision and attention backend that serve these settings, each with the reason.
+def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
+    """Device, precision and attention backend that serve training by these settings, each with the reason.
 
     Raises:
         ValueError: this machine cannot serve what is asked for by name.
     """
     device = resolve_device(config.device)
     precision, why_precision = resolve_precision(config.precision, device)
-    backend, why_backend = resolve_backend(config.backend)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    rows = config.batch_size // config.batch_chunk
+    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
+    backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
     found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
     return {
         "device": {"name": str(device), "why": found if config.device == "auto" else "asked for by name"},

@@ -16,7 +16,7 @@ from transformer_xl.data.corpus import Corpus, Split
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.device import resolve_device, resolve_precision
+from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
 from transformer_xl.evaluate import EvalResult, TokenLog, score_lines
 from transformer_xl.evaluate import evaluate as evaluate_stream
 from transformer_xl.interop import local
@@ -45,6 +45,7 @@ def evaluate(
     Raises:
         ValueError, FileNotFoundError: a sentence for what does not fit.
     """
+    reuse_memory()
     run = local(run)
     config = load_config(find_checkpoint(run))
     problems: list[str] = []
@@ -185,6 +186,7 @@ def score(
         FileNotFoundError: no such run or file.
         ValueError: a line holds a symbol the model has none for.
     """
+    reuse_memory()
     run = local(run)
     [width] = eval_lengths(load_config(find_checkpoint(run)), **lengths)
     chosen = resolve_device(device)

@@ -12,7 +12,7 @@ from typing import Any
 from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from transformer_xl.data.datasets import tokenised
 from transformer_xl.data.detokenise import Detokeniser, readable
-from transformer_xl.device import resolve_device, resolve_precision
+from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
 from transformer_xl.generate import Sampling, stream_text
 from transformer_xl.interop import local
 from transformer_xl.settings import Lengths
@@ -48,6 +48,7 @@ def generate(
     """
     problems = list(_problems(max_tokens, rows, from_test, prompts))
     draw = told(problems, lambda: Sampling(**sampling))
+    reuse_memory()
     run = local(run)
     config, sizes = load_config(find_checkpoint(run)), () if mem_len is None else (mem_len,)
     lengths = told(problems, lambda: eval_lengths(config, mem_len=sizes)[0])

@@ -18,6 +18,7 @@ import torch
 from transformer_xl.checkpoint import find_checkpoint, latest, load_config, load_model, load_vocab, load_weights
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
+from transformer_xl.device import reuse_memory
 from transformer_xl.files import explained, write_whole
 from transformer_xl.interop import local
 from transformer_xl.metrics import MetricLog
@@ -63,6 +64,7 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | No
     Raises:
         ValueError, OSError: a sentence for what does not fit; nothing was written then.
     """
+    reuse_memory()
     refuse_run(run, resume=resume)
     start = prepare(config, run, resume=resume, init=init)
     last = latest(run)
@@ -111,7 +113,7 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
     if origin is not None and config.corpus.vocab:
         raise ValueError(f"corpus.vocab must be left out with --init, for the vocabulary is that of {init}.")
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
-    chosen = choices(config.train)
+    chosen = choices(config.train, config.model)
     config = settled(config, corpus)
     torch.manual_seed(config.train.seed)
     model = TransformerXL(config.model, backend=config.train.backend)
@@ -138,7 +140,7 @@ def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
             f"model.vocab_size must be {symbols}, as many symbols as the corpus {config.corpus.name} has, got "
             f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
         )
-    chosen = {name: choice["name"] for name, choice in choices(config.train).items()}
+    chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
     train = replace(config.train, **chosen)
     if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         raise ValueError("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
