@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .ops.masks import aligned
 from .settings import Lengths
 
 
@@ -176,9 +177,9 @@ class KVCache:
         """Have the encodings of the distances in a call with so many new tokens, by `encode`, which gives each layer's.
 
         While the cache fills there are more than needed; then there are just as many, for a part of a table is copied
-        before a product. One is spare where queries are several (see `ops.masks.spare_row`).
+        before a product. Where queries are several, some are spare (see `ops.masks.shifted_view`).
         """
-        needed = self.length + tokens + (tokens > 1)
+        needed = aligned(self.length + tokens) if tokens > 1 else self.length + tokens
         held = self.positions[0].shape[1] if self.positions else 0
         filling = self.length < self.lengths.mem_len
         if held < needed or (held > needed and not filling):

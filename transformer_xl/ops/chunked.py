@@ -4,8 +4,7 @@ A block (heads, rows, queries) meets the keys from the first to the last that it
 never computed. Nothing of size T x S is held: backward computes the probabilities of each block again.
 
 A block's position term is a product with the encodings of its distances, read through a view whose rows are one element
-shorter (the shift of `strided`). The table has spare rows in front, never read, so that rows of the product start at
-multiples of 32: rows of odd length cost half of its speed in bfloat16.
+shorter (the shift of `strided`).
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .dropout import keep_mask
-from .masks import without_padding
+from .masks import aligned, shifted_view, with_spare, without_padding
 
 SCORES = 1 << 20
 """Scores of a block at most."""
 QUERIES = 256
 """Queries of a block at most: shorter blocks skip more masked scores and cost more calls."""
-_ALIGNED = 32
 
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
@@ -89,7 +86,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, content_q, position_q, k, v, r, masks: _Masks):
         content_q, position_q, k, v = (x.contiguous() for x in (content_q, position_q, k, v))
-        r = F.pad(r, (0, 0, _ALIGNED - r.shape[1] % _ALIGNED, 0))
+        r = with_spare(r, aligned(r.shape[1]))
         ctx.save_for_backward(content_q, position_q, k, v, r)
         ctx.masks = masks
         out = torch.empty_like(content_q)
@@ -124,7 +121,7 @@ class _Attention(torch.autograd.Function):
             block.put(torch.bmm(d_score, block.cut(k, block.keys)), d_content_q)
             d_k[keys] += torch.bmm(d_score.mT, content).view_as(d_k[keys])
             d_product = work.product(block)
-            _shifted(d_product.zero_(), d_score.shape).copy_(d_score)
+            shifted_view(d_product.zero_(), d_score.shape).copy_(d_score)
             distances = slice(-d_product.shape[2], None)
             block.put(torch.bmm(d_product, r[block.heads, distances]), d_position_q)
             d_r[block.heads, distances] += torch.bmm(d_product.mT, position)
@@ -152,7 +149,7 @@ class _Work:
     def product(self, block: _Block) -> Tensor:
         """Room for the queries of each head of a block times its distances, and spare ones in front."""
         heads, rows, queries, keys = (part.stop - part.start for part in block)
-        return self.buffer("product", (heads, rows * queries, keys + _ALIGNED - keys % _ALIGNED))
+        return self.buffer("product", (heads, rows * queries, aligned(keys)))
 
     def probability(self, block: _Block) -> Tensor:
         """`G t s`"""
@@ -160,7 +157,7 @@ class _Work:
         score = torch.bmm(content, k.mT, out=self.buffer("score", (len(content), content.shape[1], k.shape[1])))
         product = self.product(block)
         torch.bmm(block.by_head(self.position_q), self.r[block.heads, -product.shape[2] :].mT, out=product)
-        score += _shifted(product, score.shape)
+        score += shifted_view(product, score.shape)
         self._hide(block, score)
         return torch.softmax(score, -1, out=self.buffer("probability", score.shape))
 
@@ -191,8 +188,3 @@ class _Work:
             rows = score.unflatten(0, (-1, len(unused)))
             rows.masked_fill_(unused[:, None], torch.finfo(score.dtype).min)
 
-
-def _shifted(product: Tensor, shape: Sequence[int]) -> Tensor:
-    """`product` as `G t s`: row i of each t begins t - 1 - i elements later than the first distance of the block."""
-    (_, t, s), w = shape, product.shape[2]
-    return product.as_strided(tuple(shape), (t * w, w - 1, 1), w - s + t - 1)

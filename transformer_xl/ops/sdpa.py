@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .masks import mask_wrapped, spare_row, without_padding
+from .masks import aligned, mask_wrapped, shifted_view, with_spare, without_padding
 
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
@@ -23,8 +23,8 @@ def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_
     if T == 1:  # nothing to shift, and a matrix times a vector is fastest with the matrix on the left
         shifted = torch.bmm(r[:, r.shape[1] - S :], position_q.mT).mT.reshape(H, B, 1, S)
     else:
-        position = torch.bmm(position_q, spare_row(r, S).mT)
-        shifted = position.view(H, B, T * (S + 1))[:, :, T:].unflatten(2, (T, S))
+        position = torch.bmm(position_q, with_spare(r, aligned(S)).mT)
+        shifted = shifted_view(position, (H * B, T, S)).unflatten(0, (H, B))
     mask_wrapped(shifted, attn_len=attn_len, valid=valid)
     content_q = q + content_bias[:, None]
     out = F.scaled_dot_product_attention(content_q, k, v, shifted.transpose(0, 1), dropout_p, scale=scale)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from .dropout import dropout
-from .masks import mask_wrapped, spare_row, without_padding
+from .masks import mask_wrapped, with_spare, without_padding
 
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
@@ -28,7 +28,7 @@ def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_
     content_q = (q_HBTK + (content_bias * scale)[:, None, None]).reshape(H * B, T, K)
     position_q = (q_HBTK + (position_bias * scale)[:, None, None]).reshape(H, B * T, K)
 
-    position = torch.bmm(position_q, spare_row(r, S).mT)
+    position = torch.bmm(position_q, with_spare(r, S + 1).mT)
     shifted = position.view(H, B, T * (S + 1))[:, :, T:].unflatten(2, (T, S))
     mask_wrapped(shifted, attn_len=attn_len, valid=valid)
     score = torch.baddbmm(shifted.flatten(0, 1), content_q, k.transpose(0, 1).reshape(H * B, S, K).mT)

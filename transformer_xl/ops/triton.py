@@ -101,11 +101,10 @@ def _queries(
     low = tl.maximum(S - T + first - window + 1, 0)
     if start is not None:
         low = tl.maximum(low, tl.load(start + b))
-    high = tl.minimum(S - T + first + BLOCK, S)
     rows = _load(q + b * q_b + h * q_h, first, 0, T, q_t, BLOCK, K, BLOCK_K)
     content_q = rows + _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
     position_q = rows + _load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
-    return head, b, h, first, low, high, content_q, position_q
+    return head, b, h, first, low, tl.minimum(S - T + first + BLOCK, S), content_q, position_q
 
 
 @triton.jit
@@ -283,17 +282,16 @@ def _backward_rows(
         d_out_rows = _load(d_out, query, low, high, o_t, BLOCK, K, BLOCK_K)
         i = query + tl.arange(0, BLOCK)[None, :]
         own_q = position_q if DISTANCES else content_q
-        passed = query - low
         if DISTANCES:
             key = first - (T - 1) + query
             j = key + place + by
             seen = seen_row & (j >= oldest)
-            score = _moved(k, key, oldest, S, k_s, content_q, by, passed, PRECISION, K, BLOCK_K, BLOCK)
-            d_probability = _moved(v, key, oldest, S, v_s, d_out_rows, by, passed, PRECISION, K, BLOCK_K, BLOCK)
+            score = _moved(k, key, oldest, S, k_s, content_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
+            d_probability = _moved(v, key, oldest, S, v_s, d_out_rows, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
         else:
             j = first + place
             seen = (j <= S - T + i) & (j > S - T + i - window) & (j >= oldest)
-            score = _moved(r, strip - query, 0, S, r_s, position_q, by, passed, PRECISION, K, BLOCK_K, BLOCK)
+            score = _moved(r, strip - query, 0, S, r_s, position_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
             d_probability = tl.dot(v_rows, tl.trans(d_out_rows), input_precision=PRECISION)
         score += tl.dot(rows, tl.trans(own_q), input_precision=PRECISION)
         lse_row = tl.load(lse + i, mask=i < high, other=float("inf"))
@@ -329,16 +327,14 @@ def _tile(dtype: torch.dtype, head_size: int) -> dict[str, int]:
     return {"BLOCK": 32 if wide else 64, "num_warps": 4, "num_stages": 2}
 
 
-def _launch(
-    kernel: Any, length: int, inputs: Sequence[Any], numbers: tuple[Any, ...], *rest: Any, **choices: Any
-) -> None:
+def _launch(kernel: Any, length: int, inputs: Sequence[Any], numbers: tuple[Any, ...], *rest: Any) -> None:
     """Run `kernel` once for each head of each row and each block of `length`."""
     q, k, v, r = inputs[:4]
     B, H, _, K = q.shape
     tile = _tile(q.dtype, K)
     exact = torch.get_float32_matmul_precision() == "highest"
     constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers[-1] != 1, "K": K}
-    constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile | choices
+    constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *r.stride()[:2]
     programs = B * H * triton.cdiv(length, tile["BLOCK"])
     with torch.cuda.device_of(q):
@@ -375,8 +371,8 @@ class _Attention(torch.autograd.Function):
         delta = torch.empty_like(lse)
         shared = lse, d_out, *d_out.stride()[:3], delta, ctx.scale
         _launch(_backward_queries, T, inputs, ctx.numbers, *shared, out, d_q)  # writes delta: first
-        _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_k, d_v, d_biases[0], DISTANCES=False)
-        _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_r, None, d_biases[1], DISTANCES=True)
+        _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_k, d_v, d_biases[0], False)
+        _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_r, None, d_biases[1], True)
         d_u, d_w = d_biases.sum((1, 3)).to(q.dtype)
         d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
         return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(q.dtype), d_u, d_w, None, None, None, None, None
