@@ -339,3 +339,28 @@ def test_a_call_leaves_model_and_memory_as_they_were(variant: dict) -> None:
     torch.testing.assert_close(list(memory.layers), before, rtol=0, atol=0)
     torch.testing.assert_close(dict(model.state_dict()), weights, rtol=0, atol=0)
     torch.testing.assert_close(read(model, ids, call, memory=memory).hidden, first.hidden, rtol=0, atol=0)
+
+
+@each_variant
+def test_layers_computed_again_in_backward_give_the_same_gradients_and_keep_less(variant: dict) -> None:
+    memory = read(small_model(**variant), text(2, 6), lengths(6)).memory
+
+    def step(recompute: bool) -> tuple[list[torch.Tensor], int]:
+        model, kept = small_model(train=True, dropout=0.3, dropatt=0.3, **variant), 0
+        model.recompute = recompute
+
+        def count(x: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += x.numel()
+            return x
+
+        torch.manual_seed(5)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            loss, _, _ = model.objective(text(2, 7), text(2, 7, seed=1), memory, lengths(6))
+            kept_in_forward = kept
+            loss.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None], kept_in_forward
+
+    (plain, much), (again, little) = step(False), step(True)
+    torch.testing.assert_close(again, plain)
+    assert little < much / 2

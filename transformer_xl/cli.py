@@ -115,8 +115,8 @@ class Eval:
     data: Annotated[str | None, arg(metavar="PATH")] = None
     """Score this text file or folder instead (a single file's test part is its last 5 %)."""
     split: Literal["train", "valid", "test"] | None = None
-    tgt_len: Annotated[int | None, arg(metavar="N")] = None
-    """Tokens a call scores; this and every other length is by default the run's."""
+    tgt_len: Annotated[int | Literal["auto"] | None, arg(metavar="N|auto")] = None
+    """Tokens a call scores; this and every other length is by default the run's. auto: the fastest, under a window."""
     mem_len: Sizes = ()
     """Tokens of memory; several are scored one after another, with every clamp_len and attn_len."""
     clamp_len: SizesOrNone = ()

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Linear, RelativeMultiheadAttention, sinusoids
@@ -66,12 +67,13 @@ class DecoderLayer(nn.Module):
 class TransformerXL(nn.Module):
     """A language model whose segments remember the ones before.
 
-    Its state is a `Memory` of `n_layer` layer inputs; None starts with an empty one.
+    Its state is a `Memory` of `n_layer` layer inputs; None starts with an empty one. With `recompute` each layer is
+    computed again in backward, from its inputs, which is all that is kept of it.
     """
 
-    def __init__(self, config: TransformerXLConfig, *, backend: str = "auto"):
+    def __init__(self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False):
         super().__init__()
-        self.config = config
+        self.config, self.recompute = config, recompute
         self.takes_padding = not config.zero_memory
         """Whether rows of a batch may begin at different places; zeros before the beginning leave no room for that."""
         sizes = (config.vocab_size, config.embed_width, config.d_model)
@@ -149,9 +151,11 @@ class TransformerXL(nn.Module):
             memory = memory.zero_filled(lengths.mem_len) if self.config.zero_memory else memory
             pasts, positions = memory.layers, encode(memory.length + x.shape[1])
         inputs = []
+        again = self.recompute and torch.is_grad_enabled()
+        call = partial(checkpoint, use_reentrant=False) if again else DecoderLayer.__call__
         for layer, past, r, *biases in zip(self.layers, pasts, positions, *self._biases(), strict=True):
             inputs.append(x)
-            x = layer(x, past, r, *biases, attn_len=lengths.attn_len, valid=memory.valid)
+            x = call(layer, x, past, r, *biases, attn_len=lengths.attn_len, valid=memory.valid)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return self.dropout(x), memory.extend(inputs, mem_len=lengths.mem_len)

@@ -208,6 +208,8 @@ class TrainConfig:
     """Which implementation of the attention op; `txl env` lists them."""
     compile: bool = False
     """torch.compile the model; on a CPU this needs a C++ compiler."""
+    recompute: bool = False
+    """Compute each layer again in backward instead of keeping what is in it: less memory, more time."""
     seed: int = 1111
     log_every: int = 50
     eval_every: int = 1000

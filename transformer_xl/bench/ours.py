@@ -53,7 +53,8 @@ class Ours:
 
     def __init__(self, job: dict[str, Any]) -> None:
         reuse_memory()
-        self.module = TransformerXL(model_config(job), backend=job["backend"])
+        recompute = job.get("train", {}).get("recompute", False)
+        self.module = TransformerXL(model_config(job), backend=job["backend"], recompute=recompute)
         self.module.load_state_dict(read_weights(job))
         self.module.to(job["device"])
         self.caching = job["part"] != "train"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -72,10 +74,10 @@ def with_spare(r: Float[Tensor, "H R K"], rows: int) -> Float[Tensor, "H _ K"]:
     return r[:, r.shape[1] - rows :] if r.shape[1] >= rows else F.pad(r, (0, 0, rows - r.shape[1], 0))
 
 
-def shifted_view(product: Float[Tensor, "H N W"], shape: tuple[int, int, int]) -> Float[Tensor, "G T S"]:
+def shifted_view(product: Float[Tensor, "H N W"], shape: Sequence[int]) -> Float[Tensor, "G T S"]:
     """A product of queries and encodings, W > S of them, as scores: row i of each T begins T - 1 - i further right.
 
     It is the same memory, read in rows of W - 1.
     """
     (_, T, S), W = shape, product.shape[2]
-    return product.as_strided(shape, (T * W, W - 1, 1), product.storage_offset() + W - S + T - 1)
+    return product.as_strided(tuple(shape), (T * W, W - 1, 1), product.storage_offset() + W - S + T - 1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from transformer_xl.data.corpus import Corpus, Split
@@ -17,7 +17,7 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
-from transformer_xl.evaluate import EvalResult, TokenLog, score_lines
+from transformer_xl.evaluate import EvalResult, TokenLog, fastest_tgt_len, score_lines
 from transformer_xl.evaluate import evaluate as evaluate_stream
 from transformer_xl.interop import local
 from transformer_xl.settings import EvalConfig, Lengths, RunConfig
@@ -35,12 +35,13 @@ def evaluate(
     precision: str = "auto",
     as_json: bool = False,
     dump: Path | None = None,
+    tgt_len: int | Literal["auto"] | None = None,
     **lengths: Any,
 ) -> list[EvalResult]:
     """Score a split once for each combination of lengths (those of `eval_lengths`), and print the figures.
 
     `data` is another text, read with the run's own vocabulary. `scope` sets what of `EvalConfig` is not None in it.
-    `dump` gets every target's log-probability, as NumPy `.npz`.
+    `dump` gets every target's log-probability, as NumPy `.npz`. `tgt_len` "auto" is the fastest one under a window.
 
     Raises:
         ValueError, FileNotFoundError: a sentence for what does not fit.
@@ -51,13 +52,20 @@ def evaluate(
     problems: list[str] = []
     given = {name: value for name, value in (scope or {}).items() if value is not None}
     how = told(problems, lambda: replace(config.eval, **given)) or config.eval
-    combinations = told(problems, lambda: eval_lengths(config, **lengths)) or []
+    width = None if tgt_len == "auto" else tgt_len
+    combinations = told(problems, lambda: eval_lengths(config, tgt_len=width, **lengths)) or []
+    if tgt_len == "auto" and any(each.attn_len is None for each in combinations):
+        problems.append("--tgt-len auto needs a window, --attn-len or --same-length: without one figures depend on it.")
     if dump is not None and len(combinations) > 1:
         problems.append(f"--dump writes one file, so give one set of lengths with it, got {len(combinations)}.")
     if problems:
         raise ValueError("\n".join(problems))
     loaded = load_model(run, device=resolve_device(device))
     corpus = corpus_for(loaded, data)
+    if tgt_len == "auto":
+        chosen, _ = resolve_precision(precision, resolve_device(device))
+        fastest = partial(fastest_tgt_len, loaded.model, batch=how.batch_size, precision=chosen)
+        combinations = [replace(each, tgt_len=fastest(each)) for each in combinations]
     log = TokenLog() if dump is not None else None
     split = corpus.split(how.split)
     results = [score_split(loaded, split, each, how, precision=precision, log=log) for each in combinations]

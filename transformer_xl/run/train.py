@@ -116,7 +116,7 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
     chosen = choices(config.train, config.model)
     config = settled(config, corpus)
     torch.manual_seed(config.train.seed)
-    model = TransformerXL(config.model, backend=config.train.backend)
+    model = TransformerXL(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if origin is not None:
         load_weights(model, origin)
     return Start(corpus, model, config, chosen, begun)

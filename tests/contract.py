@@ -1,3 +1,0 @@
-"""Moved: `transformer_xl.ops.contract`."""
-
-from transformer_xl.ops.contract import *  # noqa: F403
