@@ -214,6 +214,11 @@ def test_the_readmes_python_example_runs_and_is_short(capsys):
     assert capsys.readouterr().out
 
 
+def test_the_op_finds_the_echo(capsys):
+    exec(compile(python_example((ROOT / "docs" / "op.md").read_text()), "op.md", "exec"), {})
+    assert capsys.readouterr().out == "the wall is 12 samples away; error 0.0000\n"
+
+
 def defined(path: Path) -> set[str]:
     """Names of the functions, classes and methods (as Class.method) of a file."""
     found = set()

@@ -59,5 +59,5 @@ def reuse_memory() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch's
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # the numbers are those of malloc.h: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
-        mallopt(-3, 1 << 30)
+        mallopt(-3, 1 << 27)
         mallopt(-1, (1 << 31) - 1)
