@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -364,3 +366,28 @@ def test_layers_computed_again_in_backward_give_the_same_gradients_and_keep_less
     (plain, much), (again, little) = step(False), step(True)
     torch.testing.assert_close(again, plain)
     assert little < much / 2
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounter
+from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
+
+sizes = dict(n_layer=1, n_head=2, d_head=4, d_model=8, d_inner=8, dropout=0.1)
+model, counter = TransformerXL(TransformerXLConfig(vocab_size=23, **sizes)).train(), CompileCounter()
+model.compile(backend=counter)
+memory = model.empty_memory(2)
+for _ in range(6):
+    ids = torch.randint(23, (2, 4))
+    nll, memory = model(ids, ids, memory, Lengths(tgt_len=4, mem_len=16))
+    nll.sum().backward()
+    print(counter.frame_count)
+"""
+
+
+def test_a_compiled_model_is_not_compiled_anew_while_memory_grows() -> None:
+    # A process of its own: what checks types in tests cannot be compiled.
+    shown = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True).stdout
+    first, *later = map(int, shown.split())
+    assert first > 0
+    assert later == later[:1] * 5, "two steps show it that lengths differ; then it knows"
