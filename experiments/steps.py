@@ -1,6 +1,6 @@
 """One training step of each model of the paper at its real sizes, one stream of it, on a CPU: seconds and memory.
 
-    python experiments/steps.py [RECIPE ...] [--precision bf16] [--meta]
+    python experiments/steps.py [RECIPE ...] [--precision bf16] [--recompute] [--meta]
 
 Each recipe has a process of its own. A step is forward and backward over a segment of random ids behind a full memory,
 with the recipe's dropout. Peak memory is the process's; its bound, weights and gradients, is 8 bytes a parameter.
@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from unittest.mock import patch
 
 from transformer_xl.bench.measure import peak_memory
 from transformer_xl.recipe import load_recipe, packaged_recipes
@@ -41,20 +42,21 @@ class Steps:
         return f"{sizes} {first:>9.2f} {second:>9.2f} {self.peak_bytes / 1e9:>9.2f} {8 * self.parameters / 1e9:>9.2f}"
 
 
-def measure(recipe: str, precision: str, meta: bool) -> Steps:
+def measure(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps:
     """Build the recipe's model and take two steps; to be called in a fresh process, whose peak memory it reports."""
     import torch
 
-    from transformer_xl.device import autocast
+    from transformer_xl.device import autocast, reuse_memory
     from transformer_xl.memory import Memory
     from transformer_xl.model import TransformerXL
 
+    reuse_memory()
     config = load_recipe(recipe)
     shape, lengths = replace(config.model, vocab_size=config.model.vocab_size or 256), config.train.lengths
     torch.manual_seed(config.train.seed)
     device, seconds, loss = torch.device("meta" if meta else "cpu"), [], torch.zeros(())
     with device:
-        model = TransformerXL(shape, backend=config.train.backend).train()
+        model = TransformerXL(shape, backend=config.train.backend, recompute=recompute).train()
         memory = Memory.zeros(shape.n_layer, 1, lengths.mem_len, shape.d_model)
     for _ in range(2):
         text = torch.randint(shape.vocab_size, (1, lengths.tgt_len + 1), device=device)
@@ -79,26 +81,18 @@ def measure(recipe: str, precision: str, meta: bool) -> Steps:
 
 def _first_band_only():
     """Which words lie in a band is a question of values, which meta tensors lack: let it be all in the first band."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class FirstBandOnly(TorchDispatchMode):
-        asked = False
+    def rows(bands, band):
+        return band.argsort().split([len(band)] + [0] * (len(bands.sizes) - 1))
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is not torch.ops.aten.nonzero.default:
-                return func(*args, **(kwargs or {}))
-            rows, self.asked = 0 if self.asked else len(args[0]), True
-            return args[0].new_empty((rows, 1), dtype=torch.int64)
-
-    return FirstBandOnly()
+    return patch("transformer_xl.adaptive._Bands._rows", rows)
 
 
-def alone(recipe: str, precision: str, meta: bool) -> Steps | str:
+def alone(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps | str:
     """`measure` in a process of its own; or why that came to no end, for want of memory as a rule."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
-            return pool.submit(measure, recipe, precision, meta).result()
+            return pool.submit(measure, recipe, precision, meta, recompute).result()
         except RuntimeError as error:
             return f"  {type(error).__name__}: {str(error).splitlines()[0]}"
 
@@ -108,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", default=papers, help="by default the paper's")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--recompute", action="store_true", help="compute each layer again in backward")
     parser.add_argument("--meta", action="store_true", help="shapes only: no values, no memory, no precision")
     options = parser.parse_args()
     for recipe in options.recipes:
@@ -119,9 +114,10 @@ def main() -> int:
     print(f"{'recipe'.ljust(width)}    {COLUMNS}")
     results = []
     for recipe in options.recipes:
-        results.append(alone(recipe, options.precision, options.meta))
+        results.append(alone(recipe, options.precision, options.meta, options.recompute))
         print(recipe.ljust(width), results[-1], flush=True)
-    facts = {"precision": options.precision, "device": "meta" if options.meta else "cpu"}
+    device = "meta" if options.meta else "cpu"
+    facts = {"precision": options.precision, "recompute": options.recompute, "device": device}
     ended = [asdict(steps) for steps in results if isinstance(steps, Steps)]
     print(json.dumps(facts | {"steps": ended}))
     return int(len(ended) < len(results))

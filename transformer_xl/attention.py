@@ -31,7 +31,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         weight = self.weight
-        if x.numel() != self.in_features or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+        fits = x.dtype == weight.dtype or torch.is_autocast_enabled("cpu")
+        if x.numel() != self.in_features or weight.dtype != torch.bfloat16 or not weight.is_cpu or not fits:
             return super().forward(x)
         row = x.reshape(-1).to(weight.dtype)
         out = torch.mv(weight, row) if self.bias is None else torch.addmv(self.bias, weight, row)

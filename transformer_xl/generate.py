@@ -120,7 +120,8 @@ def stream(
     """Yield, step by step, the new `(row, id)` of every row that goes on; `sampling.stop` is for `stream_text`.
 
     Prompts hold one id or more and may differ in length. Before each further step `ended(row)` is asked whether a row
-    is to leave the batch. A row's tokens do not depend on the other rows. Nothing grows with the number of tokens.
+    is to leave the batch. A row's tokens do not depend on the other rows, but for rounding. Nothing grows with the
+    number of tokens.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
     device = next(model.parameters()).device

@@ -120,9 +120,9 @@ class LayerCache(NamedTuple):
 class KVCache:
     """Keys, values and encoded distances of each layer, for inference; `valid` as in `Memory`.
 
-    Keys carry no position, so they are exact wherever they stand. They lie in buffers of twice the window, in order,
-    and move to the front when a buffer is full. A call writes into them: it consumes the cache it is given and returns
-    another; `fork` it before, where both ways are wanted.
+    Keys carry no position, so they are exact wherever they stand. They lie in order, in buffers that grow to twice the
+    window, and move to the front when a buffer is full. A call writes into them: it consumes the cache it is given and
+    returns another; `fork` it before, where both ways are wanted.
     """
 
     buffers: list[tuple[Float[Tensor, "B H C K"], Float[Tensor, "B H C K"]]]
@@ -145,11 +145,9 @@ class KVCache:
         *,
         valid: Int[Tensor, " B"] | None = None,
     ) -> KVCache:
-        """A cache that holds the given keys and values, and has room for segments of `lengths.tgt_len`."""
+        """A cache of the given keys and values, which become its own."""
         pairs = list(keys_values)
-        length = pairs[0][0].shape[2]
-        room = max(length, lengths.mem_len) + lengths.mem_len + lengths.tgt_len
-        return cls([(_roomy(k, room), _roomy(v, room)) for k, v in pairs], lengths, length, valid)
+        return cls(pairs, lengths, pairs[0][0].shape[2], valid)
 
     @property
     def counts(self) -> Int[Tensor, " B"]:
@@ -159,16 +157,16 @@ class KVCache:
 
     def layers(self, tokens: int) -> list[LayerCache]:
         """Each layer's part for a call with so many new tokens."""
-        if self.spent:
-            raise RuntimeError("This KVCache was given to a call before; use the one that the call returned, or fork.")
+        self._check()
         assert not torch.is_grad_enabled(), "a KVCache serves inference: call under torch.no_grad(), or give a Memory"
-        end = self.first + self.length
-        if end + tokens > self.buffers[0][0].shape[2]:
-            if 2 * self.length + tokens <= self.buffers[0][0].shape[2]:
+        end, room = self.first + self.length, self.buffers[0][0].shape[2]
+        if end + tokens > room:
+            if 2 * self.length + tokens <= room:
                 for buffer in (buffer for pair in self.buffers for buffer in pair):
                     buffer[:, :, : self.length] = buffer[:, :, self.first : end]
-            else:  # a segment longer than tgt_len
-                room = 2 * self.length + 2 * tokens
+            else:  # while it fills, or for a segment longer than tgt_len
+                needed = self.length + tokens
+                room = max(needed, min(2 * needed, 2 * self.lengths.mem_len + self.lengths.tgt_len))
                 self.buffers = [(_roomy(k, room), _roomy(v, room)) for k, v in self._live()]
             self.first, end = 0, self.length
         return [LayerCache(*pair, self.first, end) for pair in self.buffers]
@@ -196,7 +194,8 @@ class KVCache:
 
     def fork(self, rows: Int[Tensor, " R"] | slice = slice(None)) -> KVCache:
         """A copy of the given rows, in the given order, with buffers of its own."""
-        chosen = KVCache.of(((k[rows], v[rows]) for k, v in self._live()), self.lengths)
+        self._check()
+        chosen = KVCache.of(((k[rows].clone(), v[rows].clone()) for k, v in self._live()), self.lengths)
         valid = None if self.valid is None else self.valid[rows]
         return replace(chosen, valid=valid, ground=self.ground, positions=self.positions)
 
@@ -205,6 +204,8 @@ class KVCache:
     @staticmethod
     def cat(caches: Sequence[KVCache]) -> KVCache:
         """Rows of several caches as one; shorter ones are padded in front with positions that do not count."""
+        for cache in caches:
+            cache._check()
         length = max(cache.length for cache in caches)
         joined = [
             [torch.cat([pad(x, (0, 0, length - x.shape[2], 0)) for x in part]) for part in zip(*layer, strict=True)]
@@ -217,15 +218,21 @@ class KVCache:
         return replace(cache, ground=caches[0].ground, positions=longest.positions)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
-        """Empty the marked rows: a document or episode ended there. Other rows go on."""
+        """Empty the marked rows: a document or episode ended there. Other rows go on. It consumes the cache, too."""
+        self._check()
+        self.spent = True
+        marked = rows.to(self.buffers[0][0].device)
         if self.ground is None:
-            keys, _ = self.buffers[0]
-            return replace(self, valid=self.counts.masked_fill(rows.to(keys.device), 0))
+            return replace(self, valid=self.counts.masked_fill(marked, 0), spent=False)
         live = slice(self.first, self.first + self.length)
         for pair, ground in zip(self.buffers, self.ground, strict=True):
             for buffer, value in zip(pair, ground, strict=True):
-                buffer[rows.to(buffer.device), :, live] = value
-        return self
+                buffer[marked, :, live] = value
+        return replace(self, spent=False)
+
+    def _check(self) -> None:
+        if self.spent:
+            raise RuntimeError("This KVCache was given to a call before; use the one that the call returned, or fork.")
 
     def _live(self) -> Iterable[tuple[Tensor, Tensor]]:
         live = slice(self.first, self.first + self.length)

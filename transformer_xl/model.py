@@ -7,7 +7,7 @@ State goes in and comes out; no layer keeps anything between calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar
@@ -183,7 +183,7 @@ class TransformerXL(nn.Module):
             for module in (*linear, copied.softmax, copied.embedding.projections):
                 for owner in module.modules():
                     for name, p in list(owner.named_parameters(recurse=False)):
-                        if p.dtype == torch.float32:
+                        if p.dtype == torch.float32 and not (owner is copied.softmax and name.endswith("bias")):
                             setattr(owner, name, nn.Parameter(p.detach().bfloat16(), requires_grad=False))
         for attention in copied._attentions:
             attention.backend = "auto"
@@ -191,18 +191,21 @@ class TransformerXL(nn.Module):
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> KVCache:
         """`empty_memory` for inference at these lengths: what was read is projected once."""
-        memory = self.empty_memory(batch, valid)
-        if not self.config.zero_memory:
-            return self.cached(memory, lengths)
-        cache = self.cached(memory.zero_filled(lengths.mem_len), lengths)
-        cache.ground = [(k[0, :, :1].clone(), v[0, :, :1].clone()) for k, v in cache.buffers]
-        return cache
+        return self.cached(self.empty_memory(batch, valid), lengths)
 
     @torch.no_grad()
     def cached(self, memory: Memory, lengths: Lengths) -> KVCache:
         """A memory as the cache that gives the same numbers, in the precision it is made in."""
-        pairs = (layer.keys_values(past) for layer, past in zip(self._attentions, memory.layers, strict=True))
-        return KVCache.of(pairs, lengths, valid=memory.valid)
+
+        def project(layers: Iterable[Float[Tensor, "B M D"]]) -> Iterator[tuple[Tensor, Tensor]]:
+            return (layer.keys_values(past) for layer, past in zip(self._attentions, layers, strict=True))
+
+        if not self.config.zero_memory:
+            return KVCache.of(project(memory.layers), lengths, valid=memory.valid)
+        memory = memory.zero_filled(lengths.mem_len)
+        cache = KVCache.of(project(memory.layers), lengths, valid=memory.valid)
+        cache.ground = [(k[0], v[0]) for k, v in project(x.new_zeros(1, 1, x.shape[2]) for x in memory.layers)]
+        return cache
 
     @property
     def _attentions(self) -> list[RelativeMultiheadAttention]:

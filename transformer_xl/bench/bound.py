@@ -107,8 +107,11 @@ def _softmax(config: TransformerXLConfig, rows: int, tail_rows: Sequence[float],
         count = round(tail_rows[band - 1]) if band else rows
         symbols = high - low + (0 if band else len(config.cutoffs))
         embed = config.embed_width // config.div_val**band
-        if projected:  # embedding and softmax; an embedding needs no gradient beyond its table
-            yield from _product(f"projections {band}", 1, count, config.d_model, embed, 2, *both)
+        if projected:
+            yield from _product(f"softmax's projection {band}", 1, count, config.d_model, embed, 1, *both)
+        looked_up = count if band else rows - (round(sum(tail_rows)) if config.div_val > 1 else 0)
+        if projected and (config.div_val > 1 or band == 0):
+            yield from _product(f"embedding's projection {band}", 1, looked_up, embed, config.d_model, 1, *both)
         yield from _product(f"softmax {band}", 1, count, embed, symbols, 1, *both)
 
 

@@ -47,8 +47,8 @@ def bench_memory(options: Options) -> dict[str, Any]:
             change = math.log(row["peak_megabytes"] / before["peak_megabytes"])
             row["growth"] = change / math.log(row["tgt_len"] / before["tgt_len"])
     title = (
-        f"memory, {options.recipe}{' as a toy' if options.toy else ''}: a training step at batch 1, above weights, "
-        "gradients and optimizer state; linear is 1"
+        f"memory, {options.recipe}{' as a toy' if options.toy else ''}: a training step at batch "
+        f"{options.batch_size or 1}, above weights, gradients and optimizer state; linear is 1"
     )
     show(title, _COLUMNS, rows)
     return finish(header("memory", options) | {"cases": rows})

@@ -100,6 +100,10 @@ def zipf_weights(vocab_size: int) -> np.ndarray:
     return weights / weights.sum()
 
 
+_ADAM = {"optimizer": "adam", "weight_decay": 0.0, "recompute": False, "compile": False}
+"""What peers do."""
+
+
 def job(config: RunConfig, options: Options, folder: Path, part: str, **lengths: int) -> dict[str, Any]:
     """What a language model needs to know; `lengths` are batch, tgt_len and mem_len."""
     train = asdict(config.train) | {"tgt_len": lengths["tgt_len"], "mem_len": lengths["mem_len"]}
@@ -107,7 +111,7 @@ def job(config: RunConfig, options: Options, folder: Path, part: str, **lengths:
     return {
         "part": part,
         "model": asdict(config.model),
-        "train": train | {"clamp_len": None, "attn_len": None, "batch_chunk": 1},
+        "train": train | {"clamp_len": None, "attn_len": None, "batch_chunk": 1} | _ADAM,
         "device": options.torch_device,
         "backend": "auto",
         "ids": str(folder / "ids"),

@@ -28,6 +28,8 @@ QUERIES = 256
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
     """See `relative_attention`. Heads stand first inside, so that one product per head covers all rows with `r`."""
+    if q.device.type == "cuda":
+        raise ValueError("backend chunked cannot serve this call: it is for the CPU, got cuda. Use auto or strided.")
     q_HBTK = (q * scale).transpose(0, 1)
     content_q = q_HBTK + (content_bias * scale)[:, None, None]
     position_q = q_HBTK + (position_bias * scale)[:, None, None]

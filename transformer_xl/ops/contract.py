@@ -32,6 +32,8 @@ class Case:
     heads: int = 2
     head_size: int = 5
     scale: float | None = None
+    spare: int = 0
+    """Rows of `r` beyond those that there are keys for."""
     strided: bool = False
     """Inputs are views of larger tensors, laid out as the model's projections leave them."""
 
@@ -44,6 +46,8 @@ CASES = {
     "more queries than memory": Case(queries=11, memory=7),
     "strided views": Case(strided=True),
     "own scale": Case(scale=0.3),
+    "a longer table": Case(spare=3),
+    "a longer table in one step": Case(queries=1, spare=40),
     "window": Case(attn_len=5),
     "window of one": Case(attn_len=1),
     "window as long as the memory": Case(attn_len=11),
@@ -78,7 +82,7 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int =
     qkv = draw(case.batch, keys, 3, case.heads, case.head_size)
     inputs = dict(zip("qkv", map(heads_first, qkv.unbind(2)), strict=True))
     inputs["q"] = inputs["q"][:, :, case.memory :]
-    inputs["r"] = heads_first(draw(keys, case.heads, case.head_size))
+    inputs["r"] = heads_first(draw(keys + case.spare, case.heads, case.head_size))
     inputs["content_bias"], inputs["position_bias"] = draw(2, case.heads, case.head_size).unbind()
     return {name: value.detach().requires_grad_() for name, value in inputs.items()}
 
@@ -93,6 +97,7 @@ def plain(inputs: dict[str, Any], case: Case, drop: Tensor | None = None) -> Ten
     """The original code's formulation in the inputs' own dtype; `drop` multiplies the probabilities."""
     q, k, v, r, content_bias, position_bias = (inputs[name] for name in NAMES)
     n_query, n_key = q.shape[2], k.shape[2]
+    r = r[:, r.shape[1] - n_key :]
     by_content = (q + content_bias[:, None]) @ k.mT
     by_distance = (q + position_bias[:, None]) @ r.mT
     padded = torch.cat([by_distance.new_zeros(*by_distance.shape[:3], 1), by_distance], dim=-1)

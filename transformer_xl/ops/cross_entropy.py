@@ -39,7 +39,8 @@ def linear_nll(
             every element must be in one of them.
     """
     device = rows[0].device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows[0].dtype
+    casting = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if casting else rows[0].dtype
     return _LinearNLL.apply(columns, dtype, targets, len(rows), *rows, *parameters)
 
 

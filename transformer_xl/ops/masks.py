@@ -33,9 +33,7 @@ def visible(
     return seen
 
 
-def without_padding(
-    out: Float[Tensor, "H B T K"], valid: Int[Tensor, " B"] | None
-) -> Float[Tensor, "H B T K"]:
+def without_padding(out: Float[Tensor, "H B T K"], valid: Int[Tensor, " B"] | None) -> Float[Tensor, "H B T K"]:
     """0 where a row's own first tokens are padding: it sees nothing, not even itself, and gives nothing."""
     if valid is None:
         return out

@@ -19,7 +19,7 @@ from .masks import visible
 def scores_by_term(
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B H S K"],
-    r: Float[Tensor, "H S K"],
+    r: Float[Tensor, "H R K"],
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,

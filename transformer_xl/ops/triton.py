@@ -393,6 +393,7 @@ def refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | N
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
     """See `relative_attention`."""
     S = k.shape[2]
+    r = r[:, r.shape[1] - S :]
     start = None if valid is None else (S - q.shape[2] - valid).to(torch.int32).contiguous()
     window = S if attn_len is None else min(attn_len, S)
     # From the CPU's generator, so that `torch.manual_seed` repeats a run and no device is waited for.
