@@ -49,7 +49,7 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 
 def reuse_memory() -> None:
-    """Have this process keep the memory of tensors up to 128 MB that are gone for the next ones, and use large pages.
+    """Have this process keep the memory of tensors that are gone for the next ones, and use large pages.
 
     Else glibc gives large blocks back at once, and each step of training faults every page of its tensors in again. To
     be called before the first tensor is made; where there is no glibc it does nothing.
@@ -59,5 +59,5 @@ def reuse_memory() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch's
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # The numbers are malloc.h's M_MMAP_THRESHOLD, of which older ones allow less, and M_TRIM_THRESHOLD, harmful alone.
-    if mallopt is not None and (mallopt(-3, 1 << 27) or mallopt(-3, 1 << 25)):
+    if mallopt is not None and (mallopt(-3, 1 << 30) or mallopt(-3, 1 << 25)):
         mallopt(-1, (1 << 31) - 1)

@@ -23,7 +23,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p)
-    return x * (keep_mask(x.shape, p).to(x.dtype) / (1 - p))
+    return x * keep_mask(x.shape, p).to(x.dtype).div_(1 - p)
 
 
 def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> Bool[Tensor, "*shape"]:
