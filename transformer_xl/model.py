@@ -39,7 +39,8 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        inner = self.dropout(F.relu(self.inner(self.norm(x) if self.pre_lnorm else x)))
+        inner = self.dropout(self.inner(self.norm(x) if self.pre_lnorm else x))
+        inner = F.relu(inner, inplace=True)  # the same as before dropout, and what backward keeps is one tensor less
         x = x + self.dropout(self.outer(inner))
         return x if self.pre_lnorm else self.norm(x)
 
