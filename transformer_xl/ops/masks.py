@@ -59,7 +59,7 @@ def mask_wrapped(
 
 
 ALIGNED = 32
-"""Products whose rows start at multiples of so many numbers are up to twice as fast on a CPU, in bfloat16."""
+"""Products whose rows start at multiples of so many numbers are faster on a CPU, in bfloat16."""
 
 
 def aligned(keys: int) -> int:

@@ -23,8 +23,12 @@ _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16
 
 def env(*, as_json: bool = False) -> None:
     """Print what this machine has and what `auto` means on it."""
-    config = TrainConfig()
-    facts = environment() | {"auto": choices(config, TransformerXLConfig(vocab_size=0)), "cache": str(cache_folder())}
+    model = TransformerXLConfig(vocab_size=0)
+    auto = choices(TrainConfig(), model)
+    device = torch.device(auto["device"]["name"])
+    name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
+    auto["backend for inference"] = {"name": name, "why": why}
+    facts = environment() | {"auto": auto, "cache": str(cache_folder())}
     if as_json:
         print(json.dumps(facts, indent=2))
         return
