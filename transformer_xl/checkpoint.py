@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from transformer_xl.baselines import build_model
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.files import remove_folder, remove_unfinished, whole_folder
 from transformer_xl.model import TransformerXL
@@ -113,7 +114,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
     with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away; the caller's stream stays
-        model = TransformerXL(config.model, backend=backend)
+        model = build_model(config.model, backend=backend)
     load_weights(model, folder)
     return LoadedModel(model.to(device).eval(), vocab, config)
 

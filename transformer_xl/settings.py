@@ -39,6 +39,9 @@ class TransformerXLConfig:
 
     vocab_size: int
     """Number of symbols. 0 in a recipe means: as many as the corpus has."""
+    kind: Literal["transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn"] = "transformer-xl"
+    """Transformer-XL, or a baseline of the paper: learned relative positions (Shaw), sinusoids at the bottom (Vaswani),
+    learned positions in every layer (Al-Rfou); or a recurrent network."""
     n_layer: int = 12
     n_head: int = 10
     d_head: int = 50
@@ -185,6 +188,8 @@ class TrainConfig:
     """Streams read side by side."""
     batch_chunk: int = 1
     """Chunks of rows whose gradients are added up before a step, to save memory."""
+    loss: Literal["full", "half"] = "full"
+    """half: train on the recent half of each segment's targets only, as the paper's ablations do."""
     max_steps: int = 1000
     optimizer: Literal["adam", "adamw", "sgd", "muon"] = "adam"
     """muon: for the matrices of the layers; AdamW for all other weights."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from . import checkpoint
@@ -62,8 +63,9 @@ def train_step(
     Gradients are those of the mean over all targets of the segment, however it is chunked. A step whose gradient is not
     finite changes nothing, and the memory it made is thrown away.
     """
-    device = memory.layers[0].device
-    ids, targets = segment.ids.to(device), segment.targets.to(device)
+    device = next(model.parameters()).device
+    learned = trained(segment.targets, config.loss)
+    ids, targets = segment.ids.to(device), learned.to(device)
     scored = (targets >= 0).sum().clamp(min=1)
     nats = torch.zeros((), dtype=torch.float64, device=device)
     left: list[Memory] = []
@@ -75,7 +77,7 @@ def train_step(
         nats += nll.detach().sum(dtype=torch.float64)
         left.append(after)
     norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf).item()
-    result = StepResult(nats.item(), int((segment.targets >= 0).sum()), norm)
+    result = StepResult(nats.item(), int((learned >= 0).sum()), norm)
     if result.skipped:
         return result, memory
     for optimizer in optimizers:
@@ -83,6 +85,15 @@ def train_step(
             group["lr"] = learning_rate(step, config)
         optimizer.step()
     return result, Memory.cat(left)
+
+
+def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
+    """The targets that `loss` trains on: all of them ("full"), or those of the recent half of the segment ("half"), so
+    that none is learned from a short context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3)."""
+    if loss == "full":
+        return targets
+    recent = torch.arange(targets.shape[1]) >= targets.shape[1] // 2
+    return targets.where(recent, -1)
 
 
 def _chunks(rows: int, count: int) -> list[slice]:
@@ -200,7 +211,7 @@ class Trainer:
 
     @property
     def _device(self) -> torch.device:
-        return self.model.content_bias.device
+        return next(self.model.parameters()).device
 
 
 def _named_memory(memory: Memory) -> Iterator[tuple[str, Tensor]]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from transformer_xl.baselines import build_model
 from transformer_xl.checkpoint import find_checkpoint, latest, load_config, load_model, load_vocab, load_weights
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
@@ -116,7 +117,7 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
     chosen = choices(config.train, config.model)
     config = settled(config, corpus)
     torch.manual_seed(config.train.seed)
-    model = TransformerXL(config.model, backend=config.train.backend, recompute=config.train.recompute)
+    model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if origin is not None:
         load_weights(model, origin)
     return Start(corpus, model, config, chosen, begun)
