@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_is_told_wherever_it_happens(monkeypatch, capsys):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file")
 
-    monkeypatch.setattr(cli.Env, "run", full)
+    monkeypatch.setattr(COMMANDS["env"], "run", full)
     assert refused(["env"], capsys) == ["some/file: No space left on device."]
 
 
@@ -179,7 +179,7 @@ def test_a_bug_keeps_its_traceback(fault: str, monkeypatch):
     def faulty(_: object) -> None:
         exec(fault, {"__name__": "transformer_xl.somewhere"})
 
-    monkeypatch.setattr(cli.Env, "run", faulty)
+    monkeypatch.setattr(COMMANDS["env"], "run", faulty)
     with pytest.raises((ValueError, IndexError, AssertionError)):
         main(["env"])
 

@@ -1,0 +1,13 @@
+"""Every command of `txl` as a dataclass: its fields are its options, its `run` imports what does the work."""
+
+from __future__ import annotations
+
+from .analyse import Analyse, Report
+from .measure import Bench, Env
+from .train import Data, Demo, Train
+from .use import Convert, Eval, Generate, Score
+
+COMMANDS = {
+    command.__name__.lower(): command
+    for command in (Demo, Data, Train, Eval, Score, Generate, Analyse, Report, Convert, Bench, Env)
+}

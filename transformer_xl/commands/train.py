@@ -1,0 +1,94 @@
+"""To a trained model: `txl demo`, `txl data`, `txl train`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from transformer_xl import recipe as recipes
+from transformer_xl.settings import RunConfig
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train, score and write text in minutes: no network, no data."""
+
+    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    """Keep the run in this folder; by default it goes when the demo ends."""
+    minutes: float = 5.0
+    """Time for everything on this machine."""
+
+    def run(self) -> int:
+        from transformer_xl.run.demo import demo
+
+        return demo(out=self.out, minutes=self.minutes)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Prepare a published corpus: download it, or take a local copy."""
+
+    name: Annotated[Positional[str], arg(metavar="NAME")]
+    """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
+    source: Annotated[Path | None, arg(metavar="PATH")] = None
+    """A local copy instead: the folder with its files, as published or compressed; an archive; or the one file."""
+    partial: bool = False
+    """Take what there is of it in --source. Train on it as NAME-partial; all figures say so."""
+    vocab: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The words in this file, one a line, with or without counts, are the vocabulary."""
+    newlines: Literal["published", "drop", "keep"] = "published"
+    """enwik8: the published protocol drops line ends; "keep" is true to the byte."""
+
+    def run(self) -> int:
+        from transformer_xl.run.data import data
+
+        newlines = None if self.newlines == "published" else self.newlines
+        data(self.name, self.source, newlines=newlines, partial=self.partial, vocab_file=self.vocab)
+        return 0
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train by a recipe, then score the best checkpoint. Any setting can be given as --section.field value."""
+
+    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
+    """The name of a packaged recipe, or a TOML file."""
+    data: Annotated[str | None, arg(metavar="PATH")] = None
+    """Train on this text file or folder instead; line ends are kept and the vocabulary follows the text."""
+    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    """The run folder; by default runs/ and the recipe's name."""
+    init: Annotated[Path | None, arg(metavar="RUN")] = None
+    """Start from the weights, shape and vocabulary of that run."""
+    resume: bool = False
+    """Go on with the run in --out from its last checkpoint, by its own config.toml."""
+    print_config: bool = False
+    """Print the settings as TOML, and stop."""
+    settings: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
+    """Only for the help: `run` reads the words themselves."""
+
+    def run(self, overrides: Sequence[str]) -> int:
+        out = self.out or default_run(self.recipe)
+        if self.resume:
+            from transformer_xl.run.train import resumed
+
+            recipes.find_recipe(self.recipe)
+            config = resumed(out, overrides, self.data)
+        else:
+            given = recipes.data_settings(self.data) if self.data else ()
+            config = recipes.load_recipe(self.recipe, overrides, defaults=given)
+        if self.print_config:
+            print(recipes.write_toml(config), end="")
+            return 0
+        from transformer_xl.run.train import train
+
+        return train(config, out, resume=self.resume, init=self.init)
+
+
+def default_run(recipe: str) -> Path:
+    """runs/ and the recipe's name; the config.toml of a run goes by the name of that run."""
+    path = Path(recipe)
+    return Path("runs") / (path.resolve().parent.name if path.name == "config.toml" else path.stem)
