@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from transformer_xl.baselines import build_model
 from transformer_xl.checkpoint import LoadedModel, load_model
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import cache_folder
@@ -26,13 +27,14 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.device import reuse_memory
 from transformer_xl.evaluate import EvalResult
 from transformer_xl.generate import Sampling, generate
-from transformer_xl.model import TransformerXL
+from transformer_xl.metrics import MetricLog
 from transformer_xl.recipe import load_recipe
 from transformer_xl.settings import Lengths, RunConfig
 from transformer_xl.show import show_table
 from transformer_xl.train import Trainer
 
 from .evaluate import score_split
+from .report import report
 from .train import carry_out, prepare, refuse_run, settled
 
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
@@ -80,7 +82,11 @@ def demo(*, out: Path | None = None, minutes: float = 5.0) -> int:
     results, sample = measure(run, corpus)
     held_out = b"".join(splits["test"].values())
     print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}{sample}\n")
-    report(results, config.train.mem_len, held_out)
+    compare(results, config.train.mem_len, held_out)
+    metrics = MetricLog(run / "metrics.jsonl")
+    for result in results:
+        metrics.log({"step": config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
+    report([run])
     print(f"{time.perf_counter() - begun:.0f} seconds in all. More text: txl generate {run}")
     return 0
 
@@ -127,7 +133,7 @@ def within(seconds: float, config: RunConfig, corpus: Corpus) -> RunConfig:
 def try_out(config: RunConfig, corpus: Corpus, steps: int = 8) -> Costs:
     """Time a few steps and a little evaluation with a model that is thrown away."""
     train = config.train
-    model = TransformerXL(config.model, backend=train.backend).to(train.device).train()
+    model = build_model(config.model, backend=train.backend).to(train.device).train()
     loader = StreamLoader(corpus.split("train"), batch_size=train.batch_size, tgt_len=train.tgt_len)
     trainer = Trainer(model, loader, train)
     for _ in range(steps // 2):  # memory fills up, caches warm
@@ -167,7 +173,7 @@ def measure(run: Path, corpus: Corpus) -> tuple[list[EvalResult], str]:
     return results, sample
 
 
-def report(results: list[EvalResult], trained: int, held_out: bytes) -> None:
+def compare(results: list[EvalResult], trained: int, held_out: bytes) -> None:
     """The table, best first, and the verdict on gzip."""
     sizes = compressed(held_out)
     figures = {name: 8 * size / len(held_out) for name, size in sizes.items()}

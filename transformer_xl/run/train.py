@@ -31,6 +31,7 @@ from transformer_xl.train import fit
 
 from .env import choices, environment
 from .evaluate import eval_lengths, score_split, show_results, title
+from .report import report
 
 STOPPED = 75
 """Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
@@ -75,6 +76,7 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | No
         status = carry_out(start, run, resume=resume, trackers=trackers)
         if status == 0:
             score_best(run, start, trackers)
+    report([run])
     return status
 
 

@@ -1,0 +1,1 @@
+"""A run's page: what its folder says (`record`), drawn (`curves`) and set (`page`) as one HTML file without scripts."""
