@@ -1,0 +1,274 @@
+"""Where heads look: attention over distance, averaged over a text, whole and term by term, and at single tokens.
+
+Dai et al. 2019, section 3.3 and Appendix D, Figures 5 to 7. The score of a query and the key d places back is
+
+    (a) q . k  +  (b) q . r_d  +  (c) u . k  +  (d) v . r_d
+
+Attention is the softmax of the sum; each term alone goes through a softmax of its own. All is computed beside the
+model's own forward pass, from what each attention layer is given, some queries at a time, and only sums are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+
+from transformer_xl.attention import RelativeMultiheadAttention
+from transformer_xl.data.loader import Segment
+from transformer_xl.device import autocast
+from transformer_xl.model import TransformerXL
+from transformer_xl.settings import Lengths
+
+KINDS = ("attention", "a", "b", "c", "d")
+"""What is averaged: attention itself, and the softmax of each term alone."""
+TERMS = {"transformer-xl": "abcd", "shaw": "ab", "vaswani": "a", "al-rfou": "a"}
+"""Which terms the scores of each kind of model have; the others are 0 there, and their softmax is even."""
+BLOCK = 1 << 23
+"""Numbers in the largest tensor kept at a time."""
+
+
+class Maps(NamedTuple):
+    """Attention of some queries of one layer: column d holds the probability of the key d places back."""
+
+    layer: int
+    first: int
+    """The first query's place in its segment."""
+    probability: Float[Tensor, "kinds B H T S"]
+    """0 where a query sees no key."""
+    seen: Bool[Tensor, "#B 1 T S"]
+
+
+def terms_by_distance(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    r: Float[Tensor, "H R K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    columns: int,
+) -> Float[Tensor, "4 B H T columns"]:
+    """Terms (a) to (d), scaled, for distances 0 to columns - 1. Where a distance reaches before the first key: any."""
+    B, H, T, K = q.shape
+    keys = k.shape[2]
+    place = torch.arange(keys - T, keys, device=q.device)[:, None] - torch.arange(columns, device=q.device)
+    place = place.clamp(min=0)
+    r = r.flip(1)[:, :columns]
+    a = (q @ k.transpose(-1, -2)).gather(-1, place.expand(B, H, -1, -1))
+    b = torch.einsum("bhtk,hsk->bhts", q, r)
+    c = torch.einsum("hk,bhsk->bhs", content_bias, k)[:, :, place]
+    d = torch.einsum("hk,hsk->hs", position_bias, r)[:, None].expand_as(a)
+    return torch.stack([a, b, c, d]) * K**-0.5
+
+
+def seen_by_distance(
+    queries: int, keys: int, columns: int, valid: Int[Tensor, " B"] | None, device=None
+) -> Bool[Tensor, "#B 1 T columns"]:
+    """Whether there is a key so far back, in rows of which only the newest `valid` memory positions count."""
+    memory = torch.tensor([keys - queries], device=device) if valid is None else valid
+    last = memory[:, None, None, None] + torch.arange(queries, device=device)[:, None]
+    return torch.arange(columns, device=device) <= last
+
+
+@contextmanager
+def watched(model: TransformerXL, see: Callable[[Maps], None], *, block: int = BLOCK) -> Iterator[None]:
+    """While open, `see` gets the maps of all layers in every call of the model with a `Memory`, by blocks of queries.
+
+    Raises:
+        ValueError: the model has another attention, or none.
+    """
+    hooks = [
+        attention.register_forward_pre_hook(_hook(layer, see, block), with_kwargs=True)
+        for layer, attention in enumerate(attentions(model))
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def attentions(model: Any) -> list[RelativeMultiheadAttention]:
+    """The attention of each layer; a `ValueError` where scores are not made of `TERMS`, or there are none."""
+    config = model.config
+    if config.kind in TERMS and not config.score_biases:
+        return [module for module in model.modules() if isinstance(module, RelativeMultiheadAttention)]
+    but = " with score_biases" if config.kind in TERMS else ""
+    *kinds, last = (f'"{kind}"' for kind in TERMS)
+    raise ValueError(
+        f"Attention maps are for kind = {', '.join(kinds)} or {last} without score_biases, and the model is of kind "
+        f'"{config.kind}"{but}. Give another run.'
+    )
+
+
+def _hook(layer: int, see: Callable[[Maps], None], block: int) -> Callable[..., None]:
+    def before(module: RelativeMultiheadAttention, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x, past, r, *biases = given
+        q, k, _ = module._heads(module.qkv(module.norm(x) if module.pre_lnorm else x), 3)
+        if past.shape[1]:
+            k = torch.cat([module.keys_values(past)[0], k], dim=2)
+        if len(r) > module.n_head:  # share_position: behind the encodings are their queries, distance 0's the biases
+            r, queries = r.chunk(2)
+            biases = [queries[:, -1]] * 2
+        u, v = (q.new_zeros(module.n_head, module.d_head) if bias is None else bias for bias in biases)
+        exact = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            inputs = [tensor.to(exact) for tensor in (q, k, r, u, v)]
+            for maps in _blocks(layer, inputs, block=block, **named):
+                see(maps)
+
+    return before
+
+
+def _blocks(
+    layer: int, inputs: list[Tensor], *, attn_len: int | None, valid: Int[Tensor, " B"] | None, block: int
+) -> Iterator[Maps]:
+    q, k, r, u, v = inputs
+    B, H, T, _ = q.shape
+    memory = k.shape[2] - T
+    size = max(1, block // (len(KINDS) * B * H * k.shape[2]))
+    for first in range(0, T, size):
+        part = q[:, :, first : first + size]
+        queries, keys = part.shape[2], memory + first + part.shape[2]
+        columns = keys if attn_len is None else min(keys, attn_len)
+        terms = terms_by_distance(part, k[:, :, :keys], r, u, v, columns)
+        own = None if valid is None else valid + first
+        seen = seen_by_distance(queries, keys, columns, own, q.device)
+        scores = torch.cat([terms.sum(0, keepdim=True), terms])
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        yield Maps(layer, first, scores.softmax(-1).masked_fill(~seen, 0.0), seen)
+
+
+@dataclass(frozen=True)
+class AverageAttention:
+    """Sums over the queries of a text, which never need their maps again; float64."""
+
+    sums: Float[np.ndarray, "kinds N H S"]
+    """Probability of each distance: `KINDS`, layers, heads, distances."""
+    counts: Float[np.ndarray, " S"]
+    """Queries that had a key so far back."""
+    queries: int
+    beyond: Float[np.ndarray, "N H"]
+    """Probability of what lies before the query's own segment."""
+    nats: Float[np.ndarray, "N H"]
+    """Entropy of the attention."""
+
+    @property
+    def probability(self) -> Float[np.ndarray, "kinds N H S"]:
+        """Of each distance, over the queries that have it: what the figures show."""
+        return self.sums / np.maximum(self.counts, 1)
+
+    @property
+    def mean_distance(self) -> Float[np.ndarray, "N H"]:
+        """In tokens; 0 is the query's own token."""
+        return self.sums[0] @ np.arange(len(self.counts)) / self.queries
+
+    @property
+    def beyond_segment(self) -> Float[np.ndarray, "N H"]:
+        """The share of attention that goes to memory."""
+        return self.beyond / self.queries
+
+    @property
+    def entropy(self) -> Float[np.ndarray, "N H"]:
+        """Nats; the logarithm of how many keys share the attention."""
+        return self.nats / self.queries
+
+    def widest(self, count: int) -> list[tuple[int, int]]:
+        """Layers and heads, from 0, that look back furthest on average, the furthest first."""
+        flat = np.argsort(-self.mean_distance, axis=None, kind="stable")[:count].tolist()
+        return [divmod(index, self.sums.shape[2]) for index in flat]
+
+
+def average_attention(
+    model: TransformerXL,
+    loader: Iterable[Segment],
+    lengths: Lengths,
+    *,
+    precision: str = "fp32",
+    block: int = BLOCK,
+) -> AverageAttention:
+    """The average over all queries whose target is scored, memory running from segment to segment."""
+    device = next(model.parameters()).device
+    shape = (len(attentions(model)), model.config.n_head)
+    reach = lengths.mem_len + lengths.tgt_len if lengths.attn_len is None else lengths.attn_len
+    sums = torch.zeros(len(KINDS), *shape, reach, dtype=torch.float64, device=device)
+    counts, beyond, nats = sums.new_zeros(reach), sums.new_zeros(shape), sums.new_zeros(shape)
+    queries, memory, scored = 0, None, torch.empty(0, 0)
+
+    def add(maps: Maps) -> None:
+        layer, first, probability, seen = maps
+        T, S = probability.shape[-2:]
+        counted = scored[:, None, first : first + T, None]
+        probability = probability * counted
+        sums[:, layer, :, :S] += probability.sum((1, 3), dtype=torch.float64)
+        place = torch.arange(first, first + T, device=device)[:, None]
+        memory_only = torch.arange(S, device=device) > place
+        beyond[layer] += (probability[0] * memory_only).sum((0, 2, 3), dtype=torch.float64)
+        nats[layer] += torch.special.entr(probability[0]).sum((0, 2, 3), dtype=torch.float64)
+        if layer == 0:
+            counts[:S] += (seen & counted).sum((0, 1, 2))
+
+    reader = model.for_inference(precision)
+    with torch.no_grad(), autocast(precision, device), watched(reader, add, block=block):
+        for segment in loader:
+            memory = reader.empty_memory(len(segment.ids)) if memory is None else memory
+            memory = memory if segment.reset is None else memory.reset(segment.reset)
+            scored = (segment.targets >= 0).to(device)
+            queries += int(scored.sum())
+            _, memory = reader.hidden(segment.ids.to(device), memory, lengths)
+    assert queries, "a text without targets has no attention to average"
+    return AverageAttention(sums.cpu().numpy(), counts.cpu().numpy(), queries, beyond.cpu().numpy(), nats.cpu().numpy())
+
+
+class Glance(NamedTuple):
+    """What one token attends, as the first of its segment: all its context is memory."""
+
+    position: int
+    """Of the query's token in the text."""
+    ids: Int[np.ndarray, " S"]
+    """The tokens it sees, oldest first, itself last."""
+    probability: Float[np.ndarray, "N H S"]
+
+    def top(self, share: float = 0.2) -> Bool[np.ndarray, "N H S"]:
+        """The memory positions with the most attention, so large a part of them; never the query itself."""
+        memory = self.probability[..., :-1]
+        order = np.argsort(-memory, axis=-1, kind="stable")
+        marked = np.zeros(self.probability.shape, bool)
+        np.put_along_axis(marked, order[..., : math.ceil(share * memory.shape[-1])], True, axis=-1)
+        return marked
+
+
+@torch.no_grad()
+def glance(
+    model: TransformerXL,
+    ids: Integer[np.ndarray, " L"],
+    position: int,
+    lengths: Lengths,
+    *,
+    precision: str = "fp32",
+    start: int = 0,
+) -> Glance:
+    """Attention of `ids[position]` in all layers and heads, behind all that could reach it through them since `start`.
+
+    Zeros in front of a text (`zero_memory`) are no tokens, and are left out.
+    """
+    device = next(model.parameters()).device
+    seen: list[Tensor] = []
+    reader = model.for_inference(precision)
+    context = torch.from_numpy(ids[: position + 1].astype(np.int64))[None].to(device)
+    start = max(start, position - (len(attentions(model)) * lengths.mem_len + lengths.tgt_len))
+    memory = reader.empty_memory(1)
+    with autocast(precision, device):
+        for first in range(start, position, lengths.tgt_len):
+            _, memory = reader.hidden(context[:, first : min(first + lengths.tgt_len, position)], memory, lengths)
+        with watched(reader, lambda maps: seen.append(maps.probability[0, 0, :, 0])):
+            reader.hidden(context[:, position:], memory, lengths)
+    probability = torch.stack(seen).double().flip(-1).cpu().numpy()
+    columns = min(probability.shape[-1], position + 1 - start)
+    return Glance(position, ids[position + 1 - columns : position + 1].astype(np.int64), probability[..., -columns:])
