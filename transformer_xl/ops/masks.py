@@ -47,15 +47,23 @@ def mask_wrapped(
 ) -> None:
     """Give scores that no query may see the lowest number there is, in place."""
     _, _, T, S = shifted.shape
-    lowest = torch.finfo(shifted.dtype).min
-    if valid is None and (attn_len is None or attn_len >= S):
-        if T == 1:
-            return
-        hidden = torch.ones(T, T, dtype=torch.bool, device=shifted.device).triu(1)
+    lowest, device = torch.finfo(shifted.dtype).min, shifted.device
+    if T > 1:
+        hidden = torch.ones(T, T, dtype=torch.bool, device=device).triu_(1)
         shifted[..., S - T :].masked_fill_(hidden, lowest)
-    else:
-        seen = visible(T, S, attn_len=attn_len, valid=valid, device=shifted.device).squeeze(1)
-        shifted.masked_fill_(~seen, lowest)
+    if attn_len is not None and attn_len < S:
+        edge = shifted[..., : S - attn_len]
+        hidden = torch.ones(edge.shape[-2:], dtype=torch.bool, device=device).tril_(S - T - attn_len)
+        edge.masked_fill_(hidden, lowest)
+    if valid is not None:
+        unused = torch.arange(S, device=device) < (S - T - valid)[:, None]
+        shifted.masked_fill_(unused[:, None], lowest)
+
+
+@torch.no_grad()
+def mask_distant(product: Float[Tensor, "H N W"], attn_len: int) -> None:
+    """`mask_wrapped` for what lies beyond a window alone, before the shift: there a distance is a column."""
+    product[..., :-attn_len] = torch.finfo(product.dtype).min
 
 
 ALIGNED = 32
