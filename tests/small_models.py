@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from transformer_xl.baselines import build_model
 from transformer_xl.memory import Memory
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import Lengths, TransformerXLConfig
@@ -28,7 +29,7 @@ def small_model(*, train: bool = False, dtype: torch.dtype = torch.float64, **ch
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11}
     torch.manual_seed(1)
     sizes |= {"init_std": 0.3, "proj_init_std": 0.3} | changes
-    return TransformerXL(TransformerXLConfig(**sizes)).to(dtype).train(train)
+    return build_model(TransformerXLConfig(**sizes)).to(dtype).train(train)
 
 
 def layers_of(model: TransformerXL) -> list[Any]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import TransformerXLConfig
 
+from .absolute import AlRfou, Vaswani
+from .recurrent import LSTM, QRNN
+from .shaw import Shaw
+
 __all__ = ["build_model"]
 
 
@@ -13,4 +17,11 @@ def build_model(config: TransformerXLConfig, *, backend: str = "auto", recompute
     return _KINDS[config.kind](config, backend=backend, recompute=recompute)
 
 
-_KINDS: dict[str, type[TransformerXL]] = {"transformer-xl": TransformerXL}
+_KINDS: dict[str, type[TransformerXL]] = {
+    "transformer-xl": TransformerXL,
+    "shaw": Shaw,
+    "vaswani": Vaswani,
+    "al-rfou": AlRfou,
+    "lstm": LSTM,
+    "qrnn": QRNN,
+}

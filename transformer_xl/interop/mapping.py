@@ -5,6 +5,7 @@
     crit.out_layers.1.bias                   softmax.bias, the part of band 1
     crit.cluster_weight                      softmax.cluster_weight, rows in reverse
     r_w_bias                                 content_bias, row 0
+    r_emb                                    distances of attn_type 1 (shaw), places of attn_type 3 (al-rfou)
 
 Other programs' names are turned into the original's first (`original`, `tensorflow`, `huggingface`, `nvidia`).
 """
@@ -19,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from transformer_xl.baselines import build_model
 from transformer_xl.checkpoint import dimensions
-from transformer_xl.model import TransformerXL
 from transformer_xl.settings import TransformerXLConfig
 
 from .source import Source
@@ -53,7 +54,14 @@ _LAYER = {
     "pos_ff.layer_norm.bias": "feed_forward.norm.bias",
 }
 _BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
-_OTHER_ATTENTION = {"r_emb": "1 or 3", "r_bias": "1", "layers.0.dec_attn.q_net.weight": "2 or 3"}
+_POSITIONAL = {
+    "transformer-xl": _BIASES,
+    "shaw": {"r_emb": "distances", "r_bias": "distance_bias", "r_w_bias": "content_bias"},
+    "vaswani": {},
+    "al-rfou": {"r_emb": "places"},
+}
+KINDS = tuple(_POSITIONAL)
+"""What the original's `attn_type` 0 to 3 are here."""
 
 
 def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] = ()) -> list[Entry]:
@@ -84,7 +92,11 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
             Entry(f"crit.{name}", f"softmax.{name}", flipped=reverse) for name in ("cluster_weight", "cluster_bias")
         ]
     for layer in range(config.n_layer):
-        found += [Entry(f"layers.{layer}.{theirs}", f"layers.{layer}.{ours}") for theirs, ours in _LAYER.items()]
+        found += [
+            Entry(f"layers.{layer}.{theirs}", f"layers.{layer}.{ours}", rows) for theirs, ours, rows in _layer(config)
+        ]
+    if config.kind != "transformer-xl":
+        return found + [Entry(*pair) for pair in _POSITIONAL[config.kind].items()]
     for theirs, ours in _BIASES.items():
         layers = [f"layers.{layer}.dec_attn.{theirs}" for layer in range(config.n_layer)]
         if config.untie_r and theirs not in names:
@@ -93,6 +105,17 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
             found.append(Entry(theirs, ours))
             found += [Entry(name, ours) for name in layers if name in names]  # other names of the one pair
     return found
+
+
+def _layer(config: TransformerXLConfig) -> Iterator[tuple[str, str, slice | None]]:
+    """What each layer has; those without distances have queries apart from keys and values."""
+    queries = config.n_head * config.d_head
+    for theirs, ours in _LAYER.items():
+        if ours == "attention.qkv.weight" and config.kind in ("vaswani", "al-rfou"):
+            yield "dec_attn.q_net.weight", ours, slice(0, queries)
+            yield "dec_attn.kv_net.weight", ours, slice(queries, 3 * queries)
+        elif ours != "attention.position.weight" or config.kind == "transformer-xl":
+            yield theirs, ours, None
 
 
 def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
@@ -105,7 +128,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     if config.n_layer > len(source.arrays):
         raise ValueError(f"{source.path} must hold {config.n_layer:,} layers, and has {len(source.arrays)} arrays.")
     with torch.device("meta"):
-        wanted = dict(TransformerXL(config).named_parameters(remove_duplicate=False))
+        wanted = dict(build_model(config).named_parameters(remove_duplicate=False))
     first = {parameter: name for name, parameter in reversed(wanted.items())}
     own = [Entry(name, name) for name in wanted]
     foreign = entries(config, reverse=source.dialect.clusters_reversed, names=source.arrays)
@@ -168,19 +191,11 @@ def shape_of(source: Source) -> dict[str, Any]:
     With `div_val` 1 the borders of the bands leave no trace in the original's arrays, so `cutoffs` is then absent.
 
     Raises:
-        ValueError: a sentence for what is no Transformer-XL, or one with another attention.
+        ValueError: a sentence for what is no Transformer-XL, or another program's with another attention.
     """
     arrays = source.arrays
-    for name, kind in _OTHER_ATTENTION.items():
-        if name in arrays:
-            raise ValueError(
-                f"{source.path} has {source.spelling(name)}: it was trained with attn_type {kind}, and only attn_type "
-                "0 (relative positions, Transformer-XL itself) can be converted."
-            )
     output = _needed(source, "layers.0.dec_attn.o_net.weight", 2)
     inner = _needed(source, "layers.0.pos_ff.CoreNet.0.weight", 2)
-    untied = "r_w_bias" not in arrays
-    u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
     tables = [_needed(source, f"word_emb.emb_layers.{i}.weight", 2) for i in range(_count(source, r"word_emb\.\w+"))]
     biases = [_needed(source, f"crit.out_layers.{i}.bias", 1) for i in range(_count(source, r"crit\.out_layers"))]
     clusters = len(_needed(source, "crit.cluster_weight", 2)) if "crit.cluster_weight" in arrays else 0
@@ -188,10 +203,8 @@ def shape_of(source: Source) -> dict[str, Any]:
     found: dict[str, Any] = {
         "n_layer": _count(source, "layers"),
         "d_model": output.shape[0],
-        "n_head": u.shape[-2],
-        "d_head": u.shape[-1],
         "d_inner": inner.shape[0],
-        "untie_r": untied or u.ndim == 3,
+        **_attention(source),
         "vocab_size": sum(len(table) for table in tables),
         "d_embed": tables[0].shape[1],
         "div_val": _div_val([table.shape[1] for table in tables], source.stated.get("div_val")),
@@ -206,6 +219,35 @@ def shape_of(source: Source) -> dict[str, Any]:
         pairs = ((f"crit.out_projs.{i}", f"word_emb.emb_projs.{j}") for i, j in enumerate(own))
         found["tie_projs"] = tuple(_same(source, *pair) for pair in pairs)
     return found
+
+
+def _attention(source: Source) -> dict[str, Any]:
+    """Heads, kind and positions; `attn_type` is the original's number of the kind."""
+    arrays, query = source.arrays, "layers.0.dec_attn.q_net.weight"
+    number = (3 if "r_emb" in arrays else 2) if query in arrays else int("r_emb" in arrays)
+    found: dict[str, Any] = {"kind": KINDS[number], "attn_type": number}
+    if number and source.program != "original":
+        raise ValueError(
+            f"{source.path} must have attn_type 0 (Transformer-XL itself) where it is not the original code's, and its "
+            f"arrays are of attn_type {number}. Nothing else can be converted."
+        )
+    if number == 0:
+        untied = "r_w_bias" not in arrays
+        u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
+        return found | {"n_head": u.shape[-2], "d_head": u.shape[-1], "untie_r": untied or u.ndim == 3}
+    if number == 2:
+        told = (source.stated.get(name) for name in ("n_head", "tgt_len"))
+        heads, places = (count if isinstance(count, int) and count > 0 else 0 for count in told)
+        rows = len(_needed(source, query, 2))
+        if not heads or not places or rows % heads:
+            raise ValueError(
+                f"{source.path} is of attn_type 2, whose arrays do not tell n_head and tgt_len: they must stand in a "
+                f"JSON file beside it, with heads that share {rows} rows; n_head is {heads}, tgt_len {places}."
+            )
+        return found | {"n_head": heads, "d_head": rows // heads, "positions": places}
+    _, positions, n_head, d_head = _needed(source, "r_emb", 4).shape
+    found |= {"n_head": n_head, "d_head": d_head, "positions": positions}
+    return found | ({"score_biases": True} if number == 1 else {})
 
 
 def _same(source: Source, name: str, other: str) -> bool:
@@ -249,7 +291,9 @@ def _band_sizes(config: TransformerXLConfig) -> Iterator[int]:
 
 
 def _lifted(array: Tensor, ours: str) -> Tensor:
-    """One pair of biases for all layers is a matrix there and a stack of one here."""
+    """One pair of biases for all layers is a matrix there and a stack of one here; a place's vector lies in heads."""
+    if ours == "places" and array.ndim == 4:
+        return array.flatten(2)
     return array[None] if ours in _BIASES.values() and array.ndim == 2 else array
 
 

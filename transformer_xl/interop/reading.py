@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from transformer_xl.baselines import build_model
 from transformer_xl.checkpoint import LoadedModel
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL
@@ -58,7 +59,7 @@ class Imported:
     def model(self) -> TransformerXL:
         """The model in eval mode, in float64 where the source is, else in float32."""
         with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away
-            model = TransformerXL(self.config.model)
+            model = build_model(self.config.model)
         model = model.to(next(iter(self.state.values())).dtype)
         model.load_state_dict(self.state)
         return model.eval()

@@ -86,9 +86,9 @@ class Source:
             raise ValueError(f"{self.path} must hold names of at most {_LONGEST} signs, and has {name[:60]!a}.")
         if canonical in self.arrays:
             raise ValueError(f"{self.path} must hold {canonical} once, and has {self.spelling(canonical)} and {name}.")
-        if array.dtype not in _FRACTIONS or not 1 <= array.ndim <= 3 or not array.numel():
+        if array.dtype not in _FRACTIONS or not 1 <= array.ndim <= 4 or not array.numel():
             kind = f"{dimensions(array.shape)} of {str(array.dtype).removeprefix('torch.')}"
-            raise ValueError(f"{self.path} must hold fractions in one to three dimensions, and {name} is {kind}.")
+            raise ValueError(f"{self.path} must hold fractions in one to four dimensions, and {name} is {kind}.")
         self.arrays[canonical] = array
         self.spelled[canonical] = name
 
