@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from .data.vocab import Vocab
 from .device import autocast
 from .settings import Lengths
+from .step import Step, stepping
 
 
 @runtime_checkable
@@ -116,12 +117,13 @@ def stream(
     *,
     ended: Callable[[int], bool] | None = None,
     precision: str = "fp32",
+    compiled: bool = False,
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield, step by step, the new `(row, id)` of every row that goes on; `sampling.stop` is for `stream_text`.
 
     Prompts hold one id or more and may differ in length. Before each further step `ended(row)` is asked whether a row
     is to leave the batch. A row's tokens do not depend on the other rows, but for rounding. Nothing grows with the
-    number of tokens.
+    number of tokens. Behind the prompts tokens are read by what `stepping` makes of the state and of `compiled`.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
     device = next(model.parameters()).device
@@ -132,6 +134,8 @@ def stream(
         if step == 0:
             log_probs, state = _read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision)
         else:
+            with autocast(precision, device):
+                state = stepping(model, state, lengths, compiled=compiled)
             log_probs, state = _advance(model, inputs.to(device), state, lengths, precision)
         ids = sample(log_probs, sampling, [generators[row] for row in rows])
         yield list(zip(rows, ids.tolist(), strict=True))
@@ -180,6 +184,8 @@ def _advance(
     model: Writing, ids: Int[Tensor, "B T"], state: Any, lengths: Lengths, precision: str
 ) -> tuple[Float[Tensor, "B V"], Any]:
     with autocast(precision, ids.device):
+        if isinstance(state, Step):
+            return state(ids), state
         log_probs, state = model.log_probs(ids, state, lengths, last=1)
     return log_probs[:, -1], state
 
@@ -193,6 +199,7 @@ def stream_text(
     max_tokens: int,
     *,
     precision: str = "fp32",
+    compiled: bool = False,
 ) -> Iterator[tuple[int, str]]:
     """Yield `(row, new text)` as it is written, the prompt not repeated.
 
@@ -205,7 +212,8 @@ def stream_text(
     start = np.array([vocab.line_end or 0])
     ids = [prompt if len(prompt) else start for prompt in ids]
     writers = [_Writer(vocab, prompt, sampling.stop) for prompt in ids]
-    steps = stream(model, ids, lengths, sampling, max_tokens, ended=lambda row: writers[row].ended, precision=precision)
+    options: dict[str, Any] = {"precision": precision, "compiled": compiled}
+    steps = stream(model, ids, lengths, sampling, max_tokens, ended=lambda row: writers[row].ended, **options)
     for step in steps:
         for row, new in step:
             if text := writers[row].write(new):
@@ -224,10 +232,12 @@ def generate(
     max_tokens: int,
     *,
     precision: str = "fp32",
+    compiled: bool = False,
 ) -> list[str]:
     """The continuation of each prompt, without the prompt; `stream_text`, collected."""
     texts = [""] * len(prompts)
-    for row, text in stream_text(model, vocab, prompts, lengths, sampling, max_tokens, precision=precision):
+    options: dict[str, Any] = {"precision": precision, "compiled": compiled}
+    for row, text in stream_text(model, vocab, prompts, lengths, sampling, max_tokens, **options):
         texts[row] += text
     return texts
 

@@ -133,7 +133,7 @@ class KVCache:
     ground: list[tuple[Float[Tensor, "H 1 K"], Float[Tensor, "H 1 K"]]] | None = None
     """What a row holds where it has no past; None: nothing, which `valid` says."""
     first: int = 0
-    positions: Sequence[Float[Tensor, "H R K"]] = ()
+    positions: Sequence[Float[Tensor, "_ R K"]] = ()
     """Of each layer, the encoded distances R - 1, ..., 0; R grows with what is asked for."""
     spent: bool = False
 
@@ -155,6 +155,17 @@ class KVCache:
         keys, _ = self.buffers[0]
         return torch.full((len(keys),), self.length, device=keys.device) if self.valid is None else self.valid
 
+    @property
+    def device(self) -> torch.device:
+        return self.buffers[0][0].device
+
+    def newest(self, count: int) -> list[tuple[Float[Tensor, "B H L K"], Float[Tensor, "B H L K"]]]:
+        """At most so many of each layer's last keys and values, in order, as views. It consumes the cache."""
+        self._check()
+        self.spent = True
+        first = max(self.length - count, 0)
+        return [(k[:, :, first:], v[:, :, first:]) for k, v in self._live()]
+
     def layers(self, tokens: int) -> list[LayerCache]:
         """Each layer's part for a call with so many new tokens."""
         self._check()
@@ -171,7 +182,7 @@ class KVCache:
             self.first, end = 0, self.length
         return [LayerCache(*pair, self.first, end) for pair in self.buffers]
 
-    def cover(self, tokens: int, encode: Callable[[int], Iterable[Float[Tensor, "H R K"]]]) -> None:
+    def cover(self, tokens: int, encode: Callable[[int], Iterable[Float[Tensor, "_ R K"]]]) -> None:
         """Have the encodings of the distances in a call with so many new tokens, by `encode`, which gives each layer's.
 
         While the cache fills there are more than needed; then there are just as many, for a part of a table is copied

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.settings import RunConfig
+from transformer_xl.step import has_compiler
 
 from . import bound
 from .gate import check_op, check_same
@@ -91,7 +92,7 @@ def prepare_models(
 def _case(part: str, options: Options, config: RunConfig, work: bound.Work, folder: Path, pool: Pool) -> dict[str, Any]:
     sizes = {"batch": work.batch, "tgt_len": work.tgt_len, "mem_len": work.mem_len}
     common = job(config, options, folder, part, **sizes)
-    contenders = options.contenders()
+    contenders = [*options.contenders(), *_compiled(part, options)]
     jobs = {
         c: common | {"precision": c.precision, "train": common["train"] | {"precision": c.precision}}
         for c in contenders
@@ -127,6 +128,13 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     case = {**sizes, **about, "reference": yardstick, "rows": rows, "refused": refused}
     _tell(part, options, case)
     return case
+
+
+def _compiled(part: str, options: Options) -> list[Contender]:
+    """Ours with a compiled step, where `txl generate` has one; a toy has none, for compiling takes minutes."""
+    if part != "decode" or options.toy or options.torch_device != "cpu" or not has_compiler():
+        return []
+    return [Contender("ours, compiled", precision, "ours.py", "Compiled") for precision in options.precisions]
 
 
 def _row(label: str, precision: str, timing: Timing, tokens: int, reference: float) -> dict[str, Any]:

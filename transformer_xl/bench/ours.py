@@ -17,6 +17,7 @@ from transformer_xl.model import TransformerXL
 from transformer_xl.ops import relative_attention
 from transformer_xl.optim import build_optimizers
 from transformer_xl.settings import Lengths, TrainConfig, TransformerXLConfig
+from transformer_xl.step import Step, stepping
 from transformer_xl.train import train_step
 
 
@@ -51,6 +52,8 @@ class Weights:
 class Ours:
     """`TransformerXL` as `txl train`, `txl eval` and `txl generate` use it."""
 
+    compiled = False
+
     def __init__(self, job: dict[str, Any]) -> None:
         reuse_memory()
         recompute = job.get("train", {}).get("recompute", False)
@@ -82,6 +85,9 @@ class Ours:
         return self.module(ids, targets, state, self.lengths)
 
     def following(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state = stepping(self.module, state, self.lengths, compiled=self.compiled)
+        if isinstance(state, Step):
+            return state(ids), state
         log_probs, state = self.module.log_probs(ids, state, self.lengths, last=1)
         return log_probs[:, -1], state
 
@@ -89,6 +95,12 @@ class Ours:
         segment = Segment(ids, targets, None)
         _, state = train_step(self.module, self.optimizers, segment, state, self.config, step=0)
         return state
+
+
+class Compiled(Ours):
+    """As `txl generate --compile` uses it."""
+
+    compiled = True
 
 
 class Op:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from transformer_xl.data.datasets import tokenised
 from transformer_xl.data.detokenise import Detokeniser, readable
@@ -16,6 +18,7 @@ from transformer_xl.device import resolve_device, resolve_precision, reuse_memor
 from transformer_xl.generate import Sampling, stream_text
 from transformer_xl.interop import local
 from transformer_xl.settings import Lengths
+from transformer_xl.step import has_compiler
 
 from .evaluate import corpus_for, decoded, eval_lengths, read_text, tell_unknown, told
 
@@ -34,6 +37,7 @@ def generate(
     mem_len: int | None = None,
     device: str = "auto",
     precision: str = "auto",
+    compiled: bool = False,
     raw: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -52,10 +56,13 @@ def generate(
     run = local(run)
     config, sizes = load_config(find_checkpoint(run)), () if mem_len is None else (mem_len,)
     lengths = told(problems, lambda: eval_lengths(config, mem_len=sizes)[0])
-    if problems or draw is None or lengths is None:
+    where = told(problems, lambda: resolve_device(device))
+    if compiled and where is not None:
+        problems += _compiling_problems(where)
+    if problems or draw is None or lengths is None or where is None:
         raise ValueError("\n".join(problems))
     texts: list[str | bytes] = [_read_prompt(prompt) for prompt in prompts]
-    loaded = load_model(run, device=resolve_device(device))
+    loaded = load_model(run, device=where)
     if from_test is not None:
         texts = [_test_prompt(loaded, from_test)]
     elif loaded.vocab.unit != "byte":
@@ -63,7 +70,9 @@ def generate(
     tell_unknown(loaded.vocab, texts, "the prompt")
     texts = [text for text in texts or [""] for _ in range(rows)]
     neat, stream = tokenised(config.corpus.name) and not raw, len(texts) == 1 and not as_json
-    written = _write(loaded, texts, lengths, draw, max_tokens, precision, stream=stream, detokenise=neat)
+    chosen, _ = resolve_precision(precision, where)
+    options = {"precision": chosen, "compiled": compiled}
+    written = _write(loaded, texts, lengths, draw, max_tokens, options, stream=stream, detokenise=neat)
     for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
         exact = _shown(prompt) + text
         if as_json:
@@ -79,20 +88,18 @@ def _write(
     lengths: Lengths,
     sampling: Sampling,
     max_tokens: int,
-    precision: str,
+    options: Mapping[str, Any],
     *,
     stream: bool,
     detokenise: bool,
 ) -> list[str]:
-    device = next(loaded.model.parameters()).device
-    chosen, _ = resolve_precision(precision, device)
     written = [""] * len(prompts)
     form = Detokeniser()
     feed, close = (form.feed, form.close) if detokenise else (str, str)
     if stream:
         print(feed(_shown(prompts[0])), end="", flush=True)
     start = time.perf_counter()
-    for row, text in stream_text(loaded.model, loaded.vocab, prompts, lengths, sampling, max_tokens, precision=chosen):
+    for row, text in stream_text(loaded.model, loaded.vocab, prompts, lengths, sampling, max_tokens, **options):
         written[row] += text
         if stream:
             print(feed(text), end="", flush=True)
@@ -117,6 +124,13 @@ def _problems(max_tokens: int, rows: int, from_test: int | None, prompts: Sequen
         yield "--from-test takes the prompt from the test set, so give it or a prompt, not both."
     if list(prompts).count("-") > 1:
         yield "Only one prompt can be -, for standard input is read once."
+
+
+def _compiling_problems(device: torch.device) -> Iterator[str]:
+    if device.type != "cpu":
+        yield f"--compile is for the CPU, got {device}, where a step is captured anyway. Leave it out."
+    elif not has_compiler():
+        yield "--compile must be left out on a CPU without a C++ compiler. Install g++, or leave it out."
 
 
 def _read_prompt(prompt: str) -> str | bytes:
