@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_models import small_model
+from small_models import VARIANTS, small_model
+from small_models import text as random_text
 from table_model import TableModel
 
+from transformer_xl.baselines.sliding import Sliding
+from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.evaluate import EvalResult, LineScore, TokenLog, evaluate, score_lines
-from transformer_xl.settings import Lengths
+from transformer_xl.evaluate import EvalResult, LineScore, Tempered, TokenLog, evaluate, score_lines
+from transformer_xl.run.evaluate import evaluate as evaluate_run
+from transformer_xl.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
 
 LENGTHS = Lengths(tgt_len=5, mem_len=7)
 TEXT = "the cat sat on a mat\nthe dog ate the cat\n"
@@ -244,3 +250,124 @@ def test_lines_of_like_length_share_calls_within_the_budget():
     lines = ["x" * length for length in (1, 9, 2, 8, 3)]
     score_lines(model, BYTES, lines, Lengths(tgt_len=4, mem_len=4), batch_tokens=8)
     assert model.calls == [(2, 4), (2, 4), (2, 2), (2, 4), (1, 2)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("temperature", [0.5, 1.08, 3.0])
+def test_a_temperature_is_that_of_the_whole_distribution(variant, temperature, monkeypatch):
+    model, ids, targets = small_model(**VARIANTS[variant]), random_text(2, 9), random_text(2, 9, seed=1)
+    targets[1, 4] = -1
+    with torch.no_grad():
+        scores, _ = model.log_probs(ids, None, LENGTHS)
+        expected = -(scores / temperature).log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+        nll, memory = Tempered(model, temperature)(ids, targets, None, LENGTHS)
+        torch.testing.assert_close(nll, expected.masked_fill(targets < 0, 0))
+        torch.testing.assert_close(memory.layers, model(ids, targets, None, LENGTHS)[1].layers)
+        monkeypatch.setattr("transformer_xl.evaluate._SCORES", 4 * 23)  # four positions at a time
+        torch.testing.assert_close(Tempered(model, temperature)(ids, targets, None, LENGTHS)[0], nll)
+
+
+def test_temperature_one_changes_nothing_and_others_pass_through_evaluation():
+    model, loader = (
+        small_model(**VARIANTS["bands"]),
+        StreamLoader(random_text(1, 47)[0].numpy(), batch_size=2, tgt_len=5),
+    )
+    plain, one, hot = (evaluate(each, loader, LENGTHS) for each in (model, Tempered(model, 1.0), Tempered(model, 1e9)))
+    assert math.isclose(one.nats, plain.nats, rel_tol=1e-12) and math.isclose(hot.loss, math.log(23), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
+def test_a_temperature_that_is_none_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature must be above 0, got"):
+        Tempered(small_model(), temperature)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("eval")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+        model = small_model(vocab_size=256, dtype=torch.float32)
+        config = RunConfig(
+            corpus=CorpusConfig(name=str(folder / "text.txt")),
+            train=TrainConfig(tgt_len=8, mem_len=8, attn_len=5),
+            eval=EvalConfig(batch_size=2, max_tokens=60),
+        )
+        yield save_checkpoint(folder / "run", model=model, vocab=BYTES, config=config)
+
+
+class TestRun:
+    """`txl eval`: what is asked for goes together, or is refused in a sentence."""
+
+    def told(self, run: Path, capsys: pytest.CaptureFixture[str], **asked: Any) -> dict[str, Any]:
+        capsys.readouterr()
+        evaluate_run(run, device="cpu", precision="fp32", as_json=True, **asked)
+        return json.loads(capsys.readouterr().out)
+
+    def test_what_is_asked_for_is_told(self, run, capsys):
+        plain = self.told(run, capsys)
+        assert plain == plain | {"sliding": None, "temperature": 1.0, "dynamic": None}
+        asked = self.told(run, capsys, sliding=2, temperature=1.08, dynamic={"rule": "sgd", "lr": 0.1, "tokens": None})
+        assert asked["sliding"] == 2 and asked["temperature"] == 1.08 and asked["dynamic"]["lr"] == 0.1
+        assert asked["results"][0] == asked["results"][0] | {
+            "targets": 60,
+            "tgt_len": 8,
+            "mem_len": 0,
+            "attn_len": None,
+        }
+
+    def test_the_title_tells_how_it_was_read(self, run, capsys):
+        evaluate_run(run, device="cpu", sliding=2, temperature=1.08, dynamic={"rule": "rms", "tokens": 40})
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "windows sliding by 2; temperature 1.08; dynamic rms, lr 0.1, decay 0, epsilon 0.1" in shown
+
+    def test_windows_read_one_stream_and_slide(self, run, capsys):
+        found = self.told(run, capsys, sliding=3, tgt_len=6)["results"][0]["nats"]
+        alone = evaluate(
+            Sliding(small_model(vocab_size=256, dtype=torch.float32), 6, 3),
+            StreamLoader(BYTES.encode(self._test_part(run)), batch_size=1, tgt_len=7, max_tokens=60),
+            LENGTHS,
+        )
+        assert math.isclose(found, alone.nats, rel_tol=1e-6)
+
+    def _test_part(self, run: Path) -> str:
+        """The text's last 5 %, by whole lines, is its test part."""
+        lines = (run.parent / "text.txt").read_text().splitlines(keepends=True)
+        return "".join(lines[-2:])
+
+    @pytest.mark.parametrize("how", [{"rule": "sgd", "lr": 0.02}, {"rule": "rms", "lr": 0.1, "tokens": 40}])
+    def test_dynamic_evaluation_learns_and_at_a_rate_of_zero_does_not(self, run, capsys, how, tmp_path):
+        plain = self.told(run, capsys, scope={"batch_size": 1})["results"][0]["loss"]
+        still = self.told(run, capsys, dynamic=how | {"lr": 0.0})["results"][0]["loss"]
+        learned = [result["loss"] for result in self.told(run, capsys, dynamic=how, mem_len=[8, 3])["results"]]
+        assert math.isclose(still, plain, rel_tol=1e-6) and learned[0] < plain - 0.05 and learned[1] != learned[0]
+        self.told(run, capsys, dynamic=how, dump=tmp_path / "log.npz")
+        with np.load(tmp_path / "log.npz") as log:
+            assert math.isclose(-log["log_probs"].mean(dtype=np.float64), learned[0], rel_tol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("asked", "sentence"),
+        [
+            ({"sliding": 9}, "stride of sliding windows must be from 1 to their width, 8 tokens, got 9"),
+            ({"sliding": 0, "tgt_len": 5}, "their width, 5 tokens, got 0"),
+            ({"sliding": 1, "mem_len": [8]}, "--sliding reads windows without memory: leave out"),
+            ({"sliding": 1, "same_length": True}, "--sliding reads windows without memory: leave out"),
+            ({"sliding": 1, "attn_len": [3]}, "--sliding reads windows without memory: leave out"),
+            ({"sliding": 1, "tgt_len": "auto"}, "neither --sliding nor --dynamic"),
+            ({"dynamic": {"rule": "sgd"}, "tgt_len": "auto"}, "neither --sliding nor --dynamic"),
+            ({"dynamic": {"lr": 0.1}}, "--dynamic-lr needs --dynamic sgd or --dynamic rms"),
+            ({"dynamic": {"rule": "sgd", "epsilon": 0.1}}, "--dynamic-epsilon is for --dynamic rms, got sgd"),
+            ({"dynamic": {"rule": "rms", "lr": -1.0}}, "--dynamic-lr must be at least 0, got -1.0"),
+            ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ],
+    )
+    def test_what_does_not_go_together_is_refused_in_one_sentence(self, run, asked, sentence):
+        with pytest.raises(ValueError, match=sentence) as refused:
+            evaluate_run(run, device="cpu", **asked)
+        assert len(str(refused.value).splitlines()) == 1
+
+    def test_all_mistakes_are_told_at_once(self, run):
+        with pytest.raises(ValueError) as refused:
+            evaluate_run(run, sliding=9, mem_len=[3], temperature=0.0, dynamic={"lr": 1.0}, scope={"batch_size": 0})
+        assert len(str(refused.value).splitlines()) >= 3

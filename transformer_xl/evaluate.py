@@ -27,6 +27,9 @@ from .files import write_whole
 from .metrics import bits, figure, perplexity
 from .settings import Lengths
 
+_SCORES = 1 << 24
+"""Whole distributions side by side hold so many at most."""
+
 
 @runtime_checkable
 class Scoring(Protocol):
@@ -132,6 +135,41 @@ def evaluate(
     total = nats.item()  # waits for the device, so the clock is read after it
     seconds = time.perf_counter() - start
     return EvalResult(total, targets, seconds, lengths, text_bytes if symbol_bytes is not None else None, unit)
+
+
+class Tempered(nn.Module):
+    """`model`, each of its distributions divided, as log-probabilities, by `temperature` and made to sum to one again.
+
+    An adaptive softmax becomes what the plain one over all its symbols would: clusters are no symbols.
+    """
+
+    def __init__(self, model: Any, temperature: float):
+        super().__init__()
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
+        self.model, self.temperature = model, temperature
+
+    def forward(
+        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Any, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T"], Any]:
+        """Nats of each target (0 where it is -1), and the state for the next segment."""
+        hidden, memory = self.model.hidden(ids, memory, lengths)
+        rows = max(_SCORES // self.model.config.vocab_size, 1)
+        parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
+        return torch.cat([self._nll(*part) for part in parts]).view_as(targets), memory
+
+    def _nll(self, hidden: Float[Tensor, "n D"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        scores = self.model.softmax.log_probs(hidden) / self.temperature
+        return nn.functional.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
+
+    def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Any:
+        return self.model.empty_memory(batch, valid)
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+        return self.model.empty_cache(batch, lengths, valid)
+
+    def for_inference(self, precision: str = "fp32") -> Tempered:
+        return Tempered(self.model.for_inference(precision), self.temperature)
 
 
 SEGMENTS = (64, 128, 256, 512, 1024)

@@ -36,6 +36,20 @@ class Eval:
     """How many keys a query sees, itself included."""
     same_length: bool = False
     """attn_len = mem_len, so that every query sees as much."""
+    sliding: Annotated[int | None, arg(metavar="STRIDE")] = None
+    """Read windows of tgt_len tokens without memory, which move on by so many; 1: each target sees just tgt_len."""
+    temperature: float = 1.0
+    """Divides log-probabilities, which are then made to sum to one again."""
+    dynamic: Literal["sgd", "rms"] | None = None
+    """Let the weights follow the text: a step on each segment after it is scored."""
+    dynamic_lr: Annotated[float | None, arg(metavar="RATE")] = None
+    """Its learning rate; by default 0.1. Choose it on the validation part."""
+    dynamic_decay: Annotated[float | None, arg(metavar="SHARE")] = None
+    """Share of the way back to the trained weights that each step goes; by default 0."""
+    dynamic_epsilon: Annotated[float | None, arg(metavar="EPSILON")] = None
+    """rms: keeps weights with hardly any gradient from leaping; by default 0.1."""
+    dynamic_tokens: Annotated[int | None, arg(metavar="N")] = None
+    """rms: measure gradients over so many tokens of the training part; by default 10,000; 0: all."""
     batch_size: Annotated[int | None, arg(metavar="N")] = None
     """Streams read side by side."""
     max_tokens: Annotated[int | None, arg(metavar="N")] = None
@@ -59,6 +73,12 @@ class Eval:
             clamp_len=self.clamp_len,
             attn_len=self.attn_len,
             same_length=self.same_length,
+            sliding=self.sliding,
+            temperature=self.temperature,
+            dynamic={
+                "rule": self.dynamic,
+                **{name: getattr(self, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")},
+            },
             device=self.device,
             precision=self.precision,
             as_json=self.json,

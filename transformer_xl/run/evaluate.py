@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from transformer_xl.baselines.sliding import Sliding
 from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from transformer_xl.data.corpus import Corpus, Split
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
-from transformer_xl.evaluate import EvalResult, TokenLog, fastest_tgt_len, score_lines
+from transformer_xl.dynamic import Dynamic, DynamicConfig, relative_rms
+from transformer_xl.evaluate import EvalResult, Tempered, TokenLog, fastest_tgt_len, score_lines
 from transformer_xl.evaluate import evaluate as evaluate_stream
 from transformer_xl.interop import local
 from transformer_xl.settings import EvalConfig, Lengths, RunConfig
 from transformer_xl.show import show_table
 
 Value = TypeVar("Value")
+_AUTO = (
+    "--tgt-len auto needs a window, --attn-len or --same-length, and neither --sliding nor --dynamic: else figures "
+    "depend on it."
+)
 
 
 def evaluate(
@@ -36,12 +42,18 @@ def evaluate(
     as_json: bool = False,
     dump: Path | None = None,
     tgt_len: int | Literal["auto"] | None = None,
+    sliding: int | None = None,
+    temperature: float = 1.0,
+    dynamic: Mapping[str, Any] | None = None,
     **lengths: Any,
 ) -> list[EvalResult]:
     """Score a split once for each combination of lengths (those of `eval_lengths`), and print the figures.
 
     `data` is another text, read with the run's own vocabulary. `scope` sets what of `EvalConfig` is not None in it.
     `dump` gets every target's log-probability, as NumPy `.npz`. `tgt_len` "auto" is the fastest one under a window.
+    `sliding` is the stride of windows of `tgt_len` tokens that are read without memory. `temperature` divides
+    log-probabilities. `dynamic` sets what of `DynamicConfig` is not None in it, and the weights follow the text. Under
+    `sliding` and `dynamic` a text is one stream unless `scope` says otherwise.
 
     Raises:
         ValueError, FileNotFoundError: a sentence for what does not fit.
@@ -50,35 +62,112 @@ def evaluate(
     run = local(run)
     config = load_config(find_checkpoint(run))
     problems: list[str] = []
+    reading = told(problems, lambda: Reading.of(sliding, temperature, dynamic or {})) or Reading()
     given = {name: value for name, value in (scope or {}).items() if value is not None}
-    how = told(problems, lambda: replace(config.eval, **given)) or config.eval
+    how = told(problems, lambda: replace(config.eval, **reading.scope | given)) or config.eval
     width = None if tgt_len == "auto" else tgt_len
-    combinations = told(problems, lambda: eval_lengths(config, tgt_len=width, **lengths)) or []
-    if tgt_len == "auto" and any(each.attn_len is None for each in combinations):
-        problems.append("--tgt-len auto needs a window, --attn-len or --same-length: without one figures depend on it.")
+    combinations = told(problems, lambda: reading.lengths(config, tgt_len=width, **lengths)) or []
+    if tgt_len == "auto" and (reading.scope or any(each.attn_len is None for each in combinations)):
+        problems.append(_AUTO)
     if dump is not None and len(combinations) > 1:
         problems.append(f"--dump writes one file, so give one set of lengths with it, got {len(combinations)}.")
     if problems:
         raise ValueError("\n".join(problems))
     loaded = load_model(run, device=resolve_device(device))
     corpus = corpus_for(loaded, data)
+    precision, _ = resolve_precision(precision, resolve_device(device))
     if tgt_len == "auto":
-        chosen, _ = resolve_precision(precision, resolve_device(device))
-        fastest = partial(fastest_tgt_len, loaded.model, batch=how.batch_size, precision=chosen)
+        fastest = partial(fastest_tgt_len, loaded.model, batch=how.batch_size, precision=precision)
         combinations = [replace(each, tgt_len=fastest(each)) for each in combinations]
     log = TokenLog() if dump is not None else None
-    split = corpus.split(how.split)
-    results = [score_split(loaded, split, each, how, precision=precision, log=log) for each in combinations]
+    results = []
+    for each in combinations:
+        reader = reading.dress(loaded, corpus, each, how, precision)
+        results.append(score_split(reader, corpus.split(how.split), each, how, precision=precision, log=log))
     if log is not None and dump is not None:
         log.save(dump)
+    facts = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": how.split}
+    facts |= {"unknown": corpus.header.splits[how.split].unknown, **asdict(reading)}
     if as_json:
-        facts: dict[str, Any] = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": how.split}
-        facts["unknown"] = corpus.header.splits[how.split].unknown
         print(json.dumps(facts | {"results": [result.to_json() for result in results]}))
     else:
         other = f"; trained on {config.corpus.name}" if config.corpus.name.endswith("-partial") and data else ""
-        show_results(title(corpus, how.split) + other, results)
+        show_results(title(corpus, how.split) + other + str(reading), results)
     return results
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a text is read, beyond the lengths; by default as the model does."""
+
+    sliding: int | None = None
+    temperature: float = 1.0
+    dynamic: DynamicConfig | None = None
+
+    @classmethod
+    def of(cls, sliding: int | None, temperature: float, dynamic: Mapping[str, Any]) -> Reading:
+        """What was asked for; `ValueError` with a sentence for each mistake."""
+        problems: list[str] = []
+        told(problems, lambda: Tempered(None, temperature))
+        given = {name: value for name, value in dynamic.items() if value is not None}
+        idle = given.keys() & {"epsilon", "tokens"} if given.get("rule") == "sgd" else set()
+        if given and "rule" not in given:
+            problems.append(f"--dynamic-{min(given)} needs --dynamic sgd or --dynamic rms.")
+        elif idle:
+            problems.append(f"--dynamic-{min(idle)} is for --dynamic rms, got sgd: leave it out.")
+        learning = told(problems, lambda: DynamicConfig(**given)) if given else None
+        if problems:
+            raise ValueError("\n".join(problems))
+        return cls(sliding, temperature, learning)
+
+    def __str__(self) -> str:
+        """For a title: nothing where nothing was asked for."""
+        told = [] if self.sliding is None else [f"windows sliding by {self.sliding}"]
+        told += [] if self.temperature == 1 else [f"temperature {self.temperature:g}"]
+        if self.dynamic is not None:
+            rms = f", epsilon {self.dynamic.epsilon:g}" if self.dynamic.rule == "rms" else ""
+            told.append(f"dynamic {self.dynamic.rule}, lr {self.dynamic.lr:g}, decay {self.dynamic.decay:g}{rms}")
+        return "".join(f"; {part}" for part in told)
+
+    @property
+    def scope(self) -> dict[str, int]:
+        """Windows stand side by side within one stream, and weights that follow a text follow one."""
+        if self.sliding is not None:
+            return {"batch_size": 1, "context_len": 0}
+        return {"batch_size": 1} if self.dynamic else {}
+
+    def lengths(self, config: RunConfig, **asked: Any) -> list[Lengths]:
+        """`eval_lengths`, where windows slide without memory; `ValueError` where these do not fit."""
+        if self.sliding is None:
+            return eval_lengths(config, **asked)
+        problems: list[str] = []
+        if any(asked.get(name) for name in ("mem_len", "attn_len", "same_length")):
+            problems.append("--sliding reads windows without memory: leave out --mem-len, --attn-len, --same-length.")
+        asked |= {"mem_len": [0], "attn_len": [None], "same_length": False}
+        found = told(problems, lambda: eval_lengths(config, **asked)) or []
+        for each in found[:1]:
+            told(problems, partial(Sliding, None, each.tgt_len, self.sliding))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return found
+
+    def dress(
+        self, loaded: LoadedModel, corpus: Corpus, lengths: Lengths, config: EvalConfig, precision: str
+    ) -> LoadedModel:
+        """`loaded` with a model that reads so; what has to be measured before is."""
+        model: Any = loaded.model
+        if self.sliding is not None:
+            model = Sliding(model, lengths.tgt_len, self.sliding)
+        if self.temperature != 1:
+            model = Tempered(model, self.temperature)
+        if self.dynamic is not None:
+            rms = None
+            if self.dynamic.rule == "rms":
+                part = replace(config, batch_size=1, max_tokens=self.dynamic.tokens)
+                loader = _segments(loaded, corpus.split("train"), lengths, part)
+                rms = relative_rms(model, loader, lengths, precision=precision)
+            model = Dynamic(model, self.dynamic, rms)
+        return loaded._replace(model=model)
 
 
 def told(problems: list[str], attempt: Callable[[], Value]) -> Value | None:
@@ -102,10 +191,20 @@ def score_split(
     """Score one split at one set of lengths, as `config` says how much of it and how many streams side by side."""
     device = next(loaded.model.parameters()).device
     chosen, _ = resolve_precision(precision, device)
-    loader = StreamLoader(split, batch_size=config.batch_size, tgt_len=lengths.tgt_len, max_tokens=config.max_tokens)
+    loader = _segments(loaded, split, lengths, config)
     vocab = loaded.vocab
     return evaluate_stream(
         loaded.model, loader, lengths, precision=chosen, unit=vocab.unit, symbol_bytes=vocab.symbol_bytes(), dump=log
+    )
+
+
+def _segments(loaded: LoadedModel, split: Split, lengths: Lengths, config: EvalConfig) -> StreamLoader:
+    return StreamLoader(
+        split,
+        batch_size=config.batch_size,
+        tgt_len=lengths.tgt_len,
+        max_tokens=config.max_tokens,
+        context_len=replace(loaded.config, eval=config).context_len(lengths),
     )
 
 
@@ -138,6 +237,8 @@ def eval_lengths(
         name: getattr(config.train if getattr(config.eval, name) is None else config.eval, name)
         for name in ("tgt_len", "mem_len", "clamp_len", "attn_len")
     }
+    if config.eval.context_len:
+        own["mem_len"] = 0
     width = own["tgt_len"] if tgt_len is None else tgt_len
     found: list[Lengths | None] = []
     problems: list[str] = []
