@@ -21,15 +21,16 @@ FLOORS = (
     {"settings", "files", "device", "ops"},
     {"distributed", "memory", "attention", "adaptive", "data", "recipe"},
     {"model"},
-    {"baselines"},
-    {"optim", "metrics", "trackers", "show", "checkpoint"},
-    {"evaluate", "generate", "interop", "hf"},
-    {"train", "analysis"},
+    {"baselines", "step"},
+    {"optim", "averaging", "metrics", "trackers", "show", "checkpoint"},
+    {"evaluate", "dynamic", "generate", "interop", "hf"},
+    {"train", "analysis", "report"},
     {"run", "bench"},
+    {"commands"},
     {"cli"},
     {"__main__"},
 )
-NO_TORCH = {"__init__", "settings", "files", "recipe"}
+NO_TORCH = {"__init__", "settings", "files", "recipe", "commands"}
 """Files that stay importable in no time: a command line is read and refused before torch is needed."""
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpus import Split
-from transformer_xl.data.loader import LineShuffle, Segment, ShuffledLines, StreamLoader
+from transformer_xl.data.loader import LineShuffle, Segment, ShuffledLines, StreamLoader, random_cuts
 
 lengths = st.integers(2, 200)
 batches = st.integers(1, 9)
@@ -239,3 +239,66 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
         return loader.segment(epoch).targets[0].tolist()
 
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def targets_of(loader: StreamLoader, indices: range) -> list[int]:
+    return [i for index in indices for i in loader.segment(index).targets.flatten().tolist() if i != -1]
+
+
+@settings(deadline=None)
+@given(n=lengths, batch_size=batches, tgt_len=segments, context_len=st.integers(0, 20), data=st.data())
+def test_a_context_is_what_came_before_and_every_target_is_scored_once(
+    n: int, batch_size: int, tgt_len: int, context_len: int, data: st.DataObject
+) -> None:
+    starts = [0, n // 2] if n > 3 and data.draw(st.booleans()) else None
+    seed = data.draw(st.none() | st.integers(0, 9)) if starts is None else None
+    options: dict[str, Any] = {"batch_size": batch_size, "tgt_len": tgt_len, "documents": starts, "random_seed": seed}
+    loader = StreamLoader(np.arange(n), context_len=context_len, **options)
+    bare = StreamLoader(np.arange(n), **options)
+    assert len(loader) == len(bare)
+    scored = targets_of(loader, range(len(loader)))
+    assert sorted(scored) == sorted(targets_of(bare, range(len(bare)))) and len(scored) == loader.targets
+    assert len(scored) == n - (1 if starts is None else 2)
+    for segment, new in zip(loader, bare, strict=True):
+        for ids, targets, fresh, new_targets in zip(*segment[:2], new.ids, new.targets, strict=True):
+            if not (new_targets != -1).any():
+                assert (targets == -1).all()
+                continue
+            begin = int((targets != -1).nonzero()[0])
+            begun = int(np.searchsorted(starts or [0], int(fresh[0]), side="right")) - 1
+            rows = int(fresh[0]) - (starts or [0])[begun]
+            assert begin <= context_len and (begin == context_len or begin <= rows)
+            count = begin + int((new_targets != -1).sum())
+            assert torch.equal(ids[:count], torch.arange(count) + int(fresh[0]) - begin)
+            assert targets[targets != -1].tolist() == new_targets[new_targets != -1].tolist()
+
+
+@settings(deadline=None)
+@given(n=lengths, batch_size=batches, tgt_len=segments, seed=st.integers(0, 9), index=st.integers(0, 200))
+def test_random_lengths_come_anew_each_epoch_and_from_the_index_alone(n, batch_size, tgt_len, seed, index) -> None:
+    def loader() -> StreamLoader:
+        return StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, random_seed=seed)
+
+    read = loader()
+    begins = [i for i in range(index + 1) if (reset := read.segment(i).reset) is not None and reset.all()]
+    assert begins[0] == 0
+    for begin, end in pairwise(begins):
+        assert sorted(targets_of(read, range(begin, end))) == list(range(1, n))
+    assert_same(loader().segment(index), read.segment(index))
+
+
+def test_random_cuts_have_the_law_of_awd_lstm() -> None:
+    ends = random_cuts(1_000_000, 70, (1, 2))
+    sizes = np.diff(ends, prepend=0)
+    assert ends[-1] == 1_000_000 and sizes[:-1].min() >= 5
+    short = sizes < 52
+    assert short.mean() == pytest.approx(0.05, abs=0.006)
+    assert sizes[~short].mean() == pytest.approx(69.5, abs=0.2) and sizes[short].mean() == pytest.approx(34.5, abs=1)
+    assert sizes[~short].std() == pytest.approx(5, abs=0.2)
+    assert np.diff(random_cuts(10_000, 3, (1, 2)))[:-1].min() == 5
+    drawn = [StreamLoader(np.arange(9_999), batch_size=1, tgt_len=70, random_seed=seed) for seed in (1, 2)]
+    begin = len(drawn[0])
+    widths = [[one.segment(i).ids.shape[1] for i in range(k, k + 9)] for one in drawn for k in (0, begin)][:3]
+    assert widths[0] != widths[1] and widths[0] != widths[2], "epochs and seeds have lengths of their own"
+    with pytest.raises(ValueError, match="random_tgt_len must be false"):
+        StreamLoader(np.arange(9), batch_size=1, tgt_len=3, documents=[0, 4], random_seed=1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from transformer_xl.model import TransformerXL
-from transformer_xl.optim import build_optimizers, learning_rate
+from transformer_xl.optim import build_optimizers, learning_rate, set_rates
 from transformer_xl.settings import TrainConfig, TransformerXLConfig
 
 CONFIG = TrainConfig(lr=0.5, warmup_steps=10, max_steps=110)
@@ -73,3 +73,24 @@ def test_a_pytorch_without_muon_is_told(monkeypatch):
     model = TransformerXL(TransformerXLConfig(vocab_size=5, n_layer=1, n_head=1, d_head=2, d_model=2, d_inner=2))
     with pytest.raises(ValueError, match=r"train\.optimizer must be adam, adamw or sgd with PyTorch"):
         build_optimizers(model, replace(CONFIG, optimizer="muon"))
+
+
+def test_a_schedule_ends_where_averaging_begins():
+    curve = rates(schedule="cosine", min_lr_ratio=0.1, average_from=60, average_lr_ratio=0.5)
+    assert curve[35] == pytest.approx(0.5 * (0.1 + 0.9 * 0.5))
+    assert curve[59] > 0.05 and set(curve[60:]) == {0.5 * 0.5 * 0.1}
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
+def test_the_embedding_has_a_rate_of_its_own_until_the_cosine_ends(name):
+    config = replace(CONFIG, optimizer=name, embedding_lr_ratio=2.0, min_lr_ratio=0.1)
+    model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7))
+    optimizers = build_optimizers(model, config)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, model.parameters()))
+    for step, twice in ((3, 2.0), (10, 2.0), (110, 1.0)):
+        set_rates(optimizers, step, config, share=0.5)
+        for group in groups:
+            own = [p for p in group["params"] if p is model.embedding.tables[0]]
+            assert group["lr"] == pytest.approx(0.5 * learning_rate(step, config) * (twice if own else 1.0))
+            assert len(own) in (0, len(group["params"]))

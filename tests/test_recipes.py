@@ -39,6 +39,7 @@ PAPER = {
     "lm1b-base": (32, 128, None, 128),
     "lm1b-large": (32, 128, None, 128),
     "lm1b-20l": (32, 128, None, 128),
+    "ptb-24m": (10, 0, None, None),
 }
 
 UNUSUAL = RunConfig(

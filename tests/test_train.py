@@ -55,7 +55,15 @@ def without_clock(folder: Path) -> list[dict]:
     return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(folder / "metrics.jsonl")]
 
 
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "muon", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.5}])
+AWD = {
+    "mem_len": 0, "context_len": 6, "random_tgt_len": True, "ar_alpha": 0.2, "tar_beta": 0.1, "average_from": 3,
+    "embedding_lr_ratio": 2.0, "min_lr_ratio": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimizer": "muon", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.5}, AWD]
+)
 def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, changes):
     whole, finished = run(corpus, tmp_path / "whole", **changes)
     assert finished
@@ -78,7 +86,7 @@ def _interrupted(corpus: Corpus, folder: Path, *, after: int, number: int = sign
             if len(steps) == after:
                 os.kill(os.getpid(), number)
 
-    handle = model.register_forward_hook(send)
+    handle = model.layers[0].register_forward_hook(send)
     assert not fit(model, corpus, config, folder)
     handle.remove()
     assert load_training(latest(folder)).step == after
@@ -169,6 +177,37 @@ def test_training_learns(corpus, tmp_path):
     other = TransformerXL(SHAPE)
     load_weights(other, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+AVERAGED = {"average_from": 4, "min_lr_ratio": 0.5}
+
+
+def test_averaged_weights_are_what_is_scored_and_saved(corpus, tmp_path):
+    model, _ = run(corpus, tmp_path, **AVERAGED)
+    losses = {e["split"]: e["loss"] for e in read_metrics(tmp_path / "metrics.jsonl") if e["step"] == 8}
+    assert losses.keys() == {"train", "valid", "valid-average"} and losses["valid"] != losses["valid-average"]
+    assert valid_loss(latest(tmp_path)) == losses["valid-average"]
+    saved, first = (start()[0] for _ in range(2))
+    load_weights(saved, latest(tmp_path))
+    assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))
+    trainer = Trainer(first, StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), replace(TRAIN, **AVERAGED))
+    torch.manual_seed(TRAIN.seed)
+    seen = []
+    for _ in range(8):
+        trainer.advance()
+        seen.append([p.detach().clone() for p in first.parameters()])
+    for mean, *weights in zip(saved.parameters(), *seen[4:], strict=True):
+        torch.testing.assert_close(mean, torch.stack(weights).mean(0))
+
+
+def test_rates_follow_the_length_of_a_segment(corpus):
+    config = replace(TRAIN, random_tgt_len=True, warmup_steps=0, schedule="constant")
+    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5, random_seed=1)
+    trainer = Trainer(start()[0], loader, config)
+    for step in range(6):
+        trainer.advance()
+        length = loader.segment(step).ids.shape[1]
+        assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(config.lr * length / 5)
 
 
 COMPILED = """

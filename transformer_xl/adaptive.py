@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .ops.cross_entropy import Columns, linear_nll
+from .ops.dropout import word_dropout
 
 
 class _Bands(nn.Module):
@@ -50,7 +51,7 @@ class _Bands(nn.Module):
 
 
 class AdaptiveEmbedding(_Bands):
-    """Ids to vectors: look up in the id's band, project to d_model, scale."""
+    """Ids to vectors: look up in the id's band, project to d_model, scale; in training drop some words whole."""
 
     def __init__(
         self,
@@ -61,9 +62,10 @@ class AdaptiveEmbedding(_Bands):
         cutoffs: tuple[int, ...] = (),
         div_val: int = 1,
         scale: float = 1.0,
+        dropout_words: float = 0.0,
     ):
         super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
-        self.d_model, self.scale = d_model, scale
+        self.d_model, self.scale, self.dropout_words = d_model, scale, dropout_words
         widths = self.widths[: len(self.tables)] if self.projected else []
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
 
@@ -76,6 +78,10 @@ class AdaptiveEmbedding(_Bands):
         Its gradient then passes through here, and that of the rows looked up is added to it in place: else each of the
         two would make one as large as the tables.
         """
+        x, tables = self._found(ids)
+        return word_dropout(x, ids, self.dropout_words if self.training else 0.0, self.edges[-1]), tables
+
+    def _found(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
         if self.div_val == 1:
             x, table = _Lookup.apply(ids, self.tables[0])
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)

@@ -51,7 +51,8 @@ class Projected(Protocol):
 class RelativeMultiheadAttention(nn.Module):
     """The attention sublayer: norm, projections, the op, residual. Linear layers carry no bias.
 
-    Keys and values are projected from memory and segment, queries from the segment alone.
+    Keys and values are projected from memory and segment, queries from the segment alone. With `share_position`
+    positions are projected like words, and both biases are the query of distance 0.
     """
 
     def __init__(
@@ -64,35 +65,43 @@ class RelativeMultiheadAttention(nn.Module):
         dropatt: float = 0.0,
         pre_lnorm: bool = False,
         layer_norm_epsilon: float = 1e-5,
+        locked: bool = False,
+        share_position: bool = False,
         backend: str = "auto",
     ):
         super().__init__()
         self.n_head, self.d_head, self.dropatt, self.pre_lnorm = n_head, d_head, dropatt, pre_lnorm
         self.backend = check_backend(backend)
         self.qkv = Linear(d_model, 3 * n_head * d_head, bias=False)
-        self.position = Linear(d_model, n_head * d_head, bias=False)
+        self.position = None if share_position else Linear(d_model, n_head * d_head, bias=False)
         self.output = Linear(n_head * d_head, d_model, bias=False)
         self.norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, locked=locked)
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
         past: Float[Tensor, "B M D"] | Projected,
-        positions: Float[Tensor, "H R K"],
-        content_bias: Float[Tensor, "H K"],
-        position_bias: Float[Tensor, "H K"],
+        positions: Float[Tensor, "_ R K"],
+        content_bias: Float[Tensor, "H K"] | None,
+        position_bias: Float[Tensor, "H K"] | None,
         *,
         attn_len: int | None = None,
         valid: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """`past` is what this layer read before, or what that was projected to."""
+        """`past` is what this layer read before, or what that was projected to; `positions` are its own encodings."""
         new = self.norm(x) if self.pre_lnorm else x
         q, k, v = self._heads(self.qkv(new), 3)
         if not isinstance(past, Tensor):
             k, v = past.append(k, v)
         elif past.shape[1]:
             k, v = (torch.cat(pair, dim=2) for pair in zip(self.keys_values(past), (k, v), strict=True))
+        if self.dropout.locked:
+            q, k, v = (self.dropout(part) for part in (q, k, v))
+        if self.position is None:
+            positions, queries = positions.chunk(2)
+            content_bias = position_bias = queries[:, -1]
+        assert content_bias is not None and position_bias is not None, "positions have a projection of their own"
         attended = relative_attention(
             q,
             k,
@@ -108,18 +117,20 @@ class RelativeMultiheadAttention(nn.Module):
         x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
         return x if self.pre_lnorm else self.norm(x)
 
-    def keys_values(
-        self, past: Float[Tensor, "B M D"]
-    ) -> tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]:
+    def keys_values(self, past: Float[Tensor, "B M D"]) -> tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]:
         """What memory is projected to; nothing flows back into memory itself."""
         weight = self.qkv.weight[self.n_head * self.d_head :]
         k, v = self._heads(F.linear(self.norm(past) if self.pre_lnorm else past, weight), 2)
         return k, v
 
-    def positions(self, encodings: Float[Tensor, "S D"]) -> Float[Tensor, "H S K"]:
-        """The encodings of distances as this layer's heads read them."""
-        [r] = self._heads(self.position(encodings), 1)
-        return r
+    def positions(self, encodings: Float[Tensor, "S D"]) -> Float[Tensor, "_ S K"]:
+        """The encodings of distances as this layer's heads read them; behind them, if `share_position`, as queries."""
+        if self.position is None:
+            queries, keys = self._heads(F.linear(encodings, self.qkv.weight[: 2 * self.n_head * self.d_head]), 2)
+            r = torch.cat([keys, queries])
+        else:
+            [r] = self._heads(self.position(encodings), 1)
+        return self.dropout(r) if self.dropout.locked else r
 
     def _heads(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
         return [part.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3) for part in x.chunk(parts, dim=-1)]

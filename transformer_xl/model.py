@@ -7,14 +7,14 @@ State goes in and comes out; no layer keeps anything between calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,16 +27,44 @@ from .settings import Lengths, TransformerXLConfig
 State = TypeVar("State", Memory, KVCache)
 
 
+def mean_nll(nll: Float[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Nats per scored target."""
+    return nll.sum() / (targets >= 0).sum().clamp(min=1)
+
+
+def activity(
+    output: Float[Tensor, "B T D"], scored: Bool[Tensor, "B T"], *, alpha: float, beta: float
+) -> Float[Tensor, ""]:
+    """AR and TAR (Merity et al. 2017) where `scored`: `alpha` times the mean square of the output, and `beta` times
+    that of its change from one position to the next."""
+
+    def mean_square(x: Float[Tensor, "B L D"], counted: Bool[Tensor, "B L"]) -> Float[Tensor, ""]:
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (exact.square().mean(-1) * counted).sum() / counted.sum().clamp(min=1)
+
+    change = output[:, 1:] - output[:, :-1]
+    return alpha * mean_square(output, scored) + beta * mean_square(change, scored[:, 1:] & scored[:, :-1])
+
+
 class FeedForward(nn.Module):
     """The position-wise sublayer: norm, two linear layers with a ReLU between, residual."""
 
-    def __init__(self, d_model: int, d_inner: int, *, dropout: float, pre_lnorm: bool, layer_norm_epsilon: float):
+    def __init__(
+        self,
+        d_model: int,
+        d_inner: int,
+        *,
+        dropout: float,
+        pre_lnorm: bool,
+        layer_norm_epsilon: float,
+        locked: bool = False,
+    ):
         super().__init__()
         self.pre_lnorm = pre_lnorm
         self.inner = Linear(d_model, d_inner)
         self.outer = Linear(d_inner, d_model)
         self.norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, locked=locked)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         inner = self.dropout(self.inner(self.norm(x) if self.pre_lnorm else x))
@@ -48,15 +76,22 @@ class FeedForward(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention over memory and segment, then feed-forward."""
 
-    def __init__(self, config: TransformerXLConfig, backend: str = "auto"):
+    def __init__(
+        self,
+        config: TransformerXLConfig,
+        backend: str = "auto",
+        attention: Callable[..., RelativeMultiheadAttention] = RelativeMultiheadAttention,
+    ):
         super().__init__()
         shared = {
             "dropout": config.dropout,
             "pre_lnorm": config.pre_lnorm,
             "layer_norm_epsilon": config.layer_norm_epsilon,
+            "locked": config.locked_dropout,
         }
-        self.attention = RelativeMultiheadAttention(
-            config.d_model, config.n_head, config.d_head, dropatt=config.dropatt, backend=backend, **shared
+        own = {"share_position": True} if config.share_position_projection else {}
+        self.attention = attention(
+            config.d_model, config.n_head, config.d_head, dropatt=config.dropatt, backend=backend, **shared, **own
         )
         self.feed_forward = FeedForward(config.d_model, config.d_inner, **shared)
 
@@ -69,8 +104,13 @@ class TransformerXL(nn.Module):
     """A language model whose segments remember the ones before.
 
     Its state is a `Memory` of `n_layer` layer inputs; None starts with an empty one. With `recompute` each layer is
-    computed again in backward, from its inputs, which is all that is kept of it.
+    computed again in backward, from its inputs, which is all that is kept of it. How it tells positions is said by
+    `attention`, `_positions`, `_biases`, `_enter` and `_enter_layer`, which the baselines say otherwise.
     """
+
+    attention: Callable[..., RelativeMultiheadAttention] = RelativeMultiheadAttention
+    progress: float = 0.0
+    """The share of training that is done, which the trainer tells before a step: `objective` may change with it."""
 
     def __init__(self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False):
         super().__init__()
@@ -80,16 +120,24 @@ class TransformerXL(nn.Module):
         sizes = (config.vocab_size, config.embed_width, config.d_model)
         bands = {"cutoffs": config.cutoffs, "div_val": config.div_val}
         scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
-        self.embedding = AdaptiveEmbedding(*sizes, scale=scale, **bands)
-        self.layers = nn.ModuleList(DecoderLayer(config, backend) for _ in range(config.n_layer))
-        biases = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
-        self.content_bias = nn.Parameter(torch.empty(biases))
-        self.position_bias = nn.Parameter(torch.empty(biases))
+        self.embedding = AdaptiveEmbedding(*sizes, scale=scale, dropout_words=config.dropout_words, **bands)
+        self.layers = nn.ModuleList(DecoderLayer(config, backend, self.attention) for _ in range(config.n_layer))
+        self._add_positional()
         self.final_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon) if config.final_norm else None
-        self.dropout = Dropout(config.dropout)
+        ends = (config.dropout if p is None else p for p in (config.dropout_input, config.dropout_output))
+        self.dropout, self.dropout_output = (Dropout(p, locked=config.locked_dropout) for p in ends)
         self.softmax = AdaptiveSoftmax(*sizes, **bands)
         self.softmax.tie(self.embedding, weight=config.tie_weight, projections=config.tie_projs)
         self.init_weights()
+
+    def _add_positional(self) -> None:
+        """The parameters of positions that are not a layer's own: the paper's u and v."""
+        config = self.config
+        if config.share_position_projection:
+            return
+        biases = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
+        self.content_bias = nn.Parameter(torch.empty(biases))
+        self.position_bias = nn.Parameter(torch.empty(biases))
 
     def init_weights(self) -> None:
         """The original code's start:
@@ -123,7 +171,24 @@ class TransformerXL(nn.Module):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], State]:
         """What is trained: the mean nll of the scored targets; also what `forward` returns."""
         nll, after = self(ids, targets, memory, lengths)
-        return nll.sum() / (targets >= 0).sum().clamp(min=1), nll, after
+        return mean_nll(nll, targets), nll, after
+
+    def regularised(
+        self,
+        ids: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        memory: State | None,
+        lengths: Lengths,
+        *,
+        alpha: float,
+        beta: float,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], State]:
+        """`objective` with `activity` of the last layer, before dropout, at the scored targets."""
+        x, tables = self.embedding.lookup(ids)
+        output, after = self._run(x, memory, lengths)
+        output = self._normed(output)
+        nll = self.softmax.nll(self.dropout_output(output), targets, tables)
+        return mean_nll(nll, targets) + activity(output, targets >= 0, alpha=alpha, beta=beta), nll, after
 
     def log_probs(
         self, ids: Int[Tensor, "B T"], memory: State | None, lengths: Lengths, last: int | None = None
@@ -139,9 +204,19 @@ class TransformerXL(nn.Module):
         extended by this segment and cut to `mem_len`."""
         return self._read(self.embedding(ids), memory, lengths)
 
-    def _read(self, x: Float[Tensor, "B T D"], memory: Any, lengths: Lengths) -> tuple[Float[Tensor, "B T D"], Any]:
-        x = self.dropout(x)
+    def _read(
+        self, x: Float[Tensor, "B T D"], memory: Any, lengths: Lengths, lower: list[Tensor] | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Any]:
+        """`hidden` of embedded tokens; a list given as `lower` gets what each layer but the last gave."""
+        output, after = self._run(x, memory, lengths, lower)
+        return self._features(output), after
+
+    def _run(
+        self, x: Float[Tensor, "B T D"], memory: Any, lengths: Lengths, lower: list[Tensor] | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Any]:
+        """What the last layer gives, and `_read` makes features of."""
         memory = self.empty_memory(len(x)) if memory is None else memory
+        x = self._enter(x, memory.valid, lengths)
         encode = partial(self._positions, clamp_len=lengths.clamp_len, like=x)
         if isinstance(memory, KVCache):
             assert memory.lengths.clamp_len == lengths.clamp_len, "a cache keeps the clamp_len it was made for"
@@ -154,14 +229,32 @@ class TransformerXL(nn.Module):
         inputs = []
         again = self.recompute and torch.is_grad_enabled()
         call = partial(checkpoint, use_reentrant=False) if again else DecoderLayer.__call__
-        for layer, past, r, *biases in zip(self.layers, pasts, positions, *self._biases(), strict=True):
+        layers = zip(self.layers, pasts, positions, *self._biases(lengths.clamp_len), strict=True)
+        for number, (layer, past, r, *biases) in enumerate(layers):
+            if lower is not None and number:
+                lower.append(x)
+            x = self._enter_layer(number, x, memory.valid)
             inputs.append(x)
             x = call(layer, x, past, r, *biases, attn_len=lengths.attn_len, valid=memory.valid)
-        if self.final_norm is not None:
-            x = self.final_norm(x)
-        return self.dropout(x), memory.extend(inputs, mem_len=lengths.mem_len)
+        return x, memory.extend(inputs, mem_len=lengths.mem_len)
 
-    def _positions(self, length: int, *, clamp_len: int | None, like: Tensor) -> Iterator[Float[Tensor, "H S K"]]:
+    def _features(self, output: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """What the softmax reads of what a layer gives."""
+        return self.dropout_output(self._normed(output))
+
+    def _normed(self, output: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return output if self.final_norm is None else self.final_norm(output)
+
+    def _enter(self, x: Float[Tensor, "B T D"], valid: Int[Tensor, " B"] | None, lengths: Lengths) -> Tensor:
+        """What the lowest layer gets of the embedded tokens; `valid` as in `Memory`."""
+        return self.dropout(x)
+
+    def _enter_layer(self, number: int, x: Float[Tensor, "B T D"], valid: Int[Tensor, " B"] | None) -> Tensor:
+        """What a layer reads of what the one below gives; memory holds this."""
+        return x
+
+    def _positions(self, length: int, *, clamp_len: int | None, like: Tensor) -> Iterable[Float[Tensor, "H S K"]]:
+        """The distances length - 1, ..., 0 as each layer's heads read them."""
         encodings = sinusoids(length, self.config.d_model, clamp_len=clamp_len, device=like.device, dtype=like.dtype)
         encodings = self.dropout(encodings)
         return (attention.positions(encodings) for attention in self._attentions)
@@ -169,8 +262,8 @@ class TransformerXL(nn.Module):
     def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first token of `batch` streams; see `Memory` for `valid`."""
         assert valid is None or self.takes_padding, "give rows of one length"
-        u = self.content_bias
-        return Memory.empty(len(self.layers), batch, self.config.d_model, valid=valid, dtype=u.dtype, device=u.device)
+        like: dict[str, Any] = {"dtype": self.softmax.bias.dtype, "device": self.softmax.bias.device}
+        return Memory.empty(len(self.layers), batch, self.config.d_model, valid=valid, **like)
 
     def for_inference(self, precision: str = "fp32") -> TransformerXL:
         """A copy to evaluate with: no dropout, the backend for inference, and the same weights, but that for bf16 those
@@ -212,6 +305,9 @@ class TransformerXL(nn.Module):
     def _attentions(self) -> list[RelativeMultiheadAttention]:
         return [module for module in self.modules() if isinstance(module, RelativeMultiheadAttention)]
 
-    def _biases(self):
+    def _biases(self, clamp_len: int | None) -> tuple[Iterable[Tensor | None], Iterable[Tensor | None]]:
+        """Each layer's u, and each layer's v; None where the layer has its own."""
+        if self.config.share_position_projection:
+            return [None] * len(self.layers), [None] * len(self.layers)
         shape = (len(self.layers), -1, -1)
         return self.content_bias.expand(shape), self.position_bias.expand(shape)

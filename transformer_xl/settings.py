@@ -7,7 +7,7 @@ to train on it and how to score it. A recipe is a TOML file with one table per s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -60,6 +60,17 @@ class TransformerXLConfig:
     """Per band: softmax and embedding share the projection. Empty: none does."""
     untie_r: bool = False
     """Each layer has content and position biases of its own."""
+    share_position_projection: bool = False
+    """Positions go through the words' own projection, and the biases are its query of distance 0 (PTB)."""
+    positions: int = 0
+    """Learned encodings in a layer: of distances (shaw; farther ones have the last), or of places in a segment
+    (al-rfou). vaswani: 0; else places count down from that many, as the original code's attn_type 2 does."""
+    score_biases: bool = False
+    """shaw: a content bias for each layer, and a bias for each distance, as the original code's attn_type 1 has."""
+    intermediate_losses: bool = False
+    """al-rfou: in the first half of training the lower layers predict the target too, fewer and fewer of them."""
+    multiple_targets: bool = False
+    """al-rfou: while training, a second softmax predicts the token after the next one, at half the weight."""
     pre_lnorm: bool = False
     """Normalise the input of each sublayer, not the sum behind it."""
     final_norm: bool = False
@@ -72,6 +83,16 @@ class TransformerXLConfig:
     dropout: float = 0.0
     dropatt: float = 0.0
     """Dropout on attention probabilities."""
+    dropout_words: float = 0.0
+    """The share of words that a call of the model reads as zeros, wherever they stand."""
+    dropout_input: float | None = None
+    """Dropout on embeddings and encoded positions; None is dropout."""
+    dropout_output: float | None = None
+    """Dropout before the softmax; None is dropout."""
+    locked_dropout: bool = False
+    """A mask holds for all positions of a row (Gal & Ghahramani 2016), and there is one on queries, keys and values."""
+    weight_drop: float = 0.0
+    """lstm: dropout on the matrices from state to state; qrnn: on those of its layers."""
     init_std: float = 0.02
     proj_init_std: float = 0.01
     """Standard deviation at the start for the adaptive layers' projections."""
@@ -84,7 +105,8 @@ class TransformerXLConfig:
         yield from _at_least(1, self, *sizes)
         yield from _at_least(0, self, "vocab_size")
         yield from _at_least(0, self, "init_std", "proj_init_std")
-        yield from _fractions(self, "dropout", "dropatt")
+        yield from _fractions(self, "dropout", "dropatt", "dropout_words", "weight_drop")
+        yield from _fractions(self, *(n for n in ("dropout_input", "dropout_output") if getattr(self, n) is not None))
         if not self.layer_norm_epsilon > 0:
             yield f"layer_norm_epsilon must be above 0, got {self.layer_norm_epsilon}."
         if self.d_model % 2:
@@ -102,10 +124,41 @@ class TransformerXLConfig:
         if self.tie_projs and len(self.tie_projs) != len(self.cutoffs) + 1:
             bands = len(self.cutoffs) + 1
             yield f"tie_projs must hold a value for each of the {bands} bands, got {len(self.tie_projs)}."
+        for name, kinds in _OF_KINDS.items():
+            if getattr(self, name) and self.kind not in kinds:
+                yield f"{name} is for kind = {' and '.join(kinds)}, got kind = {self.kind}. Leave it out."
+        if self.share_position_projection and self.untie_r:
+            yield "untie_r must be false where share_position_projection is true: biases come from the projection."
+        strange = [n for n in _ATTENTION if self.kind in _RECURRENT and getattr(self, n) != _default(self, n)]
+        if strange:
+            yield f"{', '.join(strange)} must be left out for kind = {self.kind}, which has no attention and no norm."
+        yield from _at_least(1 if self.kind in ("shaw", "al-rfou") else 0, self, "positions")
 
     @property
     def embed_width(self) -> int:
         return self.d_model if self.d_embed is None else self.d_embed
+
+
+_RECURRENT = ("lstm", "qrnn")
+_ATTENTION = (
+    *("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon"),
+    *("zero_memory", "dropatt", "init_std"),
+)
+"""Settings that recurrent networks have no use for."""
+_OF_KINDS = {
+    "untie_r": ("transformer-xl",),
+    "share_position_projection": ("transformer-xl",),
+    "weight_drop": _RECURRENT,
+    "positions": ("shaw", "al-rfou", "vaswani"),
+    "score_biases": ("shaw",),
+    "intermediate_losses": ("al-rfou",),
+    "multiple_targets": ("al-rfou",),
+}
+"""Settings that only some kinds of models have."""
+
+
+def _default(owner: Any, name: str) -> Any:
+    return next(f.default for f in fields(owner) if f.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +237,10 @@ class TrainConfig:
     mem_len: int = 128
     clamp_len: int | None = None
     attn_len: int | None = None
+    context_len: int = 0
+    """Earlier tokens that each segment reads anew, with gradient and without loss, in place of a memory."""
+    random_tgt_len: bool = False
+    """Segments of a new length each: round tgt_len, one in twenty round half of it; the learning rate follows it."""
     batch_size: int = 32
     """Streams read side by side."""
     batch_chunk: int = 1
@@ -204,6 +261,17 @@ class TrainConfig:
     """Steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = 0.0
     """Where the cosine ends, as a share of lr."""
+    embedding_lr_ratio: float = 1.0
+    """Factor on the learning rate of the embedding's tables; where the cosine ends, all have the same."""
+    average_from: int = 0
+    """Step at which the schedule ends and a running average of the weights begins, which is then what is scored and
+    saved; 0: no average."""
+    average_lr_ratio: float = 0.5
+    """The learning rate while averaging, as a share of that at the schedule's end."""
+    ar_alpha: float = 0.0
+    """Activation regularisation: this times the mean square of the last layer's output is added to the loss."""
+    tar_beta: float = 0.0
+    """Temporal activation regularisation: the same of its change from one position to the next."""
     clip: float = 0.25
     """Largest global gradient norm; 0 switches clipping off."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -236,8 +304,15 @@ class TrainConfig:
     def _problems(self) -> Iterable[str]:
         yield from _length_problems(self)
         yield from _at_least(1, self, "batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
-        steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every")
-        yield from _at_least(0, self, *steps, "clip", "weight_decay", "lr")
+        steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
+        rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta")
+        yield from _at_least(0, self, *steps, "context_len", *rates)
+        if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
+            yield "min_lr_ratio must be above 0 where average_from is given: the average would be of equal weights."
+        if not self.embedding_lr_ratio > 0:
+            yield f"embedding_lr_ratio must be above 0, got {self.embedding_lr_ratio}."
+        if self.context_len and self.mem_len:
+            yield f"mem_len must be 0 where context_len is given, which stands in its place; got {self.mem_len}."
         yield from _fractions(self, "min_lr_ratio", "momentum")
         if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:
             yield f"batch_size must be a multiple of batch_chunk = {self.batch_chunk}, got {self.batch_size}."
@@ -256,6 +331,8 @@ class EvalConfig:
     mem_len: int | None = None
     clamp_len: int | None = None
     attn_len: int | None = None
+    context_len: int | None = None
+    """As in train, where there is no memory; with one it is 0."""
     batch_size: int = 10
     max_tokens: int = 0
     """Score the first so many tokens of the split; 0: all."""
@@ -265,7 +342,9 @@ class EvalConfig:
 
     def _problems(self) -> Iterable[str]:
         yield from _at_least(1, self, "tgt_len", "clamp_len", "attn_len", "batch_size")
-        yield from _at_least(0, self, "mem_len", "max_tokens")
+        yield from _at_least(0, self, "mem_len", "max_tokens", "context_len")
+        if self.context_len and self.mem_len:
+            yield f"mem_len must be 0 where context_len is given, which stands in its place; got {self.mem_len}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,9 +356,40 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
+    def __post_init__(self) -> None:
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterable[str]:
+        if self.train.random_tgt_len and self.corpus.reset_documents:
+            yield "corpus.reset_documents must be false where train.random_tgt_len is true: rows share their cuts."
+        if self.model.kind not in ("vaswani", "al-rfou"):
+            return
+        auxiliary = self.model.intermediate_losses or self.model.multiple_targets
+        if auxiliary and (self.train.ar_alpha or self.train.tar_beta):
+            yield "train.ar_alpha and train.tar_beta must be 0 where the model has auxiliary losses. Leave them out."
+        if self.model.kind == "al-rfou" and (self.train.ar_alpha or self.train.tar_beta):
+            yield "train.ar_alpha and train.tar_beta must be 0 for kind = al-rfou, which has losses of its own."
+        if self.train.random_tgt_len and self.model.positions:
+            yield f"train.random_tgt_len must be false for kind = {self.model.kind}, whose places end. Leave it out."
+        for section, lengths in (("train", self.train), ("eval", self.eval)):
+            if lengths.clamp_len is not None:
+                yield f"{section}.clamp_len is for distances, and kind = {self.model.kind} has places. Leave it out."
+            width = (lengths.tgt_len or 0) + (lengths.context_len or 0)
+            if self.model.positions and width > self.model.positions:
+                most = f"model.positions = {self.model.positions}"
+                yield f"{section}.tgt_len must be at most {most}, with context_len, got {width}. Lower it."
+
     @property
     def eval_lengths(self) -> Lengths:
         """The test lengths: those of `eval`, and of `train` where they are None."""
         names = ("tgt_len", "mem_len", "clamp_len", "attn_len")
         asked = {name: getattr(self.eval, name) for name in names}
+        if self.eval.context_len:
+            asked["mem_len"] = 0
         return Lengths(**{name: getattr(self.train, name) if asked[name] is None else asked[name] for name in names})
+
+    def context_len(self, lengths: Lengths) -> int:
+        """The tokens to read anew with each segment where lengths are these: a memory stands in their place."""
+        if lengths.mem_len:
+            return 0
+        return self.train.context_len if self.eval.context_len is None else self.eval.context_len

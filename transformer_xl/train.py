@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from . import checkpoint
+from .averaging import Average
 from .data.corpus import Corpus
 from .data.datasets import tokenised
 from .data.detokenise import readable
@@ -30,7 +32,7 @@ from .generate import Sampling, generate
 from .memory import Memory
 from .metrics import MetricLog, Progress, ProgressPrinter, figure, seconds_left, tokens_per_second
 from .model import TransformerXL
-from .optim import build_optimizers, learning_rate
+from .optim import build_optimizers, learning_rate, set_rates
 from .settings import RunConfig, TrainConfig
 from .trackers import Trackers
 
@@ -69,10 +71,13 @@ def train_step(
     scored = (targets >= 0).sum().clamp(min=1)
     nats = torch.zeros((), dtype=torch.float64, device=device)
     left: list[Memory] = []
+    objective = model.objective
+    if config.ar_alpha or config.tar_beta:
+        objective = partial(model.regularised, alpha=config.ar_alpha, beta=config.tar_beta)
     model.zero_grad()
     for rows in _chunks(len(ids), config.batch_chunk):
         with autocast(config.precision, device):
-            loss, nll, after = model.objective(ids[rows], targets[rows], memory.select(rows), config.lengths)
+            loss, nll, after = objective(ids[rows], targets[rows], memory.select(rows), config.lengths)
         (loss * ((targets[rows] >= 0).sum() / scored)).backward()
         nats += nll.detach().sum(dtype=torch.float64)
         left.append(after)
@@ -80,19 +85,21 @@ def train_step(
     result = StepResult(nats.item(), int((learned >= 0).sum()), norm)
     if result.skipped:
         return result, memory
+    new = int((segment.targets >= 0).any(0).sum())
+    set_rates(optimizers, step, config, share=new / config.tgt_len if config.random_tgt_len else 1.0)
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config)
         optimizer.step()
     return result, Memory.cat(left)
 
 
 def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
     """The targets that `loss` trains on: all of them ("full"), or those of the recent half of the segment ("half"), so
-    that none is learned from a short context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3)."""
+    that none is learned from a short context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3). What a row reads anew
+    is no part of the segment's halves."""
     if loss == "full":
         return targets
-    recent = torch.arange(targets.shape[1]) >= targets.shape[1] // 2
+    again = (targets >= 0).int().argmax(1, keepdim=True)
+    recent = torch.arange(targets.shape[1]) >= again + (targets.shape[1] - again) // 2
     return targets.where(recent, -1)
 
 
@@ -144,6 +151,13 @@ class Trainer:
     skipped: int = 0
     """Steps skipped in a row."""
     pace: Pace = field(default_factory=Pace)
+    average: Average[TransformerXL] | None = None
+    """Of the weights after each step from `average_from` on."""
+
+    @property
+    def result(self) -> TransformerXL:
+        """The model to score and to save."""
+        return self.model if self.average is None else self.average.model
 
     def __post_init__(self) -> None:
         self.optimizers = build_optimizers(self.model, self.config)
@@ -160,9 +174,13 @@ class Trainer:
         if segment.reset is not None:
             fresh = self.model.empty_memory(self.config.batch_size)
             self.memory = fresh if segment.reset.all() else self.memory.reset(segment.reset)
+        self.model.progress = self.step / self.config.max_steps
         result, self.memory = train_step(self.model, self.optimizers, segment, self.memory, self.config, self.step)
         self.skipped = self.skipped + 1 if result.skipped else 0
         self.step += 1
+        if self.config.average_from and self.step > self.config.average_from and not result.skipped:
+            self.average = self.average or Average(self.model)
+            self.average.update(self.model)
         seconds = time.perf_counter() - start
         self.seconds += seconds
         self.pace.add(result, seconds)
@@ -182,19 +200,27 @@ class Trainer:
             for index, values in optimizer.state_dict()["state"].items():
                 named = {name: value for name, value in values.items() if value is not None}
                 tensors |= {f"optimizer.{which}.{index}.{name}": value for name, value in named.items()}
+        if self.average is not None:  # whose weights are the checkpoint's
+            scalars["averaged"] = self.average.count
+            tensors |= {f"live.{name}": weight for name, weight in self.model.named_parameters()}
         tensors["random.cpu"] = torch.get_rng_state()
         if self._device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self._device)
         return checkpoint.TrainingState(self.step, scalars, tensors)
 
     def restore(self, state: checkpoint.TrainingState) -> None:
-        """Go on from `state` with the same bits as if training had never stopped."""
+        """Go on from `state` with the same bits as if training had never stopped; weights are the checkpoint's."""
         self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
         self.pace = Pace(**state.scalars["pace"])
-        parts: dict[str, dict[str, Tensor]] = {"memory": {}, "optimizer": {}, "random": {}}
+        parts: dict[str, dict[str, Tensor]] = {"memory": {}, "optimizer": {}, "random": {}, "live": {}}
         for name, value in state.tensors.items():
             part, rest = name.split(".", 1)
             parts[part][rest] = value
+        if parts["live"]:
+            self.average = Average(self.model, state.scalars["averaged"])
+            with torch.no_grad():
+                for name, weight in self.model.named_parameters():
+                    weight.copy_(parts["live"][name])
         layers = [parts["memory"][str(i)].to(self._device) for i in range(len(self.memory.layers))]
         valid = parts["memory"].get("valid")
         self.memory = Memory(tuple(layers), None if valid is None else valid.to(self._device))
@@ -251,7 +277,12 @@ def fit(
         assert corpus.vocab.line_end is not None, "a corpus whose lines are shuffled has line ends"
         shuffle = LineShuffle(corpus.vocab.line_end, settings.seed)
     loader = StreamLoader(
-        corpus.split("train"), batch_size=settings.batch_size, tgt_len=settings.tgt_len, shuffle=shuffle
+        corpus.split("train"),
+        batch_size=settings.batch_size,
+        tgt_len=settings.tgt_len,
+        shuffle=shuffle,
+        context_len=settings.context_len,
+        random_seed=settings.seed if settings.random_tgt_len else None,
     )
     trainer = Trainer(model, loader, settings)
     metrics = MetricLog(run / "metrics.jsonl")
@@ -287,10 +318,12 @@ def _loop(trainer: Trainer, corpus, config, run, metrics, trackers, printer, rec
             trackers.note(sample, trainer.step)
         valid_loss = None
         if last or _due(trainer.step, settings.eval_every):
-            result = validate(trainer.model, corpus, config)
-            valid_loss = result.loss
-            printer.note(f"step {trainer.step}  valid  {result}{' (partial)' if corpus.caveat else ''}")
-            log({"step": trainer.step, "split": "valid", **corpus.about, **result.to_json()})
+            models = {"valid": trainer.model} | ({} if trainer.average is None else {"valid-average": trainer.result})
+            for split, model in models.items():
+                result = validate(model, corpus, config)
+                valid_loss = result.loss
+                printer.note(f"step {trainer.step}  {split}  {result}{' (partial)' if corpus.caveat else ''}")
+                log({"step": trainer.step, "split": split, **corpus.about, **result.to_json()})
         if valid_loss is not None or received or _due(trainer.step, settings.save_every):
             _save(trainer, corpus, config, run, valid_loss)
     return trainer.step >= settings.max_steps
@@ -320,6 +353,7 @@ def validate(model: TransformerXL, corpus: Corpus, config: RunConfig) -> EvalRes
         batch_size=config.eval.batch_size,
         tgt_len=lengths.tgt_len,
         max_tokens=config.train.eval_tokens,
+        context_len=config.context_len(lengths),
     )
     sizes = corpus.vocab.symbol_bytes()
     return evaluate(model, loader, lengths, precision=config.train.precision, unit=corpus.unit, symbol_bytes=sizes)
@@ -328,7 +362,7 @@ def validate(model: TransformerXL, corpus: Corpus, config: RunConfig) -> EvalRes
 def _save(trainer: Trainer, corpus: Corpus, config: RunConfig, run: Path, valid_loss: float | None) -> None:
     checkpoint.save_checkpoint(
         checkpoint.step_folder(run, trainer.step),
-        model=trainer.model,
+        model=trainer.result,
         vocab=corpus.vocab,
         config=config,
         training=trainer.state(),

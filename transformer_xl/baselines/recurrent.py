@@ -41,9 +41,8 @@ class LSTMLayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T I"], states: States) -> tuple[Float[Tensor, "B T O"], States]:
         """What the layer gives, and its h and c."""
-        cell = self.cell
-        recurrent = dropout(cell.weight_hh_l0, self.weight_drop if self.training else 0.0)
-        weights = [cell.weight_ih_l0, recurrent, cell.bias_ih_l0, cell.bias_hh_l0]
+        inward, recurrent, *biases = self.cell.parameters()
+        weights = [inward, dropout(recurrent, self.weight_drop if self.training else 0.0), *biases]
         h, c = (state.to(x.dtype).transpose(0, 1).contiguous() for state in states)
         out, h, c = torch.lstm(x, (h, c), weights, True, 1, 0.0, self.training, False, True)
         return out, (h.transpose(0, 1), c.transpose(0, 1))

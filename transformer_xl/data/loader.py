@@ -6,6 +6,10 @@ one's last target as its own context, so that every target is scored once. Four 
 
     a b c d e f g h i j k    segment 0   a b > b c    d e > e f    g h > h i    i j > j k
                              segment 1   c > d        f > g        . > .        . > .
+
+With a context of one token, segment 1 reads it again, and scores it no more:
+
+                             segment 1   b c > . d    e f > . g    . . > . .    . . > . .
 """
 
 from __future__ import annotations
@@ -78,6 +82,16 @@ class ShuffledLines:
         return np.concatenate(found)
 
 
+def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarray, " n"]:
+    """Where segments of random lengths end, the last at `targets` (Merity et al. 2018): a length is a normal number,
+    rounded down and at least 5, with deviation 5 round `tgt_len`, or, one time in twenty, round half of it."""
+    rng = np.random.default_rng(seed)
+    count = targets // 5 + 1
+    mean = np.where(rng.random(count) < 0.95, tgt_len, tgt_len / 2)
+    ends = np.cumsum(np.maximum(rng.normal(mean, 5).astype(np.int64), 5))
+    return np.append(ends[ends < targets], targets)
+
+
 class _Row:
     """One stream: spans of tokens read one after another, each from the start of a segment."""
 
@@ -93,13 +107,28 @@ class _Row:
         self.targets.append(targets)
         self.segments += -(-targets // tgt_len)
 
-    def locate(self, index: int, tgt_len: int) -> tuple[int, int, bool]:
-        """Where segment `index` starts, how many targets it has, and whether a span begins with it."""
+    def locate(self, index: int, tgt_len: int) -> _Place:
+        """Where segment `index` is; without targets where the row has ended."""
         if index >= self.segments:
-            return 0, 0, False
+            return _Place(0, 0, 0)
         span = bisect_right(self.first, index) - 1
         done = (index - self.first[span]) * tgt_len
-        return self.start[span] + done, min(tgt_len, self.targets[span] - done), done == 0
+        return _Place(self.start[span] + done, min(tgt_len, self.targets[span] - done), done)
+
+    def between(self, start: int, end: int) -> _Place:
+        """The targets from `start` to `end` of the only span."""
+        if start >= sum(self.targets):
+            return _Place(0, 0, 0)
+        return _Place(self.start[0] + start, min(end, self.targets[0]) - start, start)
+
+
+class _Place(NamedTuple):
+    """A row's part of a segment."""
+
+    start: int
+    targets: int
+    done: int
+    """Targets of the same span before these."""
 
 
 class StreamLoader:
@@ -116,6 +145,9 @@ class StreamLoader:
             first token context only, in the stream that has had least. None takes the split's, if it has them.
         max_tokens: score the first so many targets only; 0: all.
         shuffle: lines in a new order each epoch, glued; None: the text as it is.
+        context_len: tokens before those of a segment that it holds, too, with targets of -1; as many as its span has.
+        random_seed: give segments lengths by `random_cuts`, anew in each epoch; None: `tgt_len`. Epochs then differ in
+            their number of segments.
         rows: which streams to read, a rank's or a chunk's share; None: all. Slices that partition
             `range(batch_size)` give segments of equal number and width, whose rows together are those of the whole.
     """
@@ -129,9 +161,12 @@ class StreamLoader:
         documents: Sequence[int] | Int[np.ndarray, " D"] | None = None,
         max_tokens: int = 0,
         shuffle: LineShuffle | None = None,
+        context_len: int = 0,
+        random_seed: int | None = None,
         rows: slice | None = None,
     ) -> None:
         least = {"batch_size": (batch_size, 1), "tgt_len": (tgt_len, 1), "max_tokens": (max_tokens, 0)}
+        least["context_len"] = (context_len, 0)
         for setting, (value, bound) in least.items():
             if value < bound:
                 raise ValueError(f"{setting} must be at least {bound}, got {value}.")
@@ -143,7 +178,9 @@ class StreamLoader:
             name = f"{split.name} split" if isinstance(split, Split) else "text"
             raise ValueError(f"The {name} must have at least 2 tokens, the first is context; got {len(self._tokens)}.")
         assert documents is None or shuffle is None, "a document's lines have an order"
-        self.batch_size, self.tgt_len = batch_size, tgt_len
+        if documents is not None and random_seed is not None:
+            raise ValueError("random_tgt_len must be false where documents start segments of their own.")
+        self.batch_size, self.tgt_len, self.context_len = batch_size, tgt_len, context_len
         self._shuffle, self._shuffled = shuffle, (-1, self._tokens)
         limit = max_tokens or len(self._tokens)
         self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
@@ -151,10 +188,13 @@ class StreamLoader:
         assert self._rows, f"rows = {rows} selects none of {batch_size} streams"
         self.targets = sum(sum(row.targets) for row in self._rows)
         """How many targets the chosen rows score in an epoch."""
+        self._seed, self._cuts = random_seed, (-1, np.zeros(0, np.int64))
+        self._begins = [0]
+        """The first segments of the epochs with random lengths, as far as they were asked for."""
 
     def __len__(self) -> int:
-        """Segments of an epoch, the same for every choice of `rows`."""
-        return max(row.segments for row in self._all)
+        """Segments of an epoch, where its number does not matter; the same for every choice of `rows`."""
+        return max(row.segments for row in self._all) if self._seed is None else len(self._cuts_of(0))
 
     def __iter__(self) -> Iterator[Segment]:
         return map(self.segment, range(len(self)))
@@ -162,19 +202,42 @@ class StreamLoader:
     def segment(self, index: int) -> Segment:
         """Segment `index`, counted from 0 through all epochs; the memory of every row is reset where one begins."""
         assert index >= 0, f"segments count from 0, got {index}"
-        epoch, index = divmod(index, len(self))
+        epoch, index = divmod(index, len(self)) if self._seed is None else self._epoch_of(index)
         tokens = self._tokens_of(epoch)
-        width = max(row.locate(index, self.tgt_len)[1] for row in self._all)
+        places = [self._locate(row, epoch, index) for row in self._all]
+        width = max(place.targets + min(place.done, self.context_len) for place in places if place.targets)
         window = np.full((len(self._rows), width + 1), -1, np.int64)
         reset = np.full(len(self._rows), index == 0)
+        unscored = np.zeros(len(self._rows), np.int64)
         for i, row in enumerate(self._rows):
-            start, count, begins = row.locate(index, self.tgt_len)
+            start, count, done = self._locate(row, epoch, index)
             if count:
-                window[i, : count + 1] = tokens[start : start + count + 1]
-                reset[i] |= begins
+                again = unscored[i] = min(done, self.context_len)
+                window[i, : again + count + 1] = tokens[start - again : start + count + 1]
+                reset[i] |= done == 0
         ids, targets = np.maximum(window[:, :-1], 0), window[:, 1:].copy()
+        targets[np.arange(width) < unscored[:, None]] = -1
         emptied = torch.from_numpy(reset) if reset.any() else None
         return Segment(torch.from_numpy(ids), torch.from_numpy(targets), emptied)
+
+    def _locate(self, row: _Row, epoch: int, index: int) -> _Place:
+        if self._seed is None:
+            return row.locate(index, self.tgt_len)
+        cuts = self._cuts_of(epoch)
+        return row.between(int(cuts[index - 1]) if index else 0, int(cuts[index]))
+
+    def _epoch_of(self, index: int) -> tuple[int, int]:
+        """The epoch of a segment, and its number there, where lengths are random."""
+        while self._begins[-1] <= index:
+            self._begins.append(self._begins[-1] + len(self._cuts_of(len(self._begins) - 1)))
+        epoch = bisect_right(self._begins, index) - 1
+        return epoch, index - self._begins[epoch]
+
+    def _cuts_of(self, epoch: int) -> Int[np.ndarray, " n"]:
+        if self._cuts[0] != epoch:
+            longest = max(sum(row.targets) for row in self._all)
+            self._cuts = epoch, random_cuts(longest, self.tgt_len, ((self._seed or 0) % 2**63, epoch, 1))
+        return self._cuts[1]
 
     def _tokens_of(self, epoch: int) -> Any:
         if self._shuffle is None:

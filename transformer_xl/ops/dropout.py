@@ -1,4 +1,7 @@
-"""Dropout whose masks are cheap to draw on a CPU, where PyTorch draws them one number an element in one thread."""
+"""Dropout whose masks are cheap to draw on a CPU, where PyTorch draws them one number an element in one thread.
+
+Masks may hold for all positions (Gal & Ghahramani 2016), or for all places of a word (Merity et al. 2018).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 _STEPS = 1 << 16
+_TINY = 1e-6
 
 
 def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
@@ -26,6 +30,29 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
     return x * keep_mask(x.shape, p).to(x.dtype).div_(1 - p)
 
 
+def locked_dropout(x: Float[Tensor, "*batch T D"], p: float) -> Float[Tensor, "*batch T D"]:
+    """Dropout whose mask is the same at all positions, the last axis but one: each row has one, all through a call."""
+    if p == 0:
+        return x
+    return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), p)
+
+
+def word_dropout(
+    x: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], p: float, vocab_size: int
+) -> Float[Tensor, "B T D"]:
+    """Drop the vectors `x` of a share `p` of all words, wherever they stand, and divide the others by 1 - p.
+
+    What is dropped becomes a tiny vector, the same for all words, not zero: a row that begins with zeros stays zero
+    from layer to layer, and each norm behind a residual then multiplies gradients by 1 / sqrt(epsilon), until they
+    overflow.
+    """
+    if p == 0:
+        return x
+    kept = dropout(x.new_ones(vocab_size), p)[ids][..., None]
+    tiny = _TINY * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2))
+    return torch.where(kept > 0, x * kept, tiny.to(x.dtype))
+
+
 def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> Bool[Tensor, "*shape"]:
     """What dropout keeps on a CPU; four elements share one 64-bit random number."""
     numbers = torch.empty(-(-prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
@@ -33,14 +60,16 @@ def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None 
 
 
 class Dropout(nn.Module):
-    """`dropout` while training."""
+    """`dropout` while training, or `locked_dropout`."""
 
-    def __init__(self, p: float):
+    def __init__(self, p: float, *, locked: bool = False):
         super().__init__()
-        self.p = p
+        self.p, self.locked = p, locked
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        return dropout(x, self.p) if self.training else x
+        if not self.training:
+            return x
+        return locked_dropout(x, self.p) if self.locked else dropout(x, self.p)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return f"p={self.p}, locked={self.locked}"

@@ -41,6 +41,11 @@ MAY_CHANGE = {
     *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
 """Settings of [train] that a resumed run may have otherwise than it started with; all of [eval] may, too."""
+_DROPOUTS = (
+    *("dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output"),
+    *("locked_dropout", "weight_drop"),
+)
+"""Settings of [model] that a run with --init may have otherwise than the one it starts from."""
 
 
 class Start(NamedTuple):
@@ -105,7 +110,8 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
         config = replace(config, corpus=replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines))
     if origin is not None:
         shape = load_config(origin).model
-        config = replace(config, model=replace(shape, dropout=config.model.dropout, dropatt=config.model.dropatt))
+        dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
+        config = replace(config, model=replace(shape, **dropouts))
     if resume and corpus.vocab != load_vocab(find_checkpoint(run)):
         raise ValueError(f"The corpus {config.corpus.name} has changed since {run} began: it has other symbols now.")
     for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after

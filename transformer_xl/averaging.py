@@ -1,0 +1,26 @@
+"""A running average of weights, as averaged SGD has it (Polyak & Juditsky 1992; Merity et al. 2018)."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Average(Generic[Model]):
+    """The mean of `model`'s weights at each `update`, as a model of its own, to evaluate and to save."""
+
+    def __init__(self, model: Model, count: int = 0):
+        self.model, self.count = deepcopy(model).eval(), count
+        """`count`: how many are in the mean; 0: none, and weights are whatever."""
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take the present weights into the mean."""
+        self.count += 1
+        for mean, weight in zip(self.model.parameters(), model.parameters(), strict=True):
+            mean.lerp_(weight, 1 / self.count)
