@@ -84,7 +84,7 @@ class RelativeMultiheadAttention(nn.Module):
         past: Float[Tensor, "B M D"] | Projected,
         positions: Float[Tensor, "_ R K"],
         content_bias: Float[Tensor, "H K"] | None,
-        position_bias: Float[Tensor, "H K"] | None,
+        position_bias: Tensor | None,
         *,
         attn_len: int | None = None,
         valid: Int[Tensor, " B"] | None = None,
@@ -98,11 +98,28 @@ class RelativeMultiheadAttention(nn.Module):
             k, v = (torch.cat(pair, dim=2) for pair in zip(self.keys_values(past), (k, v), strict=True))
         if self.dropout.locked:
             q, k, v = (self.dropout(part) for part in (q, k, v))
+        attended = self.attend(q, k, v, positions, content_bias, position_bias, attn_len=attn_len, valid=valid)
+        x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
+        return x if self.pre_lnorm else self.norm(x)
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B H S K"],
+        v: Float[Tensor, "B H S K"],
+        positions: Float[Tensor, "_ R K"],
+        content_bias: Float[Tensor, "H K"] | None,
+        position_bias: Tensor | None,
+        *,
+        attn_len: int | None,
+        valid: Int[Tensor, " B"] | None,
+    ) -> Float[Tensor, "B H T K"]:
+        """What each head gives; the masks are those of `ops.relative_attention`."""
         if self.position is None:
             positions, queries = positions.chunk(2)
             content_bias = position_bias = queries[:, -1]
         assert content_bias is not None and position_bias is not None, "positions have a projection of their own"
-        attended = relative_attention(
+        return relative_attention(
             q,
             k,
             v,
@@ -114,8 +131,6 @@ class RelativeMultiheadAttention(nn.Module):
             dropout_p=self.dropatt if self.training else 0.0,
             backend=self.backend,
         )
-        x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
-        return x if self.pre_lnorm else self.norm(x)
 
     def keys_values(self, past: Float[Tensor, "B M D"]) -> tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]:
         """What memory is projected to; nothing flows back into memory itself."""

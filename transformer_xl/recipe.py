@@ -264,7 +264,11 @@ def _assemble(given: Sequence[Setting], problems: list[str]) -> RunConfig | None
                     problems.append(f"{section}.{line}")
     if len(sections) < len(SECTIONS):
         return None
-    config = RunConfig(**sections)
+    try:
+        config = RunConfig(**sections)
+    except ValueError as error:
+        problems += str(error).splitlines()
+        return None
     try:
         _ = config.eval_lengths
     except ValueError as error:

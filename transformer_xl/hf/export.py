@@ -40,9 +40,12 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     """Write `loaded` as such a folder, whole or not at all; what stood there before is replaced.
 
     Raises:
+        ValueError: it is one of the paper's baselines.
         OSError: one sentence with the reason, for instance a full disk.
     """
     model, vocab, run = loaded
+    if model.config.kind != "transformer-xl":
+        raise ValueError(f"--to-format huggingface is for kind = transformer-xl, and this model's is {model.config.kind}.")
     sections = {name: section for name, section in asdict(run).items() if name != "model"}
     config = TransformerXLHFConfig(
         **asdict(model.config),

@@ -62,6 +62,8 @@ class Group(NamedTuple):
 
 
 def _group(runs: Sequence[Path], data: str | None) -> Group:
+    if not runs:
+        raise ValueError("RUN must be at least one run to analyse, got none. Name a folder that `txl train` wrote.")
     folders = [local(run) for run in runs]
     checkpoints = [find_checkpoint(folder) for folder in folders]
     configs, vocabs = [load_config(each) for each in checkpoints], [load_vocab(each) for each in checkpoints]

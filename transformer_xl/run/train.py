@@ -81,7 +81,7 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | No
         status = carry_out(start, run, resume=resume, trackers=trackers)
         if status == 0:
             score_best(run, start, trackers)
-    report([run])
+            report([run])
     return status
 
 
