@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="only write the tables")
     given = parser.parse_args()
     threads = max((os.cpu_count() or 1) // given.jobs, 1) if given.jobs > 1 else 0
-    study = Study(given.scale, given.runs.resolve(), threads)
+    study = Study(given.scale, given.runs, threads)
     if not given.tables:
         if any(ROWS[name].sentences for name in given.rows):
             sentences(study.runs / "sentences")

@@ -90,9 +90,7 @@ def breaches(source: str, path: str) -> list[str]:
 
 
 def test_files_import_lower_floors_only():
-    found = [
-        problem for path in FILES for problem in breaches(path.read_text(), path.relative_to(PACKAGE).as_posix())
-    ]
+    found = [problem for path in FILES for problem in breaches(path.read_text(), path.relative_to(PACKAGE).as_posix())]
     assert not found, "\n".join(found)
 
 

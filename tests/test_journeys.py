@@ -233,7 +233,7 @@ def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypa
     assert main(words("eval runs/tiny --json")) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["partial"].startswith("1 of 2") and result["results"][0]["targets"] == len(text.split()) + 80
-    asked = ["generate", "runs/tiny", "--prompt", "He said , \"", "--max-tokens", "12", "--seed", "1"]
+    asked = ["generate", "runs/tiny", "--prompt", 'He said , "', "--max-tokens", "12", "--seed", "1"]
     assert main(asked) == 0
     readable = capsys.readouterr().out
     assert readable.startswith('He said, "') and " ." not in readable

@@ -97,9 +97,7 @@ def test_a_duration_reads_like_a_clock(seconds, shown):
 
 
 def test_a_progress_line_by_hand():
-    assert HALFWAY.line("byte") == (
-        "step   50/1000  loss 1.3863  bpc 2.0000  lr 2.50e-04  12,346 tokens/s  1:01 left"
-    )
+    assert HALFWAY.line("byte") == ("step   50/1000  loss 1.3863  bpc 2.0000  lr 2.50e-04  12,346 tokens/s  1:01 left")
     assert "ppl     4.00" in HALFWAY.line("word")
 
 

@@ -227,10 +227,10 @@ def test_all_problems_of_file_and_command_line_come_at_once(tmp_path: Path):
     [
         ("--model.lr=1", "--model.lr is not a setting; did you mean --train.lr?"),
         ("--train.tgt-length=1", "--train.tgt-length is not a setting; did you mean --train.tgt-len?"),
-        ("--train.mem-len=1.5", "--train.mem-len must be a whole number, got \"1.5\"."),
+        ("--train.mem-len=1.5", '--train.mem-len must be a whole number, got "1.5".'),
         ("--train.lr=nan", "--train.lr must be a number, got nan."),
         ("--model.d-embed=wide", '--model.d-embed must be a whole number (or none), got "wide".'),
-        ("--model.tie-projs=1", "--model.tie-projs must be a list of values that are true or false, got [\"1\"]."),
+        ("--model.tie-projs=1", '--model.tie-projs must be a list of values that are true or false, got ["1"].'),
         ("--train.mem-len=-1", "--train.mem-len must be at least 0, got -1."),
     ],
 )

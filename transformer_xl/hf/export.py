@@ -45,7 +45,8 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     """
     model, vocab, run = loaded
     if model.config.kind != "transformer-xl":
-        raise ValueError(f"--to-format huggingface is for kind = transformer-xl, and this model's is {model.config.kind}.")
+        kind = model.config.kind
+        raise ValueError(f"--to-format huggingface is for models of kind transformer-xl, and this one's is {kind}.")
     sections = {name: section for name, section in asdict(run).items() if name != "model"}
     config = TransformerXLHFConfig(
         **asdict(model.config),

@@ -189,4 +189,3 @@ class _Work:
             unused = torch.arange(block.keys.start, block.keys.stop) < first
             rows = score.unflatten(0, (-1, len(unused)))
             rows.masked_fill_(unused[:, None], torch.finfo(score.dtype).min)
-

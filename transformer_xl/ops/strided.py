@@ -35,4 +35,3 @@ def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_
     probability = dropout(score.softmax(-1), dropout_p)
     out = torch.bmm(probability, v.transpose(0, 1).reshape(H * B, S, K)).view(H, B, T, K)
     return without_padding(out, valid).transpose(0, 1)
-
