@@ -149,7 +149,7 @@ def test_greedy_follows_the_table():
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7)], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("make", [TableModel, transformer], ids=["table", "transformer"])
-@pytest.mark.parametrize("lengths", [LENGTHS, Lengths(tgt_len=3, mem_len=20), Lengths(tgt_len=4, mem_len=0)], ids=str)
+@pytest.mark.parametrize("lengths", [LENGTHS, Lengths(tgt_len=3, mem_len=20), Lengths(tgt_len=4, mem_len=1)], ids=str)
 def test_a_batch_of_unequal_prompts_equals_each_prompt_alone(make, sampling, lengths):
     model = make()
     prompts = [prompt(length) for length in (1, 17, 5, 6, 2)]
@@ -258,7 +258,7 @@ def pieces_of(vocab: Vocab, start: str, text: str, stop: tuple[str, ...] = (), c
     """What `stream_text` writes, piece by piece, when the model writes `text` behind `start`, but for `cut` tokens."""
     new = vocab.encode(start + text)[len(vocab.encode(start)) :]
     sampling = Sampling(temperature=0, stop=stop)
-    lengths = Lengths(tgt_len=64, mem_len=0)
+    lengths = Lengths(tgt_len=64, mem_len=1)
     return [piece for _, piece in stream_text(Script(vocab, new), vocab, [start], lengths, sampling, len(new) - cut)]
 
 
@@ -340,3 +340,14 @@ def test_texts_of_a_batch_equal_each_prompt_alone():
         alone = Sampling(seed=3 + row, stop=("a",))
         assert generate(model, CHARS, [start], LENGTHS, alone, 25) == [together[row]]
     assert len({len(text) for text in together}) > 1, "rows should end at different times"
+
+
+def test_without_a_memory_each_token_is_written_from_the_last_ones():
+    model, ids = small_model(train=False), [3, 1, 4, 1, 5, 2, 6]
+    lengths = Lengths(tgt_len=4, mem_len=0)
+    steps = stream(model, [np.array(ids)], lengths, Sampling(temperature=0), 5)
+    for step in steps:
+        log_probs, _ = model.log_probs(torch.tensor([ids[-4:]]), None, lengths, last=1)
+        [(_, new)] = step
+        assert new == log_probs.argmax().item()
+        ids.append(new)

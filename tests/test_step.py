@@ -179,7 +179,10 @@ def test_the_same_text_is_written_with_it(kind: dict) -> None:
 def test_compiling_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert not has_compiler()
-    [sentence] = _compiling_problems(torch.device("cpu"))
+    memory = Lengths(tgt_len=4, mem_len=4)
+    [sentence] = _compiling_problems(torch.device("cpu"), memory, "transformer-xl")
     assert "C++ compiler" in sentence
-    [sentence] = _compiling_problems(torch.device("cuda"))
+    [sentence] = _compiling_problems(torch.device("cuda"), memory, "transformer-xl")
     assert "captured anyway" in sentence
+    kind, window, _ = _compiling_problems(torch.device("cpu"), Lengths(tgt_len=4, mem_len=0), "shaw")
+    assert "got" not in kind and "shaw" in kind and "needs a memory" in window

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from .baselines.sliding import Sliding
 from .data.vocab import Vocab
 from .device import autocast
 from .settings import Lengths
@@ -121,13 +122,14 @@ def stream(
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield, step by step, the new `(row, id)` of every row that goes on; `sampling.stop` is for `stream_text`.
 
+    Without a memory (`mem_len` 0) each token is predicted from the last `tgt_len` ones, which are read anew.
     Prompts hold one id or more and may differ in length. Before each further step `ended(row)` is asked whether a row
     is to leave the batch. A row's tokens do not depend on the other rows, but for rounding. Nothing grows with the
     number of tokens. Behind the prompts tokens are read by what `stepping` makes of the state and of `compiled`.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
     device = next(model.parameters()).device
-    model = model.for_inference(precision)
+    model = (model if lengths.mem_len else Sliding(model, lengths.tgt_len)).for_inference(precision)
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
     state, inputs = None, _left_padded(prompts)
     for step in range(max_tokens if rows else 0):

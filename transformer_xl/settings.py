@@ -7,7 +7,7 @@ to train on it and how to score it. A recipe is a TOML file with one table per s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -387,6 +387,12 @@ class RunConfig:
         if self.eval.context_len:
             asked["mem_len"] = 0
         return Lengths(**{name: getattr(self.train, name) if asked[name] is None else asked[name] for name in names})
+
+    @property
+    def writing_lengths(self) -> Lengths:
+        """The test lengths to write text at: where there is no memory, a segment and what is read anew before it."""
+        lengths = self.eval_lengths
+        return replace(lengths, tgt_len=lengths.tgt_len + self.context_len(lengths))
 
     def context_len(self, lengths: Lengths) -> int:
         """The tokens to read anew with each segment where lengths are these: a memory stands in their place."""

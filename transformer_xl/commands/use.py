@@ -135,7 +135,7 @@ class Generate:
     n: int = 1
     """Continuations of each prompt."""
     mem_len: Annotated[int | None, arg(metavar="N")] = None
-    """Tokens of memory; by default as in evaluation."""
+    """Tokens of memory, by default as in evaluation; 0: each token is written from the last tgt_len ones."""
     device: str = "auto"
     precision: Precision = "auto"
     compile: bool = False

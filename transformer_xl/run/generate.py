@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,11 @@ def generate(
     config, sizes = load_config(find_checkpoint(run)), () if mem_len is None else (mem_len,)
     lengths = told(problems, lambda: eval_lengths(config, mem_len=sizes)[0])
     where = told(problems, lambda: resolve_device(device))
-    if compiled and where is not None:
-        problems += _compiling_problems(where)
+    if compiled and where is not None and lengths is not None:
+        problems += _compiling_problems(where, lengths, config.model.kind)
     if problems or draw is None or lengths is None or where is None:
         raise ValueError("\n".join(problems))
+    lengths = replace(lengths, tgt_len=lengths.tgt_len + config.context_len(lengths))
     texts: list[str | bytes] = [_read_prompt(prompt) for prompt in prompts]
     loaded = load_model(run, device=where)
     if from_test is not None:
@@ -126,7 +128,11 @@ def _problems(max_tokens: int, rows: int, from_test: int | None, prompts: Sequen
         yield "Only one prompt can be -, for standard input is read once."
 
 
-def _compiling_problems(device: torch.device) -> Iterator[str]:
+def _compiling_problems(device: torch.device, lengths: Lengths, kind: str) -> Iterator[str]:
+    if kind != "transformer-xl":
+        yield f"--compile is for models of kind transformer-xl, and this one's is {kind}. Leave it out."
+    if lengths.mem_len == 0:
+        yield "--compile needs a memory: without one a window of tokens is read anew for each. Give --mem-len."
     if device.type != "cpu":
         yield f"--compile is for the CPU, got {device}, where a step is captured anyway. Leave it out."
     elif not has_compiler():
