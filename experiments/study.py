@@ -75,15 +75,15 @@ class Scale:
 
 SCALES = {
     "small": Scale(
-        tgt_len=64,
+        tgt_len=32,
         lengths=(1, 2, 3, 4, 6, 8),
         sizes={
-            "shaw": ("--model.positions", "128"),
-            "al-rfou": ("--model.positions", "64"),
+            "shaw": ("--model.positions", "64"),
+            "al-rfou": ("--model.positions", "32"),
             "lstm": ("--model.n-layer", "2", "--model.d-inner", "336"),
             "qrnn": ("--model.n-layer", "3", "--model.d-inner", "376"),
         },
-        recl=("--step", "32", "--max-context", "512", "--positions", "2000"),
+        recl=("--step", "16", "--max-context", "256", "--positions", "2000"),
     ),
     "gpu": Scale(
         tgt_len=128,
