@@ -230,6 +230,10 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             )
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
         inputs.pop("cache_position", None)
+        if self.config.mem_len == 0:  # without a memory a token is written from the last ones, read anew
+            inputs |= {"input_ids": input_ids[:, -self.config.tgt_len :], "past_key_values": None}
+            if inputs.get("attention_mask") is not None:
+                inputs["attention_mask"] = inputs["attention_mask"][:, -self.config.tgt_len :]
         return inputs
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
