@@ -92,7 +92,7 @@ SCALES = {
             "shaw": ("--model.positions", "256"),
             "al-rfou": ("--model.positions", "128"),
             "lstm": ("--model.n-layer", "3", "--model.d-inner", "1660"),
-            "qrnn": ("--model.n-layer", "4", "--model.d-inner", "1790"),
+            "qrnn": ("--model.n-layer", "4", "--model.d-inner", "2256"),
         },
         recl=("--step", "100", "--max-context", "1200", "--positions", "10000"),
     ),
