@@ -62,8 +62,6 @@ class Group(NamedTuple):
 
 
 def _group(runs: Sequence[Path], data: str | None) -> Group:
-    if not runs:
-        raise ValueError("RUN must be at least one run to analyse, got none. Name a folder that `txl train` wrote.")
     folders = [local(run) for run in runs]
     checkpoints = [find_checkpoint(folder) for folder in folders]
     configs, vocabs = [load_config(each) for each in checkpoints], [load_vocab(each) for each in checkpoints]
@@ -277,7 +275,7 @@ def length(
 
 
 def _swept(each: Sweep) -> dict[str, Any]:
-    results = [{"attn_len": n} | result.to_json() for n, result in zip(each.attn_lens, each.results, strict=True)]
+    results = [result.to_json() | {"attn_len": n} for n, result in zip(each.attn_lens, each.results, strict=True)]
     chosen = {"best": each.attn_lens[each.best], "shortest": each.attn_lens[each.shortest]}
     return {"read": each.told} | chosen | {"results": results}
 
