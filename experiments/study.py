@@ -66,6 +66,7 @@ class Scale:
     """How large the study is."""
 
     tgt_len: int
+    max_steps: int
     lengths: tuple[int, ...]
     """Attention lengths at test time, in segments of training."""
     sizes: dict[str, tuple[str, ...]]
@@ -76,6 +77,7 @@ class Scale:
 SCALES = {
     "small": Scale(
         tgt_len=32,
+        max_steps=800,
         lengths=(1, 2, 3, 4, 6, 8),
         sizes={
             "shaw": ("--model.positions", "64"),
@@ -87,6 +89,7 @@ SCALES = {
     ),
     "gpu": Scale(
         tgt_len=128,
+        max_steps=50_000,
         lengths=(1, 2, 3, 4, 6, 8),
         sizes={
             "shaw": ("--model.positions", "256"),
@@ -119,6 +122,7 @@ class Study:
         sizes = [str(n) for n in (size, memory, size, memory)]
         given = [word for pair in zip(lengths, sizes, strict=True) for word in pair]
         given += ["--model.kind", row.kind, "--train.loss", row.loss, "--train.seed", str(seed)]
+        given += ["--train.max-steps", str(round(scale.max_steps / row.longer))]  # as many tokens for all
         given += scale.sizes.get(row.kind, ())
         if row.sentences:
             given += ["--data", str(sentences(self.runs / "sentences"))]
@@ -149,7 +153,9 @@ class Study:
             return
         command = ["analyse", "recl", *map(str, folders), *SCALES[self.scale].recl]
         found = json.loads(
-            self.txl([*command, "--json", "--out", str(self.results / "figures" / group)]).splitlines()[-1]
+            self.txl(
+                [*command, "--json", "--out", str(self.runs / self.scale / "figures" / f"{group}-{seed}")]
+            ).splitlines()[-1]
         )
         keep(kept, {"group": group, "seed": seed, "command": shown(command), "recl": found})
 
