@@ -72,6 +72,7 @@ class Rows:
     """The runs of a scale, by row and seed."""
 
     def __init__(self, folder: Path):
+        self.folder = folder
         self.runs: dict[str, dict[int, Any]] = defaultdict(dict)
         self.groups: dict[str, dict[int, Any]] = defaultdict(dict)
         for file in sorted(folder.glob("*.json")):
@@ -155,7 +156,9 @@ def recl(rows: Rows, group: str) -> str:
             ]
             cells.append(f"{min(found)} to {max(found)}" if len(set(found)) > 1 else str(*set(found)))
         body.append([row, *cells, *paper])
-    return table(["model", "r = 0.1", "0.5", "1", "paper: 0.1", "0.5", "1"], body)
+    text = table(["model", "r = 0.1", "0.5", "1", "paper: 0.1", "0.5", "1"], body)
+    picture = Path("figures", f"recl-{group}-context.png")
+    return f"{text}\n\n![losses by context]({picture})" if (rows.folder / picture).exists() else text
 
 
 def write_tables(folder: Path) -> None:
