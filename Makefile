@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 	$(BIN)/txl demo
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -8,7 +8,6 @@ Differences are paired by seed. Their margin is the mean over its standard error
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -73,14 +72,14 @@ class Rows:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.runs: dict[str, dict[int, Any]] = defaultdict(dict)
-        self.groups: dict[str, dict[int, Any]] = defaultdict(dict)
+        self.runs: dict[str, dict[int, Any]] = {}
+        self.groups: dict[str, dict[int, Any]] = {}
         for file in sorted(folder.glob("*.json")):
             facts = json.loads(file.read_text(encoding="utf-8"))
             if "row" in facts:
-                self.runs[facts["row"]][facts["seed"]] = facts
+                self.runs.setdefault(facts["row"], {})[facts["seed"]] = facts
             elif "group" in facts:
-                self.groups[facts["group"]][facts["seed"]] = facts["recl"]
+                self.groups.setdefault(facts["group"], {})[facts["seed"]] = facts["recl"]
 
     def curve(self, row: str, seed: int) -> dict[int, float]:
         """Bits against attention length; 0: the state of a recurrent network."""
@@ -91,10 +90,10 @@ class Rows:
 
     def first(self, row: str) -> dict[int, float]:
         """Bits at the attention length of training, the shortest of the sweep, by seed."""
-        return {seed: next(iter(self.curve(row, seed).values())) for seed in self.runs[row]}
+        return {seed: next(iter(self.curve(row, seed).values())) for seed in self.runs.get(row, ())}
 
     def best(self, row: str) -> dict[int, float]:
-        return {seed: min(self.curve(row, seed).values()) for seed in self.runs[row]}
+        return {seed: min(self.curve(row, seed).values()) for seed in self.runs.get(row, ())}
 
     def shortest(self, row: str) -> str:
         """The shortest attention length within 0.1 % of the best, by seed."""
@@ -185,7 +184,7 @@ def write_tables(folder: Path) -> None:
         ),
         "## Table 10, equal memory",
         ablations(rows, TABLE_10, ["the paper's length", "recurrence", "loss"]),
-        *[f"## Table 8, {group}\n\n{recl(rows, group)}" for group in TABLE_8 if rows.groups[group]],
+        *[f"## Table 8, {group}\n\n{recl(rows, group)}" for group in TABLE_8 if group in rows.groups],
         "## Runs",
         "\n".join(f"- {size}" for size in sizes),
     ]

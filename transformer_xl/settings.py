@@ -388,10 +388,8 @@ class RunConfig:
             asked["mem_len"] = 0
         return Lengths(**{name: getattr(self.train, name) if asked[name] is None else asked[name] for name in names})
 
-    @property
-    def writing_lengths(self) -> Lengths:
-        """The test lengths to write text at: where there is no memory, a segment and what is read anew before it."""
-        lengths = self.eval_lengths
+    def writing(self, lengths: Lengths) -> Lengths:
+        """These lengths, to write text at: without a memory a segment is as long as all that is read for one."""
         return replace(lengths, tgt_len=lengths.tgt_len + self.context_len(lengths))
 
     def context_len(self, lengths: Lengths) -> int:

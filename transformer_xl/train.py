@@ -374,7 +374,8 @@ def _save(trainer: Trainer, corpus: Corpus, config: RunConfig, run: Path, valid_
 def _sample(model: TransformerXL, corpus: Corpus, config: RunConfig) -> str:
     sampling = Sampling(seed=config.train.seed)
     tokens, precision = config.train.sample_tokens, config.train.precision
-    [text] = generate(model, corpus.vocab, [""], config.writing_lengths, sampling, tokens, precision=precision)
+    lengths = config.writing(config.eval_lengths)
+    [text] = generate(model, corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
     return readable(text) if tokenised(config.corpus.name) else text
 
 

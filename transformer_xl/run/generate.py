@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def generate(
         problems += _compiling_problems(where, lengths, config.model.kind)
     if problems or draw is None or lengths is None or where is None:
         raise ValueError("\n".join(problems))
-    lengths = replace(lengths, tgt_len=lengths.tgt_len + config.context_len(lengths))
+    lengths = config.writing(lengths)
     texts: list[str | bytes] = [_read_prompt(prompt) for prompt in prompts]
     loaded = load_model(run, device=where)
     if from_test is not None:
