@@ -7,7 +7,9 @@ together with the file, so that all that is wrong with both is told at once. No 
 from __future__ import annotations
 
 import dis
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -17,12 +19,17 @@ from tyro.conf import FlagCreatePairsOff
 from transformer_xl import recipe as recipes
 from transformer_xl.commands import COMMANDS
 
+NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
+"""How torch says that there is no room for a tensor."""
 MISTAKE = 2
 """Exit status for a user's mistake; 75 is a run that a signal stopped after it saved."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; a user's mistake is told in a sentence, a bug keeps its traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may know fewer signs than a model writes
+            stream.reconfigure(errors="replace")
     try:
         return dispatch(sys.argv[1:] if arguments is None else list(arguments))
     except BrokenPipeError:  # the reader, `head` for one, has enough
@@ -74,6 +81,9 @@ def users_sentence(error: Exception) -> str | None:
         return f"{error.filename}: {error.strerror}."
     if isinstance(error, ValueError | OSError | FloatingPointError) and raised_here(error):
         return str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        reason = f" ({str(error).splitlines()[0].rstrip('.')})" if str(error) else ""
+        return f"There is not enough memory{reason}. Lower the sizes of the model, the batch or the lengths."
     return None
 
 

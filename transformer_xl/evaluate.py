@@ -159,7 +159,9 @@ class Tempered(nn.Module):
         return torch.cat([self._nll(*part) for part in parts]).view_as(targets), memory
 
     def _nll(self, hidden: Float[Tensor, "n D"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        scores = self.model.softmax.log_probs(hidden) / self.temperature
+        scores = self.model.softmax.log_probs(hidden)
+        least = torch.finfo(scores.dtype).tiny  # of any temperature: the best stays 0
+        scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(self.temperature, least)
         return nn.functional.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
 
     def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Any:

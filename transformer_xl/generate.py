@@ -79,7 +79,7 @@ def filtered(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tenso
     scores = log_probs.double()
     if sampling.temperature == 0:
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
-    scores = scores / sampling.temperature
+    scores = (scores - scores.amax(dim=1, keepdim=True)) / sampling.temperature  # of any temperature: the best stays 0
     if 0 < sampling.top_k < scores.shape[1]:
         least = scores.topk(sampling.top_k, dim=1).values[:, -1:]
         room = sampling.top_k - (scores > least).sum(dim=1, keepdim=True)

@@ -24,7 +24,7 @@ SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
 """For each section of a run: its settings and their types."""
 
-_LARGEST = sys.float_info.max
+_LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
@@ -56,6 +56,10 @@ def find_recipe(recipe: str) -> Path:
         raise IsADirectoryError(f"RECIPE must be a name or a TOML file, and {recipe} is a folder.{hint}")
     if path.is_file():
         return path
+    if path.exists():
+        raise ValueError(
+            f"RECIPE must be a name or a TOML file, and {recipe} is a pipe or a device. Save it in a file."
+        )
     names = ", ".join(packaged)
     if path.suffix == ".toml" or path.name != recipe:
         raise FileNotFoundError(f"There is no recipe file {recipe}. Give the path of a TOML file, or a name: {names}.")
@@ -81,6 +85,10 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
         tables = tomllib.loads(path.read_bytes().decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"Recipe {name} is not valid TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:  # of Python's limits, which tomllib leaves as they are
+        raise ValueError(
+            f"Recipe {name} must hold numbers of less than 4,300 digits and lists that are not hundreds of levels deep."
+        ) from error
     problems: list[str] = []
     given = [*_settings_of(tables, name, problems), *defaults, *parse_overrides(overrides, problems)]
     config = _assemble(given, problems)
@@ -220,7 +228,7 @@ def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> l
                 for field, value in table.items()
             ]
         elif section in SECTIONS:
-            problems.append(f"{section} in recipe {name} must be a table, [{section}], got {table!r}.")
+            problems.append(f"{section} in recipe {name} must be a table, [{section}], got {_shown(table)}.")
         elif isinstance(table, dict):
             close = get_close_matches(section, SECTIONS, n=1)
             known = _listed(f"[{name}]" for name in SECTIONS)
@@ -343,7 +351,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_WHOLE
     return isinstance(value, hint)
 
 
@@ -371,7 +379,16 @@ def _wanted(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str | bool | list) else str(value)
+    """A value as it was written, or the beginning of it."""
+    try:
+        shown = json.dumps(value) if isinstance(value, str | bool | list) else str(value)
+    except TypeError:  # a date in a list
+        shown = str(value)
+    except ValueError:
+        shown = "a number of thousands of digits"
+    shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."
+    large = type(value) is int and abs(value) > _LARGEST_WHOLE
+    return f"{shown}, which is beyond 63 bits" if large else shown
 
 
 def _unknown(section: str, field: str, label: str, recipe: str) -> str:

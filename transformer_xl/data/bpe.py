@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
 _BYTES_BORDER = re.compile(_BORDER.pattern.encode())
 _SLICE, _BATCH = 1 << 14, 64
+_LARGEST_ID = 1 << 24
 _PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
 _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
 """Pre-tokenizers that keep every character, unless their behavior is "Removed"."""
@@ -112,7 +113,7 @@ def renumber(content: str, order: Sequence[int]) -> str:
     return json.dumps(settings, ensure_ascii=False, separators=(",", ":"))
 
 
-def border(text: bytes, position: int) -> int:
+def border(text: bytes | bytearray, position: int) -> int:
     """The first place from `position` on where `text` can be cut without changing a symbol: between words.
 
     That is behind an ASCII sign, before a space and a letter; where there is no such place, the end.
@@ -144,9 +145,17 @@ def _library() -> Any:
 def _load(content: str) -> Tokenizer:
     library = _library()
     try:
+        json.loads(content, parse_int=_small)
         return library.Tokenizer.from_str(content)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
+
+
+def _small(number: str) -> int:
+    """For every id up to the highest the library takes memory, and ends the process where there is none."""
+    if len(number) > 8 or int(number) > _LARGEST_ID:
+        raise ValueError(f"it has the number {number[:20]}, and ids are below {_LARGEST_ID:,}")
+    return int(number)
 
 
 def _problems(settings: dict[str, Any]) -> Iterator[str]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -85,9 +86,25 @@ class Header:
             )
         try:
             splits = {name: SplitHeader(**split) for name, split in content.pop("splits").items()}
-            return cls(splits=splits, **content)
+            header = cls(splits=splits, **content)
         except (TypeError, AttributeError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: {error}. {_PREPARE_AGAIN}") from error
+            raise ValueError(f"{path} is damaged: it lacks an entry, or has one too many. {_PREPARE_AGAIN}") from error
+        if wrong := next(header._damage(), ""):
+            raise ValueError(f"{path} is damaged: {wrong} is none. {_PREPARE_AGAIN}")
+        return header
+
+    def _damage(self) -> Iterator[str]:
+        """The entries that cannot be what they should."""
+        texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
+        yield from (name for name in texts if not isinstance(getattr(self, name), str))
+        yield from ("splits" for name in self.splits if name not in SPLITS)
+        for part, split in self.splits.items():
+            counts = ("tokens", "types", "unknown", "bytes")
+            yield from (f"{name} of {part}" for name in counts if not _is_count(getattr(split, name)))
+            starts = [0] if split.documents is None else split.documents
+            sound = isinstance(starts, list) and all(map(_is_count, starts)) and starts[:1] == [0]
+            if not sound or any(a >= b for a, b in pairwise([*starts, split.tokens])):
+                yield f"documents of {part}"
 
     def to_json(self) -> dict[str, Any]:
         return {"format": _FORMAT, "version": _VERSION, **asdict(self)}
@@ -102,6 +119,7 @@ class Corpus:
     vocab: Vocab
     other_ids: Integer[np.ndarray, " V"] | None = field(default=None, compare=False)
     """The id in `vocab` of each id on disk, where they are not the same."""
+    _verified: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -125,25 +143,45 @@ class Corpus:
     def open(cls, path: str | Path, *, verify: bool = False) -> Corpus:
         """Open the store in folder `path` and hold its files against its header.
 
-        `verify` also compares the SHA-256 of the ids, which reads them all. `FileNotFoundError` where there is no
-        store, `ValueError` where it is damaged.
+        `verify` also compares the SHA-256 of the ids, as `split` does for its own. `FileNotFoundError` where there is
+        no store, `ValueError` where it is damaged.
         """
         path = Path(path)
         header = Header.read(path / "corpus.json")
         vocab = Vocab.from_json(_read_json(path / "vocab.json"))
-        if (vocab.fingerprint, len(vocab), vocab.dtype.str) != (header.vocab, header.vocab_size, header.dtype):
+        theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)
+        if theirs != (header.vocab, header.vocab_size, header.dtype, header.unit, header.newlines):
             raise ValueError(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {_PREPARE_AGAIN}")
         for name, split in header.splits.items():
             file = path / f"{name}.bin"
             size, expected = file.stat().st_size if file.is_file() else 0, split.tokens * vocab.dtype.itemsize
             if size != expected:
                 raise ValueError(f"{file} has {size:,} bytes, but its header says {expected:,}. {_PREPARE_AGAIN}")
-            if verify and _sha256(file) != split.sha256:
-                raise ValueError(f"{file} does not have the SHA-256 its header says. {_PREPARE_AGAIN}")
-        return cls(path, header, vocab)
+        corpus = cls(path, header, vocab)
+        for name in header.splits if verify else ():
+            corpus._verify(name)
+        return corpus
+
+    def _verify(self, name: str) -> None:
+        """Hold a split's ids against its header and the vocabulary; once, for that reads them all."""
+        if name in self._verified:
+            return
+        file, digest, highest = self.path / f"{name}.bin", hashlib.sha256(), 0
+        with file.open("rb") as opened:
+            while piece := opened.read(_IDS):
+                digest.update(piece)
+                highest = max(highest, int(np.frombuffer(piece, self.header.dtype).max()))
+        if digest.hexdigest() != self.header.splits[name].sha256:
+            raise ValueError(f"{file} does not have the SHA-256 its header says. {_PREPARE_AGAIN}")
+        if highest >= self.header.vocab_size:
+            raise ValueError(f"{file} has the id {highest:,}, outside of its vocabulary. {_PREPARE_AGAIN}")
+        self._verified.add(name)
 
     def split(self, name: Literal["train", "valid", "test"]) -> Split:
-        """One split; `ValueError` where the corpus lacks it. Its ids are memory-mapped, or in memory if renumbered."""
+        """One split; `ValueError` where the corpus lacks it or its ids are damaged, which are all read for that.
+
+        They are memory-mapped, or in memory if renumbered.
+        """
         if name not in self.header.splits:
             raise ValueError(
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. "
@@ -154,6 +192,7 @@ class Corpus:
                 )
             )
         starts = self.header.splits[name].documents
+        self._verify(name)
         ids = np.memmap(self.path / f"{name}.bin", dtype=self.header.dtype, mode="r")
         ids = ids if self.other_ids is None else self.other_ids[ids]
         return Split(ids, None if starts is None else np.array(starts, np.int64), name)
@@ -222,7 +261,7 @@ class Corpus:
             with FileLock(path.with_name(f".{path.name}.lock")):
                 if reuse:
                     with suppress(FileNotFoundError, ValueError):
-                        return cls.open(path)
+                        return cls.open(path, verify=True)
                 if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
                     raise ValueError(
                         f"{path} holds something that is not a token store; name another folder, or empty it."
@@ -359,18 +398,17 @@ def _split_header(file: Path, vocab: Vocab, size: int, documents: list[int] | No
     )
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}. {_PREPARE_AGAIN}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: it must hold a table. {_PREPARE_AGAIN}")
     return content
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -15,7 +15,7 @@ import platformdirs
 
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.published import DATASETS, Dataset
-from transformer_xl.data.reading import read_file
+from transformer_xl.data.reading import expanded, read_file
 from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import Newlines, Vocab
 from transformer_xl.settings import CorpusConfig
@@ -24,7 +24,7 @@ from transformer_xl.settings import CorpusConfig
 def cache_folder() -> Path:
     """Where token stores and downloads live: the environment's TXL_HOME, else the user's cache directory for txl."""
     home = os.environ.get("TXL_HOME")
-    return Path(home).expanduser() if home else platformdirs.user_cache_path("txl")
+    return expanded(home) if home else platformdirs.user_cache_path("txl")
 
 
 def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
@@ -35,7 +35,7 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
     """
     if not config.name:
         raise ValueError(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
-    path = Path(config.name).expanduser()
+    path = expanded(config.name)
     prepared = store_folder(config.name, "") if path.name == config.name else path
     if config.name in DATASETS:
         dataset = DATASETS[config.name]
@@ -116,7 +116,7 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
 
 def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None) -> Corpus:
     if vocab is None and config.vocab:
-        listed = Path(config.vocab).expanduser()
+        listed = expanded(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
     splits = read_splits(path, unit, whole_files=config.reset_documents)

@@ -25,7 +25,7 @@ from transformer_xl.data.corpus import Corpus, Header
 from transformer_xl.data.datasets import cache_folder, dataset_of, store_folder
 from transformer_xl.data.download import download
 from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol
-from transformer_xl.data.reading import OPENERS, Text, open_file, read_file, reading
+from transformer_xl.data.reading import OPENERS, Text, expanded, open_file, read_file, reading
 from transformer_xl.data.vocab import Newlines, Vocab
 from transformer_xl.files import explained
 
@@ -59,7 +59,7 @@ def prepare(
         taken = _take(name, found, needed, protocol.splits, partial=partial)
         counted = dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts)
         listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
-        listed = listed if vocab_file is None else Path(vocab_file).expanduser()
+        listed = listed if vocab_file is None else expanded(vocab_file)
         vocab, other = _listed_words(dataset, listed, newlines, whole=not taken.notes)
         own_words = bool(other)
         if taken.notes and vocab is None and dataset.unit == "word":
@@ -205,7 +205,7 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
     dataset = DATASETS[name]
     if source is None and partial:
         raise ValueError("--partial takes what a local copy holds: say with --source where it is.")
-    path = None if source is None else Path(source).expanduser()
+    path = None if source is None else expanded(source)
     if path is not None and not path.exists():
         raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {path}.")
     archive = path is not None and _is_archive(path)

@@ -28,6 +28,14 @@ _LONGEST = 1 << 12
 _WHITE = re.compile(rb"[ \n]")
 
 
+def expanded(path: str | Path) -> Path:
+    """`path`, where ~ begins it with the user's home, or ~NAME with that of a user there is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def open_file(path: Path) -> io.BufferedIOBase:
     """A file to read, decompressed where its name ends in .xz, .gz or .bz2."""
     return OPENERS.get(path.suffix, open)(path, "rb")
@@ -73,18 +81,19 @@ def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
 
     A last line of words that lacks its end gets one.
     """
-    left, ends_line = b"", True
+    left, ends_line = bytearray(), True  # which grows in place, however far the next border is
     for chunk in _chunks(text, size):
         ends_line = chunk.endswith(b"\n")
+        searched = len(left)
         left += chunk
-        end = _last_border(left, unit)
+        end = _last_border(left, unit, searched)
         if end:
-            yield left[:end]
-            left = left[end:]
+            yield bytes(left[:end])
+            del left[:end]
     if unit == "word" and not ends_line:
         left += b"\n"
     if left:
-        yield left
+        yield bytes(left)
 
 
 def _chunks(text: Text, size: int) -> Iterator[bytes]:
@@ -95,10 +104,13 @@ def _chunks(text: Text, size: int) -> Iterator[bytes]:
             yield from iter(lambda: opened.read(size), b"")
 
 
-def _last_border(text: bytes, unit: Unit) -> int:
-    """The last place where `text`, which may go on, can be cut without cutting a symbol; 0 if there is none."""
+def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
+    """The last place where `text`, which may go on, can be cut without cutting a symbol; 0 if there is none.
+
+    None is in the first `searched` bytes.
+    """
     if unit == "word":
-        return max(text.rfind(b" "), text.rfind(b"\n")) + 1
+        return max(text.rfind(b" ", searched), text.rfind(b"\n", searched)) + 1
     if unit == "bpe":
         place = bpe_border(text, max(len(text) - _LONGEST, 0))
         return place if place < len(text) else 0

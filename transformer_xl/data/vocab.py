@@ -246,8 +246,12 @@ class Vocab:
             raise ValueError(f"vocab.json must hold unit, newlines and symbols; {error} is missing.") from error
         if unit not in get_args(Unit) or newlines not in get_args(Newlines):
             raise ValueError(f"vocab.json has unit {unit!r} and newlines {newlines!r}, which no vocabulary has.")
+        if newlines == "sentence" and (unit != "word" or LINE_ENDS[newlines] not in symbols):
+            raise ValueError(
+                f"vocab.json must list words with {LINE_ENDS[newlines]} where it has sentences; it is damaged."
+            )
         if unit == "byte":
-            sound = all(isinstance(symbol, int) and 0 <= symbol < 256 for symbol in symbols)
+            sound = all(type(symbol) is int and 0 <= symbol < 256 for symbol in symbols)
         else:
             sound = all(is_text(s) and (unit != "char" or len(s) == 1 or s == UNK) for s in symbols)
         if not sound or not symbols or len(set(symbols)) != len(symbols):
@@ -267,7 +271,10 @@ class Vocab:
 
     @cached_property
     def _pairs(self) -> BytePairs:
-        return BytePairs(self.tokenizer)
+        pairs = BytePairs(self.tokenizer)
+        if pairs.symbols != self.symbols:
+            raise ValueError("vocab.json must list the byte pairs of its tokenizer, and lists others; it is damaged.")
+        return pairs
 
     @cached_property
     def _byte_ids(self) -> bytes:

@@ -28,7 +28,7 @@ def env(*, as_json: bool = False) -> None:
     device = torch.device(auto["device"]["name"])
     name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
     auto["backend for inference"] = {"name": name, "why": why}
-    facts = environment() | {"auto": auto, "cache": str(cache_folder())}
+    facts = environment() | {"auto": auto, "cache": _below_home(cache_folder())}
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -77,6 +77,12 @@ def cpu_features() -> list[str]:
     """The processor's features that matter here, by their Linux names; none are known elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
     return sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else []
+
+
+def _below_home(path: Path) -> str:
+    """A path that does not say whose machine this is."""
+    home = os.path.expanduser("~")
+    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else "where TXL_HOME says"
 
 
 def _version(package: str) -> str | None:

@@ -334,6 +334,8 @@ def read_text(file: str) -> bytes:
         raise IsADirectoryError(f"{file} is a folder; give a text file, or - for standard input.")
     if not path.exists():
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
+    if not path.is_file():
+        raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and it as standard input.")
     return path.read_bytes()
 
 
