@@ -215,7 +215,7 @@ class Pickles:
             torch.save({"model_state": state, "more": plain}, file, _use_new_zipfile_serialization=new)
             self.files.append(file.getvalue())
         self.files += [make("true") for make in hostile.files(200).values()]
-        self.pickles = [parts for content in self.files if (parts := operations(content))]
+        self.pickles = [parts for content in self.files if len(content) < 1 << 16 and (parts := operations(content))]
         self.pool = [part for parts in self.pickles for part in parts]
 
     def make(self, dice: random.Random) -> Case:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
 _BYTES_BORDER = re.compile(_BORDER.pattern.encode())
-_SLICE, _BATCH = 1 << 14, 64
+_SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 _LARGEST_ID = 1 << 24
 _PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
 _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
@@ -45,6 +45,8 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
     tokenizers = _library()
     if size < 256:
         raise ValueError(f"The size of a byte-level vocabulary must be ≥ 256, one for each byte, got {size}.")
+    if size > _LARGEST_ID:
+        raise ValueError(f"The size of a byte-level vocabulary must be at most {_LARGEST_ID:,}, got {size:,}.")
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     lines = tokenizers.pre_tokenizers.Split("\n", "isolated")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -53,7 +55,9 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=byte_level.alphabet(), special_tokens=[], show_progress=False
     )
-    tokenizer.train_from_iterator((piece for text in texts for piece in _slices(text)), trainer)
+    tokenizer.train_from_iterator(
+        (part for text in texts for piece in _slices(text) for part in _parts(piece)), trainer
+    )
     return tokenizer.to_str()
 
 
@@ -131,6 +135,12 @@ def _slices(text: str) -> Iterator[str]:
         start = end
 
 
+def _parts(piece: str) -> Iterator[str]:
+    """A slice that is one endless word in parts: pairs are counted in time that grows with a word's square."""
+    size = len(piece) if len(piece) < 2 * _SLICE else _WORD
+    yield from (piece[start : start + size] for start in range(0, len(piece), size))
+
+
 def _library() -> Any:
     try:
         import tokenizers
@@ -147,7 +157,9 @@ def _load(content: str) -> Tokenizer:
     try:
         json.loads(content, parse_int=_small)
         return library.Tokenizer.from_str(content)
-    except Exception as error:  # the library raises nothing narrower
+    except BaseException as error:  # the library raises nothing narrower, and panics with what is no Exception
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
         raise ValueError(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from transformer_xl.data.corpus import Split
 
+_MOST_STREAMS = 1 << 20
 _PIECE = 1 << 24
 """Tokens to look for line ends at a time."""
 
@@ -170,6 +171,8 @@ class StreamLoader:
         for setting, (value, bound) in least.items():
             if value < bound:
                 raise ValueError(f"{setting} must be at least {bound}, got {value}.")
+        if batch_size > _MOST_STREAMS:
+            raise ValueError(f"batch_size must be at most {_MOST_STREAMS:,}, got {batch_size}.")
         if isinstance(split, Split):
             documents = split.documents if documents is None else documents
         self._tokens = np.asarray(split.ids if isinstance(split, Split) else split)

@@ -37,7 +37,11 @@ def expanded(path: str | Path) -> Path:
 
 
 def open_file(path: Path) -> io.BufferedIOBase:
-    """A file to read, decompressed where its name ends in .xz, .gz or .bz2."""
+    """A file to read, decompressed where its name ends in .xz, .gz or .bz2; a pipe or a device may never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{path} must be a file, and is a folder, a pipe or a device. Save its content in a file first."
+        )
     return OPENERS.get(path.suffix, open)(path, "rb")
 
 
@@ -45,8 +49,6 @@ def read_file(path: Path) -> bytes:
     """The content of `path`, decompressed where its name says so; errors say which file and why."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} must be a file, and is a folder.")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} must be a file, and is a pipe or a device. Save its content in a file first.")
     with reading(path), open_file(path) as opened:
         return opened.read()
 

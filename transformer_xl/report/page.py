@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -201,6 +201,8 @@ def _word(value: object) -> str:
         return ", ".join(map(_word, value)) or "none"
     if value is None or value == "":
         return "none"
+    if isinstance(value, str) and ("/" in value or "\\" in value):  # a place on the machine is nobody's business
+        return PureWindowsPath(value).name
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

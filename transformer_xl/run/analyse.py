@@ -134,6 +134,7 @@ def recl(
         ValueError, OSError: a sentence for what does not fit.
     """
     _refuse(_least(1, step=step, positions=positions, batch_size=batch_size, runs=len(runs)))
+    _refuse(_least(0, seed=seed))
     _refuse(_recl_problems(r, step, max_context, threshold))
     group, contexts = _group(runs, data), np.arange(step, max_context + 1, step)
     text = group.corpus.split(split)

@@ -60,8 +60,8 @@ def demo(*, out: Path | None = None, minutes: float = 5.0) -> int:
     """Train, evaluate with three lengths of memory, write a sample, compare; in at most `minutes` on this machine."""
     begun = time.perf_counter()
     reuse_memory()
-    if minutes <= 0:
-        raise ValueError(f"--minutes must be above 0, got {minutes:g}.")
+    if not 0 < minutes < 1e6:
+        raise ValueError(f"--minutes must be above 0 and below 1,000,000, got {minutes:g}.")
     home = cache_folder() / "demo"
     run = home / "run" if out is None else out
     if out is None:

@@ -26,6 +26,7 @@ from transformer_xl.settings import EvalConfig, Lengths, RunConfig
 from transformer_xl.show import show_table
 
 Value = TypeVar("Value")
+FARTHEST, HIGHEST_RATE = (1 << 63) - 1, 1e30
 _AUTO = (
     "--tgt-len auto needs a window, --attn-len or --same-length, and neither --sliding nor --dynamic: else figures "
     "depend on it."
@@ -69,6 +70,8 @@ def evaluate(
     combinations = told(problems, lambda: reading.lengths(config, tgt_len=width, **lengths)) or []
     if tgt_len == "auto" and (reading.scope or any(each.attn_len is None for each in combinations)):
         problems.append(_AUTO)
+    if dump is not None:
+        told(problems, lambda: writable(dump, "--dump"))
     if dump is not None and len(combinations) > 1:
         problems.append(f"--dump writes one file, so give one set of lengths with it, got {len(combinations)}.")
     if problems:
@@ -116,6 +119,8 @@ class Reading:
         elif idle:
             problems.append(f"--dynamic-{min(idle)} is for --dynamic rms, got sgd: leave it out.")
         learning = told(problems, lambda: DynamicConfig(**given)) if given else None
+        if learning is not None and learning.lr > HIGHEST_RATE:
+            problems.append(f"--dynamic-lr must be at most {HIGHEST_RATE:g}, got {learning.lr:g}.")
         if problems:
             raise ValueError("\n".join(problems))
         return cls(sliding, temperature, learning)
@@ -250,6 +255,8 @@ def eval_lengths(
             window = memory
         elif not attn_len and window is not None and window > memory + 1:
             window = None
+        if clamp is not None and clamp > FARTHEST:
+            problems.append(f"clamp_len must be at most {FARTHEST:,}, got {clamp}.")
         call = partial(Lengths, tgt_len=width, mem_len=memory, clamp_len=clamp, attn_len=window)
         found.append(told(problems, call))
     if problems:
@@ -337,6 +344,13 @@ def read_text(file: str) -> bytes:
     if not path.is_file():
         raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and it as standard input.")
     return path.read_bytes()
+
+
+def writable(path: Path, option: str) -> Path:
+    """`path`, if a file may be written there in place of what is; `ValueError` else, before any work."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
+    return path
 
 
 def decoded(text: bytes, file: str) -> str:

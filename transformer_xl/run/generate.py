@@ -24,6 +24,7 @@ from .evaluate import corpus_for, decoded, eval_lengths, read_text, tell_unknown
 
 MOST_CONTEXT = 512
 """Tokens of the test set a prompt may hold: the paper's context (Appendix E)."""
+MOST_ROWS = 1 << 16
 
 
 def generate(
@@ -117,8 +118,8 @@ def _write(
 def _problems(max_tokens: int, rows: int, from_test: int | None, prompts: Sequence[str]) -> Iterator[str]:
     if max_tokens < 1:
         yield f"--max-tokens must be at least 1, got {max_tokens}."
-    if rows < 1:
-        yield f"--n must be at least 1, got {rows}."
+    if not 1 <= rows <= MOST_ROWS:
+        yield f"--n must be at least 1 and at most {MOST_ROWS:,}, got {rows}."
     if from_test is not None and not 1 <= from_test <= MOST_CONTEXT:
         yield f"--from-test must be 1 to {MOST_CONTEXT} tokens, got {from_test}."
     if from_test is not None and prompts:

@@ -9,6 +9,8 @@ from transformer_xl.files import write_whole
 from transformer_xl.report.page import page
 from transformer_xl.report.record import read_run
 
+from .evaluate import writable
+
 PAGE = "report.html"
 
 
@@ -27,7 +29,7 @@ def report(runs: Sequence[Path], out: Path | None = None, *, title: str | None =
         raise ValueError("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
     runs = [Path(run) for run in runs]
     page_of = page([read_run(run, name) for run, name in zip(runs, names(runs), strict=True)], title)
-    to = out or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    to = (out and writable(out, "--out")) or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     write_whole(to, page_of)
     print(f"Report: {to}", flush=True)
     return to
