@@ -41,7 +41,6 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import pieces
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.hf import export_huggingface
 from transformer_xl.interop import read_model, read_vocabulary, write_original
 from transformer_xl.interop.unpickle import StandIn, module_state, read_pickle
 from transformer_xl.interop.vocabulary import pickled_vocabulary
@@ -237,6 +236,8 @@ class Foreign:
     """Folders of other programs: settings that contradict the weights, weights that are cut or of other names."""
 
     def __init__(self, folder: Path):
+        from transformer_xl.hf import export_huggingface  # which takes seconds
+
         vocab = Vocab.build("word", [TEXT])
         shape = TransformerXLConfig(vocab_size=len(vocab), n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=5)
         config = RunConfig(model=shape, corpus=CorpusConfig(unit="word"))

@@ -97,7 +97,8 @@ class Header:
         """The entries that cannot be what they should."""
         texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
         yield from (name for name in texts if not isinstance(getattr(self, name), str))
-        yield from ("splits" for name in self.splits if name not in SPLITS)
+        if not self.splits or not self.splits.keys() <= set(SPLITS):
+            yield "splits"
         for part, split in self.splits.items():
             counts = ("tokens", "types", "unknown", "bytes")
             yield from (f"{name} of {part}" for name in counts if not _is_count(getattr(split, name)))

@@ -336,13 +336,19 @@ def listed_words(text: str, file: str) -> list[str]:
 def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | list[str]:
     """`text` as a sequence of bytes, characters or words, in the order they stand."""
     if unit == "byte":
-        # surrogateescape: a command line hands over bytes that are not UTF-8 this way.
-        raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+        raw = _utf8(text) if isinstance(text, str) else text
         return raw.translate(None, b"\n") if newlines == "drop" else raw
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     if unit == "char":
         return decoded.replace("\n", "") if newlines == "drop" else decoded
     return split_words(decoded, newlines)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")  # a command line hands over bytes that are not UTF-8 this way
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def _count_codes(symbols: Any, known: Collection[Any]) -> dict[Any, int]:

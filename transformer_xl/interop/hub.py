@@ -55,6 +55,8 @@ def local(path: str | Path) -> Path:
             f'{path} is on the Hugging Face hub: run `pip install "transformer-xl[hf]"` to fetch it.'
         ) from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
+    if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they become a path in the cache
+        raise ValueError(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")
     converted = cache_folder() / "hub" / name.replace("/", "--")
     if revision and (converted / revision).is_dir():
         return converted / revision

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from . import paper
 from .graphs import curves
 from .markup import Markup, Own, join, table, tag
-from .record import LENGTHS, PICTURES, Record, number
+from .record import LENGTHS, PICTURES, Record, number, place
 from .summary import UNKNOWN, exact, figure_of, opening
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -201,9 +201,7 @@ def _word(value: object) -> str:
         return ", ".join(map(_word, value)) or "none"
     if value is None or value == "":
         return "none"
-    if isinstance(value, str) and ("/" in value or "\\" in value):  # a place on the machine is nobody's business
-        return PureWindowsPath(value).name
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else place(str(value))
 
 
 def closing() -> Markup:

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,6 +141,11 @@ class Record:
         if not len(train["step"]) or not np.isfinite(train["seconds"]).all():
             return np.full(len(steps), math.nan)
         return np.interp(steps, np.append(0, train["step"]), np.append(0, train["seconds"]))
+
+
+def place(value: str) -> str:
+    """A text, of which an absolute path keeps its last part: a page that is sent says nothing of the machine."""
+    return PureWindowsPath(value).name if value.startswith("/") or PureWindowsPath(value).is_absolute() else value
 
 
 def _columns(entries: Iterable[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " n"]]:

@@ -13,7 +13,7 @@ from transformer_xl.metrics import clock, perplexity
 
 from .curves import short
 from .markup import Markup, join, table, tag
-from .record import Record, number
+from .record import Record, number, place
 
 UNKNOWN = "\N{EN DASH}"
 WORDS = {"ppl": "perplexity", "bpc": "bits per character"}
@@ -169,7 +169,7 @@ def remarks(record: Record) -> list[str]:
             "the environment is that of the last start."
         )
     if init := record.environment.get("init"):
-        found.append(f"It started from the weights of {init}.")
+        found.append(f"It started from the weights of {place(str(init))}.")
     return found
 
 

@@ -38,7 +38,7 @@ from transformer_xl.metrics import figure
 from transformer_xl.settings import RunConfig
 from transformer_xl.show import show_pairs, show_table
 
-from .evaluate import title
+from .evaluate import near, title
 
 Part = Literal["train", "valid", "test"]
 
@@ -134,12 +134,13 @@ def recl(
         ValueError, OSError: a sentence for what does not fit.
     """
     _refuse(_least(1, step=step, positions=positions, batch_size=batch_size, runs=len(runs)))
-    _refuse(_least(0, seed=seed))
+    _refuse([*_least(0, seed=seed), *near(clamp_len)])
     _refuse(_recl_problems(r, step, max_context, threshold))
-    group, contexts = _group(runs, data), np.arange(step, max_context + 1, step)
+    group = _group(runs, data)
     text = group.corpus.split(split)
     sample = {"step": step, "longest": max_context, "seed": seed, "documents": text.documents}
     places = sample_positions(len(text.ids), positions, **sample)
+    contexts = np.arange(step, max_context + 1, step)
     plans = [feeding(c, max_context, clamp_len=clamp_len, trained_context=trained_context) for c in group.configs]
     chosen = resolve_device(device)
     precision, _ = resolve_precision(precision, chosen)
@@ -251,7 +252,7 @@ def length(
         ValueError, OSError: a sentence for what does not fit.
     """
     least = {"stride": stride, "attn_len": min(attn_len, default=1), "batch_size": batch_size, "runs": len(runs)}
-    _refuse([*_least(0, max_tokens=max_tokens), *_least(1, **least)])
+    _refuse([*_least(0, max_tokens=max_tokens), *_least(1, **least), *near(clamp_len)])
     group = _group(runs, data)
     text, lengths = group.corpus.split(split), list(attn_len) or attention_lengths(group.configs)
     chosen = resolve_device(device)

@@ -255,13 +255,18 @@ def eval_lengths(
             window = memory
         elif not attn_len and window is not None and window > memory + 1:
             window = None
-        if clamp is not None and clamp > FARTHEST:
-            problems.append(f"clamp_len must be at most {FARTHEST:,}, got {clamp}.")
+        problems += near(clamp)
         call = partial(Lengths, tgt_len=width, mem_len=memory, clamp_len=clamp, attn_len=window)
         found.append(told(problems, call))
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
     return [lengths for lengths in found if lengths is not None]
+
+
+def near(clamp_len: int | None) -> list[str]:
+    """What is wrong with a distance that no tensor can hold."""
+    far = clamp_len is not None and clamp_len > FARTHEST
+    return [f"clamp_len must be at most {FARTHEST:,}, got {clamp_len}."] if far else []
 
 
 def title(corpus: Corpus, split: str) -> str:
