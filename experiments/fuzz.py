@@ -51,8 +51,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import hostile
 from mangled import ODD_NUMBERS, mangled, mangled_json, mangled_pickle, mangled_safetensors, operations, toml_value
 
-SECONDS, MEMORY = 10, 2 << 30
-"""A case may take so long, and so many bytes above what the process has when all examples are made."""
+SECONDS, WAIT, MEMORY = 10, 120, 2 << 30
+"""A case may take so long of a processor, and by the clock, and so many bytes above what all examples take."""
 Case = dict[str, bytes]
 TEXT = "the quick brown fox <unk> jumps\nover the lazy dog, \u00e9t\u00e9 \u4e2d\u6587\n" * 5
 PLAIN = "the quick brown fox jumps\nover the lazy dog\n" * 5
@@ -341,14 +341,12 @@ class Tally:
 
 def outcome(target: Any, folder: Path) -> tuple[str, str]:
     """What becomes of a case: "accepted", "refused" with the sentence, or "finding" with its kind and traceback."""
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         target.check(folder)
         return "accepted", ""
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         sentence = cli.users_sentence(error) if isinstance(error, Exception) else None
         if sentence is not None and not sentence.startswith("There is not enough memory"):
             return "refused", sentence.replace(str(folder), "FOLDER")
@@ -356,15 +354,25 @@ def outcome(target: Any, folder: Path) -> tuple[str, str]:
         place = f" in {Path(frames[-1].filename).name}: {frames[-1].name}" if frames else ""
         about = f": {str(error).partition(':')[0]}" if isinstance(error, Finding) else ""
         return "finding", f"{type(error).__name__}{place}{about}\n{traceback.format_exc()}"
+
+
+def in_time(target: Any, folder: Path) -> tuple[str, str]:
+    """`outcome`, or the finding that it takes too long."""
+    clocks = {signal.ITIMER_PROF: SECONDS, signal.ITIMER_REAL: WAIT}
+    for clock, seconds in clocks.items():
+        signal.setitimer(clock, seconds)
+    try:
+        return outcome(target, folder)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for clock in clocks:
+            signal.setitimer(clock, 0)
 
 
 def watch() -> None:
     """Bound the time of a case and the memory of the process, and look out for what no case may do."""
 
     def late(*_: object) -> None:
-        raise Finding(f"more than {SECONDS} seconds")
+        raise Finding(f"more than {SECONDS} seconds, or {WAIT} by the clock")
 
     def forbid(event: str, arguments: tuple[Any, ...]) -> None:
         if event in FORBIDDEN:
@@ -374,7 +382,8 @@ def watch() -> None:
     if statm.exists():
         held = int(statm.read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGALRM, late)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, late)
     sys.addaudithook(forbid)
 
 
@@ -395,7 +404,7 @@ def campaign(minutes: float, seed: int, out: Path, names: list[str], scratch: Pa
         for file, content in targets[name].make(random.Random(f"{seed} {name} {tally.tried}")).items():
             (case / file).write_bytes(content)
         made = time.monotonic()
-        result, told = outcome(targets[name], case)
+        result, told = in_time(targets[name], case)
         kind = told.partition("\n")[0]
         tally.slowest = max(tally.slowest, time.monotonic() - made)
         tally.refused += result == "refused"
@@ -447,7 +456,7 @@ def main() -> None:
             target = TARGETS[given.replay.resolve().parent.name.partition("-")[0]](scratch / "made")
             watch()
             shutil.copytree(given.replay, scratch / "case")
-            print(*outcome(target, scratch / "case"))
+            print(*in_time(target, scratch / "case"))
             return
         print(f"seed {given.seed}, {given.minutes:g} minutes", flush=True)
         show(campaign(given.minutes, given.seed, given.out, given.targets, scratch))

@@ -149,7 +149,11 @@ class Corpus:
         """
         path = Path(path)
         header = Header.read(path / "corpus.json")
-        vocab = Vocab.from_json(_read_json(path / "vocab.json"))
+        stored = _read_json(path / "vocab.json")
+        try:
+            vocab = Vocab.from_json(stored)
+        except ValueError as error:
+            raise ValueError(f"{path / 'vocab.json'} is no vocabulary: {error} {_PREPARE_AGAIN}") from error
         theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)
         if theirs != (header.vocab, header.vocab_size, header.dtype, header.unit, header.newlines):
             raise ValueError(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {_PREPARE_AGAIN}")
