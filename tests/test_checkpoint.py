@@ -56,6 +56,12 @@ def save(run, model, step, **options):
     return save_checkpoint(step_folder(run, step), model=model, vocab=VOCAB, config=CONFIG, step=step, **options)
 
 
+def altered(folder):
+    """The checkpoint, to be changed on purpose: without the checksums that would tell of it."""
+    (folder / files.SEAL).unlink()
+    return folder
+
+
 def snapshot(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -84,7 +90,7 @@ def test_tied_weights_are_stored_once_and_tied_again(tmp_path, model):
 
 
 def test_a_tie_may_be_stored_under_any_of_its_names(tmp_path, model):
-    folder = save(tmp_path, model, 3)
+    folder = altered(save(tmp_path, model, 3))
     path = folder / "model.safetensors"
     stored = checkpoint._read_tensors(path)
     stored["softmax.tables.1"] = stored.pop("embedding.tables.1")
@@ -136,7 +142,8 @@ def test_the_layout_is_the_documented_one_and_nothing_is_pickled(tmp_path, model
     folder = save(tmp_path, model, 4000, training=TrainingState(4000))
     assert folder == tmp_path / "checkpoints" / "step_00004000"
     names = {path.name for path in folder.iterdir()}
-    assert names == {"model.safetensors", "config.json", "vocab.json", "training.safetensors", "training.json"}
+    training = {"training.safetensors", "training.json"}
+    assert names == {"model.safetensors", "config.json", "vocab.json", "SHA256SUMS"} | training
     for content in snapshot(folder).values():
         with pytest.raises((pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, AttributeError)):
             pickle.loads(content)
@@ -199,7 +206,7 @@ def test_foreign_files_are_one_sentence(tmp_path, model):
     with pytest.raises(FileNotFoundError, match=r"model\.pt is a file"):
         load_model(tmp_path / "model.pt")
     folder = save(tmp_path, model, 3)
-    (tmp_path / "model.pt").replace(folder / "model.safetensors")
+    (tmp_path / "model.pt").replace(altered(folder) / "model.safetensors")
     with pytest.raises(ValueError, match=r"model\.safetensors is cut short, damaged or of another kind"):
         load_model(folder)
     (folder / "config.json").write_text('{"architectures": ["TransfoXLLMHeadModel"]}')
@@ -208,7 +215,7 @@ def test_foreign_files_are_one_sentence(tmp_path, model):
 
 
 def test_other_settings_in_the_config_are_named(tmp_path, model):
-    folder = save(tmp_path, model, 3)
+    folder = altered(save(tmp_path, model, 3))
     path = folder / "config.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"model": content["model"] | {"n_layers": 3}, "train": {"speed": "fast"}}))
@@ -226,7 +233,7 @@ def test_other_settings_in_the_config_are_named(tmp_path, model):
 
 
 def test_a_vocabulary_of_another_size_is_refused(tmp_path, model):
-    folder = save(tmp_path, model, 3)
+    folder = altered(save(tmp_path, model, 3))
     (folder / "vocab.json").write_text(json.dumps(Vocab("char", ("a", "b")).to_json()))
     with pytest.raises(ValueError, match=r"2 symbols and config\.json says model\.vocab_size = 19"):
         load_model(folder)
@@ -302,7 +309,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, model, mon
             if calls > moment:
                 raise Killed
 
-        monkeypatch.setattr(files, "_sync", dying)
+        monkeypatch.setattr(files, "sync", dying)
         monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)  # the dead clean nothing up
         try:
             save(tmp_path, model, 4)

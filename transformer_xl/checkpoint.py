@@ -6,8 +6,9 @@
         vocab.json            the symbols
         training.safetensors  tensors of the training state (optimizer, memory, random numbers); only to resume
         training.json         its scalars
+        SHA256SUMS            checksums, compared whenever a file is read; `sha256sum --check` knows them, too
 
-A folder without the last two is enough to evaluate and generate.
+A folder without the last three is enough to evaluate and generate.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,7 +30,8 @@ from torch import Tensor, nn
 
 from transformer_xl.baselines import build_model
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.files import remove_folder, remove_unfinished, whole_folder
+from transformer_xl.distributed import whole
+from transformer_xl.files import check_seal, remove_folder, remove_unfinished, seal, whole_folder
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
 
@@ -38,6 +40,8 @@ VERSION = 1
 EXPORTED_VOCAB = "transformer_xl_vocab.json"
 """Where a folder in another program's format keeps the symbols as they are here, for the way back."""
 
+_FILES = ("model.safetensors", "config.json", "vocab.json", "training.safetensors", "training.json")
+"""Those of a run's checkpoint."""
 _SECTIONS = {"model": TransformerXLConfig, "corpus": CorpusConfig, "train": TrainConfig, "eval": EvalConfig}
 
 
@@ -61,7 +65,7 @@ class LoadedModel(NamedTuple):
 def save_checkpoint(
     folder: str | Path,
     *,
-    model: nn.Module,
+    model: nn.Module | Mapping[str, Tensor],
     vocab: Vocab,
     config: RunConfig,
     training: TrainingState | None = None,
@@ -74,7 +78,7 @@ def save_checkpoint(
 
     Args:
         folder: where; `step_folder(run, step)` for a run's own.
-        model: a `TransformerXL`, unwrapped; its own config is what is stored as `config.model`.
+        model: a `TransformerXL`, whose own config is what is stored as `config.model`; or its `weights`.
         training: None for a checkpoint that is used and not resumed.
         step: training steps behind the weights; by default those of `training`.
         valid_loss: mean nats per target on the validation split at this very step; `best` compares these.
@@ -91,16 +95,23 @@ def save_checkpoint(
     sections = asdict(replace(config, model=getattr(model, "config", config.model)))
     remove_unfinished(folder.parent)
     with whole_folder(folder) as unfinished:
-        _write_tensors(unfinished / "model.safetensors", _stored_once(model.state_dict()))
+        _write_tensors(unfinished / "model.safetensors", weights(model) if isinstance(model, nn.Module) else model)
         header = {"format": FORMAT, "version": VERSION, "step": step, "valid_loss": known_loss}
         write_json(unfinished / "config.json", header | ({"report": list(report)} if report else {}) | sections)
         write_json(unfinished / "vocab.json", vocab.to_json())
         if training is not None:
             _write_tensors(unfinished / "training.safetensors", training.tensors)
             write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
+        seal(unfinished)
     if keep is not None:
         prune(folder.parent.parent, keep)
     return folder
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """A model's weights, tied ones once, under the first of their names; whole, however they are sharded."""
+    state = model.state_dict(keep_vars=True)
+    return {name: whole(state[name]) for name in dict.fromkeys(_first_names(state).values())}
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
@@ -126,13 +137,18 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
         ValueError: lists every missing, unexpected and wrong-shaped tensor; nothing is copied then.
     """
     path = find_checkpoint(folder) / "model.safetensors"
-    state = model.state_dict()
+    set_weights(model, _read_tensors(path), str(path))
+
+
+def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
+    """`load_weights` of tensors that were read from `source`."""
+    state = model.state_dict(keep_vars=True)
     names = _first_names(state)
-    stored = {names.get(name, name): value for name, value in _read_tensors(path).items()}
+    stored = {names.get(name, name): value for name, value in stored.items()}
     wanted = {name: state[name] for name in names.values()}
     problems = list(_misfits(stored, wanted))
     if problems:
-        raise ValueError(f"{path} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")
+        raise ValueError(f"{source} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")
     with torch.no_grad():
         for name, value in wanted.items():
             value.copy_(stored[name])
@@ -218,8 +234,11 @@ def latest(run: str | Path) -> Path | None:
 
 def best(run: str | Path) -> Path | None:
     """A run's checkpoint of the lowest known validation loss, the later of equals; None where none is known."""
-    losses = [(valid_loss(path), path) for path in reversed(checkpoints(run))]
-    known = [(loss, path) for loss, path in losses if loss is not None]
+    known = []
+    for path in reversed(checkpoints(run)):
+        with suppress(ValueError, FileNotFoundError):  # a damaged one is none to choose, nor a reason to stop a run
+            if (loss := valid_loss(path)) is not None:
+                known.append((loss, path))
     return min(known, key=lambda entry: entry[0])[1] if known else None
 
 
@@ -235,6 +254,22 @@ def prune(run: str | Path, keep: int) -> None:
     for path in checkpoints(run):
         if path not in kept:
             remove_folder(path)
+
+
+def put_damaged_aside(run: str | Path, warn: Callable[[str], None]) -> None:
+    """Rename a run's checkpoints that are not what was written, so that what comes before them counts; `warn` is told
+    of each."""
+    for folder in checkpoints(run):
+        try:
+            for name in _FILES:
+                with _whole_and_ours(folder / name):
+                    check_seal(folder / name)
+        except (ValueError, FileNotFoundError) as error:
+            aside = folder.with_name(f"damaged_{folder.name}")
+            if aside.exists():
+                remove_folder(aside)
+            folder.rename(aside)
+            warn(f"{error} It is {aside.name} now, and does not count.")
 
 
 def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -> Path:
@@ -258,18 +293,10 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -
     )
 
 
-def _stored_once(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: state[name] for name in dict.fromkeys(_first_names(state).values())}
-
-
 def _first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Each name, mapped to the first name of the same weights."""
-    first: dict[Any, str] = {}
-    names = {}
-    for name, value in state.items():
-        place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride())
-        names[name] = first.setdefault(place, name) if value.numel() else name
-    return names
+    """Each name, mapped to the first name of the same parameter."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(value), name) for name, value in state.items()}
 
 
 def _misfits(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[str]:
@@ -314,6 +341,7 @@ def _own_storage(value: Tensor) -> Tensor:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     with _whole_and_ours(path):
+        check_seal(path)
         return load_file(path)
 
 
@@ -324,6 +352,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def _read_json(path: Path) -> Any:
     with _whole_and_ours(path):
+        check_seal(path)
         return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -40,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         sentence = users_sentence(error)
         if sentence is None:
+            if name := rank_name():
+                complain([f"{name}failed:"])
             raise
         sys.stdout.flush()
-        complain(sentence.splitlines())
+        complain([rank_name() + line for line in sentence.splitlines()])
         return MISTAKE
 
 
@@ -97,6 +99,11 @@ def raised_here(error: Exception) -> bool:
     package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
     raising = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
     return raising and package == __name__.partition(".")[0]
+
+
+def rank_name() -> str:
+    """What stands before the words of one of several processes that torchrun started."""
+    return f"rank {os.environ.get('RANK')}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
 
 
 def complain(sentences: Sequence[str]) -> None:

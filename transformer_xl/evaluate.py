@@ -104,12 +104,13 @@ def evaluate(
     unit: str = "byte",
     symbol_bytes: Int[np.ndarray, " V"] | None = None,
     dump: Callable[[Segment, Float[Tensor, "B T"]], None] | None = None,
+    total: Callable[[Sequence[float], torch.device], Sequence[float]] | None = None,
 ) -> EvalResult:
     """Score every target of `loader` once, memory running from segment to segment.
 
     `symbol_bytes` gives the UTF-8 length of each id, for bits per byte; `dump(segment, nll)` sees every segment, and
-    `TokenLog` puts them in order. A text without a target raises
-    `ValueError`.
+    `TokenLog` puts them in order; `total` makes one sum of those of several readers, each with a part of the streams.
+    A text without a target raises `ValueError`.
     """
     device = _device(model)
     nats = torch.zeros((), dtype=torch.float64, device=device)
@@ -130,11 +131,14 @@ def evaluate(
                 text_bytes += int(symbol_bytes[scored.numpy()].sum(dtype=np.int64))
             if dump is not None:
                 dump(segment, nll)
+    cost = nats.item()  # waits for the device, so the clock is read after it
+    if total is not None:
+        cost, *counts = total([cost, targets, text_bytes], device)
+        targets, text_bytes = map(int, counts)
     if targets == 0:
         raise ValueError("The text must hold at least 2 tokens to be scored, for the first one is context only.")
-    total = nats.item()  # waits for the device, so the clock is read after it
     seconds = time.perf_counter() - start
-    return EvalResult(total, targets, seconds, lengths, text_bytes if symbol_bytes is not None else None, unit)
+    return EvalResult(cost, targets, seconds, lengths, text_bytes if symbol_bytes is not None else None, unit)
 
 
 class Tempered(nn.Module):

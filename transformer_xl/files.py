@@ -1,21 +1,30 @@
-"""Files and folders that are there whole or not at all: written beside, synced to the disk, renamed."""
+"""Files and folders that are there whole or not at all: written beside, synced to the disk, renamed.
+
+A folder may be sealed with the checksums of its files, and held by one process at a time.
+"""
 
 from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 UNFINISHED = ".tmp-"
 """How the name of anything half-written begins; `remove_unfinished` sweeps up what a killed process left."""
 _MARK = 8
 """Digits behind such a name, which keep two writers apart."""
+SEAL = "SHA256SUMS"
+"""The checksums of a folder's files, as `sha256sum --check SHA256SUMS` reads them."""
+LOCK = ".lock"
 
 
 @contextmanager
@@ -31,16 +40,17 @@ def whole_folder(path: Path) -> Iterator[Path]:
     unfinished = _beside(path)
     with explained(path):
         try:
-            unfinished.mkdir(parents=True)
+            make_folder(path.parent)
+            unfinished.mkdir()
             yield unfinished
             mode = _mode_of_new_files(unfinished)
             for file in sorted(unfinished.rglob("*")):
                 if file.is_file():  # safetensors makes files that only their owner can read
                     file.chmod(mode)
-                _sync(file)
-            _sync(unfinished)
+                sync(file)
+            sync(unfinished)
             _replace_folder(unfinished, path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -55,13 +65,79 @@ def write_whole(path: Path, content: str | bytes) -> None:
     unfinished = _beside(path)
     with explained(path):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-            _sync(unfinished)
+            sync(unfinished)
             unfinished.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder and those above it that are missing, have the disk hold each, and return them, innermost first."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
+    return missing
+
+
+def seal(folder: Path) -> None:
+    """Write down the checksum of each file in `folder`, by which `check_seal` knows it again."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    (folder / SEAL).write_text("".join(f"{_sha256(path)}  {path.name}\n" for path in files), encoding="utf-8")
+
+
+def check_seal(path: Path) -> None:
+    """Compare a file with its checksum; a folder without checksums has nothing to compare.
+
+    Raises:
+        ValueError: the file, or the checksum, is not what was written.
+    """
+    try:
+        lines = (path.parent / SEAL).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return
+    if f"{_sha256(path)}  {path.name}" not in lines:
+        raise ValueError(f"its checksum is not the one in {SEAL}; remove that file if you changed this one on purpose")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep `folder` to this process; the system gives it free when the process ends, however it ends. What is made for
+    this and left empty goes again.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    made = make_folder(folder)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BlockingIOError(
+            f"{folder} is in use by another process. Wait until that ends, or choose another folder with --out."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+        if made and not holds_anything(folder):
+            (folder / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):  # others may have put something there since
+                for empty in made:
+                    empty.rmdir()
+
+
+def holds_anything(folder: Path) -> bool:
+    """Whether there is more in a folder than its lock."""
+    return any(path.name != LOCK for path in folder.iterdir())
 
 
 def remove_folder(path: Path) -> None:
@@ -124,7 +200,7 @@ def _replace_folder(new: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until the disk holds the file, or the folder's entries (which only POSIX can be asked for)."""
     if path.is_dir() and os.name != "posix":
         return

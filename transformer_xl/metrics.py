@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.files import explained, write_whole
+from transformer_xl.files import explained, sync, write_whole
 
 
 class MetricLog:
@@ -30,6 +30,12 @@ class MetricLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+
+    def sync(self) -> None:
+        """Wait until the disk holds all entries."""
+        if self.path.exists():
+            with explained(self.path):
+                sync(self.path)
 
     def truncate(self, step: int) -> None:
         """Drop entries past `step`, and a last line that a killed run left unfinished: what resuming repeats."""

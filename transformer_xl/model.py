@@ -301,6 +301,15 @@ class TransformerXL(nn.Module):
         cache.ground = [(k[0], v[0]) for k, v in project(x.new_zeros(1, 1, x.shape[2]) for x in memory.layers)]
         return cache
 
+    def shards(self) -> list[list[nn.Module]]:
+        """Groups of modules whose weights are used in their own calls alone, so that each group may be kept in parts
+        and gathered for its calls; the rest of the model is a group of its own."""
+        if self.config.share_position_projection:  # a layer's projections are used before its call
+            return []
+        positions = [attention.position for attention in self._attentions if attention.position is not None]
+        groups: list[list[nn.Module]] = [[layer] for layer in self.layers]
+        return [[*positions], *groups] if positions else groups
+
     @property
     def _attentions(self) -> list[RelativeMultiheadAttention]:
         return [module for module in self.modules() if isinstance(module, RelativeMultiheadAttention)]

@@ -281,6 +281,8 @@ class TrainConfig:
     """Which implementation of the attention op; `txl env` lists them."""
     compile: bool = False
     """torch.compile the model; on a CPU this needs a C++ compiler."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What several ranks do with the weights: each has them all, or each has a part of them (FSDP2)."""
     recompute: bool = False
     """Compute each layer again in backward instead of keeping what is in it: less memory, more time."""
     seed: int = 1111
@@ -309,6 +311,8 @@ class TrainConfig:
         yield from _at_least(0, self, *steps, "context_len", *rates)
         if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
             yield "min_lr_ratio must be above 0 where average_from is given: the average would be of equal weights."
+        if self.parallel == "fsdp" and (self.compile or self.average_from):
+            yield "compile and average_from must be left out with parallel = fsdp, whose weights are in parts. Use ddp."
         if not self.embedding_lr_ratio > 0:
             yield f"embedding_lr_ratio must be above 0, got {self.embedding_lr_ratio}."
         if self.context_len and self.mem_len:

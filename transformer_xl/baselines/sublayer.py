@@ -12,4 +12,4 @@ class Sublayer(RelativeMultiheadAttention):
 
     def __init__(self, *sizes: int, **settings: Any):
         super().__init__(*sizes, **settings)
-        del self.position
+        self.position = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,8 @@ class Train:
 
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)
-        if self.resume:
+        resume = self.resume or again(out)
+        if resume:
             from transformer_xl.run.train import resumed
 
             recipes.find_recipe(self.recipe)
@@ -85,7 +87,12 @@ class Train:
             return 0
         from transformer_xl.run.train import train
 
-        return train(config, out, resume=self.resume, init=self.init)
+        return train(config, out, resume=resume, init=self.init)
+
+
+def again(run: Path) -> bool:
+    """Whether torchrun starts this in place of processes that failed, and what they saved is there."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 and any(run.glob("checkpoints/step_*"))
 
 
 def default_run(recipe: str) -> Path:

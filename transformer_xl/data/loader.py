@@ -149,8 +149,8 @@ class StreamLoader:
         context_len: tokens before those of a segment that it holds, too, with targets of -1; as many as its span has.
         random_seed: give segments lengths by `random_cuts`, anew in each epoch; None: `tgt_len`. Epochs then differ in
             their number of segments.
-        rows: which streams to read, a rank's or a chunk's share; None: all. Slices that partition
-            `range(batch_size)` give segments of equal number and width, whose rows together are those of the whole.
+        rows: which streams to read, a rank's share; None: all. Slices that partition `range(batch_size)` give segments
+            of equal number and width, whose rows together are those of the whole; one without rows gives no segments.
     """
 
     def __init__(
@@ -188,7 +188,6 @@ class StreamLoader:
         limit = max_tokens or len(self._tokens)
         self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
         self._rows = self._all[slice(None) if rows is None else rows]
-        assert self._rows, f"rows = {rows} selects none of {batch_size} streams"
         self.targets = sum(sum(row.targets) for row in self._rows)
         """How many targets the chosen rows score in an epoch."""
         self._seed, self._cuts = random_seed, (-1, np.zeros(0, np.int64))
@@ -200,7 +199,7 @@ class StreamLoader:
         return max(row.segments for row in self._all) if self._seed is None else len(self._cuts_of(0))
 
     def __iter__(self) -> Iterator[Segment]:
-        return map(self.segment, range(len(self)))
+        return map(self.segment, range(len(self) if self._rows else 0))
 
     def segment(self, index: int) -> Segment:
         """Segment `index`, counted from 0 through all epochs; the memory of every row is reset where one begins."""

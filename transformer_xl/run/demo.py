@@ -26,6 +26,7 @@ from transformer_xl.data.datasets import cache_folder
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.device import reuse_memory
 from transformer_xl.evaluate import EvalResult
+from transformer_xl.files import held
 from transformer_xl.generate import Sampling, generate
 from transformer_xl.metrics import MetricLog
 from transformer_xl.recipe import load_recipe
@@ -77,8 +78,9 @@ def demo(*, out: Path | None = None, minutes: float = 5.0) -> int:
     config = settled(replace(config, corpus=replace(config.corpus, name=str(home / "corpus"))), corpus)
     spent = time.perf_counter() - begun
     config = within(SPARE * 60 * minutes - spent, config, corpus)
-    if status := carry_out(prepare(config, run), run):
-        return status
+    with held(run):
+        if status := carry_out(prepare(config, run), run):
+            return status
     results, sample = measure(run, corpus)
     held_out = b"".join(splits["test"].values())
     print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}{sample}\n")

@@ -18,6 +18,7 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
+from transformer_xl.distributed import Ranks
 from transformer_xl.dynamic import Dynamic, DynamicConfig, relative_rms
 from transformer_xl.evaluate import EvalResult, Tempered, TokenLog, fastest_tgt_len, score_lines
 from transformer_xl.evaluate import evaluate as evaluate_stream
@@ -192,24 +193,37 @@ def score_split(
     *,
     precision: str = "auto",
     log: TokenLog | None = None,
+    ranks: Ranks | None = None,
 ) -> EvalResult:
-    """Score one split at one set of lengths, as `config` says how much of it and how many streams side by side."""
+    """Score one split at one set of lengths, as `config` says how much of it and how many streams side by side, which
+    are dealt out to `ranks`."""
+    ranks = ranks or Ranks()
     device = next(loaded.model.parameters()).device
     chosen, _ = resolve_precision(precision, device)
-    loader = _segments(loaded, split, lengths, config)
+    loader = _segments(loaded, split, lengths, config, ranks.rows(config.batch_size))
     vocab = loaded.vocab
     return evaluate_stream(
-        loaded.model, loader, lengths, precision=chosen, unit=vocab.unit, symbol_bytes=vocab.symbol_bytes(), dump=log
+        loaded.model,
+        loader,
+        lengths,
+        precision=chosen,
+        unit=vocab.unit,
+        symbol_bytes=vocab.symbol_bytes(),
+        dump=log,
+        total=ranks.total,
     )
 
 
-def _segments(loaded: LoadedModel, split: Split, lengths: Lengths, config: EvalConfig) -> StreamLoader:
+def _segments(
+    loaded: LoadedModel, split: Split, lengths: Lengths, config: EvalConfig, rows: slice | None = None
+) -> StreamLoader:
     return StreamLoader(
         split,
         batch_size=config.batch_size,
         tgt_len=lengths.tgt_len,
         max_tokens=config.max_tokens,
         context_len=replace(loaded.config, eval=config).context_len(lengths),
+        rows=rows,
     )
 
 

@@ -1,6 +1,8 @@
 """`txl train`: from a recipe to a run folder that holds everything needed to repeat it.
 
 runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and what trackers keep
+
+Under torchrun every process runs this; the first one alone writes and speaks.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,11 +19,20 @@ from typing import NamedTuple
 import torch
 
 from transformer_xl.baselines import build_model
-from transformer_xl.checkpoint import find_checkpoint, latest, load_config, load_model, load_vocab, load_weights
+from transformer_xl.checkpoint import (
+    find_checkpoint,
+    latest,
+    load_config,
+    load_model,
+    load_vocab,
+    load_weights,
+    put_damaged_aside,
+)
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
-from transformer_xl.device import reuse_memory
-from transformer_xl.files import explained, write_whole
+from transformer_xl.device import resolve_device, reuse_memory
+from transformer_xl.distributed import Ranks, restarts, together
+from transformer_xl.files import explained, held, holds_anything, write_whole
 from transformer_xl.interop import local
 from transformer_xl.metrics import MetricLog
 from transformer_xl.model import TransformerXL
@@ -37,7 +49,7 @@ STOPPED = 75
 """Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
 
 MAY_CHANGE = {
-    *("max_steps", "log_every", "eval_every", "eval_tokens"),
+    *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
     *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
 """Settings of [train] that a resumed run may have otherwise than it started with; all of [eval] may, too."""
@@ -72,39 +84,71 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | No
         ValueError, OSError: a sentence for what does not fit; nothing was written then.
     """
     reuse_memory()
-    refuse_run(run, resume=resume)
-    start = prepare(config, run, resume=resume, init=init)
-    last = latest(run)
-    step = int(last.name.removeprefix("step_")) if last else 0
-    names, warn = start.config.train.trackers, partial(say, run)
-    with open_trackers(names, run, start.config, step=step, warn=warn) as trackers:
-        status = carry_out(start, run, resume=resume, trackers=trackers)
+    with together(resolve_device(config.train.device)) as ranks, ExitStack() as stack:
+        if ranks.first:
+            claim(run, stack, resume=resume)
+        else:
+            ranks.wait()
+        start = prepare(config, run, resume=resume, init=init, ranks=ranks)
+        if ranks.first:
+            ranks.wait()
+        trackers = stack.enter_context(_trackers(start.config, run)) if ranks.first else Trackers()
+        status = carry_out(start, run, resume=resume, trackers=trackers, ranks=ranks)
         if status == 0:
-            score_best(run, start, trackers)
+            score_best(run, start, trackers, ranks)
+        if status == 0 and ranks.first:
             report([run])
     return status
 
 
-def carry_out(start: Start, run: Path, *, resume: bool = False, trackers: Trackers | None = None) -> int:
+def claim(run: Path, stack: ExitStack, *, resume: bool) -> None:
+    """Keep the folder to this process while `stack` is open, and of its checkpoints those that are sound."""
+    refuse_run(run, resume=resume)
+    stack.enter_context(held(run))
+    if resume:
+        put_damaged_aside(run, partial(say, run))
+    refuse_run(run, resume=resume)
+
+
+def _trackers(config: RunConfig, run: Path) -> Trackers:
+    last = latest(run)
+    step = int(last.name.removeprefix("step_")) if last else 0
+    return open_trackers(config.train.trackers, run, config, step=step, warn=partial(say, run))
+
+
+def carry_out(
+    start: Start, run: Path, *, resume: bool = False, trackers: Trackers | None = None, ranks: Ranks | None = None
+) -> int:
     """Write down what is about to be done, and do it. Returns the exit status."""
-    facts = environment() | {"chosen": start.chosen, "init": start.init}
-    write_whole(run / "config.toml", write_toml(start.config))
-    write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")
-    say(run, f"{describe(start)}; {run}")
-    if fit(start.model, start.corpus, start.config, run, resume=resume, trackers=trackers):
+    ranks = ranks or Ranks()
+    if ranks.first:
+        facts = environment() | {"ranks": ranks.size, "chosen": start.chosen, "init": start.init}
+        write_whole(run / "config.toml", write_toml(start.config))
+        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")
+        say(run, f"{describe(start, ranks)}; {run}")
+    if fit(start.model, start.corpus, start.config, run, resume=resume, trackers=trackers, ranks=ranks):
         return 0
-    say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")
+    if ranks.first:
+        say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")
     return STOPPED
 
 
-def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | None = None) -> Start:
+def prepare(
+    config: RunConfig, run: Path, *, resume: bool = False, init: Path | None = None, ranks: Ranks | None = None
+) -> Start:
     """Open the corpus, settle every setting that was left open, and build the model."""
     require(config.train.trackers)
+    parts = config.train.batch_chunk * (ranks.size if ranks else 1)
+    if config.train.batch_size % parts:
+        raise ValueError(
+            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
+            f"{config.train.batch_size}. Change it, or start another number of ranks."
+        )
     if not config.corpus.name:
         raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
     origin = find_checkpoint(local(init)) if init is not None else None
     begun = _init_of(run) if resume else str(init or "")
-    vocab = load_vocab(origin or find_checkpoint(run)) if begun else None
+    vocab = load_vocab(origin or find_checkpoint(run, which="last")) if begun else None
     corpus = open_corpus(config.corpus, vocab=vocab)
     if vocab is not None:
         config = replace(config, corpus=replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines))
@@ -112,7 +156,7 @@ def prepare(config: RunConfig, run: Path, *, resume: bool = False, init: Path | 
         shape = load_config(origin).model
         dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
         config = replace(config, model=replace(shape, **dropouts))
-    if resume and corpus.vocab != load_vocab(find_checkpoint(run)):
+    if resume and corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
         raise ValueError(f"The corpus {config.corpus.name} has changed since {run} began: it has other symbols now.")
     for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after
         corpus.split(split)
@@ -184,7 +228,7 @@ def refuse_run(run: Path, *, resume: bool) -> None:
     """Never write into what is there already, unless it is to go on; then there must be something to go on from."""
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
-    if not resume and run.exists() and (not run.is_dir() or any(run.iterdir())):
+    if not resume and not restarts() and run.exists() and (not run.is_dir() or holds_anything(run)):
         raise FileExistsError(f"{run} exists. Go on with it by --resume, or choose another folder with --out.")
 
 
@@ -195,25 +239,29 @@ def say(run: Path, line: str) -> None:
         log.write(line + "\n")
 
 
-def describe(start: Start) -> str:
+def describe(start: Start, ranks: Ranks) -> str:
     """The model, the text and the machine in one line."""
     parameters = sum(parameter.numel() for parameter in start.model.parameters())
     train = start.config.train
     split = start.corpus.header.splits["train"]
     unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
+    together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
     return (
         f"{parameters / 1e6:.2f}M parameters on {start.corpus.name}, {split.tokens:,} tokens{unknown}, "
-        f"{start.corpus.vocab}{start.corpus.caveat}; {train.device}, {train.precision}, {train.backend}"
+        f"{start.corpus.vocab}{start.corpus.caveat}; {train.device}, {train.precision}, {train.backend}{together}"
     )
 
 
-def score_best(run: Path, start: Start, trackers: Trackers) -> None:
+def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
     """Score the best checkpoint as `[eval]` says, print it, and keep it with the metrics."""
     config = start.config
+    ranks.wait()  # until the last checkpoint is there
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)
     lengths = eval_lengths(config)[0]
-    result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision)
+    result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision, ranks=ranks)
+    if not ranks.first:
+        return
     show_results(title(start.corpus, config.eval.split), [result])
     about = {"step": config.train.max_steps, "split": config.eval.split, **start.corpus.about}
     entry = about | result.to_json()

@@ -1,0 +1,165 @@
+"""What each rank does for tests/test_distributed.py: `torchrun tests/ranks.py FOLDER` leaves the findings of rank 0.
+
+One start serves all cases, for starting is what takes time.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from small_models import VOCAB, small_model
+from torch import Tensor
+
+from transformer_xl.checkpoint import set_weights, weights
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.distributed import Ranks, together
+from transformer_xl.evaluate import evaluate
+from transformer_xl.settings import TrainConfig
+from transformer_xl.train import Trainer
+
+TRAIN = TrainConfig(
+    tgt_len=5, mem_len=7, batch_size=8, max_steps=6, lr=0.01, device="cpu", precision="fp32", backend="strided"
+)  # fmt: skip
+BANDS = {"cutoffs": (5, 19), "div_val": 2, "tie_projs": (False, True, True)}
+"""The last words are so rare in `tokens` that most ranks have none of them in a segment."""
+AWD: dict[str, Any] = {"mem_len": 0, "context_len": 4, "random_tgt_len": True, "ar_alpha": 0.2, "tar_beta": 0.1}
+
+NO_ATTENTION: dict[str, Any] = {"n_head": 10, "d_head": 50, "init_std": 0.02}
+"""Defaults, which a recurrent network is not to change."""
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "bands": (BANDS, {}),
+    "chunks": (BANDS, {"batch_chunk": 2}),
+    "half loss": ({}, {"loss": "half"}),
+    "muon": ({"untie_r": True}, {"optimizer": "muon", "momentum": 0.9}),
+    "sgd, recomputed": ({"pre_lnorm": True, "final_norm": True}, {"optimizer": "sgd", "recompute": True}),
+    "Penn Treebank's": ({"share_position_projection": True}, AWD),
+    "shaw": ({"kind": "shaw", "positions": 9}, {}),
+    "vaswani": ({"kind": "vaswani"}, {"mem_len": 0}),
+    "al-rfou": (
+        {"kind": "al-rfou", "positions": 5, "intermediate_losses": True, "multiple_targets": True},
+        {"mem_len": 0},
+    ),
+    "lstm": ({"kind": "lstm"} | NO_ATTENTION, {}),
+    "qrnn": ({"kind": "qrnn", "cutoffs": (5, 19)} | NO_ATTENTION, {}),
+    "averaged": ({}, {"average_from": 2, "schedule": "constant"}),
+}
+"""Settings of model and training."""
+NOT_SHARDED = {"averaged"}
+DOCUMENTS = (0, 50, 51, 120, 133, 220, 390)
+
+
+def tokens() -> np.ndarray:
+    drawn = np.random.default_rng(3).geometric(0.25, size=500)
+    return np.minimum(drawn - 1, VOCAB - 1).astype(np.int64)
+
+
+def trainer_of(
+    case: str,
+    ranks: Ranks,
+    *,
+    documents: bool = False,
+    dropout: float = 0.0,
+    stored: dict[str, Tensor] | None = None,
+    **changes: Any,
+) -> Trainer:
+    """The same trainer on every rank, with the weights of one seed or those given; rows are dealt out."""
+    shape, settings = CASES[case]
+    config = replace(TRAIN, **(settings | changes))
+    model = small_model(train=True, dropout=dropout, dropatt=dropout, **shape)
+    model.recompute = config.recompute
+    if stored is not None:
+        set_weights(model, stored, "what was saved")
+    loader = StreamLoader(
+        tokens(),
+        batch_size=config.batch_size,
+        tgt_len=config.tgt_len,
+        context_len=config.context_len,
+        documents=DOCUMENTS if documents else None,
+        random_seed=config.seed if config.random_tgt_len else None,
+    )
+    return Trainer(model, loader, config, ranks=ranks)
+
+
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in weights(trainer.model).items()}
+
+
+def findings(trainer: Trainer, steps: int = 6) -> dict[str, Tensor]:
+    """What there is to compare after so many steps, whole."""
+    results = torch.tensor([trainer.advance() for _ in range(steps)], dtype=torch.float64)
+    found = {"nats, targets, norm": results} | {f"weight.{k}": value for k, value in weights_of(trainer).items()}
+    if trainer.average is not None:
+        found |= {f"average.{name}": value.detach() for name, value in weights(trainer.average.model).items()}
+    return found | {name: value for name, value in trainer.state().tensors.items() if name.startswith("memory.")}
+
+
+def calls(trainer: Trainer) -> dict[str, Tensor]:
+    """The model's own calls, which all ranks make with the same rows."""
+    ids = torch.from_numpy(tokens()[:20]).view(4, 5)
+    model, lengths = trainer.model.eval(), trainer.config.lengths
+    nll, memory = model(ids, ids, None, lengths)
+    hidden, _ = model.hidden(ids, memory, lengths)
+    log_probs, _ = model.log_probs(ids, memory, lengths, last=2)
+    loss, _, _ = model.objective(ids, ids, memory, lengths)
+    found = {"nll": nll, "hidden": hidden, "log_probs": log_probs, "loss": loss}
+    return {name: value.detach() for name, value in found.items()}
+
+
+def scored(trainer: Trainer, batch_size: int) -> Tensor:
+    """Nats and number of the targets of a text whose streams are dealt out."""
+    rows = trainer.ranks.rows(batch_size)
+    loader = StreamLoader(tokens()[:101], batch_size=batch_size, tgt_len=5, rows=rows)
+    result = evaluate(trainer.readable(), loader, trainer.config.lengths, total=trainer.ranks.total)
+    return torch.tensor([result.nats, result.targets], dtype=torch.float64)
+
+
+def all_findings(ranks: Ranks, parallel: str) -> dict[str, dict[str, Tensor]]:
+    cases = CASES if ranks.size == 2 else ("bands", "chunks")
+    found = {}
+    for case in cases:
+        if parallel == "ddp" or case not in NOT_SHARDED:
+            found[case] = findings(trainer_of(case, ranks, parallel=parallel))
+    found["bf16"] = findings(trainer_of("bands", ranks, parallel=parallel, precision="bf16"))
+    trainer = trainer_of("bands", ranks, parallel=parallel)
+    found["calls"] = calls(trainer)
+    found["scored"] = {str(rows): scored(trainer, rows) for rows in (1, 3, 8)}
+
+    trainer = trainer_of("bands", ranks, parallel=parallel, documents=True)
+    found["documents"] = findings(trainer, 3)
+    half_way = trainer.state()
+    found["state"] = half_way.tensors
+    found["resumed elsewhere"] = findings(trainer, 3)
+
+    trainer = trainer_of("bands", ranks, parallel=parallel, documents=True, dropout=0.2)
+    torch.manual_seed(ranks.rank)
+    findings(trainer, 3)
+    stored, half_way = weights_of(trainer), trainer.state()
+    found["undisturbed"] = findings(trainer, 3)
+    trainer = trainer_of("bands", ranks, parallel=parallel, documents=True, dropout=0.2, stored=stored)
+    trainer.restore(half_way)
+    found["resumed"] = findings(trainer, 3)
+    return found
+
+
+def main(folder: Path) -> None:
+    with together(torch.device("cpu")) as ranks:
+        for parallel in ("ddp", "fsdp"):
+            found = all_findings(ranks, parallel)
+            if ranks.first:
+                flat = {f"{case}|{name}": value for case, part in found.items() for name, value in part.items()}
+                save_file(
+                    {name: value.contiguous().clone() for name, value in flat.items()},
+                    folder / f"{parallel}-{ranks.size}",
+                )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,164 @@
+"""Ranks: the processes that train one model together, as torchrun starts them. Alone, a process is rank 0 of 1.
+
+Each rank reads its rows of every batch and keeps their memories. Weights are the same on all ranks (DDP), or each rank
+has a part of every tensor, which is gathered for the time it is needed (FSDP2); what the optimizer does is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together, and what they do at the same time: every rank has to call it."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and speaks for all."""
+        return self.rank == 0
+
+    def rows(self, count: int) -> slice:
+        """This rank's share of `count` rows: the shares follow each other, and differ by one row at most."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def total(self, amounts: Sequence[float], device: torch.device) -> list[float]:
+        """Sums over all ranks, in float64."""
+        if self.size == 1:
+            return list(amounts)
+        summed = torch.tensor(amounts, dtype=torch.float64, device=device)
+        dist.all_reduce(summed)
+        return summed.tolist()
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """What the ranks hold, in their order; it has the same shape on all."""
+        if self.size == 1:
+            return [tensor]
+        found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(found, tensor.contiguous())
+        return found
+
+    def wait(self) -> None:
+        """Go on when all are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def launched() -> Ranks:
+    """What the launcher says this process is."""
+    return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def restarts() -> int:
+    """How often torchrun has started such processes in place of those that failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+@contextmanager
+def together(device: torch.device) -> Iterator[Ranks]:
+    """Join the other ranks until the end of the block; on CUDA each then has the device of its local rank.
+
+    Raises:
+        ValueError: a device was asked for by its number.
+        ConnectionError: another rank has ended.
+    """
+    ranks = launched()
+    if ranks.size == 1:
+        yield ranks
+        return
+    if device.type == "cuda":
+        if device.index is not None:
+            raise ValueError(f"device must be auto or cuda for {ranks.size} ranks, each has one; got {device}.")
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    try:
+        # torchrun keeps its store through restarts, and in it the addresses of those who are no more.
+        store, *_ = next(rendezvous("env://"))
+        store = PrefixStore(f"attempt {restarts()}", store)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size)
+        yield ranks
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        if not ranks.first:  # one that tells of it is enough
+            raise SystemExit(1) from error
+        raise ConnectionError("Another rank has ended; what that one or its launcher says is the reason.") from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Objective(nn.Module):
+    """A model whose call is what is trained; `activity` asks for `regularised`."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *call: Any, **activity: float) -> tuple[Tensor, Tensor, Any]:
+        return self.model.regularised(*call, **activity) if activity else self.model.objective(*call)
+
+
+def parallelise(model: Any, how: str, ranks: Ranks) -> nn.Module:
+    """`Objective` of `model`, whose gradients are then the mean of those of all ranks. With "fsdp" the model's own
+    tensors become parts, and its calls gather them.
+
+    Raises:
+        ValueError: the model's weights cannot be sharded among so many ranks.
+    """
+    objective = Objective(model)
+    if ranks.size == 1:
+        return objective
+    if how == "ddp":
+        # Else it deals gradients out to buckets anew in its second step, wherever that is: a sum of more than two ranks
+        # then has another order, and a resumed run other bits.
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+        return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    # A call's nll is a view that nobody writes into, which is what this warns of.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.size,))
+    for modules in model.shards():
+        fully_shard(modules, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for call in ("objective", "regularised", "hidden", "log_probs"):
+        register_fsdp_forward_method(model, call)
+    return objective
+
+
+def unsynchronised(objective: nn.Module) -> AbstractContextManager[None]:
+    """Where gradients are added up on each rank alone, for more are to come."""
+    return objective.no_sync() if isinstance(objective, nn.parallel.DistributedDataParallel) else nullcontext()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which each rank has a part, gathered on every rank; any other as it is."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def part_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """Of a tensor that every rank has whole, the part that it has of `like`; the tensor itself where `like` is whole
+    or of another shape."""
+    mesh = getattr(like, "device_mesh", None)
+    if mesh is None or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]

@@ -1,0 +1,8 @@
+"""Training: one step as a function, what has to be kept of it, and the loop that measures, saves and can be resumed."""
+
+from __future__ import annotations
+
+from .loop import fit, validate
+from .trainer import MOST_SKIPPED, Pace, StepResult, Trainer, train_step, trained
+
+__all__ = ["MOST_SKIPPED", "Pace", "StepResult", "Trainer", "fit", "train_step", "trained", "validate"]

@@ -1,0 +1,260 @@
+"""The loop around training's steps: it measures, shows, saves, and ends after a step when a signal asks for it.
+
+Of many ranks the first one alone writes and speaks; all of them take part in what it writes of.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoint import latest, load_training, load_weights, save_checkpoint, step_folder, weights
+from ..data.corpus import Corpus
+from ..data.datasets import tokenised
+from ..data.detokenise import readable
+from ..data.loader import LineShuffle, StreamLoader
+from ..distributed import Ranks
+from ..evaluate import EvalResult, evaluate
+from ..files import remove_unfinished
+from ..generate import Sampling, generate
+from ..metrics import MetricLog, Progress, ProgressPrinter, seconds_left
+from ..model import TransformerXL
+from ..optim import learning_rate
+from ..settings import RunConfig
+from ..trackers import Trackers
+from .aside import Aside
+from .trainer import Pace, Trainer, copied
+
+
+def fit(
+    model: TransformerXL,
+    corpus: Corpus,
+    config: RunConfig,
+    run: Path,
+    *,
+    resume: bool = False,
+    trackers: Trackers | None = None,
+    ranks: Ranks | None = None,
+) -> bool:
+    """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
+
+    Device, precision and backend must be settled, not "auto". With `resume` training goes on from the last checkpoint.
+
+    Args:
+        trackers: where figures and samples go besides `metrics.jsonl`; nowhere if None, whatever `config` names.
+        ranks: those that train together, each with a `model` of the same weights; None: this process is alone.
+
+    Returns:
+        False if SIGTERM or SIGINT ended it early, after the step was done and saved.
+
+    Raises:
+        FloatingPointError: too many steps in a row had no finite loss and gradient.
+        OSError: a checkpoint or the metrics could not be written.
+    """
+    settings, ranks = config.train, ranks or Ranks()
+    run.mkdir(parents=True, exist_ok=True)
+    model.to(settings.device).train()
+    last = latest(run) if resume else None
+    if last is not None:
+        load_weights(model, last)
+    if settings.compile:
+        model.compile()
+    trainer = Trainer(model, train_segments(corpus, config), settings, ranks=ranks)
+    torch.manual_seed(settings.seed + ranks.rank)
+    if last is not None:
+        trainer.restore(load_training(last))
+    with ExitStack() as stack:
+        journal = stack.enter_context(_journal(trainer, corpus, run, trackers)) if ranks.first else Journal()
+        received = stack.enter_context(_deferred_signals())
+        return _loop(trainer, corpus, config, run, journal, received)
+
+
+def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
+    """The training split as a run reads it, epoch after epoch."""
+    settings = config.train
+    shuffle = None
+    if config.corpus.shuffle_lines:
+        assert corpus.vocab.line_end is not None, "a corpus whose lines are shuffled has line ends"
+        shuffle = LineShuffle(corpus.vocab.line_end, settings.seed)
+    return StreamLoader(
+        corpus.split("train"),
+        batch_size=settings.batch_size,
+        tgt_len=settings.tgt_len,
+        shuffle=shuffle,
+        context_len=settings.context_len,
+        random_seed=settings.seed if settings.random_tgt_len else None,
+    )
+
+
+@dataclass
+class Journal:
+    """Where a run tells of itself; without a printer, nowhere."""
+
+    printer: ProgressPrinter | None = None
+    metrics: MetricLog | None = None
+    trackers: Trackers = field(default_factory=Trackers)
+
+    def log(self, entry: dict[str, Any]) -> None:
+        """For machines."""
+        if self.metrics is not None:
+            self.metrics.log(entry)
+        self.trackers.log(entry)
+
+    def note(self, text: str) -> None:
+        """For people."""
+        if self.printer is not None:
+            self.printer.note(text)
+
+
+@contextmanager
+def _journal(trainer: Trainer, corpus: Corpus, run: Path, trackers: Trackers | None) -> Iterator[Journal]:
+    remove_unfinished(run)
+    metrics = MetricLog(run / "metrics.jsonl")
+    metrics.truncate(trainer.step)
+    most, log = trainer.config.max_steps, run / "log.txt"
+    with ProgressPrinter(most, corpus.unit, step=trainer.step, log=log) as printer:
+        yield Journal(printer, metrics, trackers or Trackers())
+
+
+def _loop(
+    trainer: Trainer, corpus: Corpus, config: RunConfig, run: Path, journal: Journal, received: list[str]
+) -> bool:
+    settings, ranks = config.train, trainer.ranks
+    aside, stopping = Aside(), False
+    while trainer.step < settings.max_steps and not stopping:
+        trainer.advance()
+        aside.check()
+        [signals] = ranks.total([len(received)], torch.device(settings.device))
+        stopping, last = signals > 0, trainer.step == settings.max_steps
+        if journal.printer is not None:
+            journal.printer.advance(trainer.step)
+        if last or _due(trainer.step, settings.log_every):
+            _tell(trainer, corpus.unit, journal)
+        if _due(trainer.step, settings.sample_every):
+            _sample(trainer, corpus, config, journal)
+        valid_loss = None
+        if last or _due(trainer.step, settings.eval_every):
+            valid_loss = _validate(trainer, corpus, config, journal)
+        if valid_loss is not None or stopping or _due(trainer.step, settings.save_every):
+            _save(trainer, corpus, config, run, valid_loss, journal, aside)
+    aside.wait()
+    return trainer.step >= settings.max_steps
+
+
+def _tell(trainer: Trainer, unit: str, journal: Journal) -> None:
+    """Show a line to people and log one for machines; counting starts anew."""
+    entry, trainer.pace = trainer.pace.entry(unit), Pace()
+    lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
+    if journal.printer is not None:
+        progress = Progress(
+            step=trainer.step,
+            max_steps=most,
+            loss=entry["loss"],
+            lr=lr,
+            tokens_per_second=entry["tokens_per_second"],
+            seconds_left=seconds_left(trainer.step, most, trainer.seconds),
+        )
+        journal.printer.show(progress)
+    journal.log({"step": trainer.step, "split": "train", **entry, "lr": lr, "seconds": trainer.seconds})
+
+
+def _validate(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Journal) -> float:
+    """Score the weights as they are and, where there is one, their average; the loss of what is saved."""
+    models = {"valid": trainer.readable()}
+    if trainer.average is not None:
+        models["valid-average"] = trainer.average.model
+    loss = 0.0
+    for split, model in models.items():
+        result = validate(model, corpus, config, trainer.ranks)
+        loss = result.loss
+        journal.note(f"step {trainer.step}  {split}  {result}{' (partial)' if corpus.caveat else ''}")
+        journal.log({"step": trainer.step, "split": split, **corpus.about, **result.to_json()})
+    return loss
+
+
+def validate(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks | None = None) -> EvalResult:
+    """The validation split, under the recipe's test lengths, its streams dealt out to the ranks."""
+    lengths, ranks = config.eval_lengths, ranks or Ranks()
+    loader = StreamLoader(
+        corpus.split("valid"),
+        batch_size=config.eval.batch_size,
+        tgt_len=lengths.tgt_len,
+        max_tokens=config.train.eval_tokens,
+        context_len=config.context_len(lengths),
+        rows=ranks.rows(config.eval.batch_size),
+    )
+    return evaluate(
+        model,
+        loader,
+        lengths,
+        precision=config.train.precision,
+        unit=corpus.unit,
+        symbol_bytes=corpus.vocab.symbol_bytes(),
+        total=ranks.total,
+    )
+
+
+def _save(
+    trainer: Trainer,
+    corpus: Corpus,
+    config: RunConfig,
+    run: Path,
+    valid_loss: float | None,
+    journal: Journal,
+    aside: Aside,
+) -> None:
+    """Take down everything as it is, and have it written aside."""
+    model = trainer.model if trainer.average is None else trainer.average.model
+    stored = {name: copied(value) for name, value in weights(model).items()}
+    training = trainer.state()
+    if journal.metrics is None:
+        return
+    journal.metrics.sync()  # before there is a checkpoint that says how far they go
+    write = partial(save_checkpoint, step_folder(run, trainer.step), model=stored, vocab=corpus.vocab, config=config)
+    aside.begin(partial(write, training=training, valid_loss=valid_loss, keep=trainer.config.keep))
+
+
+def _sample(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Journal) -> None:
+    model = trainer.readable()
+    if journal.printer is None:
+        return
+    sampling = Sampling(seed=config.train.seed)
+    tokens, precision = config.train.sample_tokens, config.train.precision
+    lengths = config.writing(config.eval_lengths)
+    [text] = generate(model, corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
+    sample = readable(text) if tokenised(config.corpus.name) else text
+    journal.note(f"sample: {sample}")
+    journal.trackers.note(sample, trainer.step)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+@contextmanager
+def _deferred_signals() -> Iterator[list[str]]:
+    """Collect SIGTERM and SIGINT until a step is done; a second one acts at once. Only the main thread gets signals."""
+    received: list[str] = []
+    previous: dict[int, Any] = {}
+
+    def receive(number: int, _frame: Any) -> None:
+        received.append(signal.Signals(number).name)
+        signal.signal(number, previous[number])
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            previous[number] = signal.signal(number, receive)
+    except ValueError:  # not the main thread
+        pass
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
