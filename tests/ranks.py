@@ -52,6 +52,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "averaged": ({}, {"average_from": 2, "schedule": "constant"}),
 }
 """Settings of model and training."""
+ALONE = Ranks()
 NOT_SHARDED = {"averaged"}
 DOCUMENTS = (0, 50, 51, 120, 133, 220, 390)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
-from ranks import CASES, NOT_SHARDED, calls, findings, scored, trainer_of
+from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, scored, trainer_of
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,7 +23,6 @@ from transformer_xl.distributed import Ranks
 from transformer_xl.metrics import read_metrics
 
 TESTS = Path(__file__).parent
-ALONE = Ranks()
 PARALLEL = ("ddp", "fsdp")
 
 

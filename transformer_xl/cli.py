@@ -54,6 +54,8 @@ def dispatch(arguments: list[str]) -> int:
 
         print(f"txl {__version__}")
         return 0
+    if rank_name() and arguments[:1] not in ([], ["train"]):
+        raise ValueError(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
     takes_settings = arguments[:1] in (["train"], ["convert"])
     overrides, others = recipes.split_overrides(arguments) if takes_settings else ([], arguments)
     try:

@@ -1,0 +1,280 @@
+"""What a week of training relies on: checkpoints that are known to be whole, one writer, a reason when it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import ALONE, trainer_of
+
+from transformer_xl import checkpoint, metrics
+from transformer_xl.checkpoint import checkpoints, latest, load_model, put_damaged_aside
+from transformer_xl.cli import main
+from transformer_xl.files import SEAL, check_seal, held, seal
+from transformer_xl.metrics import read_metrics
+from transformer_xl.train import MOST_SKIPPED
+from transformer_xl.train.aside import Aside
+
+RECIPE = """
+[model]
+vocab_size = 0
+n_layer = 1
+n_head = 1
+d_head = 4
+d_model = 6
+d_inner = 5
+dropout = 0.1
+[corpus]
+unit = "byte"
+[train]
+tgt_len = 8
+mem_len = 8
+batch_size = 4
+max_steps = 12
+log_every = 1
+save_every = 3
+keep = 9
+precision = "fp32"
+device = "cpu"
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A recipe, its text, and a run by it."""
+    folder = tmp_path_factory.mktemp("trust")
+    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    assert main(words(folder, folder / "run")) == 0
+    return folder
+
+
+@pytest.fixture
+def run(home, tmp_path) -> Path:
+    """A copy of the run."""
+    shutil.copytree(home / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def words(home: Path, run: Path, *more: str) -> list[str]:
+    return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(run), *more]
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place // 8 % len(content)] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+@given(data=st.binary(max_size=50), place=st.integers(0, 10**6))
+def test_a_flipped_bit_is_seen(tmp_path_factory, data, place):
+    folder = tmp_path_factory.mktemp("sealed")
+    (folder / "a b").write_bytes(data + b"x")
+    (folder / "other").write_bytes(data)
+    seal(folder)
+    check_seal(folder / "a b")
+    flip(folder / "a b", place)
+    with pytest.raises(ValueError, match=f"checksum is not the one in {SEAL}"):
+        check_seal(folder / "a b")
+    flip(folder / "a b", place)
+    check_seal(folder / "a b")
+    check_seal(folder / "other")
+
+
+def test_the_checksums_are_those_of_coreutils(run):
+    tool = shutil.which("sha256sum")
+    if tool is None:
+        pytest.skip("there is no sha256sum")
+    subprocess.run([tool, "--check", "--strict", "--quiet", SEAL], cwd=latest(run), check=True)
+
+
+@pytest.mark.parametrize("name", [*checkpoint._FILES, SEAL])
+def test_a_damaged_last_checkpoint_is_put_aside_and_the_run_ends_with_the_same_bits(home, run, name, capsys):
+    weights = {path.name: (path / "model.safetensors").read_bytes() for path in checkpoints(run)}
+    figures = without_clock(run)
+    flip(latest(run) / name, 8 * 20 + 3)
+    assert main(words(home, run, "--resume")) == 0
+    told = capsys.readouterr().out
+    assert "damaged_step_00000012 now, and does not count." in told
+    assert (run / "checkpoints" / "damaged_step_00000012").is_dir()
+    assert {path.name: (path / "model.safetensors").read_bytes() for path in checkpoints(run)} == weights
+    assert without_clock(run) == figures
+
+
+def test_a_run_all_of_whose_checkpoints_are_damaged_is_one_sentence(home, run, capsys):
+    for folder in checkpoints(run):
+        flip(folder / "model.safetensors", 12345)
+    assert main(words(home, run, "--resume")) == 2
+    assert "holds no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_not_scored(run, capsys):
+    flip(latest(run) / "model.safetensors", 54321)
+    assert main(["eval", str(latest(run))]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "model.safetensors is cut short, damaged or of another kind" in told
+
+
+def test_what_is_whole_stays(run):
+    names = [path.name for path in checkpoints(run)]
+    put_damaged_aside(run, lambda told: pytest.fail(told))
+    assert [path.name for path in checkpoints(run)] == names
+
+
+def without_clock(run: Path) -> list[dict]:
+    clock = {"seconds", "tokens_per_second"}
+    return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(run / "metrics.jsonl")]
+
+
+def _hold(folder: Path, ready, done) -> None:
+    with held(folder):
+        ready.set()
+        done.wait(60)
+
+
+def test_a_folder_is_held_by_one_process_until_that_ends(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(tmp_path / "run", ready, done))
+    other.start()
+    assert ready.wait(60)
+    with pytest.raises(BlockingIOError, match="in use by another process"), held(tmp_path / "run"):
+        pass
+    os.kill(other.pid or 0, 9)
+    other.join()
+    with held(tmp_path / "run"):
+        (tmp_path / "run" / "kept").touch()
+    assert (tmp_path / "run" / "kept").exists()
+
+
+def test_holding_a_folder_leaves_nothing_where_nothing_was(tmp_path):
+    with held(tmp_path / "a" / "b"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_work_goes_on_aside_in_order_and_its_failure_is_told():
+    gate, done, aside = threading.Event(), [], Aside()
+
+    def work():
+        gate.wait(60)
+        done.append(1)
+
+    aside.begin(work)
+    assert not done
+    gate.set()
+    aside.begin(lambda: done.append(2))
+    aside.wait()
+    assert done == [1, 2]
+
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    aside.begin(fail)
+    with pytest.raises(OSError, match="No space left"):
+        aside.wait()
+    aside.check()
+
+
+def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monkeypatch, capsys):
+    save = checkpoint.save_file
+    saved = []
+
+    def full(tensors, path):
+        saved.append(path)
+        if len(saved) > 4:
+            raise OSError(28, "No space left on device")
+        save(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    assert main(words(home, tmp_path / "run")) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "could not be written: No space left on device. Free some space" in told
+    monkeypatch.undo()
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000003", "step_00000006"]
+    assert main(words(home, tmp_path / "run", "--resume")) == 0
+    a, b = (load_model(latest(folder)).model for folder in (home / "run", tmp_path / "run"))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+
+
+def test_a_snapshot_does_not_change_while_training_goes_on():
+    trainer = trainer_of("averaged", ALONE)
+    for _ in range(3):
+        trainer.advance()
+    state = trainer.state()
+    kept = {name: value.clone() for name, value in state.tensors.items()}
+    trainer.advance()
+    assert kept and all(torch.equal(value, kept[name]) for name, value in state.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("module", "what layers.1.feed_forward.outer returns"),
+        ("gradient", "the gradient of softmax.bias"),
+        ("weight", "the weight layers.2.attention.qkv.weight"),
+        ("memory", "the memory of layer 1"),
+    ],
+)
+def test_what_is_not_finite_first_is_named(where, told):
+    trainer = trainer_of("plain", ALONE)
+    trainer.advance()
+    layer, bias = trainer.model.layers[1], trainer.model.softmax.bias
+    if where == "module":
+        layer.feed_forward.outer.register_forward_hook(lambda m, i, out: out * float("inf"))
+    elif where == "gradient":
+        bias.register_hook(lambda gradient: gradient * float("nan"))
+    elif where == "weight":
+        with torch.no_grad():
+            trainer.model.layers[2].attention.qkv.weight[0, 0] = float("nan")
+    else:
+        trainer.memory.layers[1][0, 0, 0] = float("inf")
+    with pytest.raises(FloatingPointError, match=rf"appears first in {told}\. Lower train\.lr") as caught:
+        for _ in range(MOST_SKIPPED):
+            assert trainer.advance().skipped
+    assert f"{MOST_SKIPPED} steps in a row" in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is(monkeypatch):
+    trainer = trainer_of("plain", ALONE)
+    regular = trainer.model.objective
+
+    def infinite(*call):
+        loss, nll, after = regular(*call)
+        return loss, nll + float("inf"), after
+
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    monkeypatch.setattr(trainer.model, "objective", infinite)
+    assert trainer.advance().skipped and trainer.memory.length == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_on_them(home, tmp_path, monkeypatch):
+    order, rename = [], Path.rename
+
+    def renamed(path: Path, to: Path) -> Path:
+        order.append(to.name)
+        return rename(path, to)
+
+    monkeypatch.setattr(metrics, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(Path, "rename", renamed)
+    assert main(words(home, tmp_path / "run")) == 0
+    steps = [i for i, name in enumerate(order) if name.startswith("step_")]
+    assert len(steps) == 4
+    assert all(order[i - 1] == "metrics.jsonl" for i in steps)
+
+
+def test_several_processes_are_for_training_only(home, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert main(["eval", str(home / "run")]) == 2
+    assert "rank 1: txl eval runs in one process" in capsys.readouterr().err
