@@ -33,8 +33,19 @@ def _fractions(owner: Any, *names: str) -> Iterable[str]:
             yield f"{name} must be at least 0 and below 1, got {value}."
 
 
+class _Checked:
+    """Settings that go together: a value that does not is refused as they are made."""
+
+    def __post_init__(self) -> None:
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterable[str]:
+        """A sentence for each."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig:
+class TransformerXLConfig(_Checked):
     """The shape of the weights. Defaults are those of the original PyTorch code's `train.py`."""
 
     vocab_size: int
@@ -96,9 +107,6 @@ class TransformerXLConfig:
     init_std: float = 0.02
     proj_init_std: float = 0.01
     """Standard deviation at the start for the adaptive layers' projections."""
-
-    def __post_init__(self) -> None:
-        _refuse(self._problems())
 
     def _problems(self) -> Iterable[str]:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
@@ -162,7 +170,7 @@ def _default(owner: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
+class Lengths(_Checked):
     """What shapes one call and never the weights; all counts are tokens."""
 
     tgt_len: int
@@ -174,8 +182,8 @@ class Lengths:
     attn_len: int | None = None
     """How many keys a query sees, itself included; None: all there are."""
 
-    def __post_init__(self) -> None:
-        _refuse(_length_problems(self))
+    def _problems(self) -> Iterable[str]:
+        return _length_problems(self)
 
 
 _LONGEST = 1 << 31
@@ -195,7 +203,7 @@ def _length_problems(lengths: Any) -> Iterable[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
+class CorpusConfig(_Checked):
     """Which text, and what its tokens are."""
 
     name: str = ""
@@ -215,9 +223,6 @@ class CorpusConfig:
     bpe_size: int = 8192
     """How many symbols to make where unit is bpe."""
 
-    def __post_init__(self) -> None:
-        _refuse(self._problems())
-
     def _problems(self) -> Iterable[str]:
         yield from _at_least(1, self, "min_count")
         yield from _at_least(257, self, "bpe_size")
@@ -230,7 +235,7 @@ class CorpusConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(_Checked):
     """How to train; steps are optimizer steps over batch_size x tgt_len tokens."""
 
     tgt_len: int = 128
@@ -300,9 +305,6 @@ class TrainConfig:
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Where metrics go besides metrics.jsonl; each is an extra to install."""
 
-    def __post_init__(self) -> None:
-        _refuse(self._problems())
-
     def _problems(self) -> Iterable[str]:
         yield from _length_problems(self)
         yield from _at_least(1, self, "batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
@@ -327,7 +329,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(_Checked):
     """How a trained model is scored; a length that is None is the training one."""
 
     split: Literal["train", "valid", "test"] = "test"
@@ -341,9 +343,6 @@ class EvalConfig:
     max_tokens: int = 0
     """Score the first so many tokens of the split; 0: all."""
 
-    def __post_init__(self) -> None:
-        _refuse(self._problems())
-
     def _problems(self) -> Iterable[str]:
         yield from _at_least(1, self, "tgt_len", "clamp_len", "attn_len", "batch_size")
         yield from _at_least(0, self, "mem_len", "max_tokens", "context_len")
@@ -352,16 +351,13 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(_Checked):
     """A whole run: what `config.toml` in a run folder holds."""
 
     model: TransformerXLConfig = field(default_factory=lambda: TransformerXLConfig(vocab_size=0))
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-
-    def __post_init__(self) -> None:
-        _refuse(self._problems())
 
     def _problems(self) -> Iterable[str]:
         if self.train.random_tgt_len and self.corpus.reset_documents:
