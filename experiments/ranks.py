@@ -51,7 +51,7 @@ TEXTS = {
     "adaptive": {
         "corpus": "wikitext-2",
         "unit": "word",
-        "newlines": "sentence",
+        "newlines": "keep",
         "model": "cutoffs = [2000, 10000]\ndiv_val = 2\ntie_projs = [false, true, true]",
     },
 }
