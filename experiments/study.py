@@ -35,6 +35,8 @@ class Row:
     """Segments so many times as long, for Table 10's equal memory."""
     sentences: bool = False
     """Train and score on shuffled sentences, for Table 7."""
+    steps: float = 1.0
+    """So many times the steps, for what begins to show later."""
 
 
 ROWS: dict[str, Row] = {
@@ -54,6 +56,8 @@ ROWS: dict[str, Row] = {
     "sentences-alone": Row(recurrence=False, sentences=True),
     "longer-alone": Row(recurrence=False, longer=176 / 128),
     "longer-alone-half": Row(recurrence=False, loss="half", longer=172 / 128),
+    "ours-long": Row(steps=4),
+    "shaw-long": Row("shaw", steps=4),
 }
 """Alone: without recurrence."""
 
@@ -122,7 +126,7 @@ class Study:
         sizes = [str(n) for n in (size, memory, size, memory)]
         given = [word for pair in zip(lengths, sizes, strict=True) for word in pair]
         given += ["--model.kind", row.kind, "--train.loss", row.loss, "--train.seed", str(seed)]
-        given += ["--train.max-steps", str(round(scale.max_steps / row.longer))]  # as many tokens for all
+        given += ["--train.max-steps", str(round(scale.max_steps * row.steps / row.longer))]  # in tokens
         given += scale.sizes.get(row.kind, ())
         if row.sentences:
             given += ["--data", str(sentences(self.runs / "sentences"))]
