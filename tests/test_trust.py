@@ -178,10 +178,13 @@ def test_work_goes_on_aside_in_order_and_its_failure_is_told():
     def fail():
         raise OSError(28, "No space left on device")
 
-    aside.begin(fail)
-    with pytest.raises(OSError, match="No space left"):
-        aside.wait()
+    with pytest.raises(OSError, match="No space left"), aside:
+        aside.begin(fail)
     aside.check()
+    with pytest.raises(FloatingPointError), aside:
+        aside.begin(lambda: done.append(3))
+        raise FloatingPointError
+    assert done == [1, 2, 3]
 
 
 def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monkeypatch, capsys):

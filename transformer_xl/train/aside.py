@@ -9,12 +9,22 @@ from threading import Thread
 class Aside:
     """One piece of work at a time in a thread of its own. What it raises is raised where training next asks.
 
-    The thread does not keep a process that ends: what it was writing is half-written then, and swept up as such.
+    Use it in a `with`: an error there waits for the work, a second signal does not, and what was being written is then
+    half-written, and swept up as such.
     """
 
     def __init__(self) -> None:
         self._thread: Thread | None = None
         self._error: BaseException | None = None
+
+    def __enter__(self) -> Aside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.wait()
+        elif self._thread is not None and issubclass(kind, Exception):
+            self._thread.join()
 
     def begin(self, work: Callable[[], object]) -> None:
         """Have `work` done, when what was begun before is."""

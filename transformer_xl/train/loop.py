@@ -73,7 +73,9 @@ def fit(
     with ExitStack() as stack:
         journal = stack.enter_context(_journal(trainer, corpus, run, trackers)) if ranks.first else Journal()
         received = stack.enter_context(_deferred_signals())
-        return _loop(trainer, corpus, config, run, journal, received)
+        aside = stack.enter_context(Aside())  # waited for while signals still wait
+        _loop(trainer, corpus, config, run, journal, aside, received)
+    return trainer.step >= settings.max_steps
 
 
 def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
@@ -124,10 +126,10 @@ def _journal(trainer: Trainer, corpus: Corpus, run: Path, trackers: Trackers | N
 
 
 def _loop(
-    trainer: Trainer, corpus: Corpus, config: RunConfig, run: Path, journal: Journal, received: list[str]
-) -> bool:
+    trainer: Trainer, corpus: Corpus, config: RunConfig, run: Path, journal: Journal, aside: Aside, received: list[str]
+) -> None:
     settings, ranks = config.train, trainer.ranks
-    aside, stopping = Aside(), False
+    stopping = False
     while trainer.step < settings.max_steps and not stopping:
         trainer.advance()
         aside.check()
@@ -144,8 +146,6 @@ def _loop(
             valid_loss = _validate(trainer, corpus, config, journal)
         if valid_loss is not None or stopping or _due(trainer.step, settings.save_every):
             _save(trainer, corpus, config, run, valid_loss, journal, aside)
-    aside.wait()
-    return trainer.step >= settings.max_steps
 
 
 def _tell(trainer: Trainer, unit: str, journal: Journal) -> None:
