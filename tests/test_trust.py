@@ -123,6 +123,21 @@ def test_a_damaged_checkpoint_is_not_scored(run, capsys):
     assert told.count("\n") == 1 and "model.safetensors is cut short, damaged or of another kind" in told
 
 
+def test_which_checkpoint_is_the_best_is_no_guess(run, capsys):
+    """A damaged header may be that of the best: another one is not taken for it in silence, and training goes on."""
+    flip(checkpoints(run)[0] / "config.json", 8 * 30)
+    assert main(["eval", str(run)]) == 2
+    assert "config.json is cut short, damaged or of another kind" in capsys.readouterr().err
+    checkpoint.prune(run, keep=2)
+    assert [path.name for path in checkpoints(run)] == ["step_00000009", "step_00000012"]
+
+
+def test_resuming_a_finished_run_scores_it_again_and_tells_it_once(home, run):
+    figures = without_clock(run)
+    assert main(words(home, run, "--resume")) == 0
+    assert without_clock(run) == figures and figures[-1]["checkpoint"] == "step_00000012"
+
+
 def test_what_is_whole_stays(run):
     names = [path.name for path in checkpoints(run)]
     put_damaged_aside(run, lambda told: pytest.fail(told))

@@ -233,13 +233,24 @@ def latest(run: str | Path) -> Path | None:
 
 
 def best(run: str | Path) -> Path | None:
-    """A run's checkpoint of the lowest known validation loss, the later of equals; None where none is known."""
-    known = []
-    for path in reversed(checkpoints(run)):
-        with suppress(ValueError, FileNotFoundError):  # a damaged one is none to choose, nor a reason to stop a run
-            if (loss := valid_loss(path)) is not None:
-                known.append((loss, path))
+    """A run's checkpoint of the lowest known validation loss, the later of equals; None where none is known.
+
+    Raises:
+        ValueError, FileNotFoundError: a checkpoint is damaged, and might be the best.
+    """
+    return _lowest(run, valid_loss)
+
+
+def _lowest(run: str | Path, loss_of: Callable[[Path], float | None]) -> Path | None:
+    losses = [(loss_of(path), path) for path in reversed(checkpoints(run))]
+    known = [(loss, path) for loss, path in losses if loss is not None]
     return min(known, key=lambda entry: entry[0])[1] if known else None
+
+
+def _loss_if_sound(folder: Path) -> float | None:
+    with suppress(ValueError, FileNotFoundError):
+        return valid_loss(folder)
+    return None
 
 
 def valid_loss(folder: str | Path) -> float | None:
@@ -250,7 +261,7 @@ def valid_loss(folder: str | Path) -> float | None:
 def prune(run: str | Path, keep: int) -> None:
     """Remove a run's checkpoints but the last `keep` and the best."""
     assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
-    kept = {*checkpoints(run)[-keep:], best(run)}
+    kept = {*checkpoints(run)[-keep:], _lowest(run, _loss_if_sound)}  # damage is no reason to stop a run
     for path in checkpoints(run):
         if path not in kept:
             remove_folder(path)

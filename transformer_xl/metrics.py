@@ -38,8 +38,10 @@ class MetricLog:
                 sync(self.path)
 
     def truncate(self, step: int) -> None:
-        """Drop entries past `step`, and a last line that a killed run left unfinished: what resuming repeats."""
-        kept = [entry for entry in read_metrics(self.path) if entry.get("step", 0) <= step]
+        """Drop what resuming from `step` repeats: entries past it, the final one of a finished run, which names the
+        checkpoint it scored, and a last line that a killed run left unfinished."""
+        entries = read_metrics(self.path)
+        kept = [entry for entry in entries if entry.get("step", 0) <= step and "checkpoint" not in entry]
         if self.path.exists():
             write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 

@@ -263,7 +263,8 @@ def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> Non
     if not ranks.first:
         return
     show_results(title(start.corpus, config.eval.split), [result])
-    about = {"step": config.train.max_steps, "split": config.eval.split, **start.corpus.about}
+    scored = {"checkpoint": find_checkpoint(run).name, "step": config.train.max_steps, "split": config.eval.split}
+    about = scored | start.corpus.about
     entry = about | result.to_json()
     MetricLog(run / "metrics.jsonl").log(entry)
     trackers.log(entry)
