@@ -18,10 +18,10 @@ from torch import Tensor
 
 from transformer_xl.checkpoint import set_weights, weights
 from transformer_xl.data.loader import StreamLoader
-from transformer_xl.distributed import Ranks, together
+from transformer_xl.distributed import Ranks, together, whole
 from transformer_xl.evaluate import evaluate
 from transformer_xl.settings import TrainConfig
-from transformer_xl.train import Trainer
+from transformer_xl.train import MOST_SKIPPED, Trainer
 
 TRAIN = TrainConfig(
     tgt_len=5, mem_len=7, batch_size=8, max_steps=6, lr=0.01, device="cpu", precision="fp32", backend="strided"
@@ -90,7 +90,7 @@ def trainer_of(
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in weights(trainer.model).items()}
+    return {name: whole(value.detach()).clone() for name, value in weights(trainer.model).items()}
 
 
 def findings(trainer: Trainer, steps: int = 6) -> dict[str, Tensor]:
@@ -132,6 +132,19 @@ def all_findings(ranks: Ranks, parallel: str) -> dict[str, dict[str, Tensor]]:
     trainer = trainer_of("bands", ranks, parallel=parallel)
     found["calls"] = calls(trainer)
     found["scored"] = {str(rows): scored(trainer, rows) for rows in (1, 3, 8)}
+
+    trainer = trainer_of("chunks", ranks, parallel=parallel)
+    trainer.advance()
+    if not ranks.first:
+        trainer.memory.layers[1][0, 0, 0] = float("inf")
+    told = ""
+    try:
+        for _ in range(MOST_SKIPPED):
+            trainer.advance()
+    except FloatingPointError as error:
+        told = str(error)
+    expected = "what another rank reads" if ranks.first else "the memory of layer 1"
+    found["diagnosis"] = {"told": torch.tensor(ranks.total([f"first in {expected}." in told]))}
 
     trainer = trainer_of("bands", ranks, parallel=parallel, documents=True)
     found["documents"] = findings(trainer, 3)

@@ -130,6 +130,13 @@ def test_as_many_ranks_resume_to_the_bit_with_dropout(found, ranks, parallel):
     )
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_each_rank_tells_what_it_found_not_finite(found, ranks, parallel):
+    assert found(ranks, parallel)["diagnosis"]["told"] == ranks
+
+
 @pytest.mark.parametrize(("count", "size"), [(8, 2), (10, 4), (3, 4), (0, 2)])
 def test_rows_are_dealt_out_whole_and_in_order(count, size):
     shares = [range(count)[Ranks(rank, size).rows(count)] for rank in range(size)]

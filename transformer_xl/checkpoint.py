@@ -13,6 +13,7 @@ A folder without the last three is enough to evaluate and generate.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -30,7 +31,6 @@ from torch import Tensor, nn
 
 from transformer_xl.baselines import build_model
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.distributed import whole
 from transformer_xl.files import check_seal, remove_folder, remove_unfinished, seal, whole_folder
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
@@ -109,9 +109,9 @@ def save_checkpoint(
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights, tied ones once, under the first of their names; whole, however they are sharded."""
+    """A model's weights as it has them, tied ones once, under the first of their names."""
     state = model.state_dict(keep_vars=True)
-    return {name: whole(state[name]) for name in dict.fromkeys(_first_names(state).values())}
+    return {name: state[name] for name in dict.fromkeys(_first_names(state).values())}
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
@@ -274,8 +274,11 @@ def put_damaged_aside(run: str | Path, warn: Callable[[str], None]) -> None:
         try:
             for name in _FILES:
                 with _whole_and_ours(folder / name):
+                    (folder / name).stat()
                     check_seal(folder / name)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and error.errno != errno.EIO:
+                raise
             aside = folder.with_name(f"damaged_{folder.name}")
             if aside.exists():
                 remove_folder(aside)

@@ -84,7 +84,7 @@ def users_sentence(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}."
     if isinstance(error, ValueError | OSError | FloatingPointError) and raised_here(error):
-        return str(error)
+        return "\n".join([str(error), *getattr(error, "__notes__", [])])
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         reason = f" ({str(error).splitlines()[0].rstrip('.')})" if str(error) else ""
         return f"There is not enough memory{reason}. Lower the sizes of the model, the batch or the lengths."

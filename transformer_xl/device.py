@@ -20,7 +20,8 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=device).device
+        torch.empty(0, device=device)  # "cuda" stays as it is: which one that is, is each process's own
+        return torch.device(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device must be auto, cpu, or one this machine has, got {device!r} ({reason}).") from None

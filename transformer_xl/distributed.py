@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -37,11 +38,11 @@ class Ranks:
         """This rank's share of `count` rows: the shares follow each other, and differ by one row at most."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
-    def total(self, amounts: Sequence[float], device: torch.device) -> list[float]:
-        """Sums over all ranks, in float64."""
+    def total(self, amounts: Sequence[float]) -> list[float]:
+        """Sums over all ranks, in float64; so nobody goes on before all are here."""
         if self.size == 1:
             return list(amounts)
-        summed = torch.tensor(amounts, dtype=torch.float64, device=device)
+        summed = torch.tensor(amounts, dtype=torch.float64)  # on the CPU: no device is waited for
         dist.all_reduce(summed)
         return summed.tolist()
 
@@ -53,44 +54,41 @@ class Ranks:
         dist.all_gather(found, tensor.contiguous())
         return found
 
-    def wait(self) -> None:
-        """Go on when all are here."""
-        if self.size > 1:
-            dist.barrier()
-
 
 def launched() -> Ranks:
     """What the launcher says this process is."""
     return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
 
-def restarts() -> int:
-    """How often torchrun has started such processes in place of those that failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+def launch() -> str:
+    """What the processes of one torchrun share, those that it starts in place of failed ones too; "" without it."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"process {os.getppid()}" if name == "none" else name
 
 
 @contextmanager
-def together(device: torch.device) -> Iterator[Ranks]:
+def together(device: str) -> Iterator[Ranks]:
     """Join the other ranks until the end of the block; on CUDA each then has the device of its local rank.
 
     Raises:
-        ValueError: a device was asked for by its number.
+        ValueError: a device was asked for by its number, or there are fewer than ranks.
         ConnectionError: another rank has ended.
     """
     ranks = launched()
     if ranks.size == 1:
         yield ranks
         return
-    if device.type == "cuda":
-        if device.index is not None:
-            raise ValueError(f"device must be auto or cuda for {ranks.size} ranks, each has one; got {device}.")
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    cuda = torch.cuda.is_available() and (device == "auto" or device.startswith("cuda"))
+    if cuda:
+        _take_device(device)
     try:
-        # torchrun keeps its store through restarts, and in it the addresses of those who are no more.
         store, *_ = next(rendezvous("env://"))
-        store = PrefixStore(f"attempt {restarts()}", store)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size)
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":
+            # torchrun keeps its store through restarts, and in it the addresses of those who are no more. How many
+            # restarts there were is known on one machine alone; several need a new store each time.
+            store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
+        backend, hour = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(hours=1)
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=hour)
         yield ranks
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
@@ -101,6 +99,15 @@ def together(device: torch.device) -> Iterator[Ranks]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _take_device(device: str) -> None:
+    local, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if ":" in device:
+        raise ValueError(f"device must be auto or cuda for several ranks, each of which has its own; got {device}.")
+    if local >= there:
+        raise ValueError(f"There must be a CUDA device for each rank of a machine, got {there}. Start fewer ranks.")
+    torch.cuda.set_device(local)
 
 
 class Objective(nn.Module):

@@ -104,7 +104,7 @@ def evaluate(
     unit: str = "byte",
     symbol_bytes: Int[np.ndarray, " V"] | None = None,
     dump: Callable[[Segment, Float[Tensor, "B T"]], None] | None = None,
-    total: Callable[[Sequence[float], torch.device], Sequence[float]] | None = None,
+    total: Callable[[Sequence[float]], Sequence[float]] | None = None,
 ) -> EvalResult:
     """Score every target of `loader` once, memory running from segment to segment.
 
@@ -133,7 +133,7 @@ def evaluate(
                 dump(segment, nll)
     cost = nats.item()  # waits for the device, so the clock is read after it
     if total is not None:
-        cost, *counts = total([cost, targets, text_bytes], device)
+        cost, *counts = total([cost, targets, text_bytes])
         targets, text_bytes = map(int, counts)
     if targets == 0:
         raise ValueError("The text must hold at least 2 tokens to be scored, for the first one is context only.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,14 +41,15 @@ class MetricLog:
     def truncate(self, step: int) -> None:
         """Drop what resuming from `step` repeats: entries past it, the final one of a finished run, which names the
         checkpoint it scored, and a last line that a killed run left unfinished."""
-        entries = read_metrics(self.path)
+        entries = read_metrics(self.path, step)
         kept = [entry for entry in entries if entry.get("step", 0) <= step and "checkpoint" not in entry]
         if self.path.exists():
             write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The entries of a metrics file, none if it does not exist; an unfinished last line is left out.
+def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, Any]]:
+    """The entries of a metrics file, none if it does not exist; an unfinished last line is left out. Where no more is
+    asked for than up to a `step`, so is all behind a line without sense, which a power loss may leave.
 
     Raises:
         ValueError: a line before the last is no JSON object.
@@ -64,9 +66,17 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             entry = None
         if isinstance(entry, dict):
             entries.append(entry)
+        elif step is not None and not any(_told(line) <= step for line in lines[number:]):
+            return entries
         elif number < len(lines):
             raise ValueError(f"{path}, line {number} is not a JSON object: {line[:60]!r}. Remove the line.")
     return entries
+
+
+def _told(line: str) -> float:
+    """The step that a line tells of; beyond all steps where it tells none."""
+    found = re.search(r'"step": (\d+)', line)
+    return int(found[1]) if found else math.inf
 
 
 def bits(nats: float) -> float:

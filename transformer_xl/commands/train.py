@@ -73,7 +73,7 @@ class Train:
 
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)
-        resume = self.resume or again(out)
+        resume = self.resume or (os.environ.get("TORCHELASTIC_RUN_ID") is not None and again(out))
         if resume:
             from transformer_xl.run.train import resumed
 
@@ -92,7 +92,9 @@ class Train:
 
 def again(run: Path) -> bool:
     """Whether torchrun starts this in place of processes that failed, and what they saved is there."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 and any(run.glob("checkpoints/step_*"))
+    from transformer_xl.run.train import ours
+
+    return any(run.glob("checkpoints/step_*")) and ours(run)
 
 
 def default_run(recipe: str) -> Path:

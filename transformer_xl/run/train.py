@@ -30,8 +30,8 @@ from transformer_xl.checkpoint import (
 )
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
-from transformer_xl.device import resolve_device, reuse_memory
-from transformer_xl.distributed import Ranks, restarts, together
+from transformer_xl.device import reuse_memory
+from transformer_xl.distributed import Ranks, launch, together
 from transformer_xl.files import explained, held, holds_anything, write_whole
 from transformer_xl.interop import local
 from transformer_xl.metrics import MetricLog
@@ -84,14 +84,14 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | No
         ValueError, OSError: a sentence for what does not fit; nothing was written then.
     """
     reuse_memory()
-    with together(resolve_device(config.train.device)) as ranks, ExitStack() as stack:
+    with together(config.train.device) as ranks, ExitStack() as stack:
         if ranks.first:
             claim(run, stack, resume=resume)
         else:
-            ranks.wait()
+            ranks.total([])  # what the first one prepares, the others find
         start = prepare(config, run, resume=resume, init=init, ranks=ranks)
         if ranks.first:
-            ranks.wait()
+            ranks.total([])
         trackers = stack.enter_context(_trackers(start.config, run)) if ranks.first else Trackers()
         status = carry_out(start, run, resume=resume, trackers=trackers, ranks=ranks)
         if status == 0:
@@ -122,7 +122,7 @@ def carry_out(
     """Write down what is about to be done, and do it. Returns the exit status."""
     ranks = ranks or Ranks()
     if ranks.first:
-        facts = environment() | {"ranks": ranks.size, "chosen": start.chosen, "init": start.init}
+        facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen, "init": start.init}
         write_whole(run / "config.toml", write_toml(start.config))
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")
         say(run, f"{describe(start, ranks)}; {run}")
@@ -130,6 +130,7 @@ def carry_out(
         return 0
     if ranks.first:
         say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")
+    ranks.total([])  # the launcher ends all when one has ended
     return STOPPED
 
 
@@ -147,7 +148,7 @@ def prepare(
     if not config.corpus.name:
         raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
     origin = find_checkpoint(local(init)) if init is not None else None
-    begun = _init_of(run) if resume else str(init or "")
+    begun = _noted(run, "init") if resume else str(init or "")
     vocab = load_vocab(origin or find_checkpoint(run, which="last")) if begun else None
     corpus = open_corpus(config.corpus, vocab=vocab)
     if vocab is not None:
@@ -175,10 +176,15 @@ def prepare(
     return Start(corpus, model, config, chosen, begun)
 
 
-def _init_of(run: Path) -> str:
-    """The run whose vocabulary the one in `run` began with, if any."""
+def _noted(run: Path, fact: str) -> str:
+    """What a run's environment.json says: "init", the run it began from, or "launch", whose processes began it."""
     file = run / "environment.json"
-    return json.loads(file.read_text(encoding="utf-8")).get("init", "") if file.exists() else ""
+    return json.loads(file.read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
+
+
+def ours(run: Path) -> bool:
+    """Whether the torchrun that started this process began the run before, with processes that failed since."""
+    return bool(launch()) and _noted(run, "launch") == launch()
 
 
 def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -211,11 +217,16 @@ def resumed(run: Path, overrides: Sequence[str], data: str | None) -> RunConfig:
         raise FileNotFoundError(f"{run} holds no run to resume. Leave out --resume to start one there.")
     own = load_recipe(run / "config.toml")
     config, changes = changed_settings(own, overrides)
+    for setting in changes:
+        if _left_open(config, setting):  # as it was when the run began, and was settled then
+            section = replace(getattr(config, setting.section), **{setting.field: _own(own, setting)})
+            config = replace(config, **{setting.section: section})
     advice = f"in {run}, and cannot change on the way. Start a new run from its weights with --init {run}."
     fixed = [
         f"{setting.label} is {_own(own, setting)} {advice}"
         for setting in changes
         if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
+        if _own(config, setting) != _own(own, setting)
     ]
     if data is not None and text_name(data) != own.corpus.name:
         fixed.append(f"--data is {own.corpus.name} {advice}")
@@ -228,7 +239,7 @@ def refuse_run(run: Path, *, resume: bool) -> None:
     """Never write into what is there already, unless it is to go on; then there must be something to go on from."""
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
-    if not resume and not restarts() and run.exists() and (not run.is_dir() or holds_anything(run)):
+    if not resume and not ours(run) and run.exists() and (not run.is_dir() or holds_anything(run)):
         raise FileExistsError(f"{run} exists. Go on with it by --resume, or choose another folder with --out.")
 
 
@@ -255,7 +266,6 @@ def describe(start: Start, ranks: Ranks) -> str:
 def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
     """Score the best checkpoint as `[eval]` says, print it, and keep it with the metrics."""
     config = start.config
-    ranks.wait()  # until the last checkpoint is there
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)
     lengths = eval_lengths(config)[0]
@@ -268,6 +278,11 @@ def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> Non
     entry = about | result.to_json()
     MetricLog(run / "metrics.jsonl").log(entry)
     trackers.log(entry)
+
+
+def _left_open(config: RunConfig, setting: Setting) -> bool:
+    value = _own(config, setting)
+    return value == "auto" or (setting.field == "vocab_size" and value == 0)
 
 
 def _own(config: RunConfig, setting: Setting) -> object:

@@ -20,11 +20,13 @@ class Aside:
     def __enter__(self) -> Aside:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None:
             self.wait()
-        elif self._thread is not None and issubclass(kind, Exception):
+        elif self._thread is not None and isinstance(error, Exception):
             self._thread.join()
+            if self._error is not None:
+                error.add_note(str(self._error))
 
     def begin(self, work: Callable[[], object]) -> None:
         """Have `work` done, when what was begun before is."""

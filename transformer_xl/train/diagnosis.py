@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,41 +11,34 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..device import autocast
-from ..distributed import whole
+from ..distributed import Ranks, whole
 from ..memory import Memory
 from ..settings import TrainConfig
 
+Chunk = tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Memory]
+"""Ids, targets and memory of a call."""
+
 
 def not_finite(
-    model: Any,
-    ids: Int[Tensor, "B T"],
-    targets: Int[Tensor, "B T"],
-    memory: Memory,
-    config: TrainConfig,
-    activity: Mapping[str, float],
+    model: Any, chunks: Sequence[Chunk], memory: Memory, config: TrainConfig, activity: dict[str, float], ranks: Ranks
 ) -> str:
-    """What gives the first nan or infinity when this call is made once more: a weight, the memory, what a module
-    returns, the loss, or the gradient of a weight, taken from the loss down."""
+    """What gives the first nan or infinity when the calls of a step are made once more: a weight, the memory, what a
+    module returns, the loss, or the gradient of a weight, taken from the loss down. All ranks have to call this."""
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if not _finite(weight):
-                return f"the weight {name}"
-        for number, layer in enumerate(memory.layers):
-            if not _finite(layer):
-                return f"the memory of layer {number}"
-    device = next(model.parameters()).device
+        found = [f"the weight {name}" for name, weight in model.named_parameters() if not _finite(weight)]
+        found += [f"the memory of layer {i}" for i, layer in enumerate(memory.layers) if not _finite(layer)]
     objective = (lambda *call: model.regularised(*call, **activity)) if activity else model.objective
+    device = next(model.parameters()).device
     model.zero_grad()
-    with _watched(model) as seen, torch.compiler.set_stance("force_eager"), autocast(config.precision, device):
-        loss, _, _ = objective(ids.to(device), targets.to(device), memory, config.lengths)
-    if seen:
-        return f"what {seen[0]} returns"
-    if not _finite(loss):
-        return "the loss"
-    loss.backward()
-    named = reversed(list(model.named_parameters()))
-    guilty = [name for name, weight in named if weight.grad is not None and not _finite(weight.grad)]
-    return f"the gradient of {guilty[0]}" if guilty else "nothing when it is done again, so in dropout or in the sum"
+    for ids, targets, past in chunks:
+        with _watched(model) as seen, torch.compiler.set_stance("force_eager"), autocast(config.precision, device):
+            loss, _, _ = objective(ids.to(device), targets.to(device), past, config.lengths)
+        found += [f"what {name} returns" for name in seen] + ([] if _finite(loss) else ["the loss"])
+        loss.backward()
+    gradients = [(name, weight.grad) for name, weight in model.named_parameters()]
+    found += [f"the gradient of {name}" for name, gradient in reversed(gradients) if not _finite(gradient)]
+    [guilty] = ranks.total([bool(found)])
+    return next(iter(found), "what another rank reads" if guilty else "dropout or the sum, for not when done again")
 
 
 def _finite(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,23 @@ def fit(
     torch.manual_seed(settings.seed + ranks.rank)
     if last is not None:
         trainer.restore(load_training(last))
+    _agree(trainer, run)
     with ExitStack() as stack:
         journal = stack.enter_context(_journal(trainer, corpus, run, trackers)) if ranks.first else Journal()
-        received = stack.enter_context(_deferred_signals())
+        received = stack.enter_context(_deferred_signals(ranks))
         aside = stack.enter_context(Aside())  # waited for while signals still wait
         _loop(trainer, corpus, config, run, journal, aside, received)
-    return trainer.step >= settings.max_steps
+        aside.wait()
+        [signals] = ranks.total([len(received)])  # and none ends before what was saved is there
+    return trainer.step >= settings.max_steps and not signals
+
+
+def _agree(trainer: Trainer, run: Path) -> None:
+    steps = [int(step) for step in trainer.ranks.gather(torch.tensor(trainer.step))]
+    if len(set(steps)) > 1:
+        raise ValueError(
+            f"The ranks must go on from one step, got {', '.join(map(str, steps))}. Have all machines see {run}."
+        )
 
 
 def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
@@ -133,7 +144,7 @@ def _loop(
     while trainer.step < settings.max_steps and not stopping:
         trainer.advance()
         aside.check()
-        [signals] = ranks.total([len(received)], torch.device(settings.device))
+        [signals] = ranks.total([len(received)])
         stopping, last = signals > 0, trainer.step == settings.max_steps
         if journal.printer is not None:
             journal.printer.advance(trainer.step)
@@ -211,12 +222,13 @@ def _save(
     aside: Aside,
 ) -> None:
     """Take down everything as it is, and have it written aside."""
-    model = trainer.model if trainer.average is None else trainer.average.model
-    stored = {name: copied(value) for name, value in weights(model).items()}
-    training = trainer.state()
+    model, kept = trainer.model if trainer.average is None else trainer.average.model, trainer.ranks.first
+    stored = {name: copied(value, kept) for name, value in weights(model).items()}
+    training = trainer.state(kept=kept)
     if journal.metrics is None:
         return
     journal.metrics.sync()  # before there is a checkpoint that says how far they go
+    config = replace(config, model=model.config)
     write = partial(save_checkpoint, step_folder(run, trainer.step), model=stored, vocab=corpus.vocab, config=config)
     aside.begin(partial(write, training=training, valid_loss=valid_loss, keep=trainer.config.keep))
 
@@ -239,14 +251,17 @@ def _due(step: int, every: int) -> bool:
 
 
 @contextmanager
-def _deferred_signals() -> Iterator[list[str]]:
-    """Collect SIGTERM and SIGINT until a step is done; a second one acts at once. Only the main thread gets signals."""
+def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
+    """Collect SIGTERM and SIGINT until a step is done; a second one acts at once, but for one of many ranks, which its
+    launcher ends in time. Only the main thread gets signals."""
     received: list[str] = []
     previous: dict[int, Any] = {}
 
     def receive(number: int, _frame: Any) -> None:
         received.append(signal.Signals(number).name)
-        signal.signal(number, previous[number])
+        if ranks.size == 1:
+            for other, handler in previous.items():
+                signal.signal(other, handler)
 
     try:
         for number in (signal.SIGTERM, signal.SIGINT):

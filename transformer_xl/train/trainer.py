@@ -86,7 +86,7 @@ def train_step(
         nats += nll.detach().sum(dtype=torch.float64)
         left.append(after)
     norm = whole(nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)).item()
-    [total] = ranks.total([nats.item()], device)
+    [total] = ranks.total([nats.item()])
     result = StepResult(total, int(scored.sum()), norm)
     if result.skipped:
         return result, memory
@@ -195,7 +195,7 @@ class Trainer:
         device = _device(self.model)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             copy = build_model(self.model.config, backend=self.config.backend)
-        set_weights(copy, weights(self.model), "the sharded model")
+        set_weights(copy, {k: whole(v) for k, v in weights(self.model).items()}, "the sharded model")
         return copy.to(device).train()
 
     def advance(self) -> StepResult:
@@ -227,16 +227,19 @@ class Trainer:
 
     def _give_up(self, segment: Segment) -> None:
         ids, targets = segment.ids[self._mine], trained(segment.targets, self.config.loss)[self._mine]
-        where = not_finite(self.model, ids, targets, self.memory, self.config, activity_of(self.config))
+        parts = _chunks(len(ids), self.config.batch_chunk)
+        chunks = [(ids[rows], targets[rows], self.memory.select(rows)) for rows in parts]
+        activity = activity_of(self.config)
+        where = not_finite(self.model, chunks, self.memory, self.config, activity, self.ranks)
         raise FloatingPointError(
             f"{MOST_SKIPPED} steps in a row up to step {self.step} had no finite loss and gradient, so training "
             f"stopped; what is not finite appears first in {where}. Lower train.lr (now {self.config.lr}) or lengthen "
             "train.warmup_steps, and start from the last checkpoint, which is as it was, with --init."
         )
 
-    def state(self) -> TrainingState:
+    def state(self, *, kept: bool = True) -> TrainingState:
         """Everything resuming needs beyond the weights, of all ranks and as they are now: further steps leave it alone.
-        All ranks have to call this."""
+        All ranks have to call this; where it is not to be `kept`, they only take part."""
         layers = (torch.cat(self.ranks.gather(layer)) for layer in self.memory.layers)
         tensors = {f"memory.{i}": layer.cpu() for i, layer in enumerate(layers)}
         if self.memory.valid is not None:
@@ -245,10 +248,10 @@ class Trainer:
         for which, optimizer in enumerate(self.optimizers):
             for index, values in optimizer.state_dict()["state"].items():
                 named = {name: value for name, value in values.items() if value is not None}
-                tensors |= {f"optimizer.{which}.{index}.{name}": copied(value) for name, value in named.items()}
+                tensors |= {f"optimizer.{which}.{index}.{name}": copied(value, kept) for name, value in named.items()}
         if self.average is not None:  # whose weights are the checkpoint's
             scalars["averaged"] = self.average.count
-            tensors |= {f"live.{name}": copied(weight) for name, weight in self.model.named_parameters()}
+            tensors |= {f"live.{name}": copied(weight, kept) for name, weight in self.model.named_parameters()}
         states = {"cpu": torch.get_rng_state()}
         if _device(self.model).type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(_device(self.model))
@@ -295,6 +298,7 @@ class Trainer:
             torch.cuda.set_rng_state(cuda, _device(self.model))
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """A copy on the CPU that nothing else holds, whole."""
-    return whole(tensor.detach()).to("cpu", copy=True)
+def copied(tensor: Tensor, kept: bool = True) -> Tensor:
+    """A copy on the CPU that nothing else holds, whole; if it is not `kept`, nothing, but all ranks take part."""
+    full = whole(tensor.detach())
+    return full.to("cpu", copy=True) if kept else full.new_empty(0)
