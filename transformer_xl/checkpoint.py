@@ -33,6 +33,7 @@ from transformer_xl.baselines import build_model
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.files import check_seal, remove_folder, remove_unfinished, seal, whole_folder
 from transformer_xl.model import TransformerXL
+from transformer_xl.recipe import HINTS, fits
 from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
 
 FORMAT = "transformer-xl checkpoint"
@@ -124,10 +125,20 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
             f"{folder} does not fit together: vocab.json has {len(vocab)} symbols and config.json says "
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
+    _refuse_absurd(config.model, folder)
     with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away; the caller's stream stays
         model = build_model(config.model, backend=backend)
     load_weights(model, folder)
     return LoadedModel(model.to(device).eval(), vocab, config)
+
+
+def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
+    """Hold the sizes against the file of weights before there is a model of them, which may take all memory."""
+    size = (folder / "model.safetensors").stat().st_size
+    layer = model.d_model * max(model.d_inner, 1 if model.kind in ("lstm", "qrnn") else model.n_head * model.d_head)
+    if max(model.n_layer * layer, model.vocab_size, model.positions) > size:
+        with _whole_and_ours(folder / "model.safetensors"):
+            raise ValueError("config.json tells of more weights")
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
@@ -199,11 +210,18 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
     ]
     if unknown:
         raise ValueError(f"{path} has settings this version does not know: {_some(unknown)}. Update transformer-xl.")
-    try:
-        sections = {name: owner(**_tuples(stored.get(name, {}))) for name, owner in _SECTIONS.items()}
-    except TypeError as error:
-        raise ValueError(f"{path} has a setting of the wrong type: {error}. Restore it from a copy.") from error
-    return RunConfig(**sections)
+    given = {section: _tuples(stored.get(section, {})) for section in _SECTIONS}
+    wrong = [
+        f"{section}.{name}"
+        for section, values in given.items()
+        for name, value in values.items()
+        if not fits(value, HINTS[section][name])
+    ]
+    if wrong:
+        raise ValueError(f"{path} has settings of the wrong type: {_some(wrong)}. Restore it from a copy.")
+    if "vocab_size" not in given["model"]:
+        raise ValueError(f"{path} lacks model.vocab_size. Restore it from a copy.")
+    return RunConfig(**{section: owner(**given[section]) for section, owner in _SECTIONS.items()})
 
 
 def load_vocab(folder: str | Path) -> Vocab:
@@ -390,7 +408,7 @@ def _whole_and_ours(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, so its folder is no whole checkpoint. Use another one.") from None
-    except (SafetensorError, ValueError) as error:  # a JSON file's faults are ValueErrors
+    except (SafetensorError, ValueError, RecursionError) as error:  # a JSON file's faults are ValueErrors
         raise ValueError(
             f"{path} is cut short, damaged or of another kind ({error}). Use another checkpoint, or restore this one."
         ) from error

@@ -20,7 +20,7 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=device)  # "cuda" stays as it is: which one that is, is each process's own
+        torch.empty(0, device=device).tolist()  # "cuda" stays as it is: which one that is, is each process's own
         return torch.device(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

@@ -66,6 +66,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     with explained(path):
         try:
             make_folder(path.parent)
+            if path.exists() and not path.is_file():  # a device or a pipe is not to be renamed over
+                raise OSError(errno.EINVAL, "no file")
             unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
             sync(unfinished)
             unfinished.replace(path)

@@ -251,7 +251,7 @@ def _assemble(given: Sequence[Setting], problems: list[str]) -> RunConfig | None
             problems.append(_unknown(setting.section, setting.field, setting.label, name))
             continue
         value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
-        if not _fits(value, hint):
+        if not fits(value, hint):
             problems.append(f"{setting.label}{setting.source} must be {_wanted(hint)}, got {_shown(setting.value)}.")
             refused.add(setting.section)
             continue
@@ -309,7 +309,7 @@ def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
 
 
 def _from_words(words: Sequence[str], hint: Any) -> Any:
-    """The value that words of a command line spell; a word of the wrong kind stays a string, for `_fits` to refuse."""
+    """The value that words of a command line spell; a word of the wrong kind stays a string, for `fits` to refuse."""
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
         return [_from_word(word, item) for word in re.split(r"[\s,\[\]()]+", " ".join(words)) if word]
@@ -335,10 +335,10 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of the type a setting has. True is no number here, and neither is NaN."""
     if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, kind) for kind in get_args(hint))
+        return any(fits(value, kind) for kind in get_args(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is tuple:
@@ -346,8 +346,8 @@ def _fits(value: Any, hint: Any) -> bool:
         if not isinstance(value, tuple):
             return False
         if Ellipsis in items:
-            return all(_fits(item, items[0]) for item in value)
-        return len(value) == len(items) and all(map(_fits, value, items))
+            return all(fits(item, items[0]) for item in value)
+        return len(value) == len(items) and all(map(fits, value, items))
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
     if hint is int:

@@ -26,6 +26,12 @@ def _at_least(bound: int, owner: Any, *names: str) -> Iterable[str]:
             yield f"{name} must be at least {bound}, got {value}."
 
 
+def _at_most(bound: float, owner: Any, *names: str) -> Iterable[str]:
+    for name in names:
+        if (getattr(owner, name) or 0) > bound:
+            yield f"{name} must be at most {bound:,}, got {getattr(owner, name)}."
+
+
 def _fractions(owner: Any, *names: str) -> Iterable[str]:
     for name in names:
         value = getattr(owner, name)
@@ -111,6 +117,8 @@ class TransformerXLConfig(_Checked):
     def _problems(self) -> Iterable[str]:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         yield from _at_least(1, self, *sizes)
+        yield from _at_most(10_000, self, "n_layer")
+        yield from _at_most(1 << 24, self, *sizes, "positions")
         yield from _at_least(0, self, "vocab_size")
         yield from _at_least(0, self, "init_std", "proj_init_std")
         yield from _fractions(self, "dropout", "dropatt", "dropout_words", "weight_drop")
@@ -186,15 +194,13 @@ class Lengths(_Checked):
         return _length_problems(self)
 
 
-_LONGEST = 1 << 31
+_LONGEST, _HIGHEST = 1 << 31, 10**30
 
 
 def _length_problems(lengths: Any) -> Iterable[str]:
     yield from _at_least(1, lengths, "tgt_len", "clamp_len", "attn_len")
     yield from _at_least(0, lengths, "mem_len")
-    for name in ("tgt_len", "mem_len"):
-        if getattr(lengths, name) > _LONGEST:
-            yield f"{name} must be at most {_LONGEST:,}, got {getattr(lengths, name)}."
+    yield from _at_most(_LONGEST, lengths, "tgt_len", "mem_len", "clamp_len")
     if lengths.attn_len is not None and lengths.attn_len > lengths.mem_len + 1:
         yield (
             f"attn_len must be at most mem_len + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of "
@@ -309,7 +315,7 @@ class TrainConfig(_Checked):
         yield from _length_problems(self)
         yield from _at_least(1, self, "batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
-        rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta")
+        rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
         yield from _at_least(0, self, *steps, "context_len", *rates)
         if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
             yield "min_lr_ratio must be above 0 where average_from is given: the average would be of equal weights."
@@ -320,6 +326,9 @@ class TrainConfig(_Checked):
         if self.context_len and self.mem_len:
             yield f"mem_len must be 0 where context_len is given, which stands in its place; got {self.mem_len}."
         yield from _fractions(self, "min_lr_ratio", "momentum")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            yield f"betas must be at least 0 and below 1, got {list(self.betas)}."
+        yield from _at_most(_HIGHEST, self, *rates, "embedding_lr_ratio")
         if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:
             yield f"batch_size must be a multiple of batch_chunk = {self.batch_chunk}, got {self.batch_size}."
 

@@ -148,7 +148,7 @@ def prepare(
     if not config.corpus.name:
         raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
     origin = find_checkpoint(local(init)) if init is not None else None
-    begun = _noted(run, "init") if resume else str(init or "")
+    begun = _noted(run, "init") if resume else Path(init or "").name  # not where it lies: that may tell of its owner
     vocab = load_vocab(origin or find_checkpoint(run, which="last")) if begun else None
     corpus = open_corpus(config.corpus, vocab=vocab)
     if vocab is not None:
