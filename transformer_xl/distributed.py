@@ -39,7 +39,7 @@ class Ranks:
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def total(self, amounts: Sequence[float]) -> list[float]:
-        """Sums over all ranks, in float64; so nobody goes on before all are here."""
+        """Sums over all ranks, in float64."""
         if self.size == 1:
             return list(amounts)
         summed = torch.tensor(amounts, dtype=torch.float64)  # on the CPU: no device is waited for
@@ -53,6 +53,10 @@ class Ranks:
         found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(found, tensor.contiguous())
         return found
+
+    def wait(self) -> None:
+        """Go on when all are here; not by a barrier, for which NCCL would have to be started."""
+        self.total([0.0])
 
 
 def launched() -> Ranks:

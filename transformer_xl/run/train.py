@@ -88,10 +88,10 @@ def train(config: RunConfig, run: Path, *, resume: bool = False, init: Path | No
         if ranks.first:
             claim(run, stack, resume=resume)
         else:
-            ranks.total([])  # what the first one prepares, the others find
+            ranks.wait()  # what the first one prepares, the others find
         start = prepare(config, run, resume=resume, init=init, ranks=ranks)
         if ranks.first:
-            ranks.total([])
+            ranks.wait()
         trackers = stack.enter_context(_trackers(start.config, run)) if ranks.first else Trackers()
         status = carry_out(start, run, resume=resume, trackers=trackers, ranks=ranks)
         if status == 0:
@@ -130,7 +130,7 @@ def carry_out(
         return 0
     if ranks.first:
         say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")
-    ranks.total([])  # the launcher ends all when one has ended
+    ranks.wait()  # the launcher ends all when one has ended
     return STOPPED
 
 
