@@ -123,8 +123,8 @@ def carry_out(
     ranks = ranks or Ranks()
     if ranks.first:
         facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen, "init": start.init}
+        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it says whose the run is
         write_whole(run / "config.toml", write_toml(start.config))
-        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")
         say(run, f"{describe(start, ranks)}; {run}")
     if fit(start.model, start.corpus, start.config, run, resume=resume, trackers=trackers, ranks=ranks):
         return 0
