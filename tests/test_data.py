@@ -360,7 +360,7 @@ class TestAnyText:
             ("empty.txt", ValueError, "no text for the train split: it is empty"),
             ("short.txt", ValueError, "no text for the valid split: it is empty or too short"),
             ("folder", ValueError, "no text for the train split"),
-            ("pipe", ValueError, "is a pipe or a device"),
+            ("pipe", ValueError, "a pipe or a device"),
             ("missing.txt", FileNotFoundError, "there is no .*missing.txt"),
         ],
     )

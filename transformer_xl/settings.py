@@ -118,7 +118,7 @@ class TransformerXLConfig(_Checked):
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         yield from _at_least(1, self, *sizes)
         yield from _at_most(10_000, self, "n_layer")
-        yield from _at_most(1 << 24, self, *sizes, "positions")
+        yield from _at_most(1 << 24, self, *sizes[1:], "positions")
         yield from _at_least(0, self, "vocab_size")
         yield from _at_least(0, self, "init_std", "proj_init_std")
         yield from _fractions(self, "dropout", "dropatt", "dropout_words", "weight_drop")

@@ -35,9 +35,11 @@ def not_finite(
             loss, _, _ = objective(ids.to(device), targets.to(device), past, config.lengths)
         found += [f"what {name} returns" for name in seen] + ([] if _finite(loss) else ["the loss"])
         loss.backward()
-    gradients = [(name, weight.grad) for name, weight in model.named_parameters()]
-    found += [f"the gradient of {name}" for name, gradient in reversed(gradients) if not _finite(gradient)]
     [guilty] = ranks.total([bool(found)])
+    if not guilty:
+        gradients = reversed([(name, weight.grad) for name, weight in model.named_parameters()])
+        found = [f"the gradient of {name}" for name, gradient in gradients if not _finite(gradient)]
+        [guilty] = ranks.total([bool(found)])
     return next(iter(found), "what another rank reads" if guilty else "dropout or the sum, for not when done again")
 
 
