@@ -65,7 +65,7 @@ class AdaptiveEmbedding(_Bands):
         dropout_words: float = 0.0,
     ):
         super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
-        self.d_model, self.scale, self.dropout_words = d_model, scale, dropout_words
+        self.d_model, self.scale, self.dropout_words = d_model, float(scale), dropout_words
         widths = self.widths[: len(self.tables)] if self.projected else []
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
 
