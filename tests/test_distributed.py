@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from figures import without_clock
 from filelock import FileLock
 from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, scored, trainer_of
 from safetensors.torch import load_file
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from transformer_xl.checkpoint import TrainingState
 from transformer_xl.distributed import Ranks
-from transformer_xl.metrics import read_metrics
 
 TESTS = Path(__file__).parent
 PARALLEL = ("ddp", "fsdp")
@@ -201,11 +201,6 @@ def train(home: Path, out: str, *more: str) -> list[str]:
     return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(home / out), *more]
 
 
-def figures(run: Path) -> list[dict]:
-    clock = {"seconds", "tokens_per_second"}
-    return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(run / "metrics.jsonl")]
-
-
 @pytest.mark.timeout(400)
 def test_a_killed_rank_rejoins_and_the_run_ends_as_one_that_was_never_disturbed(home, tmp_path):
     """On two ranks, before the first checkpoint and behind it; all figures are those of one process, and there once."""
@@ -218,7 +213,7 @@ def test_a_killed_rank_rejoins_and_the_run_ends_as_one_that_was_never_disturbed(
         capture_output=True,
     )
     assert alone.returncode == 0, alone.stderr
-    two, one = (figures(home / name) for name in ("killed", "alone"))
+    two, one = (without_clock(home / name) for name in ("killed", "alone"))
     assert [(e["step"], e["split"]) for e in two] == [(e["step"], e["split"]) for e in one]
     for a, b in zip(two, one, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)

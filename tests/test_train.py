@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from figures import without_clock
 
 from transformer_xl.checkpoint import best, checkpoints, latest, load_training, load_weights, valid_loss
 from transformer_xl.data.corpus import Corpus
@@ -48,11 +49,6 @@ def start(**changes: object) -> tuple[TransformerXL, RunConfig]:
 def run(corpus: Corpus, folder: Path, *, resume: bool = False, **changes: object) -> tuple[TransformerXL, bool]:
     model, config = start(**changes)
     return model, fit(model, corpus, config, folder, resume=resume)
-
-
-def without_clock(folder: Path) -> list[dict]:
-    clock = {"seconds", "tokens_per_second"}
-    return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(folder / "metrics.jsonl")]
 
 
 AWD = {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from figures import without_clock
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import ALONE, trainer_of
@@ -142,11 +143,6 @@ def test_what_is_whole_stays(run):
     names = [path.name for path in checkpoints(run)]
     put_damaged_aside(run, lambda told: pytest.fail(told))
     assert [path.name for path in checkpoints(run)] == names
-
-
-def without_clock(run: Path) -> list[dict]:
-    clock = {"seconds", "tokens_per_second"}
-    return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(run / "metrics.jsonl")]
 
 
 def _hold(folder: Path, ready, done) -> None:
