@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from transformer_xl import checkpoint, files
+from transformer_xl import files
 from transformer_xl.checkpoint import (
     TrainingState,
     best,
@@ -24,10 +24,11 @@ from transformer_xl.checkpoint import (
     load_model,
     load_training,
     load_weights,
-    prune,
+    parts,
     save_checkpoint,
     step_folder,
 )
+from transformer_xl.checkpoint.history import prune
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
@@ -81,7 +82,7 @@ def test_what_is_loaded_computes_what_was_saved(tmp_path, model):
 
 def test_tied_weights_are_stored_once_and_tied_again(tmp_path, model):
     folder = save(tmp_path, model, 3)
-    stored = checkpoint._read_tensors(folder / "model.safetensors")
+    stored = parts.read_tensors(folder / "model.safetensors")
     assert sum(value.numel() for value in stored.values()) == sum(p.numel() for p in model.parameters())
     loaded = load_model(folder).model
     assert loaded.softmax.tables[1] is loaded.embedding.tables[1]
@@ -92,16 +93,16 @@ def test_tied_weights_are_stored_once_and_tied_again(tmp_path, model):
 def test_a_tie_may_be_stored_under_any_of_its_names(tmp_path, model):
     folder = altered(save(tmp_path, model, 3))
     path = folder / "model.safetensors"
-    stored = checkpoint._read_tensors(path)
+    stored = parts.read_tensors(path)
     stored["softmax.tables.1"] = stored.pop("embedding.tables.1")
-    checkpoint._write_tensors(path, stored)
+    parts.write_tensors(path, stored)
     torch.testing.assert_close(load_model(folder).model.embedding.tables[1], model.embedding.tables[1], rtol=0, atol=0)
 
 
 def test_overlapping_views_of_one_storage_are_saved_apart(tmp_path):
     whole = torch.arange(6.0)
-    checkpoint._write_tensors(tmp_path / "x.safetensors", {"low": whole[:4], "high": whole[2:], "odd": whole[1::2]})
-    read = checkpoint._read_tensors(tmp_path / "x.safetensors")
+    parts.write_tensors(tmp_path / "x.safetensors", {"low": whole[:4], "high": whole[2:], "odd": whole[1::2]})
+    read = parts.read_tensors(tmp_path / "x.safetensors")
     got = {name: value.tolist() for name, value in read.items()}
     assert got == {"low": [0, 1, 2, 3], "high": [2, 3, 4, 5], "odd": [1, 3, 5]}
 

@@ -109,8 +109,8 @@ def test_files_import_lower_floors_only():
         ("data/vocab.py", "from ..memory import Memory"),
         ("data/__init__.py", "from ..model import TransformerXL"),
         ("data/deep/er.py", "from ...model import TransformerXL"),
-        ("checkpoint.py", "from .metrics import MetricLog"),
-        ("checkpoint.py", "from .nowhere import thing"),
+        ("checkpoint/saving.py", "from ..metrics import MetricLog"),
+        ("checkpoint/saving.py", "from ..nowhere import thing"),
         ("mystery.py", ""),
     ],
 )

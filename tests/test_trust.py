@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import ALONE, trainer_of
 
-from transformer_xl import checkpoint, metrics
-from transformer_xl.checkpoint import checkpoints, latest, load_model, put_damaged_aside
+from transformer_xl import metrics
+from transformer_xl.checkpoint import checkpoints, latest, load_model, parts, put_damaged_aside
+from transformer_xl.checkpoint.history import prune
+from transformer_xl.checkpoint.parts import FILES
 from transformer_xl.cli import main
 from transformer_xl.files import SEAL, check_seal, held, seal
 from transformer_xl.metrics import read_metrics
@@ -97,7 +99,7 @@ def test_the_checksums_are_those_of_coreutils(run):
     subprocess.run([tool, "--check", "--strict", "--quiet", SEAL], cwd=latest(run), check=True)
 
 
-@pytest.mark.parametrize("name", [*checkpoint._FILES, SEAL])
+@pytest.mark.parametrize("name", [*FILES, SEAL])
 def test_a_damaged_last_checkpoint_is_put_aside_and_the_run_ends_with_the_same_bits(home, run, name, capsys):
     weights = {path.name: (path / "model.safetensors").read_bytes() for path in checkpoints(run)}
     figures = without_clock(run)
@@ -129,7 +131,7 @@ def test_which_checkpoint_is_the_best_is_no_guess(run, capsys):
     flip(checkpoints(run)[0] / "config.json", 8 * 30)
     assert main(["eval", str(run)]) == 2
     assert "config.json is cut short, damaged or of another kind" in capsys.readouterr().err
-    checkpoint.prune(run, keep=2)
+    prune(run, keep=2)
     assert [path.name for path in checkpoints(run)] == ["step_00000009", "step_00000012"]
 
 
@@ -224,7 +226,7 @@ def test_metrics_behind_the_last_checkpoint_may_be_garbled(tmp_path, rest):
 
 
 def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monkeypatch, capsys):
-    save = checkpoint.save_file
+    save = parts.save_file
     saved = []
 
     def full(tensors, path):
@@ -233,7 +235,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monk
             raise OSError(28, "No space left on device")
         save(tensors, path)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(parts, "save_file", full)
     assert main(words(home, tmp_path / "run")) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "could not be written: No space left on device. Free some space" in told

@@ -1,0 +1,45 @@
+"""Checkpoints: a folder of safetensors and JSON, there whole or not at all, and never unpickled.
+
+    runs/NAME/checkpoints/step_00004000/
+        model.safetensors     the weights; tied ones once, under the first of their names in `model.state_dict()`
+        config.json           format, step, validation loss if known, and every setting of the run
+        vocab.json            the symbols
+        training.safetensors  tensors of the training state (optimizer, memory, random numbers); only to resume
+        training.json         its scalars
+        SHA256SUMS            checksums, compared whenever a file is read; `sha256sum --check` knows them, too
+
+A folder without the last three is enough to evaluate and generate.
+"""
+
+from __future__ import annotations
+
+from .history import best, checkpoints, find_checkpoint, latest, put_damaged_aside, step_folder, valid_loss
+from .loading import LoadedModel, config_of, load_config, load_model, load_training, load_vocab, load_weights
+from .parts import EXPORTED_VOCAB, FORMAT, write_json
+from .saving import TrainingState, save_checkpoint
+from .tensors import dimensions, set_weights, weights
+
+__all__ = [
+    "EXPORTED_VOCAB",
+    "FORMAT",
+    "LoadedModel",
+    "TrainingState",
+    "best",
+    "checkpoints",
+    "config_of",
+    "dimensions",
+    "find_checkpoint",
+    "latest",
+    "load_config",
+    "load_model",
+    "load_training",
+    "load_vocab",
+    "load_weights",
+    "put_damaged_aside",
+    "save_checkpoint",
+    "set_weights",
+    "step_folder",
+    "valid_loss",
+    "weights",
+    "write_json",
+]

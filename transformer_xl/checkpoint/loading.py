@@ -1,0 +1,142 @@
+"""Reading a checkpoint: its model, settings, symbols and training state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from transformer_xl.baselines import build_model
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.model import TransformerXL
+from transformer_xl.recipe import HINTS, fits
+from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+
+from .history import find_checkpoint
+from .parts import read_header, read_json, read_tensors, whole_and_ours
+from .saving import TrainingState
+from .tensors import set_weights, some
+
+_SECTIONS = {"model": TransformerXLConfig, "corpus": CorpusConfig, "train": TrainConfig, "eval": EvalConfig}
+
+
+class LoadedModel(NamedTuple):
+    """A trained model in eval mode, its symbols, and the settings of the run it comes from."""
+
+    model: TransformerXL
+    vocab: Vocab
+    config: RunConfig
+
+
+def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
+    """Load what lies on this machine; `transformer_xl.load_model` tells of it, and takes names on the hub too."""
+    folder = find_checkpoint(path)
+    config = load_config(folder)
+    vocab = load_vocab(folder)
+    if len(vocab) != config.model.vocab_size:
+        raise ValueError(
+            f"{folder} does not fit together: vocab.json has {len(vocab)} symbols and config.json says "
+            f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
+        )
+    _refuse_absurd(config.model, folder)
+    with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away; the caller's stream stays
+        model = build_model(config.model, backend=backend)
+    load_weights(model, folder)
+    return LoadedModel(model.to(device).eval(), vocab, config)
+
+
+def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
+    """Hold the sizes against the file of weights before there is a model of them, which may take all memory."""
+    size = (folder / "model.safetensors").stat().st_size
+    layer = model.d_model * max(model.d_inner, 1 if model.kind in ("lstm", "qrnn") else model.n_head * model.d_head)
+    if max(model.n_layer * layer, model.vocab_size, model.positions) > size:
+        with whole_and_ours(folder / "model.safetensors"):
+            raise ValueError("config.json tells of more weights")
+
+
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Copy a checkpoint's weights into `model`, on its device and in its dtype, and leave its ties as they are.
+
+    Raises:
+        ValueError: lists every missing, unexpected and wrong-shaped tensor; nothing is copied then.
+    """
+    path = find_checkpoint(folder) / "model.safetensors"
+    set_weights(model, read_tensors(path), str(path))
+
+
+def load_training(folder: str | Path) -> TrainingState:
+    """The training state of a checkpoint, its tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: the checkpoint was saved without one.
+    """
+    folder = find_checkpoint(folder, which="last")
+    if not (folder / "training.json").exists():
+        raise FileNotFoundError(
+            f"{folder} holds no training state, so training cannot resume there. Start a new run from it with --init."
+        )
+    stored = read_json(folder / "training.json")
+    try:
+        return TrainingState(stored["step"], stored["scalars"], read_tensors(folder / "training.safetensors"))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'training.json'} is not a training state: it lacks {error}.") from error
+
+
+def load_config(folder: str | Path) -> RunConfig:
+    """The settings in a checkpoint's `config.json`; ones it lacks take their defaults.
+
+    Raises:
+        ValueError: the file is foreign, from a newer version, or lists settings this version does not have.
+    """
+    path = Path(folder) / "config.json"
+    return config_of(read_header(path), path)
+
+
+def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
+    """The settings in JSON read from `path`, a table per section; ones it lacks take their defaults.
+
+    Raises:
+        ValueError: it lists settings this version does not have, or values that do not go together.
+    """
+    strange = [name for name in _SECTIONS if not isinstance(stored.get(name, {}), Mapping)]
+    if strange:
+        raise ValueError(f"{path} must hold a table for {', '.join(strange)}. Restore it from a copy.")
+    unknown = [
+        f"{section}.{name}"
+        for section, owner in _SECTIONS.items()
+        for name in stored.get(section, {})
+        if name not in {f.name for f in fields(owner)}
+    ]
+    if unknown:
+        raise ValueError(f"{path} has settings this version does not know: {some(unknown)}. Update transformer-xl.")
+    given = {section: _tuples(stored.get(section, {})) for section in _SECTIONS}
+    wrong = [
+        f"{section}.{name}"
+        for section, values in given.items()
+        for name, value in values.items()
+        if not fits(value, HINTS[section][name])
+    ]
+    if wrong:
+        raise ValueError(f"{path} has settings of the wrong type: {some(wrong)}. Restore it from a copy.")
+    if "vocab_size" not in given["model"]:
+        raise ValueError(f"{path} lacks model.vocab_size. Restore it from a copy.")
+    return RunConfig(**{section: owner(**given[section]) for section, owner in _SECTIONS.items()})
+
+
+def load_vocab(folder: str | Path) -> Vocab:
+    """The symbols in a checkpoint's `vocab.json`."""
+    path = Path(folder) / "vocab.json"
+    stored = read_json(path)
+    try:
+        return Vocab.from_json(stored)
+    except ValueError as error:
+        raise ValueError(f"{path} is no vocabulary: {error}") from error
+
+
+def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists where the settings have tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in section.items()}

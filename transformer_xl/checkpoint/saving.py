@@ -1,0 +1,74 @@
+"""Writing a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.files import remove_unfinished, seal, whole_folder
+from transformer_xl.settings import RunConfig
+
+from .history import prune
+from .parts import FORMAT, VERSION, write_json, write_tensors
+from .tensors import weights
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What resuming needs beyond the weights, flattened: JSON scalars and named tensors."""
+
+    step: int
+    scalars: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def save_checkpoint(
+    folder: str | Path,
+    *,
+    model: nn.Module | Mapping[str, Tensor],
+    vocab: Vocab,
+    config: RunConfig,
+    training: TrainingState | None = None,
+    step: int | None = None,
+    valid_loss: float | None = None,
+    keep: int | None = None,
+    report: Sequence[str] = (),
+) -> Path:
+    """Write a checkpoint whole: on any error nothing new is left behind and older checkpoints stay as they were.
+
+    Args:
+        folder: where; `step_folder(run, step)` for a run's own.
+        model: a `TransformerXL`, whose own config is what is stored as `config.model`; or its `weights`.
+        training: None for a checkpoint that is used and not resumed.
+        step: training steps behind the weights; by default those of `training`.
+        valid_loss: mean nats per target on the validation split at this very step; `best` compares these.
+        keep: prune the run afterwards to so many of the last checkpoints and the best.
+        report: what to know about where the weights come from, a sentence each.
+
+    Raises:
+        OSError: one sentence with the reason, for instance a full disk.
+    """
+    folder = Path(folder)
+    if step is None:
+        step = training.step if training else 0
+    known_loss = valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None
+    sections = asdict(replace(config, model=getattr(model, "config", config.model)))
+    remove_unfinished(folder.parent)
+    with whole_folder(folder) as unfinished:
+        write_tensors(unfinished / "model.safetensors", weights(model) if isinstance(model, nn.Module) else model)
+        header = {"format": FORMAT, "version": VERSION, "step": step, "valid_loss": known_loss}
+        write_json(unfinished / "config.json", header | ({"report": list(report)} if report else {}) | sections)
+        write_json(unfinished / "vocab.json", vocab.to_json())
+        if training is not None:
+            write_tensors(unfinished / "training.safetensors", training.tensors)
+            write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
+        seal(unfinished)
+    if keep is not None:
+        prune(folder.parent.parent, keep)
+    return folder

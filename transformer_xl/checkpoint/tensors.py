@@ -1,0 +1,57 @@
+"""A model's weights by name: tied ones once, and put back only where all of them fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """A model's weights as it has them, tied ones once, under the first of their names."""
+    state = model.state_dict(keep_vars=True)
+    return {name: state[name] for name in dict.fromkeys(first_names(state).values())}
+
+
+def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
+    """`load_weights` of tensors that were read from `source`."""
+    state = model.state_dict(keep_vars=True)
+    names = first_names(state)
+    stored = {names.get(name, name): value for name, value in stored.items()}
+    wanted = {name: state[name] for name in names.values()}
+    problems = list(_misfits(stored, wanted))
+    if problems:
+        raise ValueError(f"{source} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")
+    with torch.no_grad():
+        for name, value in wanted.items():
+            value.copy_(stored[name])
+
+
+def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Each name, mapped to the first name of the same parameter."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(value), name) for name, value in state.items()}
+
+
+def _misfits(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[str]:
+    missing = [name for name in wanted if name not in stored]
+    unexpected = [name for name in stored if name not in wanted]
+    wrong = [
+        f"{name} is {dimensions(stored[name].shape)} in the file and {dimensions(value.shape)} in the model"
+        for name, value in wanted.items()
+        if name in stored and stored[name].shape != value.shape
+    ]
+    for kind, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)):
+        if found:
+            yield f"{kind}: {some(found)}"
+
+
+def some(names: Iterable[str], shown: int = 8) -> str:
+    names = list(names)
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
+def dimensions(shape: torch.Size) -> str:
+    """A shape in words: 2x3."""
+    return "x".join(map(str, shape)) or "a scalar"
