@@ -64,6 +64,7 @@ def measure(life: Life, seen: dict[int, float], every: int) -> list[Save]:
     found = []
     for step, steps in list(busy.items())[1:]:
         around = [seconds[s] for s in quiet if abs(s - step) < every]
+        assert around, f"no step near {step} ended without a save beside it: --every must be more than {every}"
         taken = sum(seconds[s] for s in steps)
         found.append(Save(step, seen[step] - life.steps[step], len(steps), taken, median(around)))
     return found

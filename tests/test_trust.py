@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -23,7 +24,7 @@ from transformer_xl.checkpoint.parts import FILES
 from transformer_xl.cli import main
 from transformer_xl.files import SEAL, check_seal, held, seal
 from transformer_xl.metrics import read_metrics
-from transformer_xl.train import MOST_SKIPPED
+from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.aside import Aside
 
 RECIPE = """
@@ -172,6 +173,32 @@ def test_holding_a_folder_leaves_nothing_where_nothing_was(tmp_path):
     with held(tmp_path / "a" / "b"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_leave_no_garbage_but_the_last_ones(home, tmp_path, monkeypatch):
+    found, advance = {}, Trainer.advance
+
+    def collected(trainer):
+        if trainer.step in (7, 87):
+            found[trainer.step] = gc.collect()
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", collected)
+    assert main(words(home, tmp_path / "run", "--train.max-steps", "90", "--train.save-every", "2")) == 0
+    assert found[87] < 300  # what one leaves is 127 objects; left to itself, Python has some 600 here
+
+
+def test_copies_stay_as_they_are_until_the_work_on_them_is_done_and_their_memory_is_used_again():
+    aside, tensor, found = Aside(), torch.arange(6.0).view(2, 3).T, []
+    for number in range(3):
+        copy = aside.snapshot().take("tensor", tensor + number)
+        aside.begin(lambda copy=copy: (threading.Event().wait(0.05), found.append((copy.clone(), copy.data_ptr()))))
+    aside.wait()
+    assert [int(copy[0, 0]) for copy, _ in found] == [0, 1, 2]
+    assert all(torch.equal(copy, tensor + number) for number, (copy, _) in enumerate(found))
+    assert len({place for _, place in found}) == 1
+    assert aside.snapshot().take("tensor", tensor.double()).dtype == torch.float64
+    assert Aside(kept=False).snapshot().take("tensor", tensor).numel() == 0
 
 
 def test_work_goes_on_aside_in_order_and_its_failure_is_told():

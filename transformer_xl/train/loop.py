@@ -5,6 +5,7 @@ Of many ranks the first one alone writes and speaks; all of them take part in wh
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +31,7 @@ from ..optim import learning_rate
 from ..settings import RunConfig
 from ..trackers import Trackers
 from .aside import Aside
-from .trainer import Pace, Trainer, copied
+from .trainer import Pace, Trainer
 
 
 def fit(
@@ -74,7 +75,8 @@ def fit(
     with ExitStack() as stack:
         journal = stack.enter_context(_journal(trainer, corpus, run, trackers)) if ranks.first else Journal()
         received = stack.enter_context(_deferred_signals(ranks))
-        aside = stack.enter_context(Aside())  # waited for while signals still wait
+        aside = stack.enter_context(Aside(kept=ranks.first))  # waited for while signals still wait
+        stack.enter_context(_little_garbage())
         _loop(trainer, corpus, config, run, journal, aside, received)
         aside.wait()
         [signals] = ranks.total([len(received)])  # and none ends before what was saved is there
@@ -222,9 +224,11 @@ def _save(
     aside: Aside,
 ) -> None:
     """Take down everything as it is, and have it written aside."""
-    model, kept = trainer.model if trainer.average is None else trainer.average.model, trainer.ranks.first
-    stored = {name: copied(value, kept) for name, value in weights(model).items()}
-    training = trainer.state(kept=kept)
+    snapshot = aside.snapshot()
+    gc.collect()
+    model = trainer.model if trainer.average is None else trainer.average.model
+    stored = {name: snapshot.take(name, value) for name, value in weights(model).items()}
+    training = trainer.state(snapshot)
     if journal.metrics is None:
         return
     journal.metrics.sync()  # before there is a checkpoint that says how far they go
@@ -248,6 +252,17 @@ def _sample(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Journa
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+@contextmanager
+def _little_garbage() -> Iterator[None]:
+    """Hide what there is from Python's garbage collector, so that to collect what a checkpoint leaves takes a moment:
+    left to itself it looks at that only when there is as much of it as a quarter of everything, which takes days."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from ..metrics import figure, tokens_per_second
 from ..model import TransformerXL
 from ..optim import build_optimizers, set_rates
 from ..settings import TrainConfig
+from .aside import Snapshot
 from .diagnosis import not_finite
 
 MOST_SKIPPED = 10
@@ -237,9 +238,10 @@ class Trainer:
             "train.warmup_steps, and start from the last checkpoint, which is as it was, with --init."
         )
 
-    def state(self, *, kept: bool = True) -> TrainingState:
-        """Everything resuming needs beyond the weights, of all ranks and as they are now: further steps leave it alone.
-        All ranks have to call this; where it is not to be `kept`, they only take part."""
+    def state(self, snapshot: Snapshot | None = None) -> TrainingState:
+        """Everything resuming needs beyond the weights, of all ranks and as they are now: further steps leave it alone,
+        the next state in the same `snapshot` takes its place. All ranks have to call this."""
+        take = (snapshot or Snapshot()).take
         layers = (torch.cat(self.ranks.gather(layer)) for layer in self.memory.layers)
         tensors = {f"memory.{i}": layer.cpu() for i, layer in enumerate(layers)}
         if self.memory.valid is not None:
@@ -248,10 +250,12 @@ class Trainer:
         for which, optimizer in enumerate(self.optimizers):
             for index, values in optimizer.state_dict()["state"].items():
                 named = {name: value for name, value in values.items() if value is not None}
-                tensors |= {f"optimizer.{which}.{index}.{name}": copied(value, kept) for name, value in named.items()}
+                place = f"optimizer.{which}.{index}"
+                tensors |= {(key := f"{place}.{name}"): take(key, value) for name, value in named.items()}
         if self.average is not None:  # whose weights are the checkpoint's
             scalars["averaged"] = self.average.count
-            tensors |= {f"live.{name}": copied(weight, kept) for name, weight in self.model.named_parameters()}
+            live = {f"live.{name}": weight for name, weight in self.model.named_parameters()}
+            tensors |= {name: take(name, weight) for name, weight in live.items()}
         states = {"cpu": torch.get_rng_state()}
         if _device(self.model).type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(_device(self.model))
@@ -296,9 +300,3 @@ class Trainer:
         torch.set_rng_state(saved[f"{self.ranks.rank}.cpu"])
         if (cuda := saved.get(f"{self.ranks.rank}.cuda")) is not None and _device(self.model).type == "cuda":
             torch.cuda.set_rng_state(cuda, _device(self.model))
-
-
-def copied(tensor: Tensor, kept: bool = True) -> Tensor:
-    """A copy on the CPU that nothing else holds, whole; if it is not `kept`, nothing, but all ranks take part."""
-    full = whole(tensor.detach())
-    return full.to("cpu", copy=True) if kept else full.new_empty(0)
