@@ -48,6 +48,7 @@ def found(tmp_path_factory):
             if not (shared / f"fsdp-{ranks}").exists():
                 done = launch(ranks, str(TESTS / "ranks.py"), str(shared))
                 assert done.returncode == 0, done.stderr[-3000:]
+                assert "find_unused_parameters" not in done.stderr, done.stderr[-3000:]
         cases: dict[str, dict[str, Tensor]] = {}
         for name, value in load_file(shared / f"{parallel}-{ranks}").items():
             case, rest = name.split("|")

@@ -137,8 +137,8 @@ def parallelise(model: Any, how: str, ranks: Ranks) -> nn.Module:
         return objective
     if how == "ddp":
         # Else it deals gradients out to buckets anew in its second step, wherever that is: a sum of more than two ranks
-        # then has another order, and a resumed run other bits.
-        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+        # then has another order, and a resumed run other bits. Where no parameter is unused, it would warn of that.
+        objective.unused = nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))
         return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
