@@ -7,6 +7,7 @@ has a part of every tensor, which is gathered for the time it is needed (FSDP2);
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -94,6 +95,7 @@ def together(device: str) -> Iterator[Ranks]:
         backend, hour = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(hours=1)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=hour)
         yield ranks
+        _settle()
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
@@ -103,6 +105,15 @@ def together(device: str) -> Iterator[Ranks]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _settle() -> None:
+    """Wait until gloo's threads, which go on to the end of the process, have let go of Python's tensors. To do that
+    while the interpreter ends would abort the process (https://github.com/pytorch/pytorch/issues/190489)."""
+    last = torch.zeros(1)
+    dist.all_reduce(last)
+    while last._use_count() > 1:  # type: ignore[attr-defined]
+        time.sleep(0.001)
 
 
 def _take_device(device: str) -> None:
