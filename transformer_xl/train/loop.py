@@ -256,8 +256,8 @@ def _due(step: int, every: int) -> bool:
 
 @contextmanager
 def _little_garbage() -> Iterator[None]:
-    """Hide what there is from Python's garbage collector, so that to collect what a checkpoint leaves takes a moment:
-    left to itself it looks at that only when there is as much of it as a quarter of everything, which takes days."""
+    """Hide what there is from Python's garbage collector, so that to collect what a checkpoint leaves takes a moment;
+    left to itself it would not look at that before it is a quarter of everything."""
     gc.freeze()
     try:
         yield
