@@ -9,22 +9,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 import tomllib
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from transformer_xl.settings import RunConfig
+from transformer_xl.values import fits, from_words, listed, shown, wanted, widened
 
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
 """For each section of a run: its settings and their types."""
 
-_LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
@@ -189,9 +187,9 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
         if hint is None:
             problems.append(_unknown(section, field, label, ""))
         elif not values and hint is not bool:
-            problems.append(f"{label} needs a value: it must be {_wanted(hint)}.")
+            problems.append(f"{label} needs a value: it must be {wanted(hint)}.")
         else:
-            value = field == match["field"].replace("-", "_") if not values else _from_words(values, hint)
+            value = field == match["field"].replace("-", "_") if not values else from_words(values, hint)
             given.append(Setting(section, field, value, label, ""))
     return given
 
@@ -228,10 +226,10 @@ def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> l
                 for field, value in table.items()
             ]
         elif section in SECTIONS:
-            problems.append(f"{section} in recipe {name} must be a table, [{section}], got {_shown(table)}.")
+            problems.append(f"{section} in recipe {name} must be a table, [{section}], got {shown(table)}.")
         elif isinstance(table, dict):
             close = get_close_matches(section, SECTIONS, n=1)
-            known = _listed(f"[{name}]" for name in SECTIONS)
+            known = listed(f"[{name}]" for name in SECTIONS)
             meant = f"did you mean [{close[0]}]?" if close else f"there are {known}."
             problems.append(f"[{section}] is not a section of recipe {name}; {meant}")
         else:
@@ -252,10 +250,10 @@ def _assemble(given: Sequence[Setting], problems: list[str]) -> RunConfig | None
             continue
         value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
         if not fits(value, hint):
-            problems.append(f"{setting.label}{setting.source} must be {_wanted(hint)}, got {_shown(setting.value)}.")
+            problems.append(f"{setting.label}{setting.source} must be {wanted(hint)}, got {shown(setting.value)}.")
             refused.add(setting.section)
             continue
-        chosen[setting.section][setting.field] = _widened(value, hint)
+        chosen[setting.section][setting.field] = widened(value, hint)
         origin[setting.section, setting.field] = setting
     chosen["model"].setdefault("vocab_size", 0)
     sections: dict[str, Any] = {}
@@ -308,89 +306,6 @@ def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
     return min(free, 1)
 
 
-def _from_words(words: Sequence[str], hint: Any) -> Any:
-    """The value that words of a command line spell; a word of the wrong kind stays a string, for `fits` to refuse."""
-    if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
-        return [_from_word(word, item) for word in re.split(r"[\s,\[\]()]+", " ".join(words)) if word]
-    return _from_word(words[0], hint)
-
-
-def _from_word(word: str, hint: Any) -> Any:
-    kinds = _alternatives(hint)
-    if type(None) in kinds and word.lower() == "none":
-        return None
-    if bool in kinds and word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    for kind in (int, float):
-        if kind in kinds:
-            try:
-                return kind(word)
-            except ValueError:
-                continue
-    return word
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the type a setting has. True is no number here, and neither is NaN."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(fits(value, kind) for kind in get_args(hint))
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is tuple:
-        items = get_args(hint)
-        if not isinstance(value, tuple):
-            return False
-        if Ellipsis in items:
-            return all(fits(item, items[0]) for item in value)
-        return len(value) == len(items) and all(map(fits, value, items))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_WHOLE
-    return isinstance(value, hint)
-
-
-def _widened(value: Any, hint: Any) -> Any:
-    """Whole numbers given for fractions become floats, so that writing and reading a config gives the same one."""
-    if isinstance(value, tuple):
-        items = get_args(hint)
-        return tuple(_widened(item, items[0]) for item in value)
-    return float(value) if float in _alternatives(hint) and value is not None else value
-
-
-def _wanted(hint: Any) -> str:
-    """A type in a user's words."""
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_wanted(kind) for kind in get_args(hint) if kind is not type(None)) + " (or none)"
-    if get_origin(hint) is Literal:
-        return _listed((f'"{choice}"' for choice in get_args(hint)), "or")
-    if get_origin(hint) is tuple:
-        items = get_args(hint)
-        many = {int: "whole numbers", float: "numbers", bool: "values that are true or false", str: "texts"}
-        what = many.get(items[0]) or _wanted(items[0])
-        return f"a list of {what}" if Ellipsis in items else f"{len(items)} {what}"
-    return names[hint]
-
-
-def _shown(value: Any) -> str:
-    """A value as it was written, or the beginning of it."""
-    try:
-        shown = json.dumps(value) if isinstance(value, str | bool | list) else str(value)
-    except TypeError:  # a date in a list
-        shown = str(value)
-    except ValueError:
-        shown = "a number of thousands of digits"
-    shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."
-    large = type(value) is int and abs(value) > _LARGEST_WHOLE
-    return f"{shown}, which is beyond 63 bits" if large else shown
-
-
 def _unknown(section: str, field: str, label: str, recipe: str) -> str:
     """The sentence for a setting that does not exist, with the nearest that does."""
     of = f" of recipe {recipe}" if recipe else ""
@@ -409,8 +324,3 @@ def _nearest(section: str, field: str) -> Iterator[str]:
         yield f"{section}.{close}"
     for owner in get_close_matches(section, HINTS, n=1) if section not in HINTS else HINTS:
         yield from (f"{owner}.{close}" for close in get_close_matches(field, HINTS[owner], n=1, cutoff=0.8))
-
-
-def _listed(words: Any, conjunction: str = "and") -> str:
-    *first, last = words
-    return f"{', '.join(first)} {conjunction} {last}" if first else last

@@ -13,8 +13,9 @@ from torch import nn
 from transformer_xl.baselines import build_model
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL
-from transformer_xl.recipe import HINTS, fits
+from transformer_xl.recipe import HINTS
 from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.values import fits
 
 from .history import find_checkpoint
 from .parts import read_header, read_json, read_tensors, whole_and_ours

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,17 +21,15 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Int, Integer
 
+from transformer_xl.data.header import PREPARE_AGAIN, Header, SplitHeader, read_json
 from transformer_xl.data.numbering import Numbering, PairNumbering, WordNumbering
 from transformer_xl.data.published import SPLITS
 from transformer_xl.data.reading import Text, pieces
 from transformer_xl.data.vocab import Newlines, Unit, Vocab
 from transformer_xl.files import explained, remove_unfinished, whole_folder
 
-_FORMAT = "transformer-xl token store"
-_VERSION = 1
 _IDS = 1 << 20
 """Bytes of ids at a time: many beside a count of all symbols, and few enough for the cache."""
-_PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
 
 
 class Split(NamedTuple):
@@ -42,73 +39,6 @@ class Split(NamedTuple):
     documents: Integer[np.ndarray, " D"] | None
     """Where documents start, if each is to start with a fresh memory; the first at 0."""
     name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitHeader:
-    """What a token store says about one split."""
-
-    tokens: int
-    types: int
-    """Distinct ids that occur."""
-    unknown: int
-    """Tokens that are `<unk>`."""
-    bytes: int
-    """Size of the source text, line ends included even where they are dropped."""
-    sha256: str
-    documents: list[int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a token store says about itself."""
-
-    name: str
-    source: str
-    """Where the text came from, in words."""
-    partial: str = ""
-    """What is missing of a published corpus, in words; empty: nothing."""
-    unit: Unit
-    newlines: Newlines
-    dtype: str
-    vocab_size: int
-    vocab: str
-    """Fingerprint of the vocabulary the ids belong to."""
-    splits: dict[str, SplitHeader]
-
-    @classmethod
-    def read(cls, path: Path) -> Header:
-        """Read `corpus.json`; `FileNotFoundError` or `ValueError` say what is wrong with it."""
-        content = _read_json(path)
-        if content.pop("format", None) != _FORMAT or content.pop("version", None) != _VERSION:
-            raise ValueError(
-                f"{path} is not a {_FORMAT} of version {_VERSION}, the one this release reads. {_PREPARE_AGAIN}"
-            )
-        try:
-            splits = {name: SplitHeader(**split) for name, split in content.pop("splits").items()}
-            header = cls(splits=splits, **content)
-        except (TypeError, AttributeError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: it lacks an entry, or has one too many. {_PREPARE_AGAIN}") from error
-        if wrong := next(header._damage(), ""):
-            raise ValueError(f"{path} is damaged: {wrong} is none. {_PREPARE_AGAIN}")
-        return header
-
-    def _damage(self) -> Iterator[str]:
-        """The entries that cannot be what they should."""
-        texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
-        yield from (name for name in texts if not isinstance(getattr(self, name), str))
-        if not self.splits or not self.splits.keys() <= set(SPLITS):
-            yield "splits"
-        for part, split in self.splits.items():
-            counts = ("tokens", "types", "unknown", "bytes")
-            yield from (f"{name} of {part}" for name in counts if not _is_count(getattr(split, name)))
-            starts = [0] if split.documents is None else split.documents
-            sound = isinstance(starts, list) and all(map(_is_count, starts)) and starts[:1] == [0]
-            if not sound or any(a >= b for a, b in pairwise([*starts, split.tokens])):
-                yield f"documents of {part}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": _FORMAT, "version": _VERSION, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -149,19 +79,19 @@ class Corpus:
         """
         path = Path(path)
         header = Header.read(path / "corpus.json")
-        stored = _read_json(path / "vocab.json")
+        stored = read_json(path / "vocab.json")
         try:
             vocab = Vocab.from_json(stored)
         except ValueError as error:
-            raise ValueError(f"{path / 'vocab.json'} is no vocabulary: {error} {_PREPARE_AGAIN}") from error
+            raise ValueError(f"{path / 'vocab.json'} is no vocabulary: {error} {PREPARE_AGAIN}") from error
         theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)
         if theirs != (header.vocab, header.vocab_size, header.dtype, header.unit, header.newlines):
-            raise ValueError(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {_PREPARE_AGAIN}")
+            raise ValueError(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {PREPARE_AGAIN}")
         for name, split in header.splits.items():
             file = path / f"{name}.bin"
             size, expected = file.stat().st_size if file.is_file() else 0, split.tokens * vocab.dtype.itemsize
             if size != expected:
-                raise ValueError(f"{file} has {size:,} bytes, but its header says {expected:,}. {_PREPARE_AGAIN}")
+                raise ValueError(f"{file} has {size:,} bytes, but its header says {expected:,}. {PREPARE_AGAIN}")
         corpus = cls(path, header, vocab)
         for name in header.splits if verify else ():
             corpus._verify(name)
@@ -177,9 +107,9 @@ class Corpus:
                 digest.update(piece)
                 highest = max(highest, int(np.frombuffer(piece, self.header.dtype).max()))
         if digest.hexdigest() != self.header.splits[name].sha256:
-            raise ValueError(f"{file} does not have the SHA-256 its header says. {_PREPARE_AGAIN}")
+            raise ValueError(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
         if highest >= self.header.vocab_size:
-            raise ValueError(f"{file} has the id {highest:,}, outside of its vocabulary. {_PREPARE_AGAIN}")
+            raise ValueError(f"{file} has the id {highest:,}, outside of its vocabulary. {PREPARE_AGAIN}")
         self._verified.add(name)
 
     def split(self, name: Literal["train", "valid", "test"]) -> Split:
@@ -401,19 +331,3 @@ def _split_header(file: Path, vocab: Vocab, size: int, documents: list[int] | No
         sha256=digest.hexdigest(),
         documents=documents,
     )
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}. {_PREPARE_AGAIN}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it must hold a table. {_PREPARE_AGAIN}")
-    return content

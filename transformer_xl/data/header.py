@@ -1,0 +1,100 @@
+"""What a token store says of itself: `corpus.json`, held against what it can be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.data.published import SPLITS
+from transformer_xl.data.vocab import Newlines, Unit
+
+FORMAT = "transformer-xl token store"
+VERSION = 1
+PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitHeader:
+    """What a token store says about one split."""
+
+    tokens: int
+    types: int
+    """Distinct ids that occur."""
+    unknown: int
+    """Tokens that are `<unk>`."""
+    bytes: int
+    """Size of the source text, line ends included even where they are dropped."""
+    sha256: str
+    documents: list[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a token store says about itself."""
+
+    name: str
+    source: str
+    """Where the text came from, in words."""
+    partial: str = ""
+    """What is missing of a published corpus, in words; empty: nothing."""
+    unit: Unit
+    newlines: Newlines
+    dtype: str
+    vocab_size: int
+    vocab: str
+    """Fingerprint of the vocabulary the ids belong to."""
+    splits: dict[str, SplitHeader]
+
+    @classmethod
+    def read(cls, path: Path) -> Header:
+        """Read `corpus.json`; `FileNotFoundError` or `ValueError` say what is wrong with it."""
+        content = read_json(path)
+        if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
+            raise ValueError(
+                f"{path} is not a {FORMAT} of version {VERSION}, the one this release reads. {PREPARE_AGAIN}"
+            )
+        try:
+            splits = {name: SplitHeader(**split) for name, split in content.pop("splits").items()}
+            header = cls(splits=splits, **content)
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"{path} is damaged: it lacks an entry, or has one too many. {PREPARE_AGAIN}") from error
+        if wrong := next(header._damage(), ""):
+            raise ValueError(f"{path} is damaged: {wrong} is none. {PREPARE_AGAIN}")
+        return header
+
+    def _damage(self) -> Iterator[str]:
+        """The entries that cannot be what they should."""
+        texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
+        yield from (name for name in texts if not isinstance(getattr(self, name), str))
+        if not self.splits or not self.splits.keys() <= set(SPLITS):
+            yield "splits"
+        for part, split in self.splits.items():
+            counts = ("tokens", "types", "unknown", "bytes")
+            yield from (f"{name} of {part}" for name in counts if not _is_count(getattr(split, name)))
+            starts = [0] if split.documents is None else split.documents
+            sound = isinstance(starts, list) and all(map(_is_count, starts)) and starts[:1] == [0]
+            if not sound or any(a >= b for a, b in pairwise([*starts, split.tokens])):
+                yield f"documents of {part}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}. {PREPARE_AGAIN}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it must hold a table. {PREPARE_AGAIN}")
+    return content

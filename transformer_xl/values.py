@@ -1,0 +1,101 @@
+"""Values of settings by their types: what a word of a command line spells, what fits, and both in a user's words."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+_LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
+
+
+def from_words(words: Sequence[str], hint: Any) -> Any:
+    """The value that words of a command line spell; a word of the wrong kind stays a string, for `fits` to refuse."""
+    if get_origin(hint) is tuple:
+        item = get_args(hint)[0]
+        return [_from_word(word, item) for word in re.split(r"[\s,\[\]()]+", " ".join(words)) if word]
+    return _from_word(words[0], hint)
+
+
+def _from_word(word: str, hint: Any) -> Any:
+    kinds = _alternatives(hint)
+    if type(None) in kinds and word.lower() == "none":
+        return None
+    if bool in kinds and word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(word)
+            except ValueError:
+                continue
+    return word
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type a setting has. True is no number here, and neither is NaN."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(fits(value, kind) for kind in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        if not isinstance(value, tuple):
+            return False
+        if Ellipsis in items:
+            return all(fits(item, items[0]) for item in value)
+        return len(value) == len(items) and all(map(fits, value, items))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_WHOLE
+    return isinstance(value, hint)
+
+
+def widened(value: Any, hint: Any) -> Any:
+    """Whole numbers given for fractions become floats, so that writing and reading a config gives the same one."""
+    if isinstance(value, tuple):
+        items = get_args(hint)
+        return tuple(widened(item, items[0]) for item in value)
+    return float(value) if float in _alternatives(hint) and value is not None else value
+
+
+def wanted(hint: Any) -> str:
+    """A type in a user's words."""
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(wanted(kind) for kind in get_args(hint) if kind is not type(None)) + " (or none)"
+    if get_origin(hint) is Literal:
+        return listed((f'"{choice}"' for choice in get_args(hint)), "or")
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        many = {int: "whole numbers", float: "numbers", bool: "values that are true or false", str: "texts"}
+        what = many.get(items[0]) or wanted(items[0])
+        return f"a list of {what}" if Ellipsis in items else f"{len(items)} {what}"
+    return names[hint]
+
+
+def shown(value: Any) -> str:
+    """A value as it was written, or the beginning of it."""
+    try:
+        text = json.dumps(value) if isinstance(value, str | bool | list) else str(value)
+    except TypeError:  # a date in a list
+        text = str(value)
+    except ValueError:
+        text = "a number of thousands of digits"
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    large = type(value) is int and abs(value) > _LARGEST_WHOLE
+    return f"{text}, which is beyond 63 bits" if large else text
+
+
+def listed(words: Any, conjunction: str = "and") -> str:
+    """Words as a sentence lists them: a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
