@@ -108,11 +108,12 @@ def together(device: str) -> Iterator[Ranks]:
 
 
 def _settle() -> None:
-    """Wait until gloo's threads, which go on to the end of the process, have let go of Python's tensors. To do that
+    """Give gloo's threads, which go on to the end of the process, the time to let go of Python's tensors: to do that
     while the interpreter ends would abort the process (https://github.com/pytorch/pytorch/issues/190489)."""
-    last = torch.zeros(1)
+    last, end = torch.zeros(1), time.monotonic() + 5
+    own = last._use_count()  # type: ignore[attr-defined]
     dist.all_reduce(last)
-    while last._use_count() > 1:  # type: ignore[attr-defined]
+    while last._use_count() > own and time.monotonic() < end:  # type: ignore[attr-defined]
         time.sleep(0.001)
 
 
@@ -149,7 +150,7 @@ def parallelise(model: Any, how: str, ranks: Ranks) -> nn.Module:
     if how == "ddp":
         # Else it deals gradients out to buckets anew in its second step, wherever that is: a sum of more than two ranks
         # then has another order, and a resumed run other bits. Where no parameter is unused, it would warn of that.
-        objective.unused = nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))
+        objective.unused = nn.Parameter(next(model.parameters()).new_zeros(1))
         return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 

@@ -21,9 +21,10 @@ from typing import NamedTuple
 from filelock import FileLock
 
 from transformer_xl.data.archive import unpack
-from transformer_xl.data.corpus import Corpus, Header
+from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import cache_folder, dataset_of, store_folder
 from transformer_xl.data.download import download
+from transformer_xl.data.header import Header
 from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol
 from transformer_xl.data.reading import OPENERS, Text, expanded, open_file, read_file, reading
 from transformer_xl.data.vocab import Newlines, Vocab

@@ -257,7 +257,11 @@ def _due(step: int, every: int) -> bool:
 @contextmanager
 def _little_garbage() -> Iterator[None]:
     """Hide what there is from Python's garbage collector, so that to collect what a checkpoint leaves takes a moment;
-    left to itself it would not look at that before it is a quarter of everything."""
+    left to itself it would not look at that before it is a quarter of everything. What a caller has hidden stays so."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()  # a model of before may be in cycles
     gc.freeze()
     try:
         yield
