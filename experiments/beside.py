@@ -3,8 +3,8 @@
     python experiments/beside.py [--turns 3] [--steps 60] [--recipe enwik8-small]
 
 Trains the recipe alone and beside a process that keeps one core busy, once a turn with each rule for waiting threads,
-and prints tokens/s of the last two thirds of the steps: the median over the turns, and every turn. The rules take turns,
-and every other turn runs them in the opposite order, because the speed of a shared machine drifts.
+and prints tokens/s of the last two thirds of the steps: the median over the turns, and every turn. Every other turn
+runs the rules in the opposite order, because the speed of a shared machine drifts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def main() -> int:
         for rule, others in list(found)[:: 1 if turn % 2 == 0 else -1]:
             with busy(others):
                 found[rule, others].append(speed(given.recipe, given.steps, RULES[rule]))
-            print(f"turn {turn + 1}  {rule}  beside {others}: {found[rule, others][-1]:,.0f}", file=sys.stderr, flush=True)
+            last = found[rule, others][-1]
+            print(f"turn {turn + 1}  {rule}  beside {others}: {last:,.0f}", file=sys.stderr, flush=True)
     rows = []
     for rule in given.rules:
         cells = [f"{median(found[rule, n]):,.0f} ({', '.join(f'{s:,.0f}' for s in found[rule, n])})" for n in (0, 1)]

@@ -78,6 +78,55 @@ def test_print_config_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert config == load_recipe("enwik8-small", words("--train.lr 0.5 --eval.split valid"))
 
 
+def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
+    """By the SHA-256 of what was read; nothing is trained or scored on it, and restored it goes on."""
+    text = tmp_path / "own.txt"
+    text.write_text("the quick brown fox\n" * 60)
+    run = str(tmp_path / "run")
+    assert main(["train", "text-small", "--data", str(text), "--out", run, *TINY]) == 0
+    before = text.read_bytes()
+    text.write_bytes(before.replace(b"brown", b"green"))
+    for arguments in (["eval", run], ["generate", run, "--from-test", "5"], ["analyse", "length", run]):
+        [sentence] = refused(arguments, capsys)
+        assert "has changed since" in sentence and "train, valid and test has another SHA-256" in sentence
+    more = ["train", "text-small", "--out", run, "--resume", "--train.max-steps", "6"]
+    [sentence] = refused(more, capsys)
+    assert "has changed since" in sentence and f"--init {run}" in sentence
+    assert main(["eval", run, "--data", str(text)]) == 0
+    text.write_bytes(before)
+    assert main(["eval", run]) == 0 and main(more) == 0
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+def test_compressed_text_is_scored_and_continued_like_plain_text(home, capsys, suffix):
+    from transformer_xl.data.reading import OPENERS
+
+    Path("plain.txt").write_text("the quick fox\nthe dog\n")
+    with OPENERS[suffix](f"packed.txt{suffix}", "wb") as packed:
+        packed.write(Path("plain.txt").read_bytes())
+    shown = []
+    for name in ("plain.txt", f"packed.txt{suffix}"):
+        capsys.readouterr()
+        assert main(["score", "run", name]) == 0
+        assert main(["generate", "run", "--prompt-file", name, "--max-tokens", "5", "--seed", "1"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and len(shown[0].splitlines()) >= 4
+
+
+def test_which_files_went_where_is_printed_and_kept(home, capsys, tmp_path):
+    for name in ("train.txt", "val.txt", "test.txt"):
+        (tmp_path / "own" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "own" / name).write_text("the quick brown fox\n" * 30)
+    (tmp_path / "own" / "logo.png").write_bytes(b"\0")
+    run = tmp_path / "own" / "run"
+    for resume in ([], ["--resume", "--train.max-steps", "6"]):
+        capsys.readouterr()
+        assert main(["train", "text-small", "--data", str(tmp_path / "own"), "--out", str(run), *TINY, *resume]) == 0
+        told = "train: train.txt (600 bytes); valid: val.txt (600 bytes); test: test.txt (600 bytes)."
+        assert told in capsys.readouterr().out and told in (run / "log.txt").read_text()
+    assert "Left out: logo.png (binary), run (a run)." in (run / "log.txt").read_text()
+
+
 class TestMistakes:
     """Those that users make most: each gets one sentence."""
 

@@ -10,6 +10,7 @@ import lzma
 import os
 import re
 import tarfile
+import tracemalloc
 import zipfile
 from dataclasses import replace
 from itertools import chain
@@ -316,8 +317,8 @@ class TestAnyText:
         texts = read_splits(tmp_path, "byte")
         assert texts_of(tmp_path, "byte") == {"train": [b"r" * 190], "valid": [b"v" * 10], "test": [b"t" * 50]}
         assert texts.notes == [
-            "train, valid: train.txt (200 bytes); test: test.txt (50 bytes); valid is its last 5 %, because no file is "
-            "named after it.",
+            "train, valid: train.txt (200 bytes); test: test.txt (50 bytes); "
+            "valid is the last 5 % of train, as no file names it.",
             "Left out: README.md (names no split).",
         ]
 
@@ -392,6 +393,18 @@ class TestAnyText:
         assert all((found.split(split).ids == packed.split(split).ids).all() for split in SPLITS)
         assert "Left out: texts/logo.png (binary)." in packed.notes
 
+    def test_a_large_text_stays_on_disk(self, tmp_path: Path) -> None:
+        file = tmp_path / "large.txt"
+        file.write_bytes(b"a line of text\n" * (1 << 20))
+        tracemalloc.start()
+        try:
+            corpus = open_corpus(CorpusConfig(name=str(file)))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert sum(split.tokens for split in corpus.header.splits.values()) == file.stat().st_size
+        assert peak < file.stat().st_size / 2
+
     def test_a_hostile_archive_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
         for name, content in {"../a.txt": b"a" * 90, "bomb.txt": b"\0" * 999}.items():
@@ -433,7 +446,8 @@ class TestAnyText:
         for i, size in enumerate(sizes):
             (folder / f"{i:02}").write_bytes(bytes([i + 1]) * size)
         parts = texts_of(folder, "byte", whole_files=True)
-        assert parts["train"] + parts["valid"] + parts["test"] == [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+        texts = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+        assert parts["train"] + parts["valid"] + parts["test"] == texts
         assert all(parts.values())
         held_out = sum(map(len, parts["test"]))
         assert held_out >= sum(sizes) / 20 or len(parts["train"] + parts["valid"]) == 2

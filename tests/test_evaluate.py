@@ -336,6 +336,34 @@ class TestRun:
         lines = (run.parent / "text.txt").read_text().splitlines(keepends=True)
         return "".join(lines[-2:])
 
+    def test_a_text_without_splits_is_scored_whole(self, run, capsys, tmp_path):
+        """Every target of the file that was named, not those of its last 5 %."""
+        (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)
+        asked = {"data": str(tmp_path / "other.txt"), "scope": {"max_tokens": 0, "split": None}}
+        found = self.told(run, capsys, **asked)
+        assert found["split"] == "all" and found["results"][0]["targets"] == 30 * 16 - 1
+        asked["scope"]["split"] = "all"
+        assert self.told(run, capsys, **asked)["results"][0]["nats"] == found["results"][0]["nats"]
+        asked["scope"]["split"] = "test"
+        assert self.told(run, capsys, **asked)["results"][0]["targets"] == 24 - 1
+        evaluate_run(run, device="cpu", data=asked["data"])
+        shown = capsys.readouterr()
+        assert "other.txt, all" in shown.out and "all: other.txt (480 bytes)" in shown.err
+
+    def test_a_text_that_names_its_splits_has_a_test_split(self, run, capsys, tmp_path):
+        for split, count in {"train": 9, "dev": 5, "test": 3}.items():
+            (tmp_path / f"{split}.txt").write_text("a fox\n" * count)
+        for split, targets in {None: 3 * 6 - 1, "all": 17 * 6 - 1}.items():
+            found = self.told(run, capsys, data=str(tmp_path), scope={"max_tokens": 0, "split": split})
+            assert found["results"][0]["targets"] == targets
+
+    def test_text_that_trained_the_model_is_said_to_be_that(self, run, capsys):
+        own = str(run.parent / "text.txt")
+        assert self.told(run, capsys, scope={"split": "all", "max_tokens": 0})["results"][0]["targets"] == 40 * 44 - 1
+        capsys.readouterr()
+        evaluate_run(run, device="cpu", data=own)
+        assert "trained this model, and is read whole: --split test" in capsys.readouterr().err
+
     @pytest.mark.parametrize("how", [{"rule": "sgd", "lr": 0.02}, {"rule": "rms", "lr": 0.1, "tokens": 40}])
     def test_dynamic_evaluation_learns_and_at_a_rate_of_zero_does_not(self, run, capsys, how, tmp_path):
         plain = self.told(run, capsys, scope={"batch_size": 1})["results"][0]["loss"]

@@ -15,6 +15,7 @@ from transformer_xl.metrics import (
     bits,
     clock,
     figure,
+    followed,
     perplexity,
     read_metrics,
     seconds_left,
@@ -109,6 +110,28 @@ def test_a_pipe_gets_plain_lines_and_so_does_the_log(tmp_path):
         printer.note("valid [bold] 1.5 bpc")
     assert pipe.getvalue() == HALFWAY.line("byte") + "\nvalid [bold] 1.5 bpc\n"
     assert (tmp_path / "log.txt").read_text() == pipe.getvalue()
+
+
+def test_long_work_reports_how_far_it_has_come(monkeypatch, capsys):
+    """Every ten seconds in a pipe, nothing where it is short, and the items are those that were given."""
+    now = iter(range(0, 1000, 4))
+    monkeypatch.setattr("transformer_xl.metrics.time.perf_counter", lambda: next(now))
+    assert list(followed(range(8), "scoring")) == [*range(8)]
+    assert capsys.readouterr().err.splitlines() == [
+        "scoring:  25% done, 0:36 left",
+        "scoring:  62% done, 0:14 left",
+    ]
+    monkeypatch.setattr("transformer_xl.metrics.time.perf_counter", lambda: 7.0)
+    assert list(followed(range(8), "scoring")) == [*range(8)] and capsys.readouterr().err == ""
+
+
+def test_a_terminal_has_one_line_of_progress_that_goes(monkeypatch):
+    now, terminal = iter(range(100)), Terminal()
+    monkeypatch.setattr("transformer_xl.metrics.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert list(followed(range(3), "scoring")) == [0, 1, 2]
+    assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
+    assert "scoring:  67% done, 0:02 left" in terminal.getvalue()
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: metrics as JSON lines, and one line of progress for a terminal or a pipe."""
+"""What a command reports while it runs: metrics as JSON lines, and one line of progress for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -6,12 +6,46 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from transformer_xl.files import explained, sync, write_whole
+
+T_co = TypeVar("T_co", covariant=True)
+ON_A_TERMINAL, IN_A_PIPE = 0.25, 10.0
+"""Seconds between two reports of progress."""
+
+
+@runtime_checkable
+class Counted(Sized, Protocol[T_co]):
+    """Things that can be iterated over and counted."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+
+def followed(
+    items: Counted[T_co], what: str, *, report: Callable[[str], None] | None = None, every: float = IN_A_PIPE
+) -> Iterator[T_co]:
+    """The items, and while they are worked on how far that has come: by `report` every so many seconds, or on standard
+    error, in one line that is replaced on a terminal, and in a pipe in lines of their own."""
+    terminal = report is None and sys.stderr is not None and sys.stderr.isatty()
+    if terminal:
+        report, every = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)), ON_A_TERMINAL
+    report = report or (lambda line: print(line, file=sys.stderr, flush=True))
+    start = last = time.perf_counter()
+    try:
+        for done, item in enumerate(items):
+            now = time.perf_counter()
+            if done and now - last >= every:
+                last, left = now, seconds_left(done, len(items), now - start)
+                report(f"{what}: {done / len(items):4.0%} done, {clock(left)} left")
+            yield item
+    finally:
+        if terminal and last > start:
+            report("")
 
 
 class MetricLog:
@@ -185,6 +219,13 @@ class ProgressPrinter:
             self._bar.update(self._task, completed=progress.step, description=progress.figures(self.unit))
         else:
             self._write(progress.line(self.unit))
+
+    def follow(self, items: Counted[T_co], what: str) -> Iterator[T_co]:
+        """`followed`, where the bar stands or in lines of their own."""
+        if self._bar is None or self._task is None:
+            return followed(items, what, report=self._write)
+        task, bar = self._task, self._bar
+        return followed(items, what, report=lambda line: bar.update(task, description=line), every=ON_A_TERMINAL)
 
     def note(self, text: str) -> None:
         """Say something that stays: an evaluation, a checkpoint, a sample of text."""

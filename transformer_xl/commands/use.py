@@ -24,8 +24,10 @@ class Eval:
 
     folder: RunFolder
     data: Annotated[str | None, arg(metavar="PATH")] = None
-    """Score this text file or folder instead (a single file's test part is its last 5 %)."""
-    split: Literal["train", "valid", "test"] | None = None
+    """Score this text file, folder or archive instead: all of it, or the test split of one that names its splits."""
+    split: Literal["train", "valid", "test", "all"] | None = None
+    """By default the run's [eval]; train, valid or test of a text that names no splits is cut as for training; all:
+    every split one after another."""
     tgt_len: Annotated[int | Literal["auto"] | None, arg(metavar="N|auto")] = None
     """Tokens a call scores; this and every other length is by default the run's. auto: the fastest, under a window."""
     mem_len: Sizes = ()
@@ -53,7 +55,7 @@ class Eval:
     batch_size: Annotated[int | None, arg(metavar="N")] = None
     """Streams read side by side."""
     max_tokens: Annotated[int | None, arg(metavar="N")] = None
-    """Score the first so many tokens; 0: all."""
+    """Score the first N tokens; 0: all."""
     device: str = "auto"
     precision: Precision = "auto"
     json: bool = False
@@ -93,7 +95,7 @@ class Score:
 
     folder: RunFolder
     file: Annotated[Positional[str], arg(metavar="FILE|-")]
-    """A text file, or - for standard input."""
+    """A text file, which may be compressed (.gz, .xz, .bz2), or - for standard input."""
     tgt_len: Annotated[int | None, arg(metavar="N")] = None
     mem_len: Annotated[int | None, arg(metavar="N")] = None
     """Tokens of memory within a line."""

@@ -101,7 +101,7 @@ def _divided(
     else:
         parts = {split: [each.text for each in found] for split, found in given.items() if split != cut}
         parts |= _cut(given[cut], unit, wanted)
-        shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is its last 5 %, because no file is named after it"
+        shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
         how = f"{_listed(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
     return {split: parts[split] for split in SPLITS if split in parts}, how
 

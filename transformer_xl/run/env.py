@@ -54,6 +54,12 @@ def environment() -> dict[str, Any]:
     }
 
 
+def noted(run: Path, fact: str) -> Any:
+    """What a run's `environment.json` says; None where it says nothing of that."""
+    file = run / "environment.json"
+    return json.loads(file.read_text(encoding="utf-8")).get(fact) if file.exists() else None
+
+
 def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
     """Device, precision and attention backend that serve training by these settings, each with the reason.
 

@@ -16,6 +16,8 @@ from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config,
 from transformer_xl.data.corpus import Corpus, Split
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.published import WHOLE
+from transformer_xl.data.reading import read_text_file
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
 from transformer_xl.distributed import Ranks
@@ -23,10 +25,16 @@ from transformer_xl.dynamic import Dynamic, DynamicConfig, relative_rms
 from transformer_xl.evaluate import EvalResult, Tempered, TokenLog, fastest_tgt_len, score_lines
 from transformer_xl.evaluate import evaluate as evaluate_stream
 from transformer_xl.interop import local
-from transformer_xl.settings import EvalConfig, Lengths, RunConfig
+from transformer_xl.metrics import followed
+from transformer_xl.recipe import text_name
+from transformer_xl.settings import CorpusConfig, EvalConfig, Lengths, RunConfig
 from transformer_xl.show import show_table
+from transformer_xl.values import listed
+
+from .env import noted
 
 Value = TypeVar("Value")
+Part = Literal["train", "valid", "test", "all"]
 FARTHEST, HIGHEST_RATE = (1 << 63) - 1, 1e30
 _AUTO = (
     "--tgt-len auto needs a window, --attn-len or --same-length, and neither --sliding nor --dynamic: else figures "
@@ -51,7 +59,8 @@ def evaluate(
 ) -> list[EvalResult]:
     """Score a split once for each combination of lengths (those of `eval_lengths`), and print the figures.
 
-    `data` is another text, read with the run's own vocabulary. `scope` sets what of `EvalConfig` is not None in it.
+    `data` is another text, read with the run's own vocabulary; it is scored whole where it names no splits, unless one
+    is asked for. `scope` sets what of `EvalConfig` is not None in it; its split may be "all".
     `dump` gets every target's log-probability, as NumPy `.npz`. `tgt_len` "auto" is the fastest one under a window.
     `sliding` is the stride of windows of `tgt_len` tokens that are read without memory. `temperature` divides
     log-probabilities. `dynamic` sets what of `DynamicConfig` is not None in it, and the weights follow the text. Under
@@ -66,6 +75,7 @@ def evaluate(
     problems: list[str] = []
     reading = told(problems, lambda: Reading.of(sliding, temperature, dynamic or {})) or Reading()
     given = {name: value for name, value in (scope or {}).items() if value is not None}
+    asked = given.pop("split", None)
     how = told(problems, lambda: replace(config.eval, **reading.scope | given)) or config.eval
     width = None if tgt_len == "auto" else tgt_len
     combinations = told(problems, lambda: reading.lengths(config, tgt_len=width, **lengths)) or []
@@ -78,7 +88,9 @@ def evaluate(
     if problems:
         raise ValueError("\n".join(problems))
     loaded = load_model(run, device=resolve_device(device))
-    corpus = corpus_for(loaded, data)
+    corpus = corpus_for(run, loaded.config.corpus, loaded.vocab, data, asked)
+    part = part_of(corpus, asked, how.split)
+    split = corpus.split(part)
     precision, _ = resolve_precision(precision, resolve_device(device))
     if tgt_len == "auto":
         fastest = partial(fastest_tgt_len, loaded.model, batch=how.batch_size, precision=precision)
@@ -87,16 +99,16 @@ def evaluate(
     results = []
     for each in combinations:
         reader = reading.dress(loaded, corpus, each, how, precision)
-        results.append(score_split(reader, corpus.split(how.split), each, how, precision=precision, log=log))
+        results.append(score_split(reader, split, each, how, precision=precision, log=log))
     if log is not None and dump is not None:
         log.save(dump)
-    facts = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": how.split}
-    facts |= {"unknown": corpus.header.splits[how.split].unknown, **asdict(reading)}
+    facts = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": part}
+    facts |= {"unknown": corpus.unknown(part), **asdict(reading)}
     if as_json:
         print(json.dumps(facts | {"results": [result.to_json() for result in results]}))
     else:
         other = f"; trained on {config.corpus.name}" if config.corpus.name.endswith("-partial") and data else ""
-        show_results(title(corpus, how.split) + other + str(reading), results)
+        show_results(title(corpus, part) + other + str(reading), results)
     return results
 
 
@@ -171,7 +183,7 @@ class Reading:
             if self.dynamic.rule == "rms":
                 part = replace(config, batch_size=1, max_tokens=self.dynamic.tokens)
                 loader = _segments(loaded, corpus.split("train"), lengths, part)
-                rms = relative_rms(model, loader, lengths, precision=precision)
+                rms = relative_rms(model, followed(loader, "measuring gradients"), lengths, precision=precision)
             model = Dynamic(model, self.dynamic, rms)
         return loaded._replace(model=model)
 
@@ -204,7 +216,7 @@ def score_split(
     vocab = loaded.vocab
     return evaluate_stream(
         loaded.model,
-        loader,
+        followed(loader, f"scoring {split.name} with a memory of {lengths.mem_len:,}") if ranks.first else loader,
         lengths,
         precision=chosen,
         unit=vocab.unit,
@@ -227,12 +239,44 @@ def _segments(
     )
 
 
-def corpus_for(loaded: LoadedModel, data: str | None) -> Corpus:
-    """The run's own corpus, or another text, in the run's vocabulary; `ValueError` where that cannot be."""
-    config = loaded.config.corpus
+def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
+    """The run's own corpus, or another text, in the run's vocabulary, of which the split `asked` for is to be read.
+
+    Another text without splits stays whole unless one of them is asked for. What a person should know of it goes to
+    standard error.
+
+    Raises:
+        ValueError, OSError: there is no such text, the run's has changed since, or the vocabulary does not fit it.
+    """
     if data is None and not config.name:
-        raise ValueError("The model does not say which text it is for: give a file, a folder or a corpus by --data.")
-    return open_corpus(config if data is None else replace(config, name=data), vocab=loaded.vocab)
+        raise ValueError(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
+    whole = data is not None and asked in (None, WHOLE)
+    corpus = open_corpus(config if data is None else replace(config, name=data), vocab, whole=whole)
+    if data is None and (changed := changed_splits(run, corpus)):
+        raise ValueError(
+            f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
+            "trained the model may be in it. Restore it, or name what to read by --data."
+        )
+    notes = [f"{corpus.name}: {note}" for note in corpus.notes]
+    if whole and data is not None and text_name(data) == config.name:
+        notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
+    for note in notes:
+        print(note, file=sys.stderr)
+    return corpus
+
+
+def changed_splits(run: Path, corpus: Corpus) -> str:
+    """The splits whose ids are not those that a run, or the run of a checkpoint, noted when it began; "" where all are,
+    or where it noted none."""
+    folder = find_checkpoint(run, which="last").parent
+    known = noted(folder.parent, "corpus") if folder.name == "checkpoints" else None
+    splits = corpus.header.splits
+    return listed(name for name in splits if splits[name].sha256 != (known or {}).get(name, splits[name].sha256))
+
+
+def part_of(corpus: Corpus, asked: Part | None, default: Part) -> Part:
+    """The split to read: the one asked for; else all of a text that was left whole, or the default one."""
+    return asked or (WHOLE if WHOLE in corpus.header.splits else default)
 
 
 def eval_lengths(
@@ -285,7 +329,7 @@ def near(clamp_len: int | None) -> list[str]:
 
 def title(corpus: Corpus, split: str) -> str:
     """What figures are over: the text, how many of its tokens are unknown, and what is missing of a partial corpus."""
-    unknown = corpus.header.splits[split].unknown
+    unknown = corpus.unknown(split)
     return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
 
 
@@ -362,7 +406,7 @@ def read_text(file: str) -> bytes:
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
     if not path.is_file():
         raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and it as standard input.")
-    return path.read_bytes()
+    return read_text_file(path)
 
 
 def writable(path: Path, option: str) -> Path:

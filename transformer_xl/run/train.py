@@ -41,8 +41,8 @@ from transformer_xl.settings import RunConfig
 from transformer_xl.trackers import Trackers, open_trackers, require
 from transformer_xl.train import fit
 
-from .env import choices, environment
-from .evaluate import eval_lengths, score_split, show_results, title
+from .env import choices, environment, noted
+from .evaluate import changed_splits, eval_lengths, score_split, show_results, title
 from .report import report
 
 STOPPED = 75
@@ -123,9 +123,11 @@ def carry_out(
     ranks = ranks or Ranks()
     if ranks.first:
         facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen, "init": start.init}
+        facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it says whose the run is
         write_whole(run / "config.toml", write_toml(start.config))
-        say(run, f"{describe(start, ranks)}; {run}")
+        for line in (*start.corpus.notes, f"{describe(start, ranks)}; {run}"):
+            say(run, line)
     if fit(start.model, start.corpus, start.config, run, resume=resume, trackers=trackers, ranks=ranks):
         return 0
     if ranks.first:
@@ -148,7 +150,7 @@ def prepare(
     if not config.corpus.name:
         raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
     origin = find_checkpoint(local(init)) if init is not None else None
-    begun = _noted(run, "init") if resume else Path(init or "").name  # not where it lies: that may tell of its owner
+    begun = (noted(run, "init") or "") if resume else Path(init or "").name  # its path may tell of its owner
     vocab = load_vocab(origin or find_checkpoint(run, which="last")) if begun else None
     corpus = open_corpus(config.corpus, vocab=vocab)
     if vocab is not None:
@@ -157,8 +159,14 @@ def prepare(
         shape = load_config(origin).model
         dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
         config = replace(config, model=replace(shape, **dropouts))
-    if resume and corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
-        raise ValueError(f"The corpus {config.corpus.name} has changed since {run} began: it has other symbols now.")
+    if resume:
+        changed = changed_splits(run, corpus)
+        if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
+            how = f"{changed} has another SHA-256" if changed else "it has other symbols"
+            raise ValueError(
+                f"{config.corpus.name} has changed since {run} began: {how}. Restore it, or start a new run from these "
+                f"weights with --init {run}."
+            )
     for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after
         corpus.split(split)
     if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
@@ -176,15 +184,9 @@ def prepare(
     return Start(corpus, model, config, chosen, begun)
 
 
-def _noted(run: Path, fact: str) -> str:
-    """What a run's environment.json says: "init", the run it began from, or "launch", whose processes began it."""
-    file = run / "environment.json"
-    return json.loads(file.read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
-
-
 def ours(run: Path) -> bool:
     """Whether the torchrun that started this process began the run before, with processes that failed since."""
-    return bool(launch()) and _noted(run, "launch") == launch()
+    return bool(launch()) and noted(run, "launch") == launch()
 
 
 def settled(config: RunConfig, corpus: Corpus) -> RunConfig:

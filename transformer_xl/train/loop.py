@@ -185,15 +185,22 @@ def _validate(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Jour
         models["valid-average"] = trainer.average.model
     loss = 0.0
     for split, model in models.items():
-        result = validate(model, corpus, config, trainer.ranks)
+        result = validate(model, corpus, config, trainer.ranks, journal.printer)
         loss = result.loss
         journal.note(f"step {trainer.step}  {split}  {result}{' (partial)' if corpus.caveat else ''}")
         journal.log({"step": trainer.step, "split": split, **corpus.about, **result.to_json()})
     return loss
 
 
-def validate(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks | None = None) -> EvalResult:
-    """The validation split, under the recipe's test lengths, its streams dealt out to the ranks."""
+def validate(
+    model: TransformerXL,
+    corpus: Corpus,
+    config: RunConfig,
+    ranks: Ranks | None = None,
+    printer: ProgressPrinter | None = None,
+) -> EvalResult:
+    """The validation split, under the recipe's test lengths, its streams dealt out to the ranks; `printer` shows how
+    far that has come."""
     lengths, ranks = config.eval_lengths, ranks or Ranks()
     loader = StreamLoader(
         corpus.split("valid"),
@@ -205,7 +212,7 @@ def validate(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ran
     )
     return evaluate(
         model,
-        loader,
+        loader if printer is None else printer.follow(loader, "validating"),
         lengths,
         precision=config.train.precision,
         unit=corpus.unit,
