@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from small_models import VARIANTS, small_model
 from small_models import text as random_text
 from table_model import TableModel
@@ -250,6 +252,42 @@ def test_lines_of_like_length_share_calls_within_the_budget():
     lines = ["x" * length for length in (1, 9, 2, 8, 3)]
     score_lines(model, BYTES, lines, Lengths(tgt_len=4, mem_len=4), batch_tokens=8)
     assert model.calls == [(2, 4), (2, 4), (2, 2), (2, 4), (1, 2)]
+
+
+@settings(deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 9) | st.integers(0, 200), min_size=1, max_size=30),
+    tgt_len=st.integers(1, 17),
+    batch_tokens=st.integers(1, 300),
+)
+@example(counts=[400, *[10] * 29], tgt_len=10, batch_tokens=300)
+def test_whatever_the_lengths_at_least_half_of_the_positions_read_are_targets(counts, tgt_len, batch_tokens):
+    model = TableModel(256)
+    lines = ["x" * count for count in counts]
+    scores = score_lines(model, BYTES, lines, Lengths(tgt_len=tgt_len, mem_len=4), batch_tokens=batch_tokens)
+    assert sum(rows * width for rows, width in model.calls) <= 2 * sum(score.targets for score in scores)
+    assert all(rows * width <= max(batch_tokens, width) for rows, width in model.calls)
+    expected = [nll_of(model, np.array([10, *[120] * count, 10])).sum() for count in counts]
+    assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-5)
+
+
+STATES: dict[str, Any] = {
+    "cache": lambda: small_model(),
+    "cache of zeros": lambda: small_model(zero_memory=True),
+    "windows": lambda: Sliding(small_model(), 4),
+    "tempered": lambda: Tempered(small_model(), 1.3),
+    "recurrent": lambda: small_model(kind="lstm", n_head=10, d_head=50, init_std=0.02),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_lines_that_end_leave_the_others_as_they_were_in_every_kind_of_state(state):
+    chars = Vocab.build("char", ["".join(map(chr, range(97, 97 + 22))) + "\n"])
+    model, lines = STATES[state](), ["abcdefghijklmnopqrstuv", "a", "bcdefgh", "cdefghijklmn", "ddd", "efgabcf"]
+    together = score_lines(model, chars, lines, LENGTHS)
+    alone = [score for line in lines for score in score_lines(model, chars, [line], LENGTHS)]
+    for one, other in zip(together, alone, strict=True):
+        assert one[1:] == other[1:] and math.isclose(one.nats, other.nats, rel_tol=1e-9)  # float64
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

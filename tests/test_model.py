@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -271,6 +272,18 @@ def test_tied_weights_are_one_storage_that_learns_from_both_ends(variant: dict) 
     for both, first, last in ends:
         assert first.grad is not None and last.grad is not None
         torch.testing.assert_close(both.grad, first.grad + last.grad)
+
+
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_a_functional_call_leaves_tied_parameters_as_they_were(end: str) -> None:
+    model, ids = small_model(**VARIANTS["bands"]), text(2, 5)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    with nullcontext() if end == "returns" else pytest.raises(IndexError):
+        targets = ids if end == "returns" else ids + VOCAB
+        torch.func.functional_call(model, values, (ids, targets, None, lengths(3)))
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys() and all(after[name] is parameter for name, parameter in before.items())
 
 
 @pytest.mark.parametrize("untie_r", [False, True])

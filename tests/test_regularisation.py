@@ -149,8 +149,17 @@ def test_an_average_is_the_mean_of_the_weights_at_its_updates():
 
 def test_half_loss_leaves_out_the_context():
     targets = torch.tensor([[-1, -1, 3, 4, 5, 6], [1, 2, 3, 4, -1, -1]])
-    assert trained(targets, "half").tolist() == [[-1, -1, -1, -1, 5, 6], [-1, -1, -1, 4, -1, -1]]
+    assert trained(targets, "half").tolist() == [[-1, -1, -1, -1, 5, 6], [-1, -1, 3, 4, -1, -1]]
     assert trained(targets[:, 2:], "half")[0].tolist() == [-1, -1, 5, 6]
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), min_size=1, max_size=5))
+def test_half_loss_trains_on_the_recent_half_of_each_rows_own_targets(rows):
+    targets = torch.full((len(rows), 105), -1)
+    for row, (again, count) in zip(targets, rows, strict=True):
+        row[again : again + count] = torch.arange(count)
+    for row, (_, count) in zip(trained(targets, "half"), rows, strict=True):
+        assert row[row >= 0].tolist() == list(range(count // 2, count))
 
 
 def test_settings_that_do_not_go_together_are_told():

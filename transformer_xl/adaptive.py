@@ -137,10 +137,14 @@ class AdaptiveSoftmax(_Bands):
         self.tied = False
 
     def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
-        """Share the embedding's tables and, per band, its projection."""
+        """Share the embedding's tables and, per band, its projection.
+
+        The lists stay apart: `torch.func.functional_call` takes a list that two modules share for two, and leaves the
+        values of the call in it.
+        """
         self.tied = weight
         if weight:
-            self.tables = embedding.tables
+            self.tables = nn.ParameterList(embedding.tables)
         for band, tied in enumerate(projections):
             if tied and self.projected:
                 self.projections[band] = embedding.projections[band if self.div_val > 1 else 0]

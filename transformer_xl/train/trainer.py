@@ -99,13 +99,12 @@ def train_step(
 
 
 def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
-    """The targets that `loss` trains on: all of them ("full"), or those of the recent half of the segment ("half"), so
-    that none is learned from a short context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3). What a row reads anew
-    is no part of the segment's halves."""
+    """The targets that `loss` trains on: all of them ("full"), or the recent half of each row's own ("half"), so that
+    none is learned from a short context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3)."""
     if loss == "full":
         return targets
-    again = (targets >= 0).int().argmax(1, keepdim=True)
-    recent = torch.arange(targets.shape[1]) >= again + (targets.shape[1] - again) // 2
+    scored = targets >= 0
+    recent = scored.cumsum(1) > scored.sum(1, keepdim=True) // 2
     return targets.where(recent, -1)
 
 
