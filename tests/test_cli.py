@@ -271,11 +271,21 @@ def test_several_mistakes_in_generate_come_at_once(home, capsys):
 def test_resuming_changes_only_what_cannot_matter(home, capsys):
     sentences = refused(words("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
     assert sentences == ["There is no recipe 'x'. There are " + sentences[0].partition("There are ")[2]]
-    sentences = refused(words("train demo --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
-    assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data"]
+    changes = "--train.lr 3 --train.max-steps 9 --data other --init x"
+    sentences = refused(words(f"train text-small --out run --resume auto {changes}"), capsys)
+    assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data", "--init"]
     assert all("--init run" in sentence for sentence in sentences)
+    sentences = refused(words("train demo --out run --resume"), capsys)
+    assert sentences == ["RECIPE must be text-small, by which run began, or run/config.toml, got demo."]
     [sentence] = refused(words("train demo --out nowhere --resume"), capsys)
     assert "nowhere holds no run to resume" in sentence
+
+
+@pytest.mark.parametrize("line", ["--resume text-small", "text-small --resume", "--resume auto text-small"])
+def test_resume_takes_the_word_auto_and_no_other(line, home, capsys):
+    capsys.readouterr()
+    assert main(words(f"train {line} --out run --train.max-steps 9 --print-config")) == 0
+    assert "max_steps = 9" in capsys.readouterr().out
 
 
 def test_a_run_stopped_by_a_signal_ends_with_75(home, monkeypatch, capsys):

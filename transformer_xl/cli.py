@@ -18,6 +18,7 @@ from tyro.conf import FlagCreatePairsOff
 
 from transformer_xl import recipe as recipes
 from transformer_xl.commands import COMMANDS
+from transformer_xl.commands.train import resume_spelled_out
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """How torch says that there is no room for a tensor."""
@@ -63,7 +64,7 @@ def dispatch(arguments: list[str]) -> int:
             COMMANDS,
             prog="txl",
             description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
-            args=others,
+            args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
             config=(FlagCreatePairsOff,),
         )
     except SystemExit as exit:

@@ -55,9 +55,10 @@ def environment() -> dict[str, Any]:
 
 
 def noted(run: Path, fact: str) -> Any:
-    """What a run's `environment.json` says; None where it says nothing of that."""
+    """What a run's `environment.json` says: its "recipe", its "init" and its "corpus", with which it began, or its
+    "launch", whose processes began it; "" where it does not say."""
     file = run / "environment.json"
-    return json.loads(file.read_text(encoding="utf-8")).get(fact) if file.exists() else None
+    return json.loads(file.read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
 
 
 def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:

@@ -269,9 +269,10 @@ def changed_splits(run: Path, corpus: Corpus) -> str:
     """The splits whose ids are not those that a run, or the run of a checkpoint, noted when it began; "" where all are,
     or where it noted none."""
     folder = find_checkpoint(run, which="last").parent
-    known = noted(folder.parent, "corpus") if folder.name == "checkpoints" else None
+    known = (noted(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
     splits = corpus.header.splits
-    return listed(name for name in splits if splits[name].sha256 != (known or {}).get(name, splits[name].sha256))
+    changed = [name for name in splits if splits[name].sha256 != known.get(name, splits[name].sha256)]
+    return listed(changed) if changed else ""
 
 
 def part_of(corpus: Corpus, asked: Part | None, default: Part) -> Part:
