@@ -251,7 +251,7 @@ def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not()
         ("trian", "trian"),
         ("eval", "run"),
         ("train demo --resum", "--resum"),
-        ("eval run --split all", "all"),
+        ("eval run --split some", "some"),
         ("train demo --resum --train.lrr 3", "--train.lrr is not a setting; did you mean --train.lr?"),
     ],
 )

@@ -33,8 +33,7 @@ _SCORES = 1 << 24
 
 @runtime_checkable
 class Scoring(Protocol):
-    """What is asked of a model here: the calls of `TransformerXL`. Its state is of any kind that can `reset` and `select`
-    rows."""
+    """What is asked of a model here: `TransformerXL`'s calls. Its state is of any kind with `reset` and `select`."""
 
     parameters: Callable[..., Iterator[nn.Parameter]]
     for_inference: Callable[..., Any]
