@@ -18,11 +18,13 @@ from transformer_xl.ops.contract import (
     CASES,
     NAMES,
     Case,
+    Roundings,
     assert_contract,
     assert_dropout,
     make_inputs,
     masks,
     plain,
+    rounded,
     visible,
 )
 from transformer_xl.ops.dropout import dropout
@@ -85,19 +87,107 @@ def test_equation_by_hand(backend: str, sizes: dict[str, Any], seed: int) -> Non
     torch.testing.assert_close(out.detach(), torch.from_numpy(by_hand(inputs, case)))
 
 
-def test_the_yardstick_is_the_equation_too() -> None:
+def test_plain_is_the_equation_too() -> None:
     for case in CASES.values():
         inputs = make_inputs(case, torch.float64)
         torch.testing.assert_close(plain(inputs, case).detach(), torch.from_numpy(by_hand(inputs, case)))
 
 
-# The reference is the definition, held to be clear rather than accurate below float64.
-@pytest.mark.parametrize(
-    ("backend", "dtype"), [(b, d) for b in BACKENDS for d in DTYPES if (b, d) != ("reference", "fp32")]
-)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_contract(backend: str, case: Case, dtype: str) -> None:
     assert_contract(backend, case, DTYPES[dtype])
+
+
+def test_the_tolerance_is_of_the_right_equations() -> None:
+    """Without roundings they are those of the reference, and the error is as large as the roundings are."""
+    for case in CASES.values():
+        inputs = make_inputs(case, torch.float64)
+        cotangent = torch.randn_like(inputs["q"])
+        out = relative_attention(**inputs, **masks(case), backend="reference")
+        gradients = torch.autograd.grad(out, [inputs[name] for name in NAMES], cotangent)
+        exact, *moved = (rounded(inputs, case, cotangent, Roundings(unit, unit)) for unit in (0.0, 1e-9, 1e-7))
+        torch.testing.assert_close(list(exact.values()), [out.detach(), *gradients])
+        for name, value in exact.items():
+            little, much = ((run[name] - value).square().mean().sqrt() for run in moved)
+            assert 10 * little < much < 1000 * little, name
+
+
+def break_backend(fault: str, tensors: tuple[Tensor, ...], arguments: dict[str, Any]) -> Tensor:
+    """`strided` with one fault."""
+    q, k, v, r, content_bias, position_bias = tensors
+    attend = ops.BACKENDS["strided"]
+    match fault:
+        case "a scale that is 1e-4 off":
+            arguments["scale"] *= 1 + 1e-4
+        case "a value in bf16":
+            v = v.bfloat16().to(v.dtype)
+        case "a key in bf16":
+            k = k.bfloat16().to(k.dtype)
+        case "a window that is one key short":
+            arguments["attn_len"] -= 1
+        case "a distance that is one off":
+            r = r.roll(1, 1)
+        case "biases that are swapped":
+            content_bias, position_bias = position_bias, content_bias
+        case "a row that shows its padding":
+            arguments["valid"] = arguments["valid"].clamp(min=0)
+        case "one key's gradient missing":
+            k = torch.where(torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2], k.detach(), k)
+        case "one row's share of a bias's gradient missing":
+            parts = [slice(0, 1), slice(1, None)]
+            biases = (content_bias.detach(), position_bias), (content_bias, position_bias)
+            valid = arguments.pop("valid")
+            outs = [
+                attend(q[rows], k[rows], v[rows], r, *both, valid=valid[rows], **arguments)
+                for rows, both in zip(parts, biases, strict=True)
+            ]
+            return torch.cat(outs)
+        case "a softmax whose normaliser has no gradient":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Tensor, "softmax", lambda x, dim: (x - x.logsumexp(dim, keepdim=True).detach()).exp())
+                return attend(*tensors, **arguments)
+        case "sums over queries in the dtype of the inputs":
+            memory, valid = k.shape[2] - q.shape[2], arguments.pop("valid")
+            outs = []
+            for i in range(q.shape[2]):  # autograd adds the gradients of these calls one by one
+                keys = slice(0, memory + i + 1)
+                rows = q[:, :, i : i + 1], k[:, :, keys], v[:, :, keys]
+                outs.append(attend(*rows, r, content_bias, position_bias, valid=valid + i, **arguments))
+            return torch.cat(outs, 2)
+    return attend(q, k, v, r, content_bias, position_bias, **arguments)
+
+
+FINE = ["a scale that is 1e-4 off", "a value in bf16", "a key in bf16"]
+COARSE = [
+    "a window that is one key short",
+    "a distance that is one off",
+    "biases that are swapped",
+    "a row that shows its padding",
+    "one key's gradient missing",
+    "one row's share of a bias's gradient missing",
+    "a softmax whose normaliser has no gradient",
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "dtype"),
+    [
+        *((fault, dtype) for fault in FINE for dtype in ("fp64", "fp32")),
+        *((fault, dtype) for fault in COARSE for dtype in DTYPES),
+        ("sums over queries in the dtype of the inputs", "bf16"),
+    ],
+)
+def test_the_contract_catches(fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that is nearly even over many keys has long sums; elsewhere bfloat16 hides how they were made."""
+    even = Case(queries=257, memory=11, batch=1, valid=(11,), scale=0.01)
+    case = even if fault.startswith("sums") else CASES["beyond a block, all masks"]
+    monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend(fault, tensors, arguments))
+    with pytest.raises(AssertionError, match="rounding makes"):
+        assert_contract("broken", case, DTYPES[dtype])
+    monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend("", tensors, arguments))
+    assert_contract("broken", case, DTYPES[dtype])
 
 
 @each_backend
