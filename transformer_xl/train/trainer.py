@@ -171,7 +171,7 @@ class Trainer:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
-        self.objective = parallelise(self.model, self.config.parallel, self.ranks)
+        self.objective = parallelise(self.model, self.config.parallel, self.ranks, compiled=self.config.compile)
         self.optimizers = build_optimizers(self.model, self.config)
         self.memory = self._empty_memory()
 
