@@ -4,19 +4,22 @@ the words' own projection, activation regularisation, averaged weights."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import lengths, read, small_model, text
 from torch import nn
 
 from transformer_xl.averaging import Average
+from transformer_xl.data.loader import Segment
 from transformer_xl.model import activity
 from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
 from transformer_xl.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.train import trained
+from transformer_xl.train.trainer import train_step
 
 ALL = {
     "dropout": 0.2,
@@ -128,6 +131,35 @@ def test_regularised_adds_activity_of_the_output_before_dropout():
     penalty = 0.5 * h.square().mean() + 0.25 * (h[:, 1:] - h[:, :-1]).square().mean()
     torch.testing.assert_close(nll, same)
     torch.testing.assert_close(more, loss + penalty)
+
+
+def gradients_of(shape: dict, segment: Segment, config: TrainConfig) -> list[torch.Tensor]:
+    """Those of a first step."""
+    model = small_model(train=True, **shape)
+    optimizer = torch.optim.SGD(model.parameters())
+    train_step(model, [optimizer], segment, model.empty_memory(len(segment.ids)), config, 0)
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+AUXILIARY = {"kind": "al-rfou", "positions": 9, "intermediate_losses": True, "multiple_targets": True}
+
+
+@settings(deadline=None, max_examples=5)
+@given(counts=st.lists(st.integers(0, 7), min_size=4, max_size=4), loss=st.sampled_from(["full", "half"]))
+@example(counts=[6, 6, 2, 2], loss="full")
+@pytest.mark.parametrize(
+    ("shape", "terms"), [({}, {"ar_alpha": 0.7, "tar_beta": 0.9}), (AUXILIARY, {})], ids=["AR and TAR", "Al-Rfou"]
+)
+def test_gradients_do_not_depend_on_how_rows_are_dealt_to_chunks(shape, terms, counts, loss):
+    ids, targets = text(4, 7), text(4, 7, seed=1)
+    targets[torch.arange(7) >= torch.tensor(counts)[:, None]] = -1
+    config = TrainConfig(tgt_len=7, mem_len=0, batch_size=4, clip=0, device="cpu", precision="fp32", loss=loss, **terms)
+    whole, *dealt = (
+        gradients_of(shape, Segment(ids[order], targets[order], None), replace(config, batch_chunk=chunks))
+        for chunks, order in ((1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (2, [2, 0, 3, 1]), (4, [0, 1, 2, 3]))
+    )
+    for found in dealt:  # float64: sums in another order
+        torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-11)
 
 
 def test_an_average_is_the_mean_of_the_weights_at_its_updates():

@@ -209,18 +209,18 @@ def test_rates_follow_the_length_of_a_segment(corpus):
 COMPILED = """
 import torch
 from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
+from transformer_xl.distributed import Ranks, parallelise
 
 torch.manual_seed(0)
 model = TransformerXL(TransformerXLConfig(vocab_size=7, n_layer=1, n_head=2, d_head=3, d_model=6, d_inner=5))
 ids = torch.randint(7, (2, 13))
 lengths, results = Lengths(tgt_len=4, mem_len=4), []
 for compiled in (False, True):
-    if compiled:
-        model.compile()
-    memory, losses = None, []
+    objective = parallelise(model, "ddp", Ranks(), compiled=compiled)
+    memory, losses = model.empty_memory(2), []
     for start in (0, 4, 8):
         rows = ids[:, start : start + 4], ids[:, start + 1 : start + 5]
-        loss, _, memory = model.objective(*rows, memory, lengths)
+        loss, _, memory = objective(*rows, memory, lengths, alpha=0.2, beta=0.1)
         losses.append(loss)
     results.append((torch.stack(losses), *torch.autograd.grad(sum(losses), list(model.parameters()))))
 torch.testing.assert_close(*results)
@@ -232,3 +232,50 @@ torch.testing.assert_close(*results)
 def test_a_compiled_model_gives_the_same_losses_and_gradients():
     """In a process of its own, without the type checker's import hook, which cannot be compiled."""
     subprocess.run([sys.executable, "-c", COMPILED], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
+
+
+GRAPHS = """
+import torch._dynamo
+from functools import partial
+from ranks import ALONE, CASES, findings, trainer_of
+
+graphs, calls = 0, 0
+
+def counting(graph, inputs):
+    global graphs
+    graphs += 1
+    def call(*arguments):
+        global calls
+        calls += 1
+        return graph(*arguments)
+    return call
+
+torch.compile = partial(torch.compile, backend=counting)
+one = {"n_layer": 1}
+CASES |= {
+    "plain": (one, {}),
+    "AR and TAR": (one, {"ar_alpha": 0.2, "tar_beta": 0.1}),
+    "half loss": (one, {"loss": "half"}),
+    "Al-Rfou": (CASES["al-rfou"][0] | {"n_layer": 2}, CASES["al-rfou"][1]),
+}
+for case in ("plain", "AR and TAR", "half loss", "Al-Rfou"):
+    torch._dynamo.config.recompile_limit = 1 if case == "Al-Rfou" else 8
+    torch.compiler.reset()
+    graphs = calls = 0
+    found = [findings(trainer_of(case, ALONE, compile=compiled), 3) for compiled in (True, False)]
+    torch.testing.assert_close(*found)
+    print(graphs, calls)
+"""
+
+
+@pytest.mark.timeout(400)
+def test_whatever_is_trained_is_compiled_and_gives_the_same():
+    """A backend that counts calls the graphs as they are, so numbers are the same up to the order of sums."""
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", GRAPHS], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
+    assert counts[:3] == [[2, 3]] * 3, "one graph for an empty memory and one for others; each step calls one"
+    assert counts[3] == [3, 3], "as the lower layer's loss ends more graphs are made than the limit of one allows"

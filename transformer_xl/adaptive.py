@@ -163,10 +163,10 @@ class AdaptiveSoftmax(_Bands):
             tables: what the embedding's `lookup` returned; used if they are this softmax's too.
         """
         x, flat = hidden.flatten(0, -2), targets.flatten()
-        if flat.is_cpu and (flat >= self.edges[-1]).any():
-            raise IndexError(f"target {int(flat.max())} is out of range: there are {self.edges[-1]} symbols")
-        if flat.is_cuda:  # told later, without waiting for the device
+        if flat.is_cuda or torch.compiler.is_compiling():  # told later, without waiting for the device
             torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")
+        elif flat.is_cpu and (flat >= self.edges[-1]).any():
+            raise IndexError(f"target {int(flat.max())} is out of range: there are {self.edges[-1]} symbols")
         band = self._band(flat)
         inputs, places = [self._project(x, 0)], [torch.where(band > 0, self.sizes[0] - 1 + band, flat)]
         tails = self._rows(band)[1:] if len(self.sizes) > 1 else ()

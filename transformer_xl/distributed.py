@@ -137,14 +137,21 @@ class Objective(nn.Module):
         return self.model.regularised(*call, **activity) if activity else self.model.objective(*call)
 
 
-def parallelise(model: Any, how: str, ranks: Ranks) -> nn.Module:
+def parallelise(model: Any, how: str, ranks: Ranks, *, compiled: bool = False) -> nn.Module:
     """`Objective` of `model`, whose gradients are then the mean of those of all ranks. With "fsdp" the model's own
-    tensors become parts, and its calls gather them.
+    tensors become parts, and its calls gather them. `compiled` has torch.compile compile everything that is trained;
+    "fsdp" does without.
 
     Raises:
         ValueError: the model's weights cannot be sharded among so many ranks.
     """
     objective = Objective(model)
+    if compiled:
+        if model.config.intermediate_losses:  # whenever the loss of a layer ends, the others are compiled anew
+            import torch._dynamo.config as dynamo
+
+            dynamo.recompile_limit += model.config.n_layer
+        objective.compile()
     if ranks.size == 1:
         return objective
     if how == "ddp":

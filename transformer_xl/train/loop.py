@@ -65,8 +65,6 @@ def fit(
     last = latest(run) if resume else None
     if last is not None:
         load_weights(model, last)
-    if settings.compile:
-        model.compile()
     trainer = Trainer(model, train_segments(corpus, config), settings, ranks=ranks)
     torch.manual_seed(settings.seed + ranks.rank)
     if last is not None:
