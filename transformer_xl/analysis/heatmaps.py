@@ -136,7 +136,7 @@ def load_matplotlib() -> ModuleType:
         import matplotlib.figure
         import matplotlib.patches
     except ImportError as error:
-        raise ValueError("Pictures need matplotlib: pip install transformer-xl[plot].") from error
+        raise ValueError("Pictures need matplotlib, which is not installed. Run `pip install matplotlib`.") from error
     return matplotlib
 
 

@@ -17,7 +17,7 @@ Split = Annotated[
 ]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
 Out = Annotated[
-    Path | None, arg(metavar="DIR", help="Keep the arrays, the JSON and the pictures (transformer-xl[plot]) here.")
+    Path | None, arg(metavar="DIR", help="Keep the arrays, the JSON and, with matplotlib, the pictures here.")
 ]
 
 
@@ -160,7 +160,7 @@ class Analyse:
 class Report:
     """One self-contained HTML page about a run, or several side by side."""
 
-    runs: Runs
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Folders that `txl train` wrote.")]
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """By default report.html in the run's folder, or here for several."""
     title: Annotated[str | None, arg(metavar="TEXT")] = None

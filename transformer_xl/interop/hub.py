@@ -52,7 +52,7 @@ def local(path: str | Path) -> Path:
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise ValueError(
-            f'{path} is on the Hugging Face hub: run `pip install "transformer-xl[hf]"` to fetch it.'
+            f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it."
         ) from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
     if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they become a path in the cache

@@ -35,7 +35,7 @@ def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> 
     try:
         kernel = import_module(".triton", __name__)
     except ImportError:
-        return "triton, or the page of its kernels, is not installed (pip install transformer-xl[triton])"
+        return "triton, or the page of its kernels, is not installed (pip install triton)"
     return kernel.refusal(device, dtype, head_size)
 
 
