@@ -441,7 +441,7 @@ def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_on_them(home,
 
 
 def test_several_processes_are_for_training_only(home, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     assert main(["eval", str(home / "run")]) == 2
     assert "rank 1: txl eval runs in one process" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from tyro.conf import FlagCreatePairsOff
 from transformer_xl import recipe as recipes
 from transformer_xl.commands import COMMANDS
 from transformer_xl.commands.train import resume_spelled_out
+from transformer_xl.launcher import launched
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """How torch says that there is no room for a tensor."""
@@ -55,7 +56,7 @@ def dispatch(arguments: list[str]) -> int:
 
         print(f"txl {__version__}")
         return 0
-    if rank_name() and arguments[:1] not in ([], ["train"]):
+    if launched()[1] > 1 and arguments[:1] not in ([], ["train"]):
         raise ValueError(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
     takes_settings = arguments[:1] in (["train"], ["convert"])
     overrides, others = recipes.split_overrides(arguments) if takes_settings else ([], arguments)
@@ -106,7 +107,11 @@ def raised_here(error: Exception) -> bool:
 
 def rank_name() -> str:
     """What stands before the words of one of several processes that torchrun started."""
-    return f"rank {os.environ.get('RANK')}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+    try:
+        rank, size = launched()
+    except ValueError:  # which `dispatch` tells
+        return ""
+    return f"rank {rank}: " if size > 1 else ""
 
 
 def complain(sentences: Sequence[str]) -> None:
