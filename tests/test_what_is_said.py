@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
+from transformer_xl import TransformerXLConfig
+from transformer_xl.baselines import build_model
 from transformer_xl.cli import main
+from transformer_xl.device import resolve_device
+from transformer_xl.distributed import together
+from transformer_xl.recipe import load_recipe, split_overrides
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -44,3 +51,147 @@ def test_the_oldest_torch_that_is_declared_has_every_optimizer():
 def test_report_promises_no_model_of_the_hub(capsys):
     assert "hf:" not in shown_help("report", capsys)
     assert "hf:NAME" in shown_help("analyse recl", capsys)
+
+
+LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets the variables of a launcher, and of no other."""
+
+    def give(**variables: str) -> None:
+        for name in (*LAUNCH, "LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
+@pytest.mark.parametrize("missing", LAUNCH)
+@pytest.mark.parametrize("value", [None, "", " "])
+def test_what_is_no_whole_launch_is_one_process(missing, value, environment, capsys):
+    given = {name: word for name, word in LAUNCH.items() if name != missing}
+    environment(**given, **({} if value is None else {missing: value}))
+    with together("cpu") as ranks:
+        assert (ranks.rank, ranks.size) == (0, 1)
+    told = capsys.readouterr().err
+    if missing == "WORLD_SIZE":
+        assert told == ""
+    else:
+        assert told == f"WORLD_SIZE is 2, and {missing} not set: this process trains alone. torchrun sets them all.\n"
+    assert main(["eval", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("txl: nowhere does not exist.")
+
+
+@pytest.mark.parametrize("export", [{"WORLD_SIZE": ""}, {"WORLD_SIZE": "8"}, {"WORLD_SIZE": "many"}, {"RANK": "x"}])
+@pytest.mark.parametrize("command", ["eval nowhere", "train nowhere", "train"])
+def test_an_export_of_a_scheduler_leaves_every_sentence_as_it_is(export, command, environment, capsys):
+    told = []
+    for variables in ({}, export):
+        environment(**variables)
+        try:
+            told.append((main(command.split()), capsys.readouterr()))
+        except SystemExit as exit:
+            told.append((exit.code, capsys.readouterr()))
+    assert told[0] == told[1] and told[0][0] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"WORLD_SIZE": "two"}, {"WORLD_SIZE": "-2"}, {"RANK": "2"}, {"RANK": "9" * 5000}, {"MASTER_PORT": "65536"}],
+)
+def test_a_launch_of_wrong_numbers_is_a_sentence(wrong, environment, capsys):
+    environment(**LAUNCH | wrong)
+    for command in ("eval nowhere", "train nowhere"):
+        assert main(command.split()) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("txl: The variable ") and told.count("\n") == 1 and next(iter(wrong)) in told
+
+
+@pytest.mark.parametrize("width", ["5", "1", "0", "-3", "wide", "1000000000"])
+def test_help_comes_on_a_terminal_of_any_width(width, monkeypatch, capsys):
+    """tyro's columns never end on a terminal of five columns or fewer."""
+    monkeypatch.setenv("COLUMNS", width)
+    assert "--dynamic" in shown_help("eval", capsys)
+
+
+def test_help_comes_on_a_terminal_that_says_it_has_a_column(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "")
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((1, 24)))
+    assert "--dynamic" in shown_help("eval", capsys)
+
+
+@pytest.mark.parametrize("device", ["mps", "gpu", "tpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0"])
+def test_a_device_that_was_never_run_is_refused_without_the_words_of_torch(device):
+    with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda or cuda:N, got '.*'\.$") as error:
+        resolve_device(device)
+    assert f"got {device!r}." in str(error.value)
+
+
+def test_a_cuda_device_that_is_not_there_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cuda:2", "cuda:999999999"):
+        with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda, or cuda:N with N below 2, got '"):
+            resolve_device(device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(ValueError, match=r"^device must be auto or cpu: torch finds no CUDA device here, got '"):
+            resolve_device(device)
+
+
+@pytest.mark.parametrize(("kind", "positions"), [("transformer-xl", 0), ("shaw", 3), ("vaswani", 0), ("al-rfou", 3)])
+def test_a_model_without_symbols_is_not_built(kind, positions):
+    with pytest.raises(ValueError, match="vocab_size must be at least 1 to build a model, got 0"):
+        build_model(TransformerXLConfig(vocab_size=0, kind=kind, positions=positions))
+
+
+@pytest.mark.parametrize("command", ["train text-small --data nope", "train text-small --corpus.name nope"])
+def test_a_text_that_is_missing_is_named_with_the_option_that_gives_it(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("txl: --data (corpus.name) must be a text file, a folder or one of ") and "no nope." in told
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NONE"])
+def test_none_is_spelled_alike_wherever_it_means_something(word, monkeypatch):
+    asked = {}
+    monkeypatch.setattr("transformer_xl.run.evaluate.evaluate", lambda run, **given: asked.update(given))
+    assert main(["eval", "run", "--clamp-len", word, "5", "--attn-len", word]) == 0
+    assert asked["clamp_len"] == (None, 5) and asked["attn_len"] == (None,)
+    assert load_recipe("text-small", ["--train.clamp-len", word]).train.clamp_len is None
+
+
+def test_help_says_none_as_it_is_given(capsys):
+    assert "--clamp-len N|none ..." in shown_help("eval", capsys)
+
+
+@pytest.mark.parametrize("word", ["nobody", "1.5", "-3x", ""])
+def test_what_is_neither_a_length_nor_none_is_refused(word, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["eval", "run", "--clamp-len", word])
+    shown = capsys.readouterr()
+    assert exit.value.code == 2 and "--clamp-len" in shown.err + shown.out
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides", "others"),
+    [
+        ("--train.trackers tensorboard wandb text-small", "--train.trackers tensorboard wandb", "text-small"),
+        ("--model.cutoffs 10 20 my.toml --out x", "--model.cutoffs 10 20", "my.toml --out x"),
+        ("--model.tie-projs false true demo", "--model.tie-projs false true", "demo"),
+        ("--train.trackers= demo", "--train.trackers=", "demo"),
+        ("demo --model.cutoffs 10 2O", "--model.cutoffs 10 2O", "demo"),
+        ("demo --train.trackers tensorbord wandb", "--train.trackers tensorbord wandb", "demo"),
+        ("--model.cutoffs [10, 20] demo", "--model.cutoffs [10, 20]", "demo"),
+    ],
+)
+def test_a_list_ends_before_the_recipe(line, overrides, others):
+    assert split_overrides(line.split()) == (overrides.split(), others.split())
+
+
+def test_a_list_ends_before_a_folder_that_is_to_be_converted(tmp_path):
+    found = split_overrides(["--model.cutoffs", "10", str(tmp_path), "--to", "x"])
+    assert found == (["--model.cutoffs", "10"], [str(tmp_path), "--to", "x"])

@@ -29,6 +29,8 @@ class _Bands(nn.Module):
 
     def __init__(self, vocab_size: int, d_embed: int, d_model: int, cutoffs: tuple[int, ...], div_val: int):
         super().__init__()
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1 to build a model, got {vocab_size}. Name the size.")
         self.edges = (0, *cutoffs, vocab_size)
         self.div_val = div_val
         self.sizes = [high - low for low, high in pairwise(self.edges)]

@@ -10,6 +10,7 @@ import dis
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ from transformer_xl.launcher import launched
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """How torch says that there is no room for a tensor."""
+NARROWEST = 40
+"""Columns of a terminal that help and tables are written for at least."""
 MISTAKE = 2
 """Exit status for a user's mistake; 75 is a run that a signal stopped after it saved."""
 
@@ -32,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may know fewer signs than a model writes
             stream.reconfigure(errors="replace")
+    if shutil.get_terminal_size().columns < NARROWEST:  # tyro does not end on fewer than 8
+        os.environ["COLUMNS"] = str(NARROWEST)
     try:
         return dispatch(sys.argv[1:] if arguments is None else list(arguments))
     except BrokenPipeError:  # the reader, `head` for one, has enough

@@ -320,8 +320,17 @@ def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
         return int(not negated and free > 0 and following[0].lower() in ("true", "false"))
     if get_origin(hint) is tuple:
         sizes = get_args(hint)
-        return free if Ellipsis in sizes else min(free, 1 if free and "," in following[0] else len(sizes))
+        if Ellipsis in sizes:
+            return next((i for i, word in enumerate(following[:free]) if _ends_list(word, hint)), free)
+        return min(free, 1 if free and "," in following[0] else len(sizes))
     return min(free, 1)
+
+
+def _ends_list(word: str, hint: Any) -> bool:
+    """Whether a word after a list's values is what the command is about: no value, but a recipe or a path."""
+    if all(fits(value, get_args(hint)[0]) for value in from_words([word], hint)):
+        return False
+    return word in packaged_recipes() or word.endswith(".toml") or Path(word).exists()
 
 
 def _unknown(section: str, field: str, label: str, recipe: str) -> str:

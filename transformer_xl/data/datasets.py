@@ -52,7 +52,8 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
     else:
         close = difflib.get_close_matches(config.name, DATASETS, n=1)
         raise FileNotFoundError(
-            f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no {config.name}."
+            f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
+            f"{config.name}."
             + (f" Did you mean {close[0]}?" if close else "")
         )
     if vocab is not None and vocab != corpus.vocab:
