@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
 from pathlib import Path
+from shlex import split as words
 
 import pytest
 import torch
 
-from transformer_xl import TransformerXLConfig
+from transformer_xl import TransformerXLConfig, load_model
 from transformer_xl.baselines import build_model
+from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli import main
 from transformer_xl.device import resolve_device
 from transformer_xl.distributed import together
 from transformer_xl.recipe import load_recipe, split_overrides
 
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 2 --train.log-every 2")
+TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path
@@ -195,3 +201,68 @@ def test_a_list_ends_before_the_recipe(line, overrides, others):
 def test_a_list_ends_before_a_folder_that_is_to_be_converted(tmp_path):
     found = split_overrides(["--model.cutoffs", "10", str(tmp_path), "--to", "x"])
     assert found == (["--model.cutoffs", "10"], [str(tmp_path), "--to", "x"])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a run of words, a text with words that it does not know, and a text without spaces."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        patch.chdir(folder)
+        Path("text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+        Path("other.txt").write_text("the slow brown fox jumps over the lazy cat\n" * 40)
+        Path("chinese.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 400))) * 20 + "\n")
+        assert main([*words("train text-words --data text.txt --out run --corpus.min-count 2"), *TINY]) == 0
+        yield folder
+
+
+DIVERGING = "eval run --dynamic sgd --dynamic-lr 1e30 --mem-len 0 3"
+
+
+def test_a_result_that_is_not_finite_is_shown_and_is_a_failure(home, capsys):
+    capsys.readouterr()
+    assert main(DIVERGING.split()) == 2
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 4 and "nan" in shown.out
+    assert re.fullmatch(r"txl: 2 of 2 results are not finite: .* Lower --dynamic-lr, which is 1e\+30\.\n", shown.err)
+    assert main([*DIVERGING.split(), "--json"]) == 2
+    results = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["results"]
+    assert [(result["finite"], result["loss"]) for result in results] == [(False, None)] * 2
+
+
+def test_a_model_whose_weights_are_not_finite_is_no_success(home, tmp_path, capsys):
+    broken = load_model("run")
+    with torch.no_grad():
+        broken.model.softmax.bias[0] = torch.nan
+    save_checkpoint(tmp_path / "nan", model=broken.model, vocab=broken.vocab, config=broken.config)
+    for command in ("eval {}", "score {} text.txt"):
+        assert main(command.format(tmp_path / "nan").split()) == 2
+        shown = capsys.readouterr()
+        assert "nan" in shown.out and "finite" in shown.err and "dynamic" not in shown.err
+
+
+def test_bits_per_byte_of_a_text_with_unknown_words_say_that_they_compare_with_none(home, capsys):
+    told = "bits/byte is not comparable with other vocabularies: <unk> hides what it stands for"
+    assert main(words("eval run --data other.txt")) == 0
+    assert told in capsys.readouterr().out.splitlines()[0]
+    assert main(words("eval run --data text.txt")) == 0
+    shown = capsys.readouterr().out
+    assert "bits/byte" in shown and told not in shown
+    assert main(words("score run other.txt")) == 0
+    assert capsys.readouterr().err.endswith("are unknown to the model, so bits are not comparable with other models.\n")
+    assert main(words("score run text.txt")) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_words_of_a_text_without_spaces_are_a_warning(home, capsys):
+    capsys.readouterr()
+    assert main(["train", "text-words", "--data", "chinese.txt", "--out", "chinese", *TINY]) == 2  # for lack of words
+    Path("lines.txt").write_text("\n".join([Path("chinese.txt").read_text().strip()[:200]] * 100))
+    capsys.readouterr()
+    assert main(["train", "text-words", "--data", "lines.txt", "--out", "lines", *TINY]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"lines.txt has [\d.]+ bytes for each word, .*: --corpus.unit char or bpe", shown.err)
+    for unit in ("char", "byte"):
+        assert main(["train", "text-small", "--data", "lines.txt", "--out", unit, "--corpus.unit", unit, *TINY]) == 0
+        assert "bytes for each" not in capsys.readouterr().err

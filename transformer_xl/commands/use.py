@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from transformer_xl.values import fits, from_words, wanted
+from transformer_xl.values import from_words, wanted
 
 RunFolder = Annotated[
     Positional[Path],
@@ -22,7 +22,7 @@ Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
 
 def _size_or_none(words: list[str]) -> int | None:
     value = from_words(words, int | None)
-    if not fits(value, int | None):
+    if not isinstance(value, int | None):
         raise ValueError(f"it must be {wanted(int | None)}")
     return value
 
@@ -31,7 +31,7 @@ _OrNone = PrimitiveConstructorSpec(
     nargs=1,
     metavar="N|none",
     instance_from_str=_size_or_none,
-    is_instance=lambda value: fits(value, int | None),
+    is_instance=lambda value: isinstance(value, int | None),
     str_from_instance=lambda value: [str(value).lower()],
 )
 """As in a recipe's settings: none in any case."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -108,7 +109,10 @@ def evaluate(
         print(json.dumps(facts | {"results": [result.to_json() for result in results]}))
     else:
         other = f"; trained on {config.corpus.name}" if config.corpus.name.endswith("-partial") and data else ""
-        show_results(title(corpus, part) + other + str(reading), results)
+        show_results(title(corpus, part) + other + str(reading), results, unknown=corpus.unknown(part))
+    learning = reading.dynamic
+    advice = f"Lower --dynamic-lr, which is {learning.lr:g}." if learning else "Score another checkpoint."
+    refuse_infinite([result.nats for result in results], f"results are not finite: the weights diverged. {advice}")
     return results
 
 
@@ -334,10 +338,19 @@ def title(corpus: Corpus, split: str) -> str:
     return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
 
 
-def show_results(title: str, results: Sequence[EvalResult]) -> None:
-    """A row for each set of lengths."""
+def refuse_infinite(nats: Sequence[float], sentence: str) -> None:
+    """Raise `FloatingPointError` after costs were shown of which some are no number."""
+    infinite = sum(not math.isfinite(cost) for cost in nats)
+    if infinite:
+        raise FloatingPointError(f"{infinite:,} of {len(nats):,} {sentence}")
+
+
+def show_results(title: str, results: Sequence[EvalResult], *, unknown: int = 0) -> None:
+    """A row for each set of lengths; `unknown` tokens of the text make its bits per byte no figure to compare."""
     unit = results[0].headline[0]
     bytes_differ = any(result.bytes not in (None, result.targets) for result in results)
+    if bytes_differ and unknown:
+        title += "; bits/byte is not comparable with other vocabularies: <unk> hides what it stands for"
     per_byte = ["bits/byte"] if bytes_differ else []
     columns = ["mem_len", "tgt_len", "attn_len", "clamp_len", unit, "loss", *per_byte, "targets", "tokens/s"]
     rows = []
@@ -376,20 +389,22 @@ def score(
     given = lines if loaded.vocab.unit == "byte" else [decoded(line, file) for line in lines]
     precision, _ = resolve_precision(precision, chosen)
     scores = score_lines(loaded.model, loaded.vocab, given, width, precision=precision)
-    tell_unknown(loaded.vocab, given, "the text")
+    tell_unknown(loaded.vocab, given, "the text", ", so bits are not comparable with other models")
     for each in scores:
         plain = f"{each.log_prob:.6f}\t{each.ppl:.4f}\t{each.bits:.4f}"
         print(json.dumps(each.to_json()) if as_json else plain)
+    refuse_infinite([each.nats for each in scores], "lines have no finite score. Use another checkpoint.")
 
 
-def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str) -> None:
-    """Say on standard error how much of `texts` the model has no symbol for."""
+def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
+    """Say on standard error how much of `texts` the model has no symbol for, and what follows from that."""
     if vocab.unk is None:
         return
     counts = [(len(ids), int((ids == vocab.unk).sum())) for ids in map(vocab.encode, texts)]
     total, unknown = map(sum, zip((0, 0), *counts, strict=True))
     if unknown:
-        print(f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model.", file=sys.stderr)
+        told = f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model{consequence}."
+        print(told, file=sys.stderr)
 
 
 def read_text(file: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -188,6 +189,8 @@ def prepare(
     if source is not None and vocab is not None:
         config = inherited(config, source, vocab, origin)
     corpus = open_corpus(config.corpus, vocab=vocab)
+    if corpus.caution and (ranks is None or ranks.first):
+        print(corpus.caution, file=sys.stderr)
     if resume:
         changed = changed_splits(run, corpus)
         if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
@@ -347,7 +350,8 @@ def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> Non
     result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision, ranks=ranks)
     if not ranks.first:
         return
-    show_results(title(start.corpus, config.eval.split), [result])
+    unknown = start.corpus.unknown(config.eval.split)
+    show_results(title(start.corpus, config.eval.split), [result], unknown=unknown)
     scored = {"checkpoint": find_checkpoint(run).name, "step": config.train.max_steps, "split": config.eval.split}
     about = scored | start.corpus.about
     entry = about | result.to_json()
