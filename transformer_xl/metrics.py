@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +183,8 @@ class ProgressPrinter:
         """Show where training stands."""
         self._write_log(progress.line(self.unit))
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=progress.step, description=progress.figures(self.unit))
+            text, total = progress.figures(self.unit), progress.max_steps
+            self._bar.update(self._task, completed=progress.step, total=total, description=text)
         else:
             self._write(progress.line(self.unit))
 
@@ -202,6 +204,43 @@ class ProgressPrinter:
         if self._log is not None:
             with explained(self._log), self._log.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+
+
+class Counting:
+    """How far one long piece of work has come: a bar on a terminal; in a pipe a line every `EVERY` seconds and one at
+    the end. Use it in a `with`, and call it with the amount done so far."""
+
+    EVERY = 3.0
+
+    def __init__(self, name: str, total: int, *, stream: Any = None):
+        self.name, self.total, self.done = name, total, 0
+        self._written = -1
+        self.stream = sys.stdout if stream is None else stream
+        self._shown = time.perf_counter()
+        self._bar = _bar(self.stream) if self.stream.isatty() else None
+        self._task = self._bar.add_task(name, total=total) if self._bar else None
+
+    def __enter__(self) -> Counting:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+        elif self._written != self.done:
+            self._write()
+
+    def __call__(self, done: int) -> None:
+        self.done = done
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=done)
+        elif time.perf_counter() - self._shown >= self.EVERY:
+            self._write()
+
+    def _write(self) -> None:
+        self._shown, self._written = time.perf_counter(), self.done
+        print(f"{self.name}  {self.done:,}/{self.total:,}", file=self.stream, flush=True)
 
 
 def _bar(stream: Any):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from transformer_xl.interop import local
 from transformer_xl.metrics import MetricLog
 from transformer_xl.model import TransformerXL
 from transformer_xl.recipe import Setting, changed_settings, load_recipe, text_name, write_toml
-from transformer_xl.settings import RunConfig
+from transformer_xl.settings import RunConfig, TrainConfig
 from transformer_xl.trackers import Trackers, open_trackers, require
 from transformer_xl.train import fit
 
@@ -117,16 +117,26 @@ def _trackers(config: RunConfig, run: Path) -> Trackers:
 
 
 def carry_out(
-    start: Start, run: Path, *, resume: bool = False, trackers: Trackers | None = None, ranks: Ranks | None = None
+    start: Start,
+    run: Path,
+    *,
+    resume: bool = False,
+    trackers: Trackers | None = None,
+    ranks: Ranks | None = None,
+    replan: Callable[[int], TrainConfig] | None = None,
 ) -> int:
-    """Write down what is about to be done, and do it. Returns the exit status."""
+    """Write down what is about to be done, and do it; `fit` explains `replan`. Returns the exit status."""
     ranks = ranks or Ranks()
     if ranks.first:
         facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen, "init": start.init}
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it says whose the run is
         write_whole(run / "config.toml", write_toml(start.config))
         say(run, f"{describe(start, ranks)}; {run}")
-    if fit(start.model, start.corpus, start.config, run, resume=resume, trackers=trackers, ranks=ranks):
+    options = {"resume": resume, "trackers": trackers, "ranks": ranks, "replan": replan}
+    finished = fit(start.model, start.corpus, start.config, run, **options)
+    if replan is not None:
+        write_whole(run / "config.toml", write_toml(load_config(find_checkpoint(run, which="last"))))
+    if finished:
         return 0
     if ranks.first:
         say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")
