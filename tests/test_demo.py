@@ -80,6 +80,21 @@ def demo(tmp_path: Path, monkeypatch):
     return run
 
 
+def test_it_trains_scores_writes_and_compares(demo, capsys):
+    """Its verdict on gzip is the plain comparison."""
+    assert demo(Machine(0.1), "--minutes 0.5 --out runs/demo") == 0
+    shown = capsys.readouterr().out
+    assert "train 1 files, 20,000 bytes" in shown and "class Memory:" in shown and "on 3,000 bytes" in shown
+    table = re.findall(r"^(gzip|bzip2|xz|Transformer-XL, memory \d+)(?: -\w+)?.* (\d+\.\d{3})$", shown, re.MULTILINE)
+    figures = {name: float(bpc) for name, bpc in table}
+    assert {"gzip", "bzip2", "xz", "Transformer-XL, memory 0", "Transformer-XL, memory 32"} <= figures.keys()
+    ours = min(bpc for name, bpc in figures.items() if name.startswith("Transformer-XL"))
+    gzipped = 8 * len(gzip.compress(TEXT[1:3000], 9)) / 2999  # the first byte is context only
+    assert figures["gzip"] == pytest.approx(gzipped, abs=1e-3)
+    assert ("It beats gzip -9" in shown) == (ours < gzipped) and ("did NOT beat gzip -9" in shown) == (ours >= gzipped)
+    assert main(words("generate runs/demo --max-tokens 5 --seed 1")) == 0
+
+
 @pytest.mark.parametrize("busy_from", [math.inf, 20, 48], ids=["never", "training", "scoring"])
 def test_it_ends_in_time_on_a_machine_that_gets_busy(demo, busy_from):
     machine = Machine(0.5, busy_from)

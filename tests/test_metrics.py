@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from transformer_xl.metrics import (
+    Counting,
     MetricLog,
     Progress,
     ProgressPrinter,
@@ -126,3 +129,32 @@ def test_a_terminal_gets_a_bar_with_the_same_figures(monkeypatch, tmp_path):
     assert "50/1000" in terminal.getvalue() and HALFWAY.figures("byte") in terminal.getvalue()
     assert "a [sample]" in terminal.getvalue()
     assert (tmp_path / "log.txt").read_text() == HALFWAY.line("byte") + "\na [sample]\n"
+
+
+def test_the_bar_follows_a_number_of_steps_that_changes(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    terminal = Terminal()
+    with ProgressPrinter(1000, "byte", stream=terminal) as printer:
+        printer.show(replace(HALFWAY, max_steps=60))
+    assert "50/60" in terminal.getvalue()
+
+
+def test_counting_writes_to_a_pipe_now_and_then_and_at_the_end(monkeypatch):
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr("transformer_xl.metrics.time", clock)
+    pipe = io.StringIO()
+    with Counting("scoring", 5000, stream=pipe) as counting:
+        for second in range(1, 9):
+            clock.now = second
+            counting(second * 500)
+    assert pipe.getvalue() == "scoring  1,500/5,000\nscoring  3,000/5,000\nscoring  4,000/5,000\n"
+
+
+def test_counting_is_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    terminal = Terminal()
+    with Counting("scoring", 5000, stream=terminal) as counting:
+        counting(1500)
+    assert "scoring" in terminal.getvalue() and "1500/5000" in terminal.getvalue()
