@@ -16,7 +16,7 @@ import pytest
 import torch
 from figures import without_clock
 
-from transformer_xl.checkpoint import best, checkpoints, latest, load_training, load_weights, valid_loss
+from transformer_xl.checkpoint import best, checkpoints, latest, load_config, load_training, load_weights, valid_loss
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.metrics import read_metrics
@@ -93,6 +93,25 @@ def test_a_signal_finishes_the_step_and_saves(corpus, tmp_path, number):
     before = signal.getsignal(number)
     _interrupted(corpus, tmp_path, after=2, number=number)
     assert signal.getsignal(number) is before
+
+
+def test_a_plan_made_on_the_way_ends_training_and_is_what_is_saved(corpus, tmp_path):
+    """One that says what is settled already changes no bit; another one ends training where it says."""
+    model, config = start()
+    asked = []
+    fit(model, corpus, config, tmp_path / "same", replan=lambda step: asked.append(step) or config.train)
+    plain, _ = run(corpus, tmp_path / "plain")
+    assert asked == list(range(1, TRAIN.max_steps + 1))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    assert without_clock(tmp_path / "same") == without_clock(tmp_path / "plain")
+    for most in (5, 11):
+        model, config = start(eval_every=0, save_every=0)
+        plan = replace(config.train, max_steps=most, log_every=3)
+        assert fit(model, corpus, config, tmp_path / f"{most}", replan=lambda step, plan=plan: plan)
+        assert [path.name for path in checkpoints(tmp_path / f"{most}")] == [f"step_{most:08d}"]
+        assert load_config(best(tmp_path / f"{most}")).train == plan
+        logged = [entry["step"] for entry in read_metrics(tmp_path / f"{most}" / "metrics.jsonl") if "lr" in entry]
+        assert logged == [*range(3, most, 3), most]
 
 
 def test_training_outside_the_main_thread_works(corpus, tmp_path):

@@ -142,6 +142,15 @@ def holds_anything(folder: Path) -> bool:
     return any(path.name != LOCK for path in folder.iterdir())
 
 
+def empty_folder(folder: Path) -> None:
+    """Remove all there is in a folder but its lock."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != LOCK:
+            path.unlink(missing_ok=True)
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder so that nobody ever finds a part of it under its name."""
     unfinished = _beside(Path(path))

@@ -7,41 +7,47 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from transformer_xl.files import explained, sync, write_whole
 
-T_co = TypeVar("T_co", covariant=True)
-ON_A_TERMINAL, IN_A_PIPE = 0.25, 10.0
+T = TypeVar("T")
+ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
 """Seconds between two reports of progress."""
 
 
-@runtime_checkable
-class Counted(Sized, Protocol[T_co]):
-    """Things that can be iterated over and counted."""
-
-    def __iter__(self) -> Iterator[T_co]: ...
-
-
 def followed(
-    items: Counted[T_co], what: str, *, report: Callable[[str], None] | None = None, every: float = IN_A_PIPE
-) -> Iterator[T_co]:
-    """The items, and while they are worked on how far that has come: by `report` every so many seconds, or on standard
-    error, in one line that is replaced on a terminal, and in a pipe in lines of their own."""
+    items: Iterable[T],
+    what: str,
+    total: int | None = None,
+    *,
+    report: Callable[[str], None] | None = None,
+    every: float = IN_A_PIPE,
+) -> Iterator[T]:
+    """The items, and how far the work on them has come, while it goes on.
+
+    That is reported every few seconds, so short work is silent: by `report`, or on standard error, in one line that is
+    replaced on a terminal, and in a pipe in lines of their own.
+
+    Args:
+        total: how many items there are; None: their length.
+        every: seconds between two calls of `report`.
+    """
     terminal = report is None and sys.stderr is not None and sys.stderr.isatty()
     if terminal:
         report, every = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)), ON_A_TERMINAL
     report = report or (lambda line: print(line, file=sys.stderr, flush=True))
+    count = total if total is not None else len(items)  # type: ignore[arg-type]
     start = last = time.perf_counter()
     try:
         for done, item in enumerate(items):
             now = time.perf_counter()
             if done and now - last >= every:
-                last, left = now, seconds_left(done, len(items), now - start)
-                report(f"{what}: {done / len(items):4.0%} done, {clock(left)} left")
+                last, left = now, seconds_left(done, count, now - start)
+                report(f"{what}: {done / count:4.0%} done, {clock(left)} left")
             yield item
     finally:
         if terminal and last > start:
@@ -216,11 +222,12 @@ class ProgressPrinter:
         """Show where training stands."""
         self._write_log(progress.line(self.unit))
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=progress.step, description=progress.figures(self.unit))
+            text, total = progress.figures(self.unit), progress.max_steps
+            self._bar.update(self._task, completed=progress.step, total=total, description=text)
         else:
             self._write(progress.line(self.unit))
 
-    def follow(self, items: Counted[T_co], what: str) -> Iterator[T_co]:
+    def follow(self, items: Iterable[T], what: str) -> Iterator[T]:
         """`followed`, where the bar stands or in lines of their own."""
         if self._bar is None or self._task is None:
             return followed(items, what, report=self._write)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -20,14 +21,15 @@ class Demo:
     """Train, score and write text in minutes: no network, no data."""
 
     out: Annotated[Path | None, arg(metavar="RUN")] = None
-    """Keep the run in this folder; by default it goes when the demo ends."""
+    """Keep the run in this folder; by default the next demo takes its place."""
     minutes: float = 5.0
-    """Time for everything on this machine."""
+    """Time for everything. The demo does less on a slow or busy machine."""
 
     def run(self) -> int:
+        begun = time.perf_counter()  # before torch is imported, which takes seconds
         from transformer_xl.run.demo import demo
 
-        return demo(out=self.out, minutes=self.minutes)
+        return demo(out=self.out, minutes=self.minutes, begun=begun)
 
 
 @dataclass(frozen=True)

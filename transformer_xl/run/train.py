@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from transformer_xl.recipe import (
     text_name,
     write_toml,
 )
-from transformer_xl.settings import RunConfig
+from transformer_xl.settings import RunConfig, TrainConfig
 from transformer_xl.trackers import Trackers, open_trackers, require
 from transformer_xl.train import fit
 from transformer_xl.values import shown
@@ -146,9 +146,15 @@ def _last_step(run: Path) -> int:
 
 
 def carry_out(
-    start: Start, run: Path, *, resume: bool = False, trackers: Trackers | None = None, ranks: Ranks | None = None
+    start: Start,
+    run: Path,
+    *,
+    resume: bool = False,
+    trackers: Trackers | None = None,
+    ranks: Ranks | None = None,
+    replan: Callable[[int], TrainConfig] | None = None,
 ) -> int:
-    """Write down what is about to be done, and do it. Returns the exit status."""
+    """Write down what is about to be done, and do it; `fit` explains `replan`. Returns the exit status."""
     ranks = ranks or Ranks()
     if ranks.first:
         facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen} | start.begun
@@ -159,7 +165,11 @@ def carry_out(
             say(run, line)
         if resume and (last := latest(run)):
             say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
-    if fit(start.model, start.corpus, start.config, run, resume=resume, trackers=trackers, ranks=ranks):
+    options = {"resume": resume, "trackers": trackers, "ranks": ranks, "replan": replan}
+    finished = fit(start.model, start.corpus, start.config, run, **options)
+    if replan is not None:
+        write_whole(run / "config.toml", write_toml(load_config(find_checkpoint(run, which="last"))))
+    if finished:
         return 0
     if ranks.first:
         say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,7 @@ from ..generate import Sampling, generate
 from ..metrics import MetricLog, Progress, ProgressPrinter, seconds_left
 from ..model import TransformerXL
 from ..optim import learning_rate
-from ..settings import RunConfig
+from ..settings import RunConfig, TrainConfig
 from ..trackers import Trackers
 from .aside import Aside
 from .trainer import Pace, Trainer
@@ -43,6 +43,7 @@ def fit(
     resume: bool = False,
     trackers: Trackers | None = None,
     ranks: Ranks | None = None,
+    replan: Callable[[int], TrainConfig] | None = None,
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
 
@@ -51,6 +52,8 @@ def fit(
     Args:
         trackers: where figures and samples go besides `metrics.jsonl`; nowhere if None, whatever `config` names.
         ranks: those that train together, each with a `model` of the same weights; None: this process is alone.
+        replan: called with the number of steps done, after each step; returns the settings for the rest of the run.
+            A process that is alone can so end by the clock: training ends when `max_steps` steps are done.
 
     Returns:
         False if SIGTERM or SIGINT ended it early, after the step was done and saved.
@@ -60,6 +63,7 @@ def fit(
         OSError: a checkpoint or the metrics could not be written.
     """
     settings, ranks = config.train, ranks or Ranks()
+    assert replan is None or ranks.size == 1, "ranks would each have a plan of their own"
     run.mkdir(parents=True, exist_ok=True)
     model.to(settings.device).train()
     last = latest(run) if resume else None
@@ -75,10 +79,10 @@ def fit(
         received = stack.enter_context(_deferred_signals(ranks))
         aside = stack.enter_context(Aside(kept=ranks.first))  # waited for while signals still wait
         stack.enter_context(_little_garbage())
-        _loop(trainer, corpus, config, run, journal, aside, received)
+        _loop(trainer, corpus, config, run, journal, aside, received, replan)
         aside.wait()
         [signals] = ranks.total([len(received)])  # and none ends before what was saved is there
-    return trainer.step >= settings.max_steps and not signals
+    return trainer.step >= trainer.config.max_steps and not signals
 
 
 def _agree(trainer: Trainer, run: Path) -> None:
@@ -137,12 +141,23 @@ def _journal(trainer: Trainer, corpus: Corpus, run: Path, trackers: Trackers | N
 
 
 def _loop(
-    trainer: Trainer, corpus: Corpus, config: RunConfig, run: Path, journal: Journal, aside: Aside, received: list[str]
+    trainer: Trainer,
+    corpus: Corpus,
+    config: RunConfig,
+    run: Path,
+    journal: Journal,
+    aside: Aside,
+    received: list[str],
+    replan: Callable[[int], TrainConfig] | None,
 ) -> None:
-    settings, ranks = config.train, trainer.ranks
+    ranks = trainer.ranks
     stopping = False
-    while trainer.step < settings.max_steps and not stopping:
+    while trainer.step < trainer.config.max_steps and not stopping:
         trainer.advance()
+        if replan is not None:
+            trainer.config = replan(trainer.step)
+            config = replace(config, train=trainer.config)
+        settings = trainer.config
         aside.check()
         [signals] = ranks.total([len(received)])
         stopping, last = signals > 0, trainer.step == settings.max_steps
