@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 import tyro
-from tyro.conf import FlagCreatePairsOff
+from tyro.conf import DisallowNone, FlagCreatePairsOff
 
 from transformer_xl import recipe as recipes
 from transformer_xl.commands import COMMANDS
@@ -71,7 +71,7 @@ def dispatch(arguments: list[str]) -> int:
             prog="txl",
             description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
             args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
-            config=(FlagCreatePairsOff,),
+            config=(FlagCreatePairsOff, DisallowNone),
         )
     except SystemExit as exit:
         problems: list[str] = []
