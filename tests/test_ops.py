@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from transformer_xl.ops.contract import (
     rounded,
     visible,
 )
-from transformer_xl.ops.dropout import dropout
+from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import aligned, mask_distant, mask_wrapped, shifted_view
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # its own tests are in test_triton.py
@@ -498,3 +499,44 @@ def test_dropout_draws_neighbours_independently_and_repeats_with_the_seed() -> N
     for apart in (1, 2, 3, 4):  # four elements share a random number
         both = (dropped[:-apart] * dropped[apart:]).mean().item()
         assert abs(both - 0.25) < 5 * (0.25 * 0.75 / 400_000) ** 0.5
+
+
+def saved_bytes(call: Callable[[], Tensor]) -> int:
+    """What autograd keeps for backward, each piece of memory counted once."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = call()  # alive until here, so that no memory is used twice
+    del out
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_dropout_keeps_a_byte_an_element_for_backward(dtype: torch.dtype) -> None:
+    x = torch.randn(37, 101, dtype=dtype, requires_grad=True)
+    assert saved_bytes(lambda: dropout(x, 0.3)) <= x.numel() + 8  # the last draw is not used up
+    case = Case(queries=67, memory=101, batch=2)
+    inputs = make_inputs(case, dtype)
+    scores = case.batch * case.heads * case.queries * (case.memory + case.queries)
+    whole, dropped = (
+        saved_bytes(lambda p=p: relative_attention(**inputs, dropout_p=p, backend="strided")) for p in (0.0, 0.3)
+    )
+    assert dropped - whole <= scores * (1 + dtype.itemsize) + 8, "besides the mask, the probabilities it was applied to"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_dropout_is_a_product_with_the_scaled_mask(dtype: torch.dtype) -> None:
+    x = torch.randn(37, 101, dtype=dtype, requires_grad=True)
+    torch.manual_seed(3)
+    out = dropout(x, 0.3)
+    torch.manual_seed(3)
+    scaled = keep_mask(x.shape, 0.3).to(dtype) / (1 - 0.3)
+    assert torch.equal(out, x * scaled)
+    cotangent = torch.randn_like(x)
+    first, again = (torch.autograd.grad(y, x, cotangent, create_graph=True)[0] for y in (out, x * scaled))
+    assert torch.equal(first, again)
+    assert torch.autograd.gradgradcheck(lambda x: torch.manual_seed(3) and dropout(x, 0.3).square(), x.double()[:3, :5])
