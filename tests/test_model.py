@@ -421,8 +421,8 @@ def test_ids_and_targets_of_any_integer_dtype_are_the_same(kind: dict, dtype: to
     assert torch.equal(model.log_probs(small, None, call)[0], model.log_probs(ids, None, call)[0])
     both = [model.regularised(x, x, None, call, alpha=1.0, beta=1.0)[0] for x in (ids, small)]
     assert torch.equal(*both)
-    for read in (Sliding(model, 4), Tempered(model, 1.5)):
-        assert torch.equal(read(small, small, None, call)[0], read(ids, ids, None, call)[0])
+    for reader in (Sliding(model, 4), Tempered(model, 1.5)):
+        assert torch.equal(reader(small, small, None, call)[0], reader(ids, ids, None, call)[0])
 
 
 def test_what_a_vocabulary_gives_can_be_read() -> None:

@@ -34,7 +34,7 @@ _SCORES = 1 << 24
 
 @runtime_checkable
 class Scoring(Protocol):
-    """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind with `reset` and `select`."""
+    """What is asked of a model here: `TransformerXL`'s calls. Any state that can `reset` and `select` rows serves."""
 
     parameters: Callable[..., Iterator[nn.Parameter]]
     for_inference: Callable[..., Any]
