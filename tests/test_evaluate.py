@@ -152,7 +152,7 @@ def test_every_module_keeps_its_mode_even_after_an_error():
     modes = [module.training for module in model.modules()]
     evaluate(model, StreamLoader(tokens(20), batch_size=2, tgt_len=5), LENGTHS)
     assert [module.training for module in model.modules()] == modes
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="targets must be at most"):
         evaluate(model, segments_of([[0], [99]]), LENGTHS)
     assert [module.training for module in model.modules()] == modes
 

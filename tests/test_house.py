@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transformer_xl"
 
 FLOORS = (
-    {"settings", "values", "files", "device", "launcher", "ops"},
+    {"settings", "values", "files", "device", "launcher", "inputs", "ops"},
     {"distributed", "memory", "attention", "adaptive", "data", "recipe"},
     {"model"},
     {"baselines", "step"},

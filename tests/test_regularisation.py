@@ -15,6 +15,7 @@ from torch import nn
 
 from transformer_xl.averaging import Average
 from transformer_xl.data.loader import Segment
+from transformer_xl.distributed import Ranks
 from transformer_xl.model import activity
 from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
 from transformer_xl.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
@@ -133,11 +134,18 @@ def test_regularised_adds_activity_of_the_output_before_dropout():
     torch.testing.assert_close(more, loss + penalty)
 
 
-def gradients_of(shape: dict, segment: Segment, config: TrainConfig) -> list[torch.Tensor]:
+class Apart(Ranks):
+    """Ranks that do not talk: each has its own part of the gradients."""
+
+    def total(self, amounts):
+        return list(amounts)
+
+
+def gradients_of(shape: dict, segment: Segment, config: TrainConfig, ranks: Ranks | None = None) -> list[torch.Tensor]:
     """Those of a first step."""
-    model = small_model(train=True, **shape)
-    optimizer = torch.optim.SGD(model.parameters())
-    train_step(model, [optimizer], segment, model.empty_memory(len(segment.ids)), config, 0)
+    model, ranks = small_model(train=True, **shape), ranks or Ranks()
+    memory = model.empty_memory(len(segment.ids) // ranks.size)
+    train_step(model, [torch.optim.SGD(model.parameters())], segment, memory, config, 0, ranks=ranks)
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
@@ -150,7 +158,7 @@ AUXILIARY = {"kind": "al-rfou", "positions": 9, "intermediate_losses": True, "mu
 @pytest.mark.parametrize(
     ("shape", "terms"), [({}, {"ar_alpha": 0.7, "tar_beta": 0.9}), (AUXILIARY, {})], ids=["AR and TAR", "Al-Rfou"]
 )
-def test_gradients_do_not_depend_on_how_rows_are_dealt_to_chunks(shape, terms, counts, loss):
+def test_gradients_do_not_depend_on_how_rows_are_dealt_to_chunks_and_ranks(shape, terms, counts, loss):
     ids, targets = text(4, 7), text(4, 7, seed=1)
     targets[torch.arange(7) >= torch.tensor(counts)[:, None]] = -1
     config = TrainConfig(tgt_len=7, mem_len=0, batch_size=4, clip=0, device="cpu", precision="fp32", loss=loss, **terms)
@@ -158,6 +166,8 @@ def test_gradients_do_not_depend_on_how_rows_are_dealt_to_chunks(shape, terms, c
         gradients_of(shape, Segment(ids[order], targets[order], None), replace(config, batch_chunk=chunks))
         for chunks, order in ((1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (2, [2, 0, 3, 1]), (4, [0, 1, 2, 3]))
     )
+    one, other = (gradients_of(shape, Segment(ids, targets, None), config, Apart(rank, 2)) for rank in (0, 1))
+    dealt.append([(a + b) / 2 for a, b in zip(one, other, strict=True)])
     for found in dealt:  # float64: sums in another order
         torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-11)
 

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from .data.loader import Segment
 from .data.vocab import Vocab
 from .device import autocast
 from .files import write_whole
+from .inputs import as_targets
 from .metrics import bits, figure, perplexity
 from .settings import Lengths
 
@@ -33,7 +34,7 @@ _SCORES = 1 << 24
 
 @runtime_checkable
 class Scoring(Protocol):
-    """What is asked of a model here: `TransformerXL`'s calls. Its state is of any kind with `reset` and `select`."""
+    """What is asked of a model here: `TransformerXL`'s calls. Any state that can `reset` and `select` rows serves."""
 
     parameters: Callable[..., Iterator[nn.Parameter]]
     for_inference: Callable[..., Any]
@@ -154,9 +155,10 @@ class Tempered(nn.Module):
         self.model, self.temperature = model, temperature
 
     def forward(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Any, lengths: Lengths
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T"], Any]:
         """Nats of each target (0 where it is -1), and the state for the next segment."""
+        targets = as_targets(targets, ids.shape)
         hidden, memory = self.model.hidden(ids, memory, lengths)
         rows = max(_SCORES // self.model.config.vocab_size, 1)
         parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
