@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import resource
@@ -221,6 +222,45 @@ def test_a_disk_that_fills_up_is_told_wherever_it_happens(monkeypatch, capsys):
 
     monkeypatch.setattr(COMMANDS["env"], "run", full)
     assert refused(["env"], capsys) == ["some/file: No space left on device."]
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 2), (errno.EIO, 2), (errno.EPIPE, 141)])
+@pytest.mark.parametrize("fails", ["write", "flush"])
+def test_output_that_cannot_be_written_is_told_unless_its_reader_left(number, status, fails, monkeypatch, capsys):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(COMMANDS["env"], "run", lambda _: print("much") or 0)
+    stream = io.StringIO()
+    setattr(stream, fails, fail)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["env"]) == status
+    told = capsys.readouterr().err
+    assert told == ("" if status == 141 else f"txl: standard output: {os.strerror(number)}.\n")
+
+
+def test_streams_that_are_closed_are_told(home, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    for line in ("score run -", "generate run --prompt -"):
+        [sentence] = refused(words(line), capsys)
+        assert "standard input, which is closed" in sentence
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["env"]) == 2
+    assert capsys.readouterr().err == "txl: Standard output is closed. Send it to a file, or to /dev/null.\n"
+
+
+def test_an_interrupt_is_told(monkeypatch, capsys):
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMMANDS["env"], "run", interrupted)
+    assert main(["env"]) == 130
+    assert capsys.readouterr().err == "txl: Interrupted.\n"
+
+
+def test_a_name_that_a_locale_does_not_know_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(COMMANDS["env"], "run", lambda _: "a = 'caf\udce9.txt'\n".encode())
+    assert refused(["env"], capsys) == ["'caf\\udce9.txt' is not text in utf-8. Rename it, or set LC_ALL=C.UTF-8."]
 
 
 @pytest.mark.parametrize("fault", ["int('x')", "[][0]", "import numpy; numpy.zeros(3).reshape(2)", "assert False"])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from figures import without_clock
 from transformer_xl.checkpoint import best, checkpoints, latest, load_config, load_training, load_weights, valid_loss
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.distributed import Ranks
 from transformer_xl.metrics import read_metrics
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
-from transformer_xl.train import MOST_SKIPPED, Trainer, fit
+from transformer_xl.train import MOST_SKIPPED, Trainer, fit, loop
 
 SHAPE = TransformerXLConfig(
     vocab_size=256, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, dropout=0.1, dropatt=0.1
@@ -71,7 +73,9 @@ def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, c
     assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")
 
 
-def _interrupted(corpus: Corpus, folder: Path, *, after: int, number: int = signal.SIGTERM, **changes: object) -> None:
+def _interrupted(
+    corpus: Corpus, folder: Path, *, after: int, numbers: Sequence[int] = (signal.SIGTERM,), **changes: object
+) -> None:
     """Train until a signal arrives during step `after`."""
     model, config = start(**changes)
     steps = []
@@ -80,7 +84,8 @@ def _interrupted(corpus: Corpus, folder: Path, *, after: int, number: int = sign
         if module.training:
             steps.append(1)
             if len(steps) == after:
-                os.kill(os.getpid(), number)
+                for number in numbers:
+                    os.kill(os.getpid(), number)
 
     handle = model.layers[0].register_forward_hook(send)
     assert not fit(model, corpus, config, folder)
@@ -88,11 +93,37 @@ def _interrupted(corpus: Corpus, folder: Path, *, after: int, number: int = sign
     assert load_training(latest(folder)).step == after
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_the_step_and_saves(corpus, tmp_path, number):
-    before = signal.getsignal(number)
-    _interrupted(corpus, tmp_path, after=2, number=number)
-    assert signal.getsignal(number) is before
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP as a shell leaves it to a program, though nohup may have started these tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    "numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGHUP] * 2, [signal.SIGTERM, signal.SIGHUP]]
+)
+def test_a_signal_finishes_the_step_and_saves(corpus, tmp_path, numbers, hangup):
+    """SIGHUP may come twice, or after SIGTERM, when a terminal or a session ends."""
+    before = [signal.getsignal(number) for number in numbers]
+    _interrupted(corpus, tmp_path, after=2, numbers=numbers)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_nohup_stays(hangup):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with loop._deferred_signals(Ranks()) as received:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not received
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_one_of_several_ranks_leaves_a_second_signal_to_its_launcher(hangup):
+    with loop._deferred_signals(Ranks(0, 2)) as received:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert received == ["SIGTERM", "SIGHUP", "SIGTERM", "SIGINT", "SIGINT"]
 
 
 def test_a_plan_made_on_the_way_ends_training_and_is_what_is_saved(corpus, tmp_path):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +32,7 @@ from transformer_xl.cli import main
 from transformer_xl.files import SEAL, check_seal, held, seal
 from transformer_xl.metrics import read_metrics
 from transformer_xl.recipe import load_recipe
+from transformer_xl.run.train import STOPPED
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.aside import Aside
 
@@ -238,6 +245,106 @@ def test_a_run_in_progress_is_in_use_whether_it_saved_or_not(home, run, more, sa
         shutil.rmtree(run / "checkpoints")
     with held(run):
         assert refusal(words(home, run, *more), capsys).startswith(f"txl: {run} is in use by another process. Wait")
+
+
+class Failing(io.StringIO):
+    """Standard output that can be written so often, and then no more."""
+
+    def __init__(self, number: int, writes: int = 3):
+        super().__init__()
+        self.number, self.left = number, writes
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
+
+
+def test_a_reader_that_leaves_ends_a_run_as_sigterm_does(home, tmp_path, monkeypatch, capsys):
+    line = words(home, tmp_path / "run")
+    monkeypatch.setattr(sys, "stdout", Failing(errno.EPIPE))
+    assert main(line) == STOPPED
+    ended = f"Stopped by a closed pipe, and saved. Go on with --resume --out {tmp_path / 'run'}."
+    assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1] == ended
+    assert capsys.readouterr().err.splitlines() == [ended]
+    monkeypatch.undo()
+    assert 0 < int(latest(tmp_path / "run").name.removeprefix("step_")) < 12
+    assert main([*line, "--resume"]) == 0
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_run_outlives_its_output(home, tmp_path, number, monkeypatch, capsys):
+    """A full disk holds standard output, or the terminal of a run in the background was closed."""
+    monkeypatch.setattr(sys, "stdout", Failing(number))
+    assert main(words(home, tmp_path / "run")) == 0
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence == f"txl: standard output: {os.strerror(number)}. The work goes on without it."
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+    assert "step 12/12" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_run_needs_no_output(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words(home, tmp_path / "run")) == 0
+
+
+def test_a_second_interrupt_ends_at_once_with_a_sentence(home, tmp_path, monkeypatch, capsys):
+    advance = Trainer.advance
+
+    def interrupted(trainer):
+        for _ in range(2 * (trainer.step == 7)):  # what step 6 saves may be half-written
+            os.kill(os.getpid(), signal.SIGINT)
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(words(home, tmp_path / "run")) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    told = rf"txl: Interrupted. step_0000000[36] is saved: go on with --resume --out {tmp_path / 'run'}.\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
+def test_a_run_whose_terminal_closes_saves(home, tmp_path):
+    import pty
+
+    own, its = pty.openpty()
+    line = words(home, tmp_path / "run", "--train.max-steps", "9999", "--train.save-every", "0")
+    command = [sys.executable, "-c", TERMINAL, *line]
+    streams: dict[str, Any] = {"stdin": its, "stdout": its, "stderr": its}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "200"}
+    with subprocess.Popen(command, **streams, env=environment, start_new_session=True) as process:
+        os.close(its)
+        shown = b""
+        while b"loss" not in shown:
+            shown += os.read(own, 10_000)
+        os.close(own)
+        assert process.wait(100) == STOPPED
+    assert len(checkpoints(tmp_path / "run")) == 1
+    assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1].startswith("Stopped by a signal, and saved.")
+
+
+TERMINAL = """
+import fcntl, signal, sys, termios
+from transformer_xl.cli import main
+
+fcntl.ioctl(0, termios.TIOCSCTTY)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("option", ["--data", "--out", "--corpus.vocab"])
+def test_a_name_that_no_config_can_hold_is_refused(home, tmp_path, option, capsys):
+    odd = tmp_path / "odd\udcff"
+    odd.write_text("to be or not to be\n" * 60)
+    line = words(home, tmp_path / "new", option, str(odd if option != "--out" else tmp_path / "run\udcff"))
+    assert f"{option} must be a name in UTF-8, got '" in refusal(line, capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["odd\udcff"]
 
 
 def test_what_is_whole_stays(run):

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff
@@ -21,6 +22,7 @@ from transformer_xl import recipe as recipes
 from transformer_xl.commands import COMMANDS
 from transformer_xl.commands.train import resume_spelled_out
 from transformer_xl.launcher import launched
+from transformer_xl.show import LastingOutput, Output
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """How torch says that there is no room for a tensor."""
@@ -32,17 +34,30 @@ MISTAKE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; a user's mistake is told in a sentence, a bug keeps its traceback."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    closed = sys.stdout is None
+    fill_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may know fewer signs than a model writes
             stream.reconfigure(errors="replace")
     if shutil.get_terminal_size().columns < NARROWEST:  # tyro does not end on fewer than 8
         os.environ["COLUMNS"] = str(NARROWEST)
+    with redirect_stdout(Output(sys.stdout)), redirect_stderr(LastingOutput(sys.stderr)):
+        return status_of(arguments, closed=closed)
+
+
+def status_of(arguments: list[str], *, closed: bool) -> int:
+    """The exit status of one command, where standard output is open or `closed`."""
     try:
-        return dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        if closed and arguments[:1] != ["train"]:  # which keeps all it shows in log.txt
+            raise ValueError("Standard output is closed. Send it to a file, or to /dev/null.")
+        status = dispatch(arguments)
+        sys.stdout.flush()  # here, where a failure gets a sentence, and not when the interpreter ends
+        return status
     except BrokenPipeError:  # the reader, `head` for one, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        complain([" ".join(["Interrupted.", *getattr(interrupt, "__notes__", [])])])
         return 130
     except Exception as error:
         sentence = users_sentence(error)
@@ -50,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name := rank_name():
                 complain([f"{name}failed:"])
             raise
-        sys.stdout.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
         complain([rank_name() + line for line in sentence.splitlines()])
         return MISTAKE
 
@@ -78,6 +94,7 @@ def dispatch(arguments: list[str]) -> int:
         if exit.code:
             recipes.parse_overrides(overrides, problems)
         complain(problems)
+        sys.stdout.flush()
         raise
     return command.run(overrides) if takes_settings else command.run()
 
@@ -90,12 +107,25 @@ def users_sentence(error: Exception) -> str | None:
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}."
+    if isinstance(error, UnicodeEncodeError):
+        before, after = error.object[: error.start].split()[-1:], error.object[error.start :].split()[:1]
+        return f"{''.join(before + after)} is not text in {error.encoding}. Rename it, or set LC_ALL=C.UTF-8."
     if isinstance(error, ValueError | OSError | FloatingPointError) and raised_here(error):
         return "\n".join([str(error), *getattr(error, "__notes__", [])])
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         reason = f" ({str(error).splitlines()[0].rstrip('.')})" if str(error) else ""
         return f"There is not enough memory{reason}. Lower the sizes of the model, the batch or the lengths."
     return None
+
+
+def fill_streams() -> None:
+    """Open nowhere in place of standard streams that are closed: a file would get their numbers, and all that is said.
+    Input that is closed stays None."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if name != "stdin":
+                setattr(sys, name, io.TextIOWrapper(io.FileIO(nowhere, "w", closefd=False), encoding="utf-8"))
 
 
 def raised_here(error: Exception) -> bool:

@@ -204,6 +204,11 @@ class ProgressPrinter:
         self._bar = _bar(self.stream) if self.stream.isatty() else None
         self._task = self._bar.add_task("", total=max_steps, completed=step) if self._bar else None
 
+    @property
+    def reader_left(self) -> bool:
+        """Whether the lines go into a pipe that nobody reads any more."""
+        return getattr(self.stream, "reader_left", False)
+
     def __enter__(self) -> ProgressPrinter:
         if self._bar:
             self._bar.start()

@@ -414,6 +414,8 @@ def read_text(file: str) -> bytes:
         OSError: a sentence for a file that is missing or cannot be read.
     """
     if file == "-":
+        if sys.stdin is None:
+            raise ValueError("- is standard input, which is closed. Send a text to it, or give a text file.")
         return sys.stdin.buffer.read()
     path = Path(file)
     if path.is_dir():

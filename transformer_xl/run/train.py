@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import reuse_memory
 from transformer_xl.distributed import Ranks, launch, together
-from transformer_xl.files import LOCK, explained, held, holds_anything, write_whole
+from transformer_xl.files import LOCK, explained, held, holds_anything, refuse_odd_name, write_whole
 from transformer_xl.interop import local
 from transformer_xl.metrics import MetricLog
 from transformer_xl.model import TransformerXL
@@ -48,6 +48,7 @@ from transformer_xl.recipe import (
     write_toml,
 )
 from transformer_xl.settings import RunConfig, TrainConfig
+from transformer_xl.show import LastingOutput
 from transformer_xl.trackers import Trackers, open_trackers, require
 from transformer_xl.train import fit
 from transformer_xl.values import shown
@@ -110,6 +111,7 @@ def train(
     """
     reuse_memory()
     with together(config.train.device) as ranks, ExitStack() as stack:
+        stack.enter_context(redirect_stdout(LastingOutput(sys.stdout)))
         if ranks.first:
             claim(run, stack, resume=resume, afresh=afresh)
         else:
@@ -166,13 +168,24 @@ def carry_out(
         if resume and (last := latest(run)):
             say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
     options = {"resume": resume, "trackers": trackers, "ranks": ranks, "replan": replan}
-    finished = fit(start.model, start.corpus, start.config, run, **options)
+    try:
+        finished = fit(start.model, start.corpus, start.config, run, **options)
+    except KeyboardInterrupt as interrupt:
+        last = latest(run)
+        kept = f"{last.name} is saved: go on with --resume --out {run}." if last else "Nothing was saved."
+        interrupt.add_note(kept)
+        raise
     if replan is not None:
         write_whole(run / "config.toml", write_toml(load_config(find_checkpoint(run, which="last"))))
     if finished:
         return 0
     if ranks.first:
-        say(run, f"Stopped by a signal, and saved. Go on with --resume --out {run}.")
+        left = getattr(sys.stdout, "reader_left", False)
+        cause = "a closed pipe" if left else "a signal"
+        line = f"Stopped by {cause}, and saved. Go on with --resume --out {run}."
+        say(run, line)
+        if left:
+            print(line, file=sys.stderr)
     ranks.wait()  # the launcher ends all when one has ended
     return STOPPED
 
@@ -190,6 +203,8 @@ def prepare(
         )
     if not config.corpus.name:
         raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
+    for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
+        refuse_odd_name(name, option)
     origin = origin or Origin()
     begun = {"recipe": origin.recipe, "init": _init_name(origin.init)}
     if resume:
@@ -322,6 +337,7 @@ def resumed(
 def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
     """Never write into what is there already, unless it is to go on; then there must be something to go on from. With
     `afresh` a run that saved nothing may begin again."""
+    refuse_odd_name(run, "--out")
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
     began = (run / "environment.json").exists()

@@ -6,9 +6,10 @@ Of many ranks the first one alone writes and speaks; all of them take part in wh
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,7 @@ def fit(
             A process that is alone can so end by the clock: training ends when `max_steps` steps are done.
 
     Returns:
-        False if SIGTERM or SIGINT ended it early, after the step was done and saved.
+        False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
 
     Raises:
         FloatingPointError: too many steps in a row had no finite loss and gradient.
@@ -159,6 +160,8 @@ def _loop(
             config = replace(config, train=trainer.config)
         settings = trainer.config
         aside.check()
+        if journal.printer is not None and journal.printer.reader_left:
+            received.append("closed pipe")
         [signals] = ranks.total([len(received)])
         stopping, last = signals > 0, trainer.step == settings.max_steps
         if journal.printer is not None:
@@ -291,20 +294,27 @@ def _little_garbage() -> Iterator[None]:
 
 @contextmanager
 def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
-    """Collect SIGTERM and SIGINT until a step is done; a second one acts at once, but for one of many ranks, which its
-    launcher ends in time. Only the main thread gets signals."""
+    """Collect SIGTERM, SIGINT and SIGHUP until a step is done. A second SIGTERM or SIGINT acts at once, but not on one
+    of many ranks, which its launcher ends in time. SIGHUP never does, because a terminal that closes may send it twice
+    and after SIGTERM; under nohup it stays ignored. Only the main thread gets signals."""
     received: list[str] = []
     previous: dict[int, Any] = {}
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
 
     def receive(number: int, _frame: Any) -> None:
         received.append(signal.Signals(number).name)
-        if ranks.size == 1:
-            for other, handler in previous.items():
-                signal.signal(other, handler)
+        if ranks.size > 1 or number == hangup:
+            return
+        for other in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(other, previous[other])
+        if number == signal.SIGINT:
+            with suppress(OSError):  # not by `print`, which may be what the signal interrupts
+                os.write(2, b"\ntxl: This step ends, and is saved. A second Ctrl-C ends at once.\n")
 
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            previous[number] = signal.signal(number, receive)
+        for number in (signal.SIGTERM, signal.SIGINT, hangup):
+            if number is not None and (number != hangup or signal.getsignal(number) != signal.SIG_IGN):
+                previous[number] = signal.signal(number, receive)
     except ValueError:  # not the main thread
         pass
     try:
