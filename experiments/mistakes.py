@@ -107,8 +107,12 @@ class Line:
     def reads(self) -> list[str]:
         """The files and folders of the world that the line names, each as the last part of a word."""
         named = [name for name in WORLD if any(word.removeprefix("@") == name for word in self.arguments)]
-        own = self.owner in ("train", "eval", "analyse recl", "analyse attention") and "--data" not in self.options
-        return [*named, *(["story.txt"] if own else [])]
+        return [*named, *(["story.txt"] if self.own_text else [])]
+
+    @property
+    def own_text(self) -> bool:
+        """Whether the command reads the text that a run was trained on without being told."""
+        return self.owner in ("train", "eval", "analyse recl", "analyse attention") and "--data" not in self.options
 
     def having(self, option: str, *values: str) -> Line:
         return replace(self, options={**self.options, option: values})
@@ -124,6 +128,10 @@ class Line:
 
 
 RIGHT = [Line.of(line) for line in LINES.strip().splitlines()]
+
+
+AT_THE_START = ("PYTHON", "LC_", "LANG", "OMP_", "CUDA_")
+"""How the names of what the interpreter or torch read when they start begin."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,7 @@ class Case:
     @property
     def real(self) -> bool:
         """Whether it needs a process of its own from the start of the interpreter on."""
-        return bool(self.environment or self.streams or self.pty)
+        return bool(self.streams) or any(name.startswith(AT_THE_START) for name in self.environment)
 
 
 def kinds(hint: Any) -> set[Any]:
@@ -236,7 +244,9 @@ def in_recipe(option: Option, value: str, **law: bool) -> Case:
 
     law |= {"refuse": False} if option.kinds == {str} else {}
     names = (f"{section}.{name}", name)
-    return Case(f"{section}.{name} = {value} in the recipe", option.line, option.group, names=names, before=spoil, **law)
+    return Case(
+        f"{section}.{name} = {value} in the recipe", option.line, option.group, names=names, before=spoil, **law
+    )
 
 
 def out_of_range(dice: random.Random, world: Path) -> Iterator[Case]:
@@ -275,8 +285,11 @@ def spoilt(what: str, line: Line, file: Path, spoil: Change, **more: Any) -> Cas
 
 def must_notice(line: Line, file: Path) -> bool:
     """Whether the command knows what the file has to be: by its checksum, or because it read it before."""
-    sealed = file.name in ("model.safetensors", "config.json", "vocab.json") and file.parts[:2] == ("alpha", "checkpoints")
-    return line.owner not in ("report", "bench") and (sealed or (file.name == "story.txt" and "--data" not in line.options))
+    sealed = file.name in ("model.safetensors", "config.json", "vocab.json") and file.parts[:2] == (
+        "alpha",
+        "checkpoints",
+    )
+    return line.owner not in ("report", "bench") and (sealed or (file.name == "story.txt" and line.own_text))
 
 
 ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
@@ -309,7 +322,9 @@ def missing(dice: random.Random, world: Path) -> Iterator[Case]:
             yield spoilt("an empty folder", line, Path(name), lambda path: (remove(path), path.mkdir()))
         for name, values in line.options.items():
             if values:
-                yield Case(f"{name} without a value", line.having(name), line.owner, names=(name,), refuse="." not in name)
+                yield Case(
+                    f"{name} without a value", line.having(name), line.owner, names=(name,), refuse="." not in name
+                )
         if len(line.words) > 1:
             bare = replace(line, words=line.words[:-1])
             yield Case(f"{line.words[-1]} left out", bare, line.owner, refuse=line.owner not in ("report",))
@@ -351,9 +366,10 @@ UNREADABLE: dict[str, Change] = {
 
 
 def unreadable(dice: random.Random, world: Path) -> Iterator[Case]:
-    for line, file in chain(files(world), ((line, Path(name)) for line in RIGHT for name in line.reads)):
+    for line, file in chain(files(world), ((each, Path(name)) for each in RIGHT for name in each.reads)):
         for what, change in UNREADABLE.items():
-            yield spoilt(f"is {what}", line, file, change)
+            case = spoilt(f"is {what}", line, file, change)
+            yield replace(case, names=(*case.names, what))
     for line in RIGHT:
         for option in line.options.keys() & TARGETS:
             [name] = line.options[option]
@@ -362,7 +378,9 @@ def unreadable(dice: random.Random, world: Path) -> Iterator[Case]:
                     yield spoilt(f"to write is {what}", line, Path(name), change)
                 for place in ("/proc/fresh", "/dev/full/fresh", "story.txt/fresh", "missing/deep/fresh", "/dev/null"):
                     yield Case(f"{option} {place}", line.having(option, place), line.owner, names=(place, option))
-            yield Case(f"{option}: a full disk", line, line.owner, names=(name,), file_limit=dice.choice([0, 500, 20_000]))
+            yield Case(
+                f"{option}: a full disk", line, line.owner, names=(name, "could not be written"), file_limit=4096
+            )
 
 
 def changed(dice: random.Random, world: Path) -> Iterator[Case]:
@@ -373,20 +391,30 @@ def changed(dice: random.Random, world: Path) -> Iterator[Case]:
         "emptied": lambda content: b"",
         "with a bit flipped": lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
         "longer": lambda content: content + content[-50:],
-        "mangled": lambda content, dice=random.Random(dice.random()): mangled(dice, content, other),
+        "mangled": lambda content: mangled(random.Random(len(content)), content, other),
         "another one": lambda content: other,
     }
     for (line, file), (what, change) in product(files(world), changes.items()):
         if (world / file).stat().st_size > 9:
             yield spoilt(what, line, file, lambda path, change=change: path.write_bytes(change(path.read_bytes())))
-    spoils = {"emptied": lambda path: path.write_bytes(b""), "removed": remove, "a folder": UNREADABLE["a folder"]}
+    spoils = {"emptied": emptied, "removed": remove, "a folder": UNREADABLE["a folder"]}
     for line, (what, change) in product(RIGHT, spoils.items()):
-        slow = line.having("--train.max-steps", "40").having("--train.save-every", "5") if line.owner == "train" else line
+        slow = (
+            line.having("--train.max-steps", "40").having("--train.save-every", "5") if line.owner == "train" else line
+        )
         written = [values[0] for name, values in line.options.items() if name in TARGETS]
-        inside = [Path(name, part) for name in written for part in ("config.toml", "log.txt", "metrics.jsonl", "checkpoints")]
+        inside = [
+            Path(name, part) for name in written for part in ("config.toml", "log.txt", "metrics.jsonl", "checkpoints")
+        ]
         for file in [*map(Path, line.reads), *map(Path, written), *(inside if line.owner == "train" else [])]:
             case = spoilt(f"{what} while the command runs", slow, file, lambda path: None)
             yield replace(case, before=None, notice=False, later=lambda world, f=file, c=change: present(world / f, c))
+
+
+def emptied(path: Path) -> None:
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file():
+            file.write_bytes(b"")
 
 
 def present(path: Path, change: Change) -> None:
@@ -395,7 +423,7 @@ def present(path: Path, change: Change) -> None:
 
 
 STREAMS = [
-    *({"stdin": how} for how in ("closed", "folder", "written only", "binary")),
+    *({"stdin": how} for how in ("closed", "written only", "binary")),
     *({"stdout": how} for how in ("closed", "full", "broken", "read only")),
     *({"stderr": how} for how in ("closed", "full", "broken")),
     *({"stdout": how, "stderr": how} for how in ("closed", "full", "broken")),
@@ -414,14 +442,56 @@ HELP = [Line((*owner.split(), "--help"), {}) for owner in ("", *dict.fromkeys(li
 
 def wrong_lines(dice: random.Random) -> list[Line]:
     """Lines that are refused, by tyro, by the settings and by a command."""
-    own = ["eval alpha --mem-len a", "train dish.toml --train.lr x --modle.d 1", "eval nowhere", "nonsense", "bench op --size x"]
+    own = [
+        "eval alpha --mem-len a",
+        "train dish.toml --train.lr x --modle.d 1",
+        "eval nowhere",
+        "nonsense",
+        "bench op --size x",
+    ]
     return [Line.of(line) for line in own]
 
 
 NAMES = [
-    *("-leading", "--data", "with space", " ", "line\nend", "caf\u00e9 \U0001f600", "\udcff\udcfe", "~nobody", "~", "x" * 255),
-    *("x" * 300, "", "a/" * 2000 + "b", "%s{0}{name}", "[red]x[/red]", "*", "[a-z]", "$HOME", "a'b\"c", "..", ".hidden", "hf:x"),
-    *("@opening.txt", "\x1b[31mred", "name.gz", "name.xz", "story.txt/", "CON", "a\tb", "\u202eexe.txt", "-", "cpu", "None"),
+    *(
+        "-leading",
+        "--data",
+        "with space",
+        " ",
+        "line\nend",
+        "caf\u00e9 \U0001f600",
+        "\udcff\udcfe",
+        "~nobody",
+        "~",
+        "x" * 255,
+    ),
+    *(
+        "x" * 300,
+        "",
+        "a/" * 2000 + "b",
+        "%s{0}{name}",
+        "[red]x[/red]",
+        "*",
+        "[a-z]",
+        "$HOME",
+        "a'b\"c",
+        "..",
+        ".hidden",
+        "hf:x",
+    ),
+    *(
+        "@opening.txt",
+        "\x1b[31mred",
+        "name.gz",
+        "name.xz",
+        "story.txt/",
+        "CON",
+        "a\tb",
+        "\u202eexe.txt",
+        "-",
+        "cpu",
+        "None",
+    ),
 ]
 
 
@@ -477,7 +547,19 @@ ENVIRONMENTS: list[dict[str, str | None]] = [
     {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "x", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "x"},
     {"TORCHELASTIC_RUN_ID": ""},
     *({"HOME": value} for value in (None, "", "/nowhere", "story.txt", "/proc")),
-    *({"TXL_HOME": value} for value in ("", "story.txt", "/nowhere/x", "/proc/x", "~nobody", "caf\u00e9 \U0001f600", "\udcff", "/dev/full")),
+    *(
+        {"TXL_HOME": value}
+        for value in (
+            "",
+            "story.txt",
+            "/nowhere/x",
+            "/proc/x",
+            "~nobody",
+            "caf\u00e9 \U0001f600",
+            "\udcff",
+            "/dev/full",
+        )
+    ),
     {"TXL_HOME": None, "HOME": None, "XDG_CACHE_HOME": "story.txt"},
     *({"TMPDIR": value} for value in ("/nowhere", "story.txt", "")),
     *({"OMP_NUM_THREADS": value} for value in ("", "abc", "0", "-1", "100000")),

@@ -35,13 +35,17 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
 
+from mistakes import RIGHT, Case, drawn
+
 HERE = Path(__file__).resolve()
-SECONDS = 10
-"""A case may take so many more of a processor, or of waiting, than the same line without a mistake."""
+SECONDS, START = 10, 6
+"""A case may take so many more of a processor, or of waiting, than the same line without a mistake; and to start."""
 MEMORY = 16 << 30
 EXITS = {0, 2, 75, 130, 141}
 """Done, the user's mistake, stopped and saved, interrupted, nobody reads on."""
-INTERNAL = re.compile(r"\[Errno|NoneType|<class |object at 0x|Exception ignored|\w+Warning:|\w+Error:|pydevd|Fatal Python")
+INTERNAL = re.compile(
+    r"txl: .*\[Errno|NoneType|<class |object at 0x|Exception ignored|\w+Warning:|\w+Error:|pydevd|Fatal Python"
+)
 """Words of the interpreter and not of ours."""
 TEXT = "the quick brown fox jumps over the lazy dog, caf\u00e9 and all\n" * 40
 DISH = """[corpus]
@@ -69,6 +73,9 @@ train dish.toml --data story.txt --out beta --corpus.unit word
 convert alpha --to legacy --to-format original
 convert alpha --to hugged --to-format huggingface
 """
+
+
+PLAIN = Case("no mistake", RIGHT[0], "")
 
 
 class Outcome(NamedTuple):
@@ -124,11 +131,12 @@ def take_over(request: Mapping[str, Any]) -> None:
         os.dup2(os.open(request[path], flags), number)
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None
     limits(request["file_limit"])
     sys.argv = ["txl", *request["arguments"]]
-    sys.stdin = open(0, encoding="utf-8", errors="strict", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdin = os.fdopen(0, encoding="utf-8", errors="strict", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1 if os.isatty(1) else -1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def limits(file_limit: int | None) -> None:
@@ -146,27 +154,39 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.world, self.first = folder, folder / "world", folder / "first"
-        self.plain: dict[tuple[str, ...], float] = {}
-        """Seconds that a line takes without a mistake."""
         self.world.mkdir(parents=True)
         command = [sys.executable, str(HERE), "--serve"]
-        self.server = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment())
+        self.server = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment()
+        )
         assert self.server.stdout is not None and self.server.stdout.readline() == b"ready\n"
         self.build()
 
     def environment(self, changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
         own = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        own |= {"PYTHONPATH": str(HERE.parent.parent), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "LC_ALL": "C.UTF-8"}
-        own |= {"HOME": str(self.world / "home"), "TXL_HOME": str(self.world / "cache"), "TERM": "xterm", "COLUMNS": "100"}
+        own |= {
+            "PYTHONPATH": str(HERE.parent.parent),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "LC_ALL": "C.UTF-8",
+        }
+        own |= {
+            "HOME": str(self.world / "home"),
+            "TXL_HOME": str(self.world / "cache"),
+            "TERM": "xterm",
+            "COLUMNS": "100",
+        }
         return {name: value for name, value in (own | dict(changes or {})).items() if value is not None}
 
     def build(self) -> None:
-        """Everything that a person may have: texts, recipes, lists of words, runs, stores, other programs' checkpoints."""
+        """Everything that a person may have: texts, recipes, words, runs, stores, other programs' checkpoints."""
         for name, text in (("story.txt", TEXT), ("opening.txt", TEXT[:40]), ("dish.toml", DISH)):
             (self.world / name).write_text(text, encoding="utf-8")
         words = sorted({*TEXT.split()})
         (self.world / "lexicon.txt").write_text("\n".join(["<unk>", "<eos>", *words]), encoding="utf-8")
-        (self.world / "counts.txt").write_text("".join(f"{word} {9 + i}\n" for i, word in enumerate(words)), encoding="utf-8")
+        (self.world / "counts.txt").write_text(
+            "".join(f"{word} {9 + i}\n" for i, word in enumerate(words)), encoding="utf-8"
+        )
         (self.world / "home").mkdir()
         for split in ("train", "valid", "test"):
             (self.world / "shelf").mkdir(exist_ok=True)
@@ -182,29 +202,28 @@ class Place:
         shutil.rmtree(self.world, ignore_errors=True)
         shutil.copytree(self.first, self.world)
 
-    def run(self, arguments: list[str], *, case: Any = None, allowed: float = 60) -> Outcome:
+    def run(self, arguments: list[str], case: Case = PLAIN, allowed: float = 60) -> Outcome:
         """Run `txl` in the world and wait for its end; it may use so many seconds."""
-        files = {name: self.folder / name for name in ("stdin", "stdout", "stderr")}
+        files = {name: self.folder / name for name in STANDARD}
         shutil.copy((self.first if self.first.exists() else self.world) / "opening.txt", files["stdin"])
         for name in ("stdout", "stderr"):
             files[name].write_bytes(b"")
-        if case is not None and case.pty is not None:
+        if case.pty is not None:
             return self.on_terminal(arguments, case, allowed)
-        process = Started(self, arguments, case) if case is not None and case.real else Forked(self, arguments, case)
-        status, seconds = watch(process, allowed, files["stdout"], self.world, case)
+        process = Started(self, arguments, case) if case.real else Forked(self, arguments, case)
+        status, seconds = watch(process, allowed, lambda: files["stdout"].stat().st_size, self.world, case)
         texts = (files[name].read_bytes().decode(errors="replace") for name in ("stdout", "stderr"))
         return Outcome(status, *texts, seconds)
 
-    def on_terminal(self, arguments: list[str], case: Any, allowed: float) -> Outcome:
+    def on_terminal(self, arguments: list[str], case: Case, allowed: float) -> Outcome:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *case.pty, 0, 0))
-        process = Started(self, arguments, case, dict.fromkeys(("stdin", "stdout", "stderr"), theirs))
-        os.close(theirs)
+        process = Forked(self, arguments, case, os.ttyname(theirs))
         os.set_blocking(ours, False)
         printed = bytearray()
         status, seconds = watch(process, allowed, lambda: drain(ours, printed), self.world, case)
         drain(ours, printed)
-        os.close(ours)
+        os.close(ours), os.close(theirs)
         text = printed.decode(errors="replace")
         return Outcome(status, text, text, seconds)
 
@@ -222,12 +241,12 @@ def drain(terminal: int, printed: bytearray) -> bool:
 class Forked:
     """A process forked from the one that has imported everything."""
 
-    def __init__(self, place: Place, arguments: list[str], case: Any) -> None:
+    def __init__(self, place: Place, arguments: list[str], case: Case, terminal: str = "") -> None:
         self.server = place.server
-        gone = case is not None and case.gone
-        request: dict[str, Any] = {name: str(place.folder / name) for name in ("stdin", "stdout", "stderr")}
+        gone = case.gone
+        request: dict[str, Any] = {name: terminal or str(place.folder / name) for name in STANDARD}
         request |= {"arguments": arguments, "folder": str(place.folder / "gone" if gone else place.world), "gone": gone}
-        request |= {"environment": place.environment(), "file_limit": case and case.file_limit}
+        request |= {"environment": place.environment(case.environment), "file_limit": case.file_limit}
         if gone:
             (place.folder / "gone").mkdir(exist_ok=True)
         assert self.server.stdin is not None and self.server.stdout is not None
@@ -243,8 +262,8 @@ class Forked:
 class Started:
     """A process of its own, with its streams as a case wants them."""
 
-    def __init__(self, place: Place, arguments: list[str], case: Any, streams: dict[str, int] | None = None) -> None:
-        opened = dict(streams or {}) or {name: self.opened(place, name, case.streams.get(name)) for name in STANDARD}
+    def __init__(self, place: Place, arguments: list[str], case: Case) -> None:
+        opened = {name: self.opened(place, name, case.streams.get(name)) for name in STANDARD}
         shut = [f"{number}>&-" for number, name in enumerate(STANDARD) if case.streams.get(name) == "closed"]
         script = f'ulimit -v {MEMORY >> 10}; ulimit -c 0; exec "$0" "$@" {" ".join(shut)}'
         command = ["/bin/sh", "-c", script, sys.executable, "-m", "transformer_xl", *arguments]
@@ -253,9 +272,8 @@ class Started:
         how: dict[str, Any] = {"cwd": place.world, "env": own, "start_new_session": True, **opened}
         self.process = subprocess.Popen(words, **how)
         self.pid, self.poll = self.process.pid, self.process.poll
-        if streams is None:
-            for handle in opened.values():
-                os.close(handle)
+        for handle in opened.values():
+            os.close(handle)
 
     @staticmethod
     def opened(place: Place, name: str, how: str | None) -> int:
@@ -279,9 +297,9 @@ class Started:
 STANDARD = ("stdin", "stdout", "stderr")
 
 
-def watch(process: Forked | Started, allowed: float, printed: Any, world: Path, case: Any) -> tuple[int | None, float]:
+def watch(process: Forked | Started, allowed: float, printed: Any, world: Path, case: Case) -> tuple[int | None, float]:
     """The status of a process, None where it had to be ended, and the seconds it used; `later` is done on the way."""
-    later = case.later if case is not None else None
+    later = case.later
     used = waited = 0.0
     last = time.monotonic()
     while (status := process.poll()) is None:
@@ -294,7 +312,7 @@ def watch(process: Forked | Started, allowed: float, printed: Any, world: Path, 
             continue
         used = (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
         waited += 0 if state == "R" else now - since
-        if later is not None and (printed() if callable(printed) else printed.stat().st_size):
+        if printed() and later is not None:
             later(world)
             later = None
         if used + waited > allowed:
@@ -319,7 +337,9 @@ def contents(world: Path) -> dict[str, bytes | str]:
     return found
 
 
-def offences(case: Any, outcome: Outcome, before: Mapping[str, bytes | str], after: Mapping[str, bytes | str]) -> list[str]:
+def offences(
+    case: Case, outcome: Outcome, before: Mapping[str, bytes | str], after: Mapping[str, bytes | str]
+) -> list[str]:
     """Which laws a case breaks."""
     if outcome.status is None:
         return ["hang"]
@@ -337,7 +357,7 @@ def offences(case: Any, outcome: Outcome, before: Mapping[str, bytes | str], aft
     return found + spoiled(case, outcome, before, after)
 
 
-def named(case: Any, outcome: Outcome) -> bool:
+def named(case: Case, outcome: Outcome) -> bool:
     """Whether a refusal says which option or file is meant; a narrow terminal may break the name."""
     told = squeezed(outcome.stderr)
     return not case.names or any(squeezed(name) in told for name in case.names)
@@ -347,7 +367,7 @@ def squeezed(text: str) -> str:
     return re.sub(r"[\s│|]|\x1b\[[0-9;]*m", "", text).replace("_", "-")
 
 
-def undone(case: Any, outcome: Outcome, after: Mapping[str, bytes | str]) -> list[str]:
+def undone(case: Case, outcome: Outcome, after: Mapping[str, bytes | str]) -> list[str]:
     """What is wrong with a success."""
     arguments, found = case.command, []
     if case.refuse:
@@ -368,15 +388,21 @@ def undone(case: Any, outcome: Outcome, after: Mapping[str, bytes | str]) -> lis
 
 def is_json(text: str) -> bool:
     try:
-        return all([isinstance(json.loads(line), dict) for line in text.splitlines()])
+        return all(isinstance(json.loads(line), dict) for line in text.splitlines())
     except ValueError:
         return False
 
 
-def spoiled(case: Any, outcome: Outcome, before: Mapping[str, bytes | str], after: Mapping[str, bytes | str]) -> list[str]:
+def spoiled(
+    case: Case, outcome: Outcome, before: Mapping[str, bytes | str], after: Mapping[str, bytes | str]
+) -> list[str]:
     """What is lost of what was there, and what is there that should not be."""
     kept = set(map(digest, after.values()))
-    job = {"alpha"} if "--resume" in case.command else {values[0] for values in case.line.options.values() if len(values) == 1}
+    job = (
+        {"alpha"}
+        if "--resume" in case.command
+        else {values[0] for values in case.line.options.values() if len(values) == 1}
+    )
     job -= set(case.line.reads) - {"alpha"} if "--resume" in case.command else set(case.line.reads)
     found = []
     for name, content in before.items():
@@ -386,7 +412,13 @@ def spoiled(case: Any, outcome: Outcome, before: Mapping[str, bytes | str], afte
             found.append(f"lost {name}")
     found += [f"half-written {name}" for name in after if ".tmp-" in name and name not in before]
     if outcome.status == 2 and case.later is None:
-        new = [n for n in after if n not in before and n.split("/")[0] not in ("cache", "home") and digest(after[n]) not in map(digest, before.values())]
+        new = [
+            n
+            for n in after
+            if n not in before
+            and n.split("/")[0] not in ("cache", "home")
+            and digest(after[n]) not in map(digest, before.values())
+        ]
         found += [f"left behind {name}" for name in new[:1]]
     return found
 
@@ -398,19 +430,24 @@ def digest(content: bytes | str) -> str:
 # -------------------------------------------------------------------------------------------------------- the draws
 
 
-def tried(place: Place, case: Any) -> tuple[Outcome, list[str]]:
+def tried(place: Place, case: Case) -> tuple[Outcome, list[str]]:
     """Run a case in a fresh world and hold what comes of it against the laws."""
-    line = tuple(case.line.words[:2])
-    if line not in place.plain and case.line in mistakes.RIGHT:
+    start = START if case.real else 0
+    before, outcome = ran(place, case, SECONDS + start)
+    if outcome.status is None:  # which may be the time that the command takes in any case
         place.fresh()
-        place.plain[line] = place.run(case.line.arguments).seconds
+        plain = next((line.arguments for line in RIGHT if line.owner == case.line.owner), ["--help"])
+        before, outcome = ran(place, case, SECONDS + start + place.run(plain).seconds)
+    return outcome, offences(case, outcome, before, contents(place.world))
+
+
+def ran(place: Place, case: Case, allowed: float) -> tuple[dict[str, bytes | str], Outcome]:
+    """What was there before, and what became of a case."""
     place.fresh()
     if case.before is not None:
         case.before(place.world)
     before = contents(place.world)
-    outcome = place.run(case.command, case=case, allowed=SECONDS + place.plain.get(line, 0) + 6 * case.real)
-    after = contents(place.world)
-    return outcome, offences(case, outcome, before, after)
+    return before, place.run(case.command, case, allowed)
 
 
 def main() -> int:
@@ -425,7 +462,7 @@ def main() -> int:
             places: Queue[Place] = Queue()
             for place in pool.map(lambda number: Place(Path(folder, str(number))), range(asked.workers)):
                 places.put(place)
-            cases = mistakes.drawn(asked.seed, 10**9 if asked.only else asked.draws, place.first)
+            cases = drawn(asked.seed, 10**9 if asked.only else asked.draws, place.first)
             numbers = asked.only or range(len(cases))
 
             def one(number: int) -> tuple[int, Outcome, list[str]]:
@@ -449,37 +486,42 @@ def main() -> int:
     return min(len(bad), 1)
 
 
-def show(number: int, kind: str, case: Any, outcome: Outcome, broken: list[str], *, whole: bool) -> None:
+def show(number: int, kind: str, case: Case, outcome: Outcome, broken: list[str], *, whole: bool) -> None:
     """A line for what went right, and for the rest what it takes to know why."""
     verdict = "; ".join(broken) or "as it should"
     print(f"{number} {kind}: {case.what!a}: exit {outcome.status}, {outcome.seconds:.1f} s, {verdict}", flush=True)
     if whole or broken:
         print("   ", ascii(shlex.join(["txl", *case.command]))[1:-1][:400])
         for text in [outcome.stdout, outcome.stderr] if whole else [outcome.stderr]:
-            print("".join(f"    | {line[:300]!a}\n" for line in text.splitlines()[-40 if whole else -6 :]), end="", flush=True)
+            print(
+                "".join(f"    | {line[:300]!a}\n" for line in text.splitlines()[-40 if whole else -6 :]),
+                end="",
+                flush=True,
+            )
 
 
 def count(counts: Counter[tuple[str, str]], kind: str, outcome: Outcome, broken: list[str]) -> None:
-    counts[kind, "tried"] += 1
-    counts[kind, f"exit {outcome.status}"] += 1
+    laws = dict.fromkeys(re.match(r"status -?\d+|half-written|left behind|lost|[\w ]+", law)[0] for law in broken)
+    for what in ("tried", f"exit {outcome.status}", *(laws or ["as it should"])):
+        counts[kind, what] += 1
     counts[kind, "with a sentence"] += bool(outcome.stderr.strip())
-    for law in broken or ["as it should"]:
-        counts[kind, " ".join(law.partition(":")[0].split()[:2]) if law.startswith("status") else law.split(":")[0].split("/")[0].split(" fresh")[0]] += 1
 
 
 def table(counts: Counter[tuple[str, str]]) -> str:
     """Classes of mistakes down, what came of them across."""
     kinds = list(dict.fromkeys(kind for kind, _ in counts))
-    columns = sorted({what for _, what in counts}, key=lambda what: (not what.startswith("tried"), not what.startswith("exit"), what))
+    columns = sorted(
+        {what for _, what in counts}, key=lambda what: (not what.startswith("tried"), not what.startswith("exit"), what)
+    )
     rows = [[kind, *(counts[kind, what] for what in columns)] for kind in kinds]
     rows.append(["**all**", *(sum(counts[kind, what] for kind in kinds) for what in columns)])
     lines = [["class of mistake", *columns], ["---", *["---:"] * len(columns)], *rows]
-    return "\n" + "\n".join(f"| {' | '.join(str(cell or '') if cell != 0 else '' for cell in line)} |" for line in lines)
+    return "\n" + "\n".join(
+        f"| {' | '.join(str(cell or '') if cell != 0 else '' for cell in line)} |" for line in lines
+    )
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--serve"]:
         sys.exit(serve())
-    import mistakes
-
     sys.exit(main())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.files import explained, sync, write_whole
+from transformer_xl.files import explained, plain_file, sync, write_whole
 
 
 class MetricLog:
@@ -57,7 +57,7 @@ def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, An
     path = Path(path)
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = plain_file(path).read_text(encoding="utf-8", errors="replace").splitlines()
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
