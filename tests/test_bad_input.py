@@ -163,6 +163,24 @@ class TestOptions:
                 status, told = tried([*before, f"--{option.replace('_', '-')}", value], capsys)
                 assert status == 2 or not {"-1", "nan", "inf"} & {value} or option in ("seed", "device"), (option, told)
 
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [
+            ("eval run --dynamic-tokens 1e3x", 'it must be a whole number (or none), got "1e3x"'),
+            ("eval run --tgt-len long", 'it must be a whole number or "auto" (or none), got "long"'),
+            ("eval run --mem-len 3 b", 'it must be a list of whole numbers, got [3, "b"]'),
+            ("eval run --mem-len", "it must be a list of whole numbers, got []"),
+            ("generate run --temperature a", 'it must be a number, got "a"'),
+            ("analyse recl run --seed 1" + 30 * "0", "it must be a whole number, got 1" + 30 * "0"),
+        ],
+    )
+    def test_a_number_is_refused_in_words_of_ours(self, line, told, capsys):
+        """tyro's own name Python's classes, and it takes a list without values for the default."""
+        with pytest.raises(SystemExit) as exit:
+            main(words(line))
+        shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert exit.value.code == 2 and told in shown, shown
+
     def test_a_setting_of_another_type_is_refused_by_name(self, tmp_path):
         wrong = {int: ["1.5", '"a"', "true", "[1]", "{a=1}", str(10**30), "1979-05-27"], float: ["nan", "inf", '"a"']}
         wrong |= {bool: ["1", '"yes"'], str: ["1", "[1]"], Literal: ['"nonsense"', "3"]}
@@ -232,6 +250,36 @@ class TestFiles:
             told = refused(words(line.format(place)), capsys)
             assert place in told
             assert Path("pipe").is_fifo() and not Path("new").exists()
+
+    @posix
+    @pytest.mark.parametrize("file", ["config.toml", "log.txt", "metrics.jsonl", "environment.json"])
+    def test_a_report_waits_for_no_pipe_in_a_run(self, home, file, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        shutil.copytree("run", "odd")
+        Path("odd", file).unlink()
+        os.mkfifo(Path("odd", file))
+        assert tried(words("report odd"), capsys)[0] == 0
+        assert f"{file} could not be read" in Path("odd/report.html").read_text()
+
+    @posix
+    @pytest.mark.parametrize("file", ["config.json", "vocab.json", "model.safetensors", "SHA256SUMS"])
+    @pytest.mark.parametrize("device", ["pipe", "/dev/zero"])
+    def test_a_checkpoint_waits_for_no_pipe_or_device(self, home, file, device, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        [checkpoint] = Path("run/checkpoints").iterdir()
+        shutil.copytree(checkpoint, "odd")
+        Path("odd", file).unlink()
+        Path("odd", file).symlink_to(Path(device).absolute())
+        assert f"odd/{file}" in refused(words("eval odd"), capsys)
+
+    @posix
+    @pytest.mark.parametrize("file", ["vocab.json", "test.bin"])
+    def test_a_store_waits_for_no_pipe(self, home, file, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        shutil.copytree("bytes-store", "odd")
+        Path("odd", file).unlink()
+        os.mkfifo(Path("odd", file))
+        assert f"odd/{file}" in refused(words("eval run --data odd"), capsys)
 
     @posix
     def test_a_file_that_may_not_be_read_is_named(self):

@@ -14,15 +14,18 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from typing import Any, get_args, get_origin
 
 import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from transformer_xl import recipe as recipes
 from transformer_xl.commands import COMMANDS
 from transformer_xl.commands.train import resume_spelled_out
 from transformer_xl.launcher import launched
 from transformer_xl.show import LastingOutput, Output
+from transformer_xl.values import alternatives, fits, from_words, shown, wanted
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """How torch says that there is no room for a tensor."""
@@ -30,6 +33,34 @@ NARROWEST = 40
 """Columns of a terminal that help and tables are written for at least."""
 MISTAKE = 2
 """Exit status for a user's mistake; 75 is a run that a signal stopped after it saved."""
+
+
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Read an option of one number, or of a list of them, as a setting is read, and refuse it in the same words."""
+    hint: Any = option.type
+    many = get_origin(hint) is tuple and Ellipsis in get_args(hint)
+    kinds = alternatives(get_args(hint)[0] if many else hint)
+    if {int, float}.isdisjoint(kinds):
+        return None
+
+    def read(words: list[str]) -> Any:
+        value = from_words(words, hint)
+        fitting = tuple(value) if many else value
+        if not fits(fitting, hint) or value == []:
+            raise ValueError(f"it must be {wanted(hint)}, got {shown(value)}")
+        return fitting
+
+    return PrimitiveConstructorSpec(
+        nargs="*" if many else 1,
+        metavar="FLOAT" if float in kinds else "INT",
+        instance_from_str=read,
+        is_instance=lambda value: fits(value, hint),
+        str_from_instance=lambda value: [*map(str, value)] if many else [str(value)],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,6 +119,7 @@ def dispatch(arguments: list[str]) -> int:
             description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
             args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
             config=(FlagCreatePairsOff, DisallowNone),
+            registry=REGISTRY,
         )
     except SystemExit as exit:
         problems: list[str] = []

@@ -76,6 +76,19 @@ def write_whole(path: Path, content: str | bytes) -> None:
             unfinished.unlink(missing_ok=True)
 
 
+def plain_file(path: Path) -> Path:
+    """`path`, to be read; a missing file is left to whoever opens it.
+
+    Raises:
+        ValueError: it is a folder, or a pipe or device, which may never end.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{path} must be a file, and is a folder, a pipe or a device. Save its content in a file first."
+        )
+    return path
+
+
 def make_folder(path: Path) -> list[Path]:
     """Make a folder and those above it that are missing, have the disk hold each, and return them, innermost first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -98,7 +111,7 @@ def check_seal(path: Path) -> None:
         ValueError: the file, or the checksum, is not what was written.
     """
     try:
-        lines = (path.parent / SEAL).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = plain_file(path.parent / SEAL).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return
     if f"{_sha256(path)}  {path.name}" not in lines:
@@ -106,7 +119,7 @@ def check_seal(path: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with plain_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

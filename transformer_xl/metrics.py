@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformer_xl.files import explained, sync, write_whole
+from transformer_xl.files import explained, plain_file, sync, write_whole
 
 T = TypeVar("T")
 ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
@@ -97,7 +97,7 @@ def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, An
     path = Path(path)
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = plain_file(path).read_text(encoding="utf-8", errors="replace").splitlines()
     entries = []
     for number, line in enumerate(lines, start=1):
         try:

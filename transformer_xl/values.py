@@ -21,7 +21,7 @@ def from_words(words: Sequence[str], hint: Any) -> Any:
 
 
 def _from_word(word: str, hint: Any) -> Any:
-    kinds = _alternatives(hint)
+    kinds = alternatives(hint)
     if type(None) in kinds and word.lower() == "none":
         return None
     if bool in kinds and word.lower() in ("true", "false"):
@@ -35,7 +35,8 @@ def _from_word(word: str, hint: Any) -> Any:
     return word
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of which a value must have one."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -64,7 +65,7 @@ def widened(value: Any, hint: Any) -> Any:
     if isinstance(value, tuple):
         items = get_args(hint)
         return tuple(widened(item, items[0]) for item in value)
-    return float(value) if float in _alternatives(hint) and value is not None else value
+    return float(value) if float in alternatives(hint) and value is not None else value
 
 
 def wanted(hint: Any) -> str:
@@ -77,6 +78,7 @@ def wanted(hint: Any) -> str:
     if get_origin(hint) is tuple:
         items = get_args(hint)
         many = {int: "whole numbers", float: "numbers", bool: "values that are true or false", str: "texts"}
+        many |= {int | None: "whole numbers (or none)"}
         what = many.get(items[0]) or wanted(items[0])
         return f"a list of {what}" if Ellipsis in items else f"{len(items)} {what}"
     return names[hint]

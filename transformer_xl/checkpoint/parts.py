@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from transformer_xl.files import check_seal
+from transformer_xl.files import check_seal, plain_file
 
 FORMAT = "transformer-xl checkpoint"
 VERSION = 1
@@ -44,7 +44,7 @@ def _own_storage(value: Tensor) -> Tensor:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     with whole_and_ours(path):
         check_seal(path)
-        return load_file(path)
+        return load_file(plain_file(path))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -55,7 +55,7 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     with whole_and_ours(path):
         check_seal(path)
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(plain_file(path).read_text(encoding="utf-8"))
 
 
 def read_header(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformer_xl.data.published import SPLITS, WHOLE
 from transformer_xl.data.vocab import Newlines, Unit
+from transformer_xl.files import plain_file
 
 FORMAT = "transformer-xl token store"
 VERSION = 1
@@ -90,7 +91,7 @@ def _is_count(value: object) -> bool:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(plain_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
     except (ValueError, RecursionError) as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 from transformer_xl.data.bpe import border as bpe_border
 from transformer_xl.data.vocab import Unit
+from transformer_xl.files import plain_file
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,7 @@ def expanded(path: str | Path) -> Path:
 
 def open_file(path: Path) -> io.BufferedIOBase:
     """A file to read, decompressed where its name ends in .xz, .gz or .bz2; a pipe or a device may never end."""
-    if path.exists() and not path.is_file():
-        raise ValueError(
-            f"{path} must be a file, and is a folder, a pipe or a device. Save its content in a file first."
-        )
-    return OPENERS.get(path.suffix, open)(path, "rb")
+    return OPENERS.get(path.suffix, open)(plain_file(path), "rb")
 
 
 def read_file(path: Path) -> bytes:

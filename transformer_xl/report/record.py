@@ -11,13 +11,14 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from transformer_xl.files import plain_file
 from transformer_xl.metrics import figure, read_metrics
 
 MOST_PICTURE_BYTES = 8 << 20
@@ -172,11 +173,11 @@ def read_run(run: Path, name: str) -> Record:
     if not any((run / file).exists() for file in ("config.toml", "metrics.jsonl", "log.txt", "checkpoints")):
         raise FileNotFoundError(f"{run} is no run: it must be a folder that `txl train` wrote, with its metrics.jsonl.")
     faults: list[str] = []
-    config = _tables(_read(run / "config.toml", faults, lambda path: tomllib.loads(path.read_text("utf-8"))))
+    config = _tables(_read(run / "config.toml", faults, lambda path: tomllib.loads(_text(path))))
     environment = _read(run / "environment.json", faults, _json)
     entries = _read(run / "metrics.jsonl", faults, read_metrics)
     entries = sorted((e for e in entries or () if math.isfinite(number(e.get("step")))), key=lambda e: e["step"])
-    log = _read(run / "log.txt", faults, lambda path: path.read_text("utf-8", errors="replace")) or ""
+    log = _read(run / "log.txt", faults, partial(_text, errors="replace")) or ""
     begun, samples = _log(log)
     best, parameters = _checkpoint(run, faults)
     return Record(
@@ -204,8 +205,12 @@ def _read(path: Path, faults: list[str], reading: Any) -> Any:
         return None
 
 
+def _text(path: Path, errors: str = "strict") -> str:
+    return plain_file(path).read_text("utf-8", errors)
+
+
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8"))
+    return json.loads(_text(path))
 
 
 def _tables(config: Any) -> dict[str, dict[str, Any]]:
@@ -245,7 +250,7 @@ def _checkpoint(run: Path, faults: list[str]) -> tuple[int | None, int | None]:
 
 def _stored(path: Path) -> int:
     """Numbers in a safetensors file, from its header: eight bytes of length, then JSON."""
-    with path.open("rb") as file:
+    with plain_file(path).open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(size, 100 << 20)))
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
