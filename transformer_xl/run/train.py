@@ -39,7 +39,7 @@ from transformer_xl.model import TransformerXL
 from transformer_xl.recipe import Setting, changed_settings, load_recipe, text_name, write_toml
 from transformer_xl.settings import RunConfig, TrainConfig
 from transformer_xl.trackers import Trackers, open_trackers, require
-from transformer_xl.train import fit
+from transformer_xl.train import Trainer, fit
 
 from .env import choices, environment
 from .evaluate import eval_lengths, score_split, show_results, title
@@ -123,7 +123,7 @@ def carry_out(
     resume: bool = False,
     trackers: Trackers | None = None,
     ranks: Ranks | None = None,
-    replan: Callable[[int], TrainConfig] | None = None,
+    replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> int:
     """Write down what is about to be done, and do it; `fit` explains `replan`. Returns the exit status."""
     ranks = ranks or Ranks()
