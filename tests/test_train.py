@@ -130,7 +130,7 @@ def test_a_plan_made_on_the_way_ends_training_and_is_what_is_saved(corpus, tmp_p
     """One that says what is settled already changes no bit; another one ends training where it says."""
     model, config = start()
     asked = []
-    fit(model, corpus, config, tmp_path / "same", replan=lambda step: asked.append(step) or config.train)
+    fit(model, corpus, config, tmp_path / "same", replan=lambda trainer: asked.append(trainer.step) or config.train)
     plain, _ = run(corpus, tmp_path / "plain")
     assert asked == list(range(1, TRAIN.max_steps + 1))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
@@ -138,7 +138,7 @@ def test_a_plan_made_on_the_way_ends_training_and_is_what_is_saved(corpus, tmp_p
     for most in (5, 11):
         model, config = start(eval_every=0, save_every=0)
         plan = replace(config.train, max_steps=most, log_every=3)
-        assert fit(model, corpus, config, tmp_path / f"{most}", replan=lambda step, plan=plan: plan)
+        assert fit(model, corpus, config, tmp_path / f"{most}", replan=lambda trainer, plan=plan: plan)
         assert [path.name for path in checkpoints(tmp_path / f"{most}")] == [f"step_{most:08d}"]
         assert load_config(best(tmp_path / f"{most}")).train == plan
         logged = [entry["step"] for entry in read_metrics(tmp_path / f"{most}" / "metrics.jsonl") if "lr" in entry]

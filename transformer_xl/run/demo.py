@@ -16,7 +16,7 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from transformer_xl.metrics import MetricLog, followed
 from transformer_xl.recipe import load_recipe
 from transformer_xl.settings import Lengths, RunConfig, TrainConfig
 from transformer_xl.show import show_table
+from transformer_xl.train import Trainer
 
 from .report import report
 from .train import carry_out, prepare, refuse_run
@@ -69,17 +70,19 @@ class Plan:
     """To score after training."""
     first: float = 0.0
     """When the first step was done, which takes longer than the others."""
-    last: float = field(default_factory=lambda: time.perf_counter())
+    seconds: float = 0.0
+    """What all steps so far took."""
 
-    def __call__(self, step: int) -> TrainConfig:
-        """The settings for the rest of the run, `step` steps being done."""
-        now = time.perf_counter()
-        took, self.last = now - self.last, now
+    def __call__(self, trainer: Trainer) -> TrainConfig:
+        """The settings for the rest of the run."""
+        now, step = time.perf_counter(), trainer.step
+        took, self.seconds = trainer.seconds - self.seconds, trainer.seconds
         self.first = self.first or now
         pace = (now - self.first) / (step - 1) if step > 1 else took
         scored = SPEED_UP * self.train.batch_size * self.train.tgt_len / pace
         after = min(self.targets / scored + SAMPLE / 16 * pace, AFTER * (self.end - self.first))
-        steps = step + max(int((self.end - after - now) / pace), 0)
+        left = self.end - after - now
+        steps = step + max(int(left / pace), step == 1 and left > 0)
         return replace(
             self.train,
             max_steps=steps,

@@ -50,7 +50,7 @@ from transformer_xl.recipe import (
 from transformer_xl.settings import RunConfig, TrainConfig
 from transformer_xl.show import LastingOutput
 from transformer_xl.trackers import Trackers, open_trackers, require
-from transformer_xl.train import fit
+from transformer_xl.train import Trainer, fit
 from transformer_xl.values import shown
 
 from .env import choices, environment, noted
@@ -154,7 +154,7 @@ def carry_out(
     resume: bool = False,
     trackers: Trackers | None = None,
     ranks: Ranks | None = None,
-    replan: Callable[[int], TrainConfig] | None = None,
+    replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> int:
     """Write down what is about to be done, and do it; `fit` explains `replan`. Returns the exit status."""
     ranks = ranks or Ranks()

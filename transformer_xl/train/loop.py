@@ -44,7 +44,7 @@ def fit(
     resume: bool = False,
     trackers: Trackers | None = None,
     ranks: Ranks | None = None,
-    replan: Callable[[int], TrainConfig] | None = None,
+    replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
 
@@ -53,8 +53,8 @@ def fit(
     Args:
         trackers: where figures and samples go besides `metrics.jsonl`; nowhere if None, whatever `config` names.
         ranks: those that train together, each with a `model` of the same weights; None: this process is alone.
-        replan: called with the number of steps done, after each step; returns the settings for the rest of the run.
-            A process that is alone can so end by the clock: training ends when `max_steps` steps are done.
+        replan: called after each step; returns the settings for the rest of the run, which ends when `max_steps` steps
+            are done. It serves a process that is alone, and that has to end at a given time.
 
     Returns:
         False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
@@ -149,14 +149,14 @@ def _loop(
     journal: Journal,
     aside: Aside,
     received: list[str],
-    replan: Callable[[int], TrainConfig] | None,
+    replan: Callable[[Trainer], TrainConfig] | None,
 ) -> None:
     ranks = trainer.ranks
     stopping = False
     while trainer.step < trainer.config.max_steps and not stopping:
         trainer.advance()
         if replan is not None:
-            trainer.config = replan(trainer.step)
+            trainer.config = replan(trainer)
             config = replace(config, train=trainer.config)
         settings = trainer.config
         aside.check()
