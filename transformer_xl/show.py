@@ -91,4 +91,4 @@ class LastingOutput(Output):
         first, self.failed = not self.failed, True
         self.reader_left |= isinstance(error, BrokenPipeError)
         if first and not self.reader_left:
-            print(f"txl: {error.filename}: {error.strerror}. The work goes on without it.", file=sys.stderr)
+            print(f"txl: standard output: {error.strerror}. The work goes on without it.", file=sys.stderr)
