@@ -50,7 +50,7 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     def read(words: list[str]) -> Any:
         value = from_words(words, hint)
         fitting = tuple(value) if many else value
-        if not fits(fitting, hint) or value == []:
+        if not fits(fitting, hint) or value in ([], None):  # None only means the default
             raise ValueError(f"it must be {wanted(hint)}, got {shown(value)}")
         return fitting
 
