@@ -442,8 +442,10 @@ def test_auto_counts_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "STRIDED_SCORES", case.batch * case.heads * case.queries * (case.memory + case.queries))
     for batch in (case.batch, case.batch + 1):
         relative_attention(**make_inputs(replace(case, batch=batch), torch.float32))
-        config = TrainConfig(device="cpu", batch_size=2 * batch, batch_chunk=2, tgt_len=case.queries, mem_len=case.memory)
-        used.append(choices(config, TransformerXLConfig(vocab_size=0, n_head=case.heads))["backend"]["name"])
+        model = TransformerXLConfig(vocab_size=0, n_head=case.heads)
+        lengths = {"tgt_len": case.queries, "mem_len": case.memory}
+        config = TrainConfig(device="cpu", batch_size=2 * batch, batch_chunk=2, **lengths)
+        used.append(choices(config, model)["backend"]["name"])
     assert used == ["strided"] * 2 + ["chunked"] * 2
 
 

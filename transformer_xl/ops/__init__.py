@@ -49,8 +49,8 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
 
 
 STRIDED_SCORES = 1 << 22
-"""Scores of a call, B H T S, up to which training on a CPU keeps them all. Computing them twice takes 1.3 times as long
-there, and 0.6 times as long from twice as many on, where each tensor of scores is memory that the system hands out anew.
+"""Scores of a call, B H T S, up to which training on a CPU keeps them all. There, computing them twice takes 1.3 times
+as long; from twice as many on 0.6 to 0.8 times, because the system hands out memory for each large tensor anew.
 """
 
 
