@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from transformer_xl.ops.contract import (
 )
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import aligned, mask_distant, mask_wrapped, shifted_view
+from transformer_xl.run.env import choices
+from transformer_xl.settings import TrainConfig, TransformerXLConfig
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # its own tests are in test_triton.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -429,6 +432,21 @@ def test_auto_follows_its_rule() -> None:
     assert resolve_backend("auto", cpu, fp32, 64, training=False, scores=many)[0] == "sdpa"
     assert resolve_backend("reference", cpu, fp32, 64, training=True, scores=many)[0] == "reference"
     assert "CUDA" in str(ops.triton_refusal(cpu, fp32, 64))
+
+
+def test_auto_counts_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    for name in ("strided", "chunked"):
+        monkeypatch.setitem(ops.BACKENDS, name, lambda q, *_, name=name, **__: used.append(name) or q)
+    case = Case()
+    monkeypatch.setattr(ops, "STRIDED_SCORES", case.batch * case.heads * case.queries * (case.memory + case.queries))
+    for batch in (case.batch, case.batch + 1):
+        relative_attention(**make_inputs(replace(case, batch=batch), torch.float32))
+        model = TransformerXLConfig(vocab_size=0, n_head=case.heads)
+        lengths = {"tgt_len": case.queries, "mem_len": case.memory}
+        config = TrainConfig(device="cpu", batch_size=2 * batch, batch_chunk=2, **lengths)
+        used.append(choices(config, model)["backend"]["name"])
+    assert used == ["strided"] * 2 + ["chunked"] * 2
 
 
 def test_chunked_never_holds_all_scores() -> None:

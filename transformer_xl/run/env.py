@@ -70,7 +70,8 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     device = resolve_device(config.device)
     precision, why_precision = resolve_precision(config.precision, device)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    scores = model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
+    rows = config.batch_size // config.batch_chunk  # of all ranks, so that their number does not change the backend
+    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
     backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
     found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
     return {
