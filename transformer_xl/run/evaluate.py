@@ -16,6 +16,7 @@ from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config,
 from transformer_xl.data.corpus import Corpus, Split
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.reading import reading
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
 from transformer_xl.distributed import Ranks
@@ -362,7 +363,8 @@ def read_text(file: str) -> bytes:
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
     if not path.is_file():
         raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and it as standard input.")
-    return path.read_bytes()
+    with reading(path):
+        return path.read_bytes()
 
 
 def writable(path: Path, option: str) -> Path:
