@@ -63,8 +63,8 @@ bench op --size toy --repeats 1
 demo --minutes 0
 env --json
 """
-"""Command lines that are right, but for `data`, which knows what is published, and `demo`, which takes minutes."""
 REFUSED = ("data", "demo")
+"""Commands whose lines are refused in any case: one knows what is published, the other takes minutes."""
 TARGETS = {"--out", "--to", "--dump"}
 """Options that name what is written."""
 LONG = {"minutes", "max_steps", "megabytes", "repeats", "max_tokens", "dynamic_tokens"}

@@ -35,7 +35,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
 
-from mistakes import RIGHT, Case, drawn
+from mistakes import REFUSED, RIGHT, Case, Line, drawn
 
 HERE = Path(__file__).resolve()
 SECONDS, START = 10, 6
@@ -360,7 +360,7 @@ def offences(
 def named(case: Case, outcome: Outcome) -> bool:
     """Whether a refusal says which option or file is meant; a narrow terminal may break the name."""
     told = squeezed(outcome.stderr)
-    return not case.names or any(squeezed(name) in told for name in case.names)
+    return not case.names or case.line.owner in REFUSED or any(squeezed(name) in told for name in case.names)
 
 
 def squeezed(text: str) -> str:
@@ -436,8 +436,9 @@ def tried(place: Place, case: Case) -> tuple[Outcome, list[str]]:
     before, outcome = ran(place, case, SECONDS + start)
     if outcome.status is None:  # which may be the time that the command takes in any case
         place.fresh()
-        plain = next((line.arguments for line in RIGHT if line.owner == case.line.owner), ["--help"])
-        before, outcome = ran(place, case, SECONDS + start + place.run(plain).seconds)
+        right = [line for line in RIGHT if line.owner == case.line.owner] or [Line(("--help",), {})]
+        plain = max(right, key=lambda line: line.words[:2] == case.line.words[:2])
+        before, outcome = ran(place, case, SECONDS + start + place.run(plain.arguments).seconds)
     return outcome, offences(case, outcome, before, contents(place.world))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -353,3 +355,15 @@ def test_without_matplotlib_a_sentence_names_it(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="pip install matplotlib"):
         draw_by_distance(tmp_path / "average", {"": np.ones((1, 1, 3))}, "title")
+
+
+def test_a_backend_that_matplotlib_lacks_is_told_in_a_sentence():
+    script = """if True:
+        from transformer_xl.analysis.heatmaps import load_matplotlib
+        try:
+            load_matplotlib()
+        except ValueError as error:
+            print(error)
+    """
+    told = subprocess.run([sys.executable, "-c", script], env=os.environ | {"MPLBACKEND": "none"}, capture_output=True)
+    assert told.stdout.startswith(b"MPLBACKEND must be unset"), told

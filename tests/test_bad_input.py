@@ -172,7 +172,6 @@ class TestOptions:
             ("eval run --mem-len 3 b", 'it must be a list of whole numbers, got [3, "b"]'),
             ("eval run --mem-len", "it must be a list of whole numbers, got []"),
             ("generate run --temperature a", 'it must be a number, got "a"'),
-            ("analyse recl run --seed 1" + 30 * "0", "it must be a whole number, got 1" + 30 * "0"),
         ],
     )
     def test_a_number_is_refused_in_words_of_ours(self, line, told, capsys):
@@ -281,6 +280,12 @@ class TestFiles:
         Path("odd", file).unlink()
         os.mkfifo(Path("odd", file))
         assert f"odd/{file}" in refused(words("eval run --data odd"), capsys)
+
+    @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux's /proc")
+    @pytest.mark.parametrize("line", ["score run {}", "generate run --prompt-file {}"])
+    def test_a_file_of_a_bad_disk_is_named(self, home, line, capsys):
+        """Where `open` works and `read` does not, the error has no file's name."""
+        assert "/proc/self/mem: Input/output error" in refused(words(line.format("/proc/self/mem")), capsys)
 
     @posix
     def test_a_file_that_may_not_be_read_is_named(self):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import small_model, text
 
+from transformer_xl.analysis.figures import Curve, Panel, draw_curves
 from transformer_xl.analysis.length import Sweep, attention_lengths, sweep
 from transformer_xl.baselines import build_model
 from transformer_xl.checkpoint import save_checkpoint
@@ -190,3 +191,9 @@ def test_runs_with_other_symbols_are_refused(home: Path):
             command([home / "xl"])
     with pytest.raises(ValueError, match=r"attn_len must be at least 1, got 0\.\nbatch_size must be at least 1"):
         length([home / "xl"], attn_len=(4, 0), batch_size=0)
+
+
+def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: Path):
+    """As gains of more context are where a model gains nothing; a logarithmic axis has no room for them."""
+    nothing = Curve(np.array([5, 10]), np.zeros(2))
+    assert draw_curves(tmp_path / "flat", [Panel("", {"run": nothing})], "context", "gain", log=True)

@@ -40,19 +40,21 @@ REGISTRY = ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read an option of one number, or of a list of them, as a setting is read, and refuse it in the same words."""
+    """Read an option of one number, or of a list of them, as a setting is read, and refuse it in the same words; how
+    large it may be is for the command to say."""
     hint: Any = option.type
     many = get_origin(hint) is tuple and Ellipsis in get_args(hint)
-    kinds = alternatives(get_args(hint)[0] if many else hint)
+    each = get_args(hint)[0] if many else hint
+    kinds = alternatives(each)
     if {int, float}.isdisjoint(kinds):
         return None
 
     def read(words: list[str]) -> Any:
         value = from_words(words, hint)
-        fitting = tuple(value) if many else value
-        if not fits(fitting, hint) or value in ([], None):  # None only means the default
+        values = value if many else [value]
+        if not values or value is None or any(isinstance(one, str) and not fits(one, each) for one in values):
             raise ValueError(f"it must be {wanted(hint)}, got {shown(value)}")
-        return fitting
+        return tuple(value) if many else value
 
     return PrimitiveConstructorSpec(
         nargs="*" if many else 1,

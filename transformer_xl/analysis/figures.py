@@ -80,7 +80,7 @@ def draw_curves(stem: Path, panels: Sequence[Panel], x: str, y: str, *, log: boo
             axis.axhline(panel.level, color="0.5", linewidth=0.8)
         axis.set_title(panel.title, fontsize=10)
         axis.set_xlabel(x)
-        if log:
+        if log and any(np.any(curve.y > 0) for curve in panel.curves.values()):
             axis.set_yscale("log")
         axis.grid(color="0.9")
         axis.set_axisbelow(True)
