@@ -35,7 +35,7 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.reading import pieces, read_file
 from transformer_xl.data.vocab import Unit, Vocab
 from transformer_xl.recipe import HINTS, load_recipe
-from transformer_xl.run.evaluate import read_text
+from transformer_xl.run.texts import read_text
 from transformer_xl.settings import CorpusConfig
 
 ROOT = Path(__file__).parent.parent

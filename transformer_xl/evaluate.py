@@ -25,7 +25,7 @@ from .data.vocab import Vocab
 from .device import autocast
 from .files import write_whole
 from .inputs import as_targets
-from .metrics import bits, figure, perplexity
+from .metrics import bits, figure, followed, perplexity
 from .settings import Lengths
 
 _SCORES = 1 << 24
@@ -290,9 +290,12 @@ def score_lines(
     symbol_bytes = vocab.symbol_bytes()
     nats = [0.0] * len(tokens)
     device = _device(model)
+    batches = list(_batches([len(ids) - 1 for ids in tokens], lengths.tgt_len, batch_tokens))
+    calls = sum(-(-(len(tokens[longest]) - 1) // lengths.tgt_len) for longest, *_ in batches)
+    shown = followed(range(calls), "scoring lines")
     with _inference(model, precision) as model:
-        for batch in _batches([len(ids) - 1 for ids in tokens], lengths.tgt_len, batch_tokens):
-            costs = _batch_nats(model, [torch.from_numpy(tokens[i]) for i in batch], lengths, device)
+        for batch in batches:
+            costs = _batch_nats(model, [torch.from_numpy(tokens[i]) for i in batch], lengths, device, shown)
             for i, cost in zip(batch, costs, strict=True):
                 nats[i] = cost
     scored = (ids[1:] for ids in tokens)
@@ -325,12 +328,14 @@ def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterato
         first += len(batch)
 
 
-def _batch_nats(model: Scoring, lines: list[Tensor], lengths: Lengths, device: torch.device) -> list[float]:
+def _batch_nats(
+    model: Scoring, lines: list[Tensor], lengths: Lengths, device: torch.device, calls: Iterator[int]
+) -> list[float]:
     """Nats of each line, the longest given first. A line that ends leaves the batch, so padding fills no more than
-    the rest of its last segment."""
+    the rest of its last segment. Each call of the model takes one of `calls`."""
     nats = torch.zeros(len(lines), dtype=torch.float64, device=device)
     memory, rows = model.empty_cache(len(lines), lengths), len(lines)
-    for start in range(0, len(lines[0]) - 1, lengths.tgt_len):
+    for start, _ in zip(range(0, len(lines[0]) - 1, lengths.tgt_len), calls, strict=False):
         parts = [line[start : start + lengths.tgt_len + 1] for line in lines[:rows] if len(line) - 1 > start]
         if len(parts) < rows:
             rows = len(parts)

@@ -37,7 +37,8 @@ from transformer_xl.metrics import figure
 from transformer_xl.settings import RunConfig
 from transformer_xl.show import show_pairs, show_table
 
-from .evaluate import Part, corpus_for, near, part_of, title
+from .evaluate import near
+from .texts import Part, corpus_for, part_of, title
 
 
 class Group(NamedTuple):

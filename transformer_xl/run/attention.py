@@ -33,7 +33,8 @@ from transformer_xl.metrics import followed
 from transformer_xl.settings import TransformerXLConfig
 from transformer_xl.show import show_table
 
-from .evaluate import Part, corpus_for, eval_lengths, part_of, title, told
+from .evaluate import eval_lengths, told
+from .texts import Part, corpus_for, part_of, title
 
 NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
 """Those of Figure 7; (c), u·k, is among the arrays."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -15,11 +14,7 @@ from typing import Any, Literal, TypeVar
 from transformer_xl.baselines.sliding import Sliding
 from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from transformer_xl.data.corpus import Corpus, Split
-from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
-from transformer_xl.data.published import WHOLE
-from transformer_xl.data.reading import read_text_file
-from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
 from transformer_xl.distributed import Ranks
 from transformer_xl.dynamic import Dynamic, DynamicConfig, relative_rms
@@ -27,15 +22,12 @@ from transformer_xl.evaluate import EvalResult, Tempered, TokenLog, fastest_tgt_
 from transformer_xl.evaluate import evaluate as evaluate_stream
 from transformer_xl.interop import local
 from transformer_xl.metrics import followed
-from transformer_xl.recipe import text_name
-from transformer_xl.settings import CorpusConfig, EvalConfig, Lengths, RunConfig
+from transformer_xl.settings import EvalConfig, Lengths, RunConfig
 from transformer_xl.show import show_table
-from transformer_xl.values import listed
 
-from .env import noted
+from .texts import corpus_for, decoded, part_of, read_text, tell_unknown, title, writable
 
 Value = TypeVar("Value")
-Part = Literal["train", "valid", "test", "all"]
 FARTHEST, HIGHEST_RATE = (1 << 63) - 1, 1e30
 _AUTO = (
     "--tgt-len auto needs a window, --attn-len or --same-length, and neither --sliding nor --dynamic: else figures "
@@ -243,47 +235,6 @@ def _segments(
     )
 
 
-def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
-    """The run's own corpus, or another text, in the run's vocabulary, of which the split `asked` for is to be read.
-
-    Another text without splits stays whole unless one of them is asked for. What a person should know of it goes to
-    standard error.
-
-    Raises:
-        ValueError, OSError: there is no such text, the run's has changed since, or the vocabulary does not fit it.
-    """
-    if data is None and not config.name:
-        raise ValueError(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
-    whole = data is not None and asked in (None, WHOLE)
-    corpus = open_corpus(config if data is None else replace(config, name=data), vocab, whole=whole)
-    if data is None and (changed := changed_splits(run, corpus)):
-        raise ValueError(
-            f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
-            "trained the model may be in it. Restore it, or name what to read by --data."
-        )
-    notes = [f"{corpus.name}: {note}" for note in corpus.notes]
-    if whole and data is not None and text_name(data) == config.name:
-        notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
-    for note in notes:
-        print(note, file=sys.stderr)
-    return corpus
-
-
-def changed_splits(run: Path, corpus: Corpus) -> str:
-    """The splits whose ids are not those that a run, or the run of a checkpoint, noted when it began; "" where all are,
-    or where it noted none."""
-    folder = find_checkpoint(run, which="last").parent
-    known = (noted(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
-    splits = corpus.header.splits
-    changed = [name for name in splits if splits[name].sha256 != known.get(name, splits[name].sha256)]
-    return listed(changed) if changed else ""
-
-
-def part_of(corpus: Corpus, asked: Part | None, default: Part) -> Part:
-    """The split to read: the one asked for; else all of a text that was left whole, or the default one."""
-    return asked or (WHOLE if WHOLE in corpus.header.splits else default)
-
-
 def eval_lengths(
     config: RunConfig,
     *,
@@ -330,12 +281,6 @@ def near(clamp_len: int | None) -> list[str]:
     """What is wrong with a distance that no tensor can hold."""
     far = clamp_len is not None and clamp_len > FARTHEST
     return [f"clamp_len must be at most {FARTHEST:,}, got {clamp_len}."] if far else []
-
-
-def title(corpus: Corpus, split: str) -> str:
-    """What figures are over: the text, how many of its tokens are unknown, and what is missing of a partial corpus."""
-    unknown = corpus.unknown(split)
-    return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
 
 
 def refuse_infinite(nats: Sequence[float], sentence: str) -> None:
@@ -394,49 +339,3 @@ def score(
         plain = f"{each.log_prob:.6f}\t{each.ppl:.4f}\t{each.bits:.4f}"
         print(json.dumps(each.to_json()) if as_json else plain)
     refuse_infinite([each.nats for each in scores], "lines have no finite score. Use another checkpoint.")
-
-
-def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
-    """Say on standard error how much of `texts` the model has no symbol for, and what follows from that."""
-    if vocab.unk is None:
-        return
-    counts = [(len(ids), int((ids == vocab.unk).sum())) for ids in map(vocab.encode, texts)]
-    total, unknown = map(sum, zip((0, 0), *counts, strict=True))
-    if unknown:
-        told = f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model{consequence}."
-        print(told, file=sys.stderr)
-
-
-def read_text(file: str) -> bytes:
-    """The bytes of a file, or of standard input for "-".
-
-    Raises:
-        OSError: a sentence for a file that is missing or cannot be read.
-    """
-    if file == "-":
-        if sys.stdin is None:
-            raise ValueError("- is standard input, which is closed. Send a text to it, or give a text file.")
-        return sys.stdin.buffer.read()
-    path = Path(file)
-    if path.is_dir():
-        raise IsADirectoryError(f"{file} is a folder; give a text file, or - for standard input.")
-    if not path.exists():
-        raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
-    if not path.is_file():
-        raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and it as standard input.")
-    return read_text_file(path)
-
-
-def writable(path: Path, option: str) -> Path:
-    """`path`, if a file may be written there in place of what is; `ValueError` else, before any work."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
-    return path
-
-
-def decoded(text: bytes, file: str) -> str:
-    """UTF-8 as text; a `ValueError` where it is none, which only a model of bytes could read."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text ({error}), and the model reads text, not bytes.") from error

@@ -20,7 +20,8 @@ from transformer_xl.interop import local
 from transformer_xl.settings import Lengths
 from transformer_xl.step import has_compiler
 
-from .evaluate import corpus_for, decoded, eval_lengths, read_text, tell_unknown, told
+from .evaluate import eval_lengths, told
+from .texts import corpus_for, decoded, read_text, tell_unknown
 
 MOST_CONTEXT = 512
 """Tokens of the test set a prompt may hold: the paper's context (Appendix E)."""

@@ -9,7 +9,7 @@ from transformer_xl.files import write_whole
 from transformer_xl.report.page import page
 from transformer_xl.report.record import read_run
 
-from .evaluate import writable
+from .texts import writable
 
 PAGE = "report.html"
 

@@ -54,8 +54,9 @@ from transformer_xl.train import Trainer, fit
 from transformer_xl.values import shown
 
 from .env import choices, environment, noted
-from .evaluate import changed_splits, eval_lengths, score_split, show_results, title
+from .evaluate import eval_lengths, score_split, show_results
 from .report import report
+from .texts import changed_splits, title
 
 STOPPED = 75
 """Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
