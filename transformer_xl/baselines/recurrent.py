@@ -44,8 +44,20 @@ class LSTMLayer(nn.Module):
         inward, recurrent, *biases = self.cell.parameters()
         weights = [inward, dropout(recurrent, self.weight_drop if self.training else 0.0), *biases]
         h, c = (state.to(x.dtype).transpose(0, 1).contiguous() for state in states)
-        out, h, c = torch.lstm(x, (h, c), weights, True, 1, 0.0, self.training, False, True)
+        out, h, c = _lstm(x, (h, c), weights, self.training)
         return out, (h.transpose(0, 1), c.transpose(0, 1))
+
+
+def _lstm(x: Tensor, states: tuple[Tensor, Tensor], weights: list[Tensor], training: bool) -> tuple[Tensor, ...]:
+    """`torch.lstm`; in float32 on a CPU whose oneDNN has no kernel of it in bfloat16, where PyTorch raises an error."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    lacks = torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if x.device.type != "cpu" or dtype != torch.bfloat16 or not lacks:
+        return torch.lstm(x, states, weights, True, 1, 0.0, training, False, True)
+    x, *wide = (tensor.float() for tensor in (x, *states, *weights))
+    with torch.autocast("cpu", enabled=False):
+        results = torch.lstm(x, wide[:2], wide[2:], True, 1, 0.0, training, False, True)
+    return tuple(result.to(dtype) for result in results)
 
 
 class QRNNLayer(nn.Module):
