@@ -143,8 +143,9 @@ class TestOptions:
                 if not kinds & {int, float, Literal} or (command, option) == (("bench",), "part"):
                     continue
                 name = {"program": "from"}.get(option, option).replace("_", "-")
+                given = [f"--{name}=1.5x"] if option == "resume" else [f"--{name}", "1.5x"]  # a flag, but for auto
                 with pytest.raises(SystemExit) as exit:
-                    main([*command, *self.NEEDED.get(command[-1], ()), f"--{name}", "1.5x"])
+                    main([*command, *self.NEEDED.get(command[-1], ()), *given])
                 shown = capsys.readouterr()
                 assert exit.value.code == 2 and f"--{name}" in shown.err + shown.out, shown.err
                 tested += 1

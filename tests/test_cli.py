@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import resource
@@ -76,6 +77,55 @@ def test_print_config_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: 
     (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
     config = load_recipe(tmp_path / "mine.toml")
     assert config == load_recipe("enwik8-small", words("--train.lr 0.5 --eval.split valid"))
+
+
+def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
+    """By the SHA-256 of what was read; nothing is trained or scored on it, and restored it goes on."""
+    text = tmp_path / "own.txt"
+    text.write_text("the quick brown fox\n" * 60)
+    run = str(tmp_path / "run")
+    assert main(["train", "text-small", "--data", str(text), "--out", run, *TINY]) == 0
+    before = text.read_bytes()
+    text.write_bytes(before.replace(b"brown", b"green"))
+    for arguments in (["eval", run], ["generate", run, "--from-test", "5"], ["analyse", "length", run]):
+        [sentence] = refused(arguments, capsys)
+        assert "has changed since" in sentence and "train, valid and test has another SHA-256" in sentence
+    more = ["train", "text-small", "--out", run, "--resume", "--train.max-steps", "6"]
+    [sentence] = refused(more, capsys)
+    assert "has changed since" in sentence and f"--init {run}" in sentence
+    assert main(["eval", run, "--data", str(text)]) == 0
+    text.write_bytes(before)
+    assert main(["eval", run]) == 0 and main(more) == 0
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+def test_compressed_text_is_scored_and_continued_like_plain_text(home, capsys, suffix):
+    from transformer_xl.data.reading import OPENERS
+
+    Path("plain.txt").write_text("the quick fox\nthe dog\n")
+    with OPENERS[suffix](f"packed.txt{suffix}", "wb") as packed:
+        packed.write(Path("plain.txt").read_bytes())
+    shown = []
+    for name in ("plain.txt", f"packed.txt{suffix}"):
+        capsys.readouterr()
+        assert main(["score", "run", name]) == 0
+        assert main(["generate", "run", "--prompt-file", name, "--max-tokens", "5", "--seed", "1"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and len(shown[0].splitlines()) >= 4
+
+
+def test_which_files_went_where_is_printed_and_kept(home, capsys, tmp_path):
+    for name in ("train.txt", "val.txt", "test.txt"):
+        (tmp_path / "own" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "own" / name).write_text("the quick brown fox\n" * 30)
+    (tmp_path / "own" / "logo.png").write_bytes(b"\0")
+    run = tmp_path / "own" / "run"
+    for resume in ([], ["--resume", "--train.max-steps", "6"]):
+        capsys.readouterr()
+        assert main(["train", "text-small", "--data", str(tmp_path / "own"), "--out", str(run), *TINY, *resume]) == 0
+        told = "train: train.txt (600 bytes); valid: val.txt (600 bytes); test: test.txt (600 bytes)."
+        assert told in capsys.readouterr().out and told in (run / "log.txt").read_text()
+    assert "Left out: logo.png (binary), run (a run)." in (run / "log.txt").read_text()
 
 
 class TestMistakes:
@@ -174,6 +224,45 @@ def test_a_disk_that_fills_up_is_told_wherever_it_happens(monkeypatch, capsys):
     assert refused(["env"], capsys) == ["some/file: No space left on device."]
 
 
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 2), (errno.EIO, 2), (errno.EPIPE, 141)])
+@pytest.mark.parametrize("fails", ["write", "flush"])
+def test_output_that_cannot_be_written_is_told_unless_its_reader_left(number, status, fails, monkeypatch, capsys):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(COMMANDS["env"], "run", lambda _: print("much") or 0)
+    stream = io.StringIO()
+    setattr(stream, fails, fail)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["env"]) == status
+    told = capsys.readouterr().err
+    assert told == ("" if status == 141 else f"txl: standard output: {os.strerror(number)}.\n")
+
+
+def test_streams_that_are_closed_are_told(home, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    for line in ("score run -", "generate run --prompt -"):
+        [sentence] = refused(words(line), capsys)
+        assert "standard input, which is closed" in sentence
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["env"]) == 2
+    assert capsys.readouterr().err == "txl: Standard output is closed. Send it to a file, or to /dev/null.\n"
+
+
+def test_an_interrupt_is_told(monkeypatch, capsys):
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMMANDS["env"], "run", interrupted)
+    assert main(["env"]) == 130
+    assert capsys.readouterr().err == "txl: Interrupted.\n"
+
+
+def test_a_name_that_a_locale_does_not_know_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(COMMANDS["env"], "run", lambda _: "a = 'caf\udce9.txt'\n".encode())
+    assert refused(["env"], capsys) == ["'caf\\udce9.txt' is not text in utf-8. Rename it, or set LC_ALL=C.UTF-8."]
+
+
 @pytest.mark.parametrize("fault", ["int('x')", "[][0]", "import numpy; numpy.zeros(3).reshape(2)", "assert False"])
 def test_a_bug_keeps_its_traceback(fault: str, monkeypatch):
     def faulty(_: object) -> None:
@@ -202,7 +291,7 @@ def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not()
         ("trian", "trian"),
         ("eval", "run"),
         ("train demo --resum", "--resum"),
-        ("eval run --split all", "all"),
+        ("eval run --split some", "some"),
         ("train demo --resum --train.lrr 3", "--train.lrr is not a setting; did you mean --train.lr?"),
     ],
 )
@@ -222,11 +311,21 @@ def test_several_mistakes_in_generate_come_at_once(home, capsys):
 def test_resuming_changes_only_what_cannot_matter(home, capsys):
     sentences = refused(words("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
     assert sentences == ["There is no recipe 'x'. There are " + sentences[0].partition("There are ")[2]]
-    sentences = refused(words("train demo --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
-    assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data"]
+    changes = "--train.lr 3 --train.max-steps 9 --data other --init x"
+    sentences = refused(words(f"train text-small --out run --resume auto {changes}"), capsys)
+    assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data", "--init"]
     assert all("--init run" in sentence for sentence in sentences)
+    sentences = refused(words("train demo --out run --resume"), capsys)
+    assert sentences == ["RECIPE must be text-small, by which run began, or run/config.toml, got demo."]
     [sentence] = refused(words("train demo --out nowhere --resume"), capsys)
     assert "nowhere holds no run to resume" in sentence
+
+
+@pytest.mark.parametrize("line", ["--resume text-small", "text-small --resume", "--resume auto text-small"])
+def test_resume_takes_the_word_auto_and_no_other(line, home, capsys):
+    capsys.readouterr()
+    assert main(words(f"train {line} --out run --train.max-steps 9 --print-config")) == 0
+    assert "max_steps = 9" in capsys.readouterr().out
 
 
 def test_a_run_stopped_by_a_signal_ends_with_75(home, monkeypatch, capsys):

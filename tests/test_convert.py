@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,29 +93,43 @@ def test_a_name_on_the_hub_is_fetched_and_converted_once(tmp_path, monkeypatch, 
             {f"model.{name}": value for name, value in model.state_dict().items()}, snapshot / "pytorch_model.bin"
         )
         (snapshot / "model.safetensors").unlink()
-    asked = []
+    asked, online = [], False
 
-    def listing(name, revision):
-        if not asked and revision is None:
+    def versions(name, revision, timeout):
+        assert timeout <= 5, "a person waits"
+        if not online:
             raise OSError("no network")
-        return [*(path.name for path in snapshot.iterdir()), "tf_model.h5"]
+        files = [*(path.name for path in snapshot.iterdir()), "tf_model.h5"]
+        return SimpleNamespace(sha="abc123", siblings=[SimpleNamespace(rfilename=file) for file in files])
 
-    def download(name, revision, allow_patterns):
+    def download(name, revision, allow_patterns=None, local_files_only=False):
+        if local_files_only:
+            if not cached:
+                raise FileNotFoundError("it is not in the hub's cache")
+            return str(snapshot)
         asked.append((name, revision, sorted(allow_patterns)))
         return str(snapshot)
 
-    monkeypatch.setattr(hub, "list_repo_files", listing)
+    cached = False
+    monkeypatch.setattr(hub, "list_repo_files", lambda *_, **__: pytest.fail("it tries for 24 seconds"))
+    monkeypatch.setattr(hub, "model_info", versions)
     monkeypatch.setattr(hub, "snapshot_download", download)
     with pytest.raises(OSError, match="hf:some/model could not be fetched: no network"):
         public_load_model("hf:some/model")
-    for name in ("hf:some/model@abc123", "hf:some/model"):
+    cached = True
+    for name in ("hf:some/model", "hf:some/model@main"):
+        with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is taken"):
+            assert same(public_load_model(name).model, model)
+    shutil.rmtree(tmp_path / "cache" / "hub")
+    cached, online = False, True
+    for name in ("hf:some/model@v1", "hf:some/model"):
         found = public_load_model(name)
         assert same(found.model, model) and found.vocab == WORDS
     weights = "model.safetensors" if stored == "safetensors" else "pytorch_model.bin"
     wanted = sorted(["config.json", "transformer_xl_vocab.json", weights])
-    assert asked == [("some/model", "abc123", wanted), ("some/model", None, wanted)]
-    assert same(public_load_model("hf:some/model@abc123").model, model) and len(asked) == 2  # no need to ask again
-    asked.clear()
+    assert asked == [("some/model", "abc123", wanted)], "both names are one version"
+    online = False
+    assert same(public_load_model("hf:some/model@abc123").model, model)  # no need to ask
     with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is taken"):
         assert same(public_load_model("hf:some/model").model, model)
     assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").iterdir()] == ["abc123"]

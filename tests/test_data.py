@@ -8,9 +8,12 @@ import io
 import json
 import lzma
 import os
+import re
 import tarfile
+import tracemalloc
 import zipfile
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +29,7 @@ from transformer_xl.data.download import Origin
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol, Substitute
-from transformer_xl.data.reading import OPENERS, pieces, read_file
+from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import EOS, UNK, Vocab
 from transformer_xl.settings import CorpusConfig
@@ -239,6 +242,12 @@ class TestCorpus:
         assert not (tmp_path / "store").exists()
 
 
+def texts_of(path: Path, unit, **how) -> dict[str, list[bytes]]:
+    """The texts of each split, read."""
+    found = read_splits(path, unit, **how).splits
+    return {split: [b"".join(chunks(text)) for text in texts] for split, texts in found.items()}
+
+
 class TestAnyText:
     @settings(deadline=None)
     @given(text=texts, unit=st.sampled_from(UNITS))
@@ -246,7 +255,7 @@ class TestAnyText:
         file = tmp_path_factory.getbasetemp() / "cut.txt"
         text = (text.replace("\0", "").replace("\ufeff", "") + " ") * 100 + "\n"
         file.write_bytes(text.encode())
-        parts = {split: b"".join(texts) for split, texts in read_splits(file, unit).items()}
+        parts = {split: b"".join(texts) for split, texts in texts_of(file, unit).items()}
         assert parts["train"] + parts["valid"] + parts["test"] == text.encode()
         if unit == "char":
             assert "".join(part.decode() for part in parts.values()) == text
@@ -261,13 +270,13 @@ class TestAnyText:
 
     def test_words_are_cut_behind_lines_unless_these_are_long(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"word word\n" * 95)
-        assert all(b"".join(texts).endswith(b"\n") for texts in read_splits(tmp_path / "a.txt", "word").values())
+        assert all(b"".join(texts).endswith(b"\n") for texts in texts_of(tmp_path / "a.txt", "word").values())
         (tmp_path / "a.txt").write_bytes(b"word " * 195 + b"\nword\n")
-        assert len(read_splits(tmp_path / "a.txt", "word")["valid"][0].split()) == 10
+        assert len(texts_of(tmp_path / "a.txt", "word")["valid"][0].split()) == 10
 
     def test_words_on_one_line_are_cut_between_words(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"word " * 199 + b"word")
-        parts = read_splits(tmp_path / "a.txt", "word")
+        parts = texts_of(tmp_path / "a.txt", "word")
         assert {split: len(b"".join(texts).split()) for split, texts in parts.items()} == {
             "train": 181, "valid": 10, "test": 9
         }  # fmt: skip
@@ -275,7 +284,137 @@ class TestAnyText:
     def test_files_named_after_splits_are_those(self, tmp_path: Path) -> None:
         for name, text in {"x.train.txt": b"tr", "validation.txt": b"va", "test.md": b"te", "README": b"no"}.items():
             (tmp_path / name).write_bytes(text)
-        assert read_splits(tmp_path, "byte") == {"train": [b"tr"], "valid": [b"va"], "test": [b"te"]}
+        assert texts_of(tmp_path, "byte") == {"train": [b"tr"], "valid": [b"va"], "test": [b"te"]}
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            "train.txt val.txt test.txt",
+            "train.txt dev.txt test.txt",
+            "train-00001-of-00002.txt train-00002-of-00002.txt validation.txt test.txt",
+            "train/a.txt train/b.txt valid/c.txt test/d.txt",
+            "own/training/a.txt own/development/c.txt own/testing/d.txt",
+            "corpus.train corpus.valid corpus.test",
+            "train.en valid.en test.en",
+            "my_train.txt my_dev.txt my_test.txt",
+            "train.txt valid.txt test.txt poems.txt",
+        ],
+    )
+    def test_the_usual_names_are_those_splits(self, tmp_path: Path, names: str) -> None:
+        """The test set must not train the model: a file is in the split that it names, and in no other."""
+        for name in names.split():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(f"{name} ".encode() * 30)
+        texts = texts_of(tmp_path, "byte")
+        assert texts.keys() == {"train", "valid", "test"}
+        for split, spelt in (("train", "train"), ("valid", ("val", "dev")), ("test", "test")):
+            own = [name for name in names.split() if any(part.startswith(spelt) for part in re.split("[._/]", name))]
+            assert texts[split] == [f"{name} ".encode() * 30 for name in own] and own
+
+    def test_a_folder_without_a_valid_split_takes_it_from_train(self, tmp_path: Path) -> None:
+        for name, text in {"train.txt": b"r" * 190 + b"v" * 10, "test.txt": b"t" * 50, "README.md": b"no"}.items():
+            (tmp_path / name).write_bytes(text)
+        texts = read_splits(tmp_path, "byte")
+        assert texts_of(tmp_path, "byte") == {"train": [b"r" * 190], "valid": [b"v" * 10], "test": [b"t" * 50]}
+        assert texts.notes == [
+            "train, valid: train.txt (200 bytes); test: test.txt (50 bytes); "
+            "valid is the last 5 % of train, as no file names it.",
+            "Left out: README.md (names no split).",
+        ]
+
+    @pytest.mark.parametrize(
+        ("names", "sentence"),
+        [
+            ("test.txt poems.txt", r"test\.txt names one, and poems\.txt not"),
+            ("train.txt test.txt poems.txt", r"train\.txt names one, and poems\.txt not"),
+            ("train.txt poems.txt", r"train\.txt names one, and poems\.txt not"),
+            ("a.txt b.txt test/c.txt", r"test/c\.txt names one, and a\.txt, b\.txt not"),
+            ("train.test.txt a.txt", r"train\.test\.txt names test and train"),
+        ],
+    )
+    def test_what_names_splits_by_half_is_refused(self, tmp_path: Path, names: str, sentence: str) -> None:
+        for name in names.split():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(b"text " * 30)
+        with pytest.raises(ValueError, match=sentence):
+            read_splits(tmp_path, "byte")
+
+    def test_names_that_only_hold_such_a_word_are_cut(self, tmp_path: Path) -> None:
+        for name in ("how-to-train-your-dragon.txt", "contest.txt", "tests.txt"):
+            (tmp_path / name).write_bytes(b"text " * 30)
+        assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 90
+
+    def test_what_is_not_text_is_left_out_and_said(self, tmp_path: Path) -> None:
+        with zipfile.ZipFile(tmp_path / "old.zip", "w") as archive:
+            archive.writestr("a.txt", "no" * 50)
+        np.savez(tmp_path / "arrays.npz", np.zeros(9))
+        (tmp_path / "logo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+        (tmp_path / "m.pyc").write_bytes(b"\xa7\r\r\n\0\0\0\0")
+        for kind, marks in {"run": ("config.toml", "environment.json"), "store": ("corpus.json", "vocab.json")}.items():
+            (tmp_path / kind / "inner").mkdir(parents=True)
+            for name in (*marks, "log.txt", "inner/text.txt"):
+                (tmp_path / kind / name).write_text("not a text")
+        (tmp_path / "a.txt").write_bytes(b"text " * 40)
+        (tmp_path / "empty.txt").touch()
+        texts = read_splits(tmp_path, "byte")
+        assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 40
+        [told] = texts.notes[1:]
+        assert told.startswith("Left out: ") and told.endswith(" and 2 more.")
+        for name, reason in {"arrays.npz": "binary", "logo.png": "binary", "run": "a run", "old.zip": "binary"}.items():
+            assert f"{name} ({reason})" in told
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+    @pytest.mark.parametrize("unit", UNITS)
+    def test_a_byte_order_mark_names_the_encoding(self, tmp_path: Path, encoding: str, unit) -> None:
+        text = "été 中文 line\n" * 40
+        (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+        (tmp_path / "b.txt").write_bytes(text.encode())
+        ours, theirs = (texts_of(tmp_path / name, unit) for name in ("a.txt", "b.txt"))
+        assert ours == theirs and f"read as {encoding.upper()}" in read_splits(tmp_path / "a.txt", unit).notes[0]
+        (tmp_path / "a.txt").write_bytes(text.encode(encoding)[:-1])
+        with pytest.raises(ValueError, match=r"a\.txt begins as UTF-(16|32) text and goes on otherwise"):
+            read_splits(tmp_path / "a.txt", unit)
+
+    @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+    def test_an_archive_is_the_folder_that_was_packed(self, tmp_path: Path, kind: str) -> None:
+        folder = tmp_path / "texts"
+        for name in ("train/a.txt", "valid/b.txt", "test/c.txt", "logo.png"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(name * 20 if name != "logo.png" else "\0")
+        archive = tmp_path / f"texts.{kind}"
+        if kind == "zip":
+            with zipfile.ZipFile(archive, "w") as packed:
+                for file in sorted(folder.rglob("*")):
+                    packed.write(file, Path("texts") / file.relative_to(folder))
+        else:
+            with tarfile.open(archive, "w:gz" if kind == "tar.gz" else "w") as packed:
+                packed.add(folder, "texts")
+        found, packed = open_corpus(CorpusConfig(name=str(folder))), open_corpus(CorpusConfig(name=str(archive)))
+        assert all((found.split(split).ids == packed.split(split).ids).all() for split in SPLITS)
+        assert "Left out: texts/logo.png (binary)." in packed.notes
+
+    def test_a_large_text_stays_on_disk(self, tmp_path: Path) -> None:
+        file = tmp_path / "large.txt"
+        file.write_bytes(b"a line of text\n" * (1 << 20))
+        tracemalloc.start()
+        try:
+            corpus = open_corpus(CorpusConfig(name=str(file)))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert sum(split.tokens for split in corpus.header.splits.values()) == file.stat().st_size
+        assert peak < file.stat().st_size / 2
+
+    def test_a_hostile_archive_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+        for name, content in {"../a.txt": b"a" * 90, "bomb.txt": b"\0" * 999}.items():
+            with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+                archive.writestr(name, content)
+            monkeypatch.setattr("transformer_xl.data.archive._UNPACKED", 99)
+            monkeypatch.setattr("transformer_xl.data.archive._RATIO", 0)
+            with pytest.raises(ValueError, match=r"points outside|more than 99 bytes"):
+                open_corpus(CorpusConfig(name=str(tmp_path / "bad.zip")))
+            assert [*(tmp_path / "home").rglob("*")] == []
 
     def test_a_folder_may_hold_a_test_split_only(self, tmp_path: Path) -> None:
         (tmp_path / "test.txt").write_bytes(b"b a")
@@ -285,7 +424,7 @@ class TestAnyText:
     def test_source_code_with_a_train_file_is_not_taken_apart(self, tmp_path: Path) -> None:
         for name in ("train.py", "test.py", "model.py"):
             (tmp_path / name).write_bytes(name.encode() * 10)
-        parts = read_splits(tmp_path, "byte")
+        parts = texts_of(tmp_path, "byte")
         glued = b"".join(b"".join(texts) for texts in parts.values())
         assert glued == b"model.py" * 10 + b"test.py" * 10 + b"train.py" * 10
 
@@ -295,18 +434,20 @@ class TestAnyText:
             (tmp_path / name).write_bytes(f"{name} ".encode() * 40)
         (tmp_path / "empty").touch()
         os.mkfifo(tmp_path / "pipe")
-        parts = read_splits(tmp_path, "word")
-        glued = b"".join(b"".join(texts) for texts in parts.values())
-        assert glued == b"a " * 40 + b"\n" + b"b/c " * 40 + b"\n" + b"z " * 40 + b"\n"
+        parts = read_splits(tmp_path, "word").splits
+        glued = b"".join(b"".join(pieces(text, "word")) for texts in parts.values() for text in texts)
+        assert glued.split() == [b"a"] * 40 + [b"b/c"] * 40 + [b"z"] * 40
+        assert b"a \nb/c" in glued and b"b/c \nz" in glued, "no line runs on into the next file"
 
     @settings(deadline=None)
     @given(sizes=st.lists(st.integers(1, 50), min_size=3, max_size=12))
     def test_whole_files_are_held_out(self, tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
         folder = tmp_path_factory.mktemp("files")
         for i, size in enumerate(sizes):
-            (folder / f"{i:02}").write_bytes(bytes([i]) * size)
-        parts = read_splits(folder, "byte", whole_files=True)
-        assert parts["train"] + parts["valid"] + parts["test"] == [bytes([i]) * size for i, size in enumerate(sizes)]
+            (folder / f"{i:02}").write_bytes(bytes([i + 1]) * size)
+        parts = texts_of(folder, "byte", whole_files=True)
+        texts = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+        assert parts["train"] + parts["valid"] + parts["test"] == texts
         assert all(parts.values())
         held_out = sum(map(len, parts["test"]))
         assert held_out >= sum(sizes) / 20 or len(parts["train"] + parts["valid"]) == 2
@@ -314,10 +455,10 @@ class TestAnyText:
 
     def test_documents_reach_the_corpus(self, tmp_path: Path) -> None:
         for name in "abcd":
-            (tmp_path / name).write_text(name * 5)
+            (tmp_path / name).write_text(name * 50)
         config = CorpusConfig(name=str(tmp_path), reset_documents=True)
         starts = open_corpus(config).split("train").documents
-        assert starts is not None and starts.tolist() == [0, 5]
+        assert starts is not None and starts.tolist() == [0, 50]
         assert open_corpus(CorpusConfig(name=str(tmp_path))).split("train").documents is None
 
     def test_a_changed_file_is_tokenised_again(self, tmp_path: Path) -> None:
@@ -336,16 +477,16 @@ class TestAnyText:
         file = tmp_path / f"a.txt.{suffix}"
         with OPENERS[f".{suffix}"](file, "wb") as out:
             out.write(b"abc" * 100)
-        assert read_splits(file, "char")["train"] == [b"abc" * 90]
+        assert texts_of(file, "char")["train"] == [b"abc" * 90]
         file.write_bytes(file.read_bytes()[:-9])
         with pytest.raises((ValueError, OSError), match=r"a\.txt"):
-            read_splits(file, "char")
+            texts_of(file, "char")
 
     def test_a_byte_order_mark_is_a_byte_and_no_character(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"ab " * 40)
-        assert read_splits(tmp_path / "a.txt", "byte")["train"][0].startswith(b"\xef\xbb\xbfab")
+        assert texts_of(tmp_path / "a.txt", "byte")["train"][0].startswith(b"\xef\xbb\xbfab")
         for unit in ("char", "word"):
-            assert read_splits(tmp_path / "a.txt", unit)["train"][0].startswith(b"ab")
+            assert texts_of(tmp_path / "a.txt", unit)["train"][0].startswith(b"ab")
 
     @pytest.mark.parametrize("unit", ["char", "word"])
     @pytest.mark.parametrize(("content", "place"), [(b"abc\0def", "byte 3 is 0x00"), (b"ab\xff", "byte 2 is 0xff")])

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from small_models import VARIANTS, small_model
 from small_models import text as random_text
 from table_model import TableModel
@@ -150,7 +152,7 @@ def test_every_module_keeps_its_mode_even_after_an_error():
     modes = [module.training for module in model.modules()]
     evaluate(model, StreamLoader(tokens(20), batch_size=2, tgt_len=5), LENGTHS)
     assert [module.training for module in model.modules()] == modes
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="targets must be at most"):
         evaluate(model, segments_of([[0], [99]]), LENGTHS)
     assert [module.training for module in model.modules()] == modes
 
@@ -252,6 +254,42 @@ def test_lines_of_like_length_share_calls_within_the_budget():
     assert model.calls == [(2, 4), (2, 4), (2, 2), (2, 4), (1, 2)]
 
 
+@settings(deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 9) | st.integers(0, 200), min_size=1, max_size=30),
+    tgt_len=st.integers(1, 17),
+    batch_tokens=st.integers(1, 300),
+)
+@example(counts=[400, *[10] * 29], tgt_len=10, batch_tokens=300)
+def test_whatever_the_lengths_at_least_half_of_the_positions_read_are_targets(counts, tgt_len, batch_tokens):
+    model = TableModel(256)
+    lines = ["x" * count for count in counts]
+    scores = score_lines(model, BYTES, lines, Lengths(tgt_len=tgt_len, mem_len=4), batch_tokens=batch_tokens)
+    assert sum(rows * width for rows, width in model.calls) <= 2 * sum(score.targets for score in scores)
+    assert all(rows * width <= max(batch_tokens, width) for rows, width in model.calls)
+    expected = [nll_of(model, np.array([10, *[120] * count, 10])).sum() for count in counts]
+    assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-5)
+
+
+STATES: dict[str, Any] = {
+    "cache": lambda: small_model(),
+    "cache of zeros": lambda: small_model(zero_memory=True),
+    "windows": lambda: Sliding(small_model(), 4),
+    "tempered": lambda: Tempered(small_model(), 1.3),
+    "recurrent": lambda: small_model(kind="lstm", n_head=10, d_head=50, init_std=0.02),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_lines_that_end_leave_the_others_as_they_were_in_every_kind_of_state(state):
+    chars = Vocab.build("char", ["".join(map(chr, range(97, 97 + 22))) + "\n"])
+    model, lines = STATES[state](), ["abcdefghijklmnopqrstuv", "a", "bcdefgh", "cdefghijklmn", "ddd", "efgabcf"]
+    together = score_lines(model, chars, lines, LENGTHS)
+    alone = [score for line in lines for score in score_lines(model, chars, [line], LENGTHS)]
+    for one, other in zip(together, alone, strict=True):
+        assert one[1:] == other[1:] and math.isclose(one.nats, other.nats, rel_tol=1e-9)  # float64
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("temperature", [0.5, 1.08, 3.0])
 def test_a_temperature_is_that_of_the_whole_distribution(variant, temperature, monkeypatch):
@@ -335,6 +373,34 @@ class TestRun:
         """The text's last 5 %, by whole lines, is its test part."""
         lines = (run.parent / "text.txt").read_text().splitlines(keepends=True)
         return "".join(lines[-2:])
+
+    def test_a_text_without_splits_is_scored_whole(self, run, capsys, tmp_path):
+        """Every target of the file that was named, not those of its last 5 %."""
+        (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)
+        asked = {"data": str(tmp_path / "other.txt"), "scope": {"max_tokens": 0, "split": None}}
+        found = self.told(run, capsys, **asked)
+        assert found["split"] == "all" and found["results"][0]["targets"] == 30 * 16 - 1
+        asked["scope"]["split"] = "all"
+        assert self.told(run, capsys, **asked)["results"][0]["nats"] == found["results"][0]["nats"]
+        asked["scope"]["split"] = "test"
+        assert self.told(run, capsys, **asked)["results"][0]["targets"] == 24 - 1
+        evaluate_run(run, device="cpu", data=asked["data"])
+        shown = capsys.readouterr()
+        assert "other.txt, all" in shown.out and "all: other.txt (480 bytes)" in shown.err
+
+    def test_a_text_that_names_its_splits_has_a_test_split(self, run, capsys, tmp_path):
+        for split, count in {"train": 9, "dev": 5, "test": 3}.items():
+            (tmp_path / f"{split}.txt").write_text("a fox\n" * count)
+        for split, targets in {None: 3 * 6 - 1, "all": 17 * 6 - 1}.items():
+            found = self.told(run, capsys, data=str(tmp_path), scope={"max_tokens": 0, "split": split})
+            assert found["results"][0]["targets"] == targets
+
+    def test_text_that_trained_the_model_is_said_to_be_that(self, run, capsys):
+        own = str(run.parent / "text.txt")
+        assert self.told(run, capsys, scope={"split": "all", "max_tokens": 0})["results"][0]["targets"] == 40 * 44 - 1
+        capsys.readouterr()
+        evaluate_run(run, device="cpu", data=own)
+        assert "trained this model, and is read whole: --split test" in capsys.readouterr().err
 
     @pytest.mark.parametrize("how", [{"rule": "sgd", "lr": 0.02}, {"rule": "rms", "lr": 0.1, "tokens": 40}])
     def test_dynamic_evaluation_learns_and_at_a_rate_of_zero_does_not(self, run, capsys, how, tmp_path):

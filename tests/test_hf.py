@@ -492,7 +492,7 @@ def test_imports_are_rewritten_wherever_they_stand(tmp_path, monkeypatch):
     }
 
 
-def test_without_transformers_a_sentence_names_the_extra():
+def test_without_transformers_a_sentence_names_it():
     code = "import sys; sys.modules['transformers'] = None; import transformer_xl.hf"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "ValueError: Hugging Face" in run.stderr and 'pip install -U "transformer-xl[hf]"' in run.stderr
+    assert "ValueError: Hugging Face" in run.stderr and 'pip install -U "transformers>=5"' in run.stderr

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transformer_xl"
 
 FLOORS = (
-    {"settings", "values", "files", "device", "ops"},
+    {"settings", "values", "files", "device", "launcher", "inputs", "ops"},
     {"distributed", "memory", "attention", "adaptive", "data", "recipe"},
     {"model"},
     {"baselines", "step"},
@@ -30,7 +30,7 @@ FLOORS = (
     {"cli"},
     {"__main__"},
 )
-NO_TORCH = {"__init__", "settings", "values", "files", "recipe", "commands"}
+NO_TORCH = {"__init__", "settings", "values", "files", "launcher", "recipe", "commands"}
 """Files that stay importable in no time: a command line is read and refused before torch is needed."""
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))

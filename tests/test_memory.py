@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import used
+from small_models import lengths, read, small_model, text, used
 from torch import Tensor
 
+from transformer_xl.baselines.sliding import Sliding
 from transformer_xl.memory import Memory
 
 N_LAYER, BATCH, D_MODEL = 2, 3, 5
@@ -141,3 +142,29 @@ def test_reset_empties_the_rows_named(valid: list[int] | None, after: list[int])
     assert used(fresh) == after
     torch.testing.assert_close(rows_of(fresh)[1], rows_of(memory)[1], rtol=0, atol=0)
     assert used(memory) == before
+
+
+def test_a_state_moves_to_another_dtype_and_device() -> None:
+    model, ids, call = small_model(), text(2, 5), lengths(3)
+    memory = read(model, ids, call).memory.reset(torch.tensor([True, False]))
+    narrow = memory.to(torch.float32)
+    assert [x.dtype for x in narrow.layers] == [torch.float32] * 3 and narrow.valid is memory.valid
+    for a, b in zip(narrow.to(torch.float64).layers, memory.layers, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # rounded once to float32
+    assert {x.device.type for x in [*memory.to("meta").layers, memory.to("meta").valid]} == {"meta"}
+    window = Sliding(model, 4).empty_memory(2)
+    assert {x.device.type for x in window.to("meta")} == {"meta"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("zero_memory", [False, True])
+def test_a_cache_moves_as_a_copy(zero_memory: bool) -> None:
+    model, ids, call = small_model(zero_memory=zero_memory), text(2, 5), lengths(3)
+    cache = model.hidden(ids, model.empty_cache(2, call), call)[1].reset(torch.tensor([True, False]))
+    moved = cache.to(torch.float32)
+    assert moved.buffers[0][0].dtype == torch.float32
+    assert cache.to("meta").device.type == "meta"
+    back = cache.to("cpu")
+    expected, _ = model.hidden(ids, cache, call)  # the original is as it was
+    torch.testing.assert_close(model.hidden(ids, back, call)[0], expected)
+    torch.testing.assert_close(model.hidden(ids, moved.to(torch.float64), call)[0], expected, rtol=1e-5, atol=1e-5)

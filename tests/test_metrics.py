@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from transformer_xl.metrics import (
     bits,
     clock,
     figure,
+    followed,
     perplexity,
     read_metrics,
     seconds_left,
@@ -111,6 +113,30 @@ def test_a_pipe_gets_plain_lines_and_so_does_the_log(tmp_path):
     assert (tmp_path / "log.txt").read_text() == pipe.getvalue()
 
 
+def test_long_work_reports_how_far_it_has_come(monkeypatch, capsys):
+    """Every four seconds in a pipe, nothing where it is short, and the items are those that were given."""
+    now = iter(range(0, 1000, 2))
+    monkeypatch.setattr("transformer_xl.metrics.time.perf_counter", lambda: next(now))
+    assert list(followed(range(8), "scoring")) == [*range(8)]
+    assert capsys.readouterr().err.splitlines() == [
+        "scoring:  12% done, 0:28 left",
+        "scoring:  38% done, 0:13 left",
+        "scoring:  62% done, 0:07 left",
+        "scoring:  88% done, 0:02 left",
+    ]
+    monkeypatch.setattr("transformer_xl.metrics.time.perf_counter", lambda: 7.0)
+    assert list(followed(range(8), "scoring")) == [*range(8)] and capsys.readouterr().err == ""
+
+
+def test_a_terminal_has_one_line_of_progress_that_goes(monkeypatch):
+    now, terminal = iter(range(100)), Terminal()
+    monkeypatch.setattr("transformer_xl.metrics.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert list(followed(range(3), "scoring")) == [0, 1, 2]
+    assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
+    assert "scoring:  67% done, 0:02 left" in terminal.getvalue()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -126,3 +152,12 @@ def test_a_terminal_gets_a_bar_with_the_same_figures(monkeypatch, tmp_path):
     assert "50/1000" in terminal.getvalue() and HALFWAY.figures("byte") in terminal.getvalue()
     assert "a [sample]" in terminal.getvalue()
     assert (tmp_path / "log.txt").read_text() == HALFWAY.line("byte") + "\na [sample]\n"
+
+
+def test_the_bar_follows_a_number_of_steps_that_changes(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    terminal = Terminal()
+    with ProgressPrinter(1000, "byte", stream=terminal) as printer:
+        printer.show(replace(HALFWAY, max_steps=60))
+    assert "50/60" in terminal.getvalue()

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,9 @@ from small_models import VARIANTS, VOCAB, layers_of, lengths, read, small_model,
 from torch import nn
 
 from transformer_xl.attention import sinusoids
+from transformer_xl.baselines.sliding import Sliding
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluate import Tempered
 from transformer_xl.model import TransformerXL
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
@@ -273,6 +281,18 @@ def test_tied_weights_are_one_storage_that_learns_from_both_ends(variant: dict) 
         torch.testing.assert_close(both.grad, first.grad + last.grad)
 
 
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_a_functional_call_leaves_tied_parameters_as_they_were(end: str) -> None:
+    model, ids = small_model(**VARIANTS["bands"]), text(2, 5)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    with nullcontext() if end == "returns" else pytest.raises(ValueError, match="at most 22, got"):
+        targets = ids if end == "returns" else ids + VOCAB
+        torch.func.functional_call(model, values, (ids, targets, None, lengths(3)))
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys() and all(after[name] is parameter for name, parameter in before.items())
+
+
 @pytest.mark.parametrize("untie_r", [False, True])
 def test_initial_values_are_drawn_as_the_original_draws_them(untie_r: bool) -> None:
     sizes: dict[str, Any] = {
@@ -314,3 +334,99 @@ def test_initial_values_are_drawn_as_the_original_draws_them(untie_r: bool) -> N
 def test_a_seed_decides_the_start() -> None:
     first, second = (small_model().state_dict() for _ in range(2))
     torch.testing.assert_close(dict(first), dict(second), rtol=0, atol=0)
+
+
+WRONG = """
+import torch
+from small_models import lengths, small_model, text
+from transformer_xl.baselines.sliding import Sliding
+from transformer_xl.evaluate import Tempered
+
+model, other, ids, call = small_model(), small_model(n_layer=2), text(2, 5), lengths(3)
+lstm = small_model(kind="lstm", n_head=10, d_head=50, init_std=0.02)
+memory = model(ids, ids, None, call)[1]
+state = lstm(ids, ids, None, call)[1]
+with torch.no_grad():
+    cache = model.empty_cache(2, call)
+sliding, tempered, bands = Sliding(model, 4), Tempered(model, 1.5), small_model(cutoffs=(5, 11), div_val=2)
+AUXILIARY = {"kind": "al-rfou", "positions": 9, "multiple_targets": True}
+every = [model, bands, lstm, sliding, tempered, small_model(**AUXILIARY)]
+wrong = [(f"{name} {type(m).__name__}", m, given) for m in every for name, given in {
+    "row of ids": (ids[0], ids[0], None),
+    "ids of floats": (ids.double(), ids, None),
+    "ids above": (ids + 23, ids, None),
+    "ids below": (ids - 23, ids, None),
+    "targets of another shape": (ids, ids[:, 1:], None),
+    "targets of floats": (ids, ids.double(), None),
+    "targets above": (ids, ids + 23, None),
+}.items() if not (m is tempered and name == "targets above")]
+wrong += [
+    ("memory of other rows", model, (ids[:1], ids[:1], memory)),
+    ("memory of another depth", other, (ids, ids, memory)),
+    ("memory of another width", model, (ids, ids, type(memory)(tuple(x[..., 1:] for x in memory.layers)))),
+    ("memory in another dtype", model, (ids, ids, memory.to(torch.float32))),
+    ("memory on another device", model, (ids, ids, memory.to("meta"))),
+    ("memory without layers", model, (ids, ids, type(memory)(()))),
+    ("memory of another kind", model, (ids, ids, sliding.empty_memory(2))),
+    ("windows of another kind", sliding, (ids, ids, memory)),
+    ("windows of other rows", sliding, (ids, ids, sliding.empty_memory(3))),
+    ("states of attention", lstm, (ids, ids, memory)),
+    ("states of other rows", lstm, (ids[:1], ids[:1], state)),
+    ("cache of other rows", model, (ids[:1], ids[:1], cache)),
+    ("cache of another depth", other, (ids, ids, cache)),
+]
+for name, asked, (given, targets, past) in wrong:
+    calls = {"call": lambda: asked(given, targets, past, call)}
+    if not name.startswith("targets") and asked is not tempered:
+        calls |= {
+            "hidden": lambda: asked.hidden(given, past, call),
+            "log_probs": lambda: asked.log_probs(given, past, call),
+        }
+    for kind, do in calls.items():
+        try:
+            with torch.no_grad():
+                do()
+            print(name, kind, "| nothing was raised")
+        except Exception as error:
+            print(name, kind, "|", type(error).__name__, error)
+"""
+
+
+def test_what_a_call_cannot_take_is_told_in_one_sentence() -> None:
+    # A process of its own, without the tests' own check of shapes.
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
+    shown = subprocess.run(
+        [sys.executable, "-c", WRONG], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert len(lines) > 100
+    for line in lines:
+        what = line.split()[0].replace("row", "ids").replace("windows", "memory").replace("states", "memory")
+        what = what.replace("cache", "memory")
+        assert f"| ValueError {what} must " in line and line.endswith(".") and "\n" not in line, line
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.int32, torch.uint32])
+@pytest.mark.parametrize(
+    "kind",
+    [{}, VARIANTS["bands"], {"kind": "al-rfou", "positions": 9, "multiple_targets": True}, {"dropout_words": 0.1}],
+)
+def test_ids_and_targets_of_any_integer_dtype_are_the_same(kind: dict, dtype: torch.dtype) -> None:
+    model, ids, call = small_model(**kind), text(2, 5), lengths(3)
+    small = ids.to(dtype)
+    expected = model(ids, ids, None, call)[0]
+    assert torch.equal(model(small, small, None, call)[0], expected)
+    assert torch.equal(model.objective(small, small, None, call)[0], model.objective(ids, ids, None, call)[0])
+    assert torch.equal(model.log_probs(small, None, call)[0], model.log_probs(ids, None, call)[0])
+    both = [model.regularised(x, x, None, call, alpha=1.0, beta=1.0)[0] for x in (ids, small)]
+    assert torch.equal(*both)
+    for reader in (Sliding(model, 4), Tempered(model, 1.5)):
+        assert torch.equal(reader(small, small, None, call)[0], reader(ids, ids, None, call)[0])
+
+
+def test_what_a_vocabulary_gives_can_be_read() -> None:
+    vocab = Vocab.build("byte", [])
+    ids = torch.from_numpy(vocab.encode("text"))[None]
+    log_probs, _ = small_model(vocab_size=len(vocab)).log_probs(ids, None, lengths(3))
+    assert ids.dtype == torch.uint8 and log_probs.shape == (1, 4, 256)

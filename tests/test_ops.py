@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,19 @@ from transformer_xl.ops.contract import (
     CASES,
     NAMES,
     Case,
+    Roundings,
     assert_contract,
     assert_dropout,
     make_inputs,
     masks,
     plain,
+    rounded,
     visible,
 )
-from transformer_xl.ops.dropout import dropout
+from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import aligned, mask_distant, mask_wrapped, shifted_view
+from transformer_xl.run.env import choices
+from transformer_xl.settings import TrainConfig, TransformerXLConfig
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # its own tests are in test_triton.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -85,19 +91,107 @@ def test_equation_by_hand(backend: str, sizes: dict[str, Any], seed: int) -> Non
     torch.testing.assert_close(out.detach(), torch.from_numpy(by_hand(inputs, case)))
 
 
-def test_the_yardstick_is_the_equation_too() -> None:
+def test_plain_is_the_equation_too() -> None:
     for case in CASES.values():
         inputs = make_inputs(case, torch.float64)
         torch.testing.assert_close(plain(inputs, case).detach(), torch.from_numpy(by_hand(inputs, case)))
 
 
-# The reference is the definition, held to be clear rather than accurate below float64.
-@pytest.mark.parametrize(
-    ("backend", "dtype"), [(b, d) for b in BACKENDS for d in DTYPES if (b, d) != ("reference", "fp32")]
-)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_contract(backend: str, case: Case, dtype: str) -> None:
     assert_contract(backend, case, DTYPES[dtype])
+
+
+def test_the_tolerance_is_of_the_right_equations() -> None:
+    """Without roundings they are those of the reference, and the error is as large as the roundings are."""
+    for case in CASES.values():
+        inputs = make_inputs(case, torch.float64)
+        cotangent = torch.randn_like(inputs["q"])
+        out = relative_attention(**inputs, **masks(case), backend="reference")
+        gradients = torch.autograd.grad(out, [inputs[name] for name in NAMES], cotangent)
+        exact, *moved = (rounded(inputs, case, cotangent, Roundings(unit, unit)) for unit in (0.0, 1e-9, 1e-7))
+        torch.testing.assert_close(list(exact.values()), [out.detach(), *gradients])
+        for name, value in exact.items():
+            little, much = ((run[name] - value).square().mean().sqrt() for run in moved)
+            assert 10 * little < much < 1000 * little, name
+
+
+def break_backend(fault: str, tensors: tuple[Tensor, ...], arguments: dict[str, Any]) -> Tensor:
+    """`strided` with one fault."""
+    q, k, v, r, content_bias, position_bias = tensors
+    attend = ops.BACKENDS["strided"]
+    match fault:
+        case "a scale that is 1e-4 off":
+            arguments["scale"] *= 1 + 1e-4
+        case "a value in bf16":
+            v = v.bfloat16().to(v.dtype)
+        case "a key in bf16":
+            k = k.bfloat16().to(k.dtype)
+        case "a window that is one key short":
+            arguments["attn_len"] -= 1
+        case "a distance that is one off":
+            r = r.roll(1, 1)
+        case "biases that are swapped":
+            content_bias, position_bias = position_bias, content_bias
+        case "a row that shows its padding":
+            arguments["valid"] = arguments["valid"].clamp(min=0)
+        case "one key's gradient missing":
+            k = torch.where(torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2], k.detach(), k)
+        case "one row's share of a bias's gradient missing":
+            parts = [slice(0, 1), slice(1, None)]
+            biases = (content_bias.detach(), position_bias), (content_bias, position_bias)
+            valid = arguments.pop("valid")
+            outs = [
+                attend(q[rows], k[rows], v[rows], r, *both, valid=valid[rows], **arguments)
+                for rows, both in zip(parts, biases, strict=True)
+            ]
+            return torch.cat(outs)
+        case "a softmax whose normaliser has no gradient":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Tensor, "softmax", lambda x, dim: (x - x.logsumexp(dim, keepdim=True).detach()).exp())
+                return attend(*tensors, **arguments)
+        case "sums over queries in the dtype of the inputs":
+            memory, valid = k.shape[2] - q.shape[2], arguments.pop("valid")
+            outs = []
+            for i in range(q.shape[2]):  # autograd adds the gradients of these calls one by one
+                keys = slice(0, memory + i + 1)
+                rows = q[:, :, i : i + 1], k[:, :, keys], v[:, :, keys]
+                outs.append(attend(*rows, r, content_bias, position_bias, valid=valid + i, **arguments))
+            return torch.cat(outs, 2)
+    return attend(q, k, v, r, content_bias, position_bias, **arguments)
+
+
+FINE = ["a scale that is 1e-4 off", "a value in bf16", "a key in bf16"]
+COARSE = [
+    "a window that is one key short",
+    "a distance that is one off",
+    "biases that are swapped",
+    "a row that shows its padding",
+    "one key's gradient missing",
+    "one row's share of a bias's gradient missing",
+    "a softmax whose normaliser has no gradient",
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "dtype"),
+    [
+        *((fault, dtype) for fault in FINE for dtype in ("fp64", "fp32")),
+        *((fault, dtype) for fault in COARSE for dtype in DTYPES),
+        ("sums over queries in the dtype of the inputs", "bf16"),
+    ],
+)
+def test_the_contract_catches(fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that is nearly even over many keys has long sums; elsewhere bfloat16 hides how they were made."""
+    even = Case(queries=257, memory=11, batch=1, valid=(11,), scale=0.01)
+    case = even if fault.startswith("sums") else CASES["beyond a block, all masks"]
+    monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend(fault, tensors, arguments))
+    with pytest.raises(AssertionError, match="rounding makes"):
+        assert_contract("broken", case, DTYPES[dtype])
+    monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend("", tensors, arguments))
+    assert_contract("broken", case, DTYPES[dtype])
 
 
 @each_backend
@@ -340,6 +434,21 @@ def test_auto_follows_its_rule() -> None:
     assert "CUDA" in str(ops.triton_refusal(cpu, fp32, 64))
 
 
+def test_auto_counts_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    for name in ("strided", "chunked"):
+        monkeypatch.setitem(ops.BACKENDS, name, lambda q, *_, name=name, **__: used.append(name) or q)
+    case = Case()
+    monkeypatch.setattr(ops, "STRIDED_SCORES", case.batch * case.heads * case.queries * (case.memory + case.queries))
+    for batch in (case.batch, case.batch + 1):
+        relative_attention(**make_inputs(replace(case, batch=batch), torch.float32))
+        model = TransformerXLConfig(vocab_size=0, n_head=case.heads)
+        lengths = {"tgt_len": case.queries, "mem_len": case.memory}
+        config = TrainConfig(device="cpu", batch_size=2 * batch, batch_chunk=2, **lengths)
+        used.append(choices(config, model)["backend"]["name"])
+    assert used == ["strided"] * 2 + ["chunked"] * 2
+
+
 def test_chunked_never_holds_all_scores() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -408,3 +517,44 @@ def test_dropout_draws_neighbours_independently_and_repeats_with_the_seed() -> N
     for apart in (1, 2, 3, 4):  # four elements share a random number
         both = (dropped[:-apart] * dropped[apart:]).mean().item()
         assert abs(both - 0.25) < 5 * (0.25 * 0.75 / 400_000) ** 0.5
+
+
+def saved_bytes(call: Callable[[], Tensor]) -> int:
+    """What autograd keeps for backward, each piece of memory counted once."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = call()  # alive until here, so that no memory is used twice
+    del out
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_dropout_keeps_a_byte_an_element_for_backward(dtype: torch.dtype) -> None:
+    x = torch.randn(37, 101, dtype=dtype, requires_grad=True)
+    assert saved_bytes(lambda: dropout(x, 0.3)) <= x.numel() + 8  # the last draw is not used up
+    case = Case(queries=67, memory=101, batch=2)
+    inputs = make_inputs(case, dtype)
+    scores = case.batch * case.heads * case.queries * (case.memory + case.queries)
+    whole, dropped = (
+        saved_bytes(lambda p=p: relative_attention(**inputs, dropout_p=p, backend="strided")) for p in (0.0, 0.3)
+    )
+    assert dropped - whole <= scores * (1 + dtype.itemsize) + 8, "besides the mask, the probabilities it was applied to"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_dropout_is_a_product_with_the_scaled_mask(dtype: torch.dtype) -> None:
+    x = torch.randn(37, 101, dtype=dtype, requires_grad=True)
+    torch.manual_seed(3)
+    out = dropout(x, 0.3)
+    torch.manual_seed(3)
+    scaled = keep_mask(x.shape, 0.3).to(dtype) / (1 - 0.3)
+    assert torch.equal(out, x * scaled)
+    cotangent = torch.randn_like(x)
+    first, again = (torch.autograd.grad(y, x, cotangent, create_graph=True)[0] for y in (out, x * scaled))
+    assert torch.equal(first, again)
+    assert torch.autograd.gradgradcheck(lambda x: torch.manual_seed(3) and dropout(x, 0.3).square(), x.double()[:3, :5])

@@ -4,19 +4,23 @@ the words' own projection, activation regularisation, averaged weights."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import lengths, read, small_model, text
 from torch import nn
 
 from transformer_xl.averaging import Average
+from transformer_xl.data.loader import Segment
+from transformer_xl.distributed import Ranks
 from transformer_xl.model import activity
 from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
 from transformer_xl.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.train import trained
+from transformer_xl.train.trainer import train_step
 
 ALL = {
     "dropout": 0.2,
@@ -130,6 +134,44 @@ def test_regularised_adds_activity_of_the_output_before_dropout():
     torch.testing.assert_close(more, loss + penalty)
 
 
+class Apart(Ranks):
+    """Ranks that do not talk: each has its own part of the gradients."""
+
+    def total(self, amounts):
+        return list(amounts)
+
+
+def gradients_of(shape: dict, segment: Segment, config: TrainConfig, ranks: Ranks | None = None) -> list[torch.Tensor]:
+    """Those of a first step."""
+    model, ranks = small_model(train=True, **shape), ranks or Ranks()
+    memory = model.empty_memory(len(segment.ids) // ranks.size)
+    train_step(model, [torch.optim.SGD(model.parameters())], segment, memory, config, 0, ranks=ranks)
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+AUXILIARY = {"kind": "al-rfou", "positions": 9, "intermediate_losses": True, "multiple_targets": True}
+
+
+@settings(deadline=None, max_examples=5)
+@given(counts=st.lists(st.integers(0, 7), min_size=4, max_size=4), loss=st.sampled_from(["full", "half"]))
+@example(counts=[6, 6, 2, 2], loss="full")
+@pytest.mark.parametrize(
+    ("shape", "terms"), [({}, {"ar_alpha": 0.7, "tar_beta": 0.9}), (AUXILIARY, {})], ids=["AR and TAR", "Al-Rfou"]
+)
+def test_gradients_do_not_depend_on_how_rows_are_dealt_to_chunks_and_ranks(shape, terms, counts, loss):
+    ids, targets = text(4, 7), text(4, 7, seed=1)
+    targets[torch.arange(7) >= torch.tensor(counts)[:, None]] = -1
+    config = TrainConfig(tgt_len=7, mem_len=0, batch_size=4, clip=0, device="cpu", precision="fp32", loss=loss, **terms)
+    whole, *dealt = (
+        gradients_of(shape, Segment(ids[order], targets[order], None), replace(config, batch_chunk=chunks))
+        for chunks, order in ((1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (2, [2, 0, 3, 1]), (4, [0, 1, 2, 3]))
+    )
+    one, other = (gradients_of(shape, Segment(ids, targets, None), config, Apart(rank, 2)) for rank in (0, 1))
+    dealt.append([(a + b) / 2 for a, b in zip(one, other, strict=True)])
+    for found in dealt:  # float64: sums in another order
+        torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-11)
+
+
 def test_an_average_is_the_mean_of_the_weights_at_its_updates():
     model = nn.Linear(3, 2)
     average, seen = Average(model), []
@@ -149,8 +191,17 @@ def test_an_average_is_the_mean_of_the_weights_at_its_updates():
 
 def test_half_loss_leaves_out_the_context():
     targets = torch.tensor([[-1, -1, 3, 4, 5, 6], [1, 2, 3, 4, -1, -1]])
-    assert trained(targets, "half").tolist() == [[-1, -1, -1, -1, 5, 6], [-1, -1, -1, 4, -1, -1]]
+    assert trained(targets, "half").tolist() == [[-1, -1, -1, -1, 5, 6], [-1, -1, 3, 4, -1, -1]]
     assert trained(targets[:, 2:], "half")[0].tolist() == [-1, -1, 5, 6]
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), min_size=1, max_size=5))
+def test_half_loss_trains_on_the_recent_half_of_each_rows_own_targets(rows):
+    targets = torch.full((len(rows), 105), -1)
+    for row, (again, count) in zip(targets, rows, strict=True):
+        row[again : again + count] = torch.arange(count)
+    for row, (_, count) in zip(trained(targets, "half"), rows, strict=True):
+        assert row[row >= 0].tolist() == list(range(count // 2, count))
 
 
 def test_settings_that_do_not_go_together_are_told():

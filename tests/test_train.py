@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +17,14 @@ import pytest
 import torch
 from figures import without_clock
 
-from transformer_xl.checkpoint import best, checkpoints, latest, load_training, load_weights, valid_loss
+from transformer_xl.checkpoint import best, checkpoints, latest, load_config, load_training, load_weights, valid_loss
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.distributed import Ranks
 from transformer_xl.metrics import read_metrics
 from transformer_xl.model import TransformerXL
 from transformer_xl.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
-from transformer_xl.train import MOST_SKIPPED, Trainer, fit
+from transformer_xl.train import MOST_SKIPPED, Trainer, fit, loop
 
 SHAPE = TransformerXLConfig(
     vocab_size=256, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, dropout=0.1, dropatt=0.1
@@ -71,7 +73,9 @@ def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, c
     assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")
 
 
-def _interrupted(corpus: Corpus, folder: Path, *, after: int, number: int = signal.SIGTERM, **changes: object) -> None:
+def _interrupted(
+    corpus: Corpus, folder: Path, *, after: int, numbers: Sequence[int] = (signal.SIGTERM,), **changes: object
+) -> None:
     """Train until a signal arrives during step `after`."""
     model, config = start(**changes)
     steps = []
@@ -80,7 +84,8 @@ def _interrupted(corpus: Corpus, folder: Path, *, after: int, number: int = sign
         if module.training:
             steps.append(1)
             if len(steps) == after:
-                os.kill(os.getpid(), number)
+                for number in numbers:
+                    os.kill(os.getpid(), number)
 
     handle = model.layers[0].register_forward_hook(send)
     assert not fit(model, corpus, config, folder)
@@ -88,11 +93,56 @@ def _interrupted(corpus: Corpus, folder: Path, *, after: int, number: int = sign
     assert load_training(latest(folder)).step == after
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_the_step_and_saves(corpus, tmp_path, number):
-    before = signal.getsignal(number)
-    _interrupted(corpus, tmp_path, after=2, number=number)
-    assert signal.getsignal(number) is before
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP as a shell leaves it to a program, though nohup may have started these tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    "numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGHUP] * 2, [signal.SIGTERM, signal.SIGHUP]]
+)
+def test_a_signal_finishes_the_step_and_saves(corpus, tmp_path, numbers, hangup):
+    """SIGHUP may come twice, or after SIGTERM, when a terminal or a session ends."""
+    before = [signal.getsignal(number) for number in numbers]
+    _interrupted(corpus, tmp_path, after=2, numbers=numbers)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_nohup_stays(hangup):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with loop._deferred_signals(Ranks()) as received:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not received
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_one_of_several_ranks_leaves_a_second_signal_to_its_launcher(hangup):
+    with loop._deferred_signals(Ranks(0, 2)) as received:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert received == ["SIGTERM", "SIGHUP", "SIGTERM", "SIGINT", "SIGINT"]
+
+
+def test_a_plan_made_on_the_way_ends_training_and_is_what_is_saved(corpus, tmp_path):
+    """One that says what is settled already changes no bit; another one ends training where it says."""
+    model, config = start()
+    asked = []
+    fit(model, corpus, config, tmp_path / "same", replan=lambda trainer: asked.append(trainer.step) or config.train)
+    plain, _ = run(corpus, tmp_path / "plain")
+    assert asked == list(range(1, TRAIN.max_steps + 1))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    assert without_clock(tmp_path / "same") == without_clock(tmp_path / "plain")
+    for most in (5, 11):
+        model, config = start(eval_every=0, save_every=0)
+        plan = replace(config.train, max_steps=most, log_every=3)
+        assert fit(model, corpus, config, tmp_path / f"{most}", replan=lambda trainer, plan=plan: plan)
+        assert [path.name for path in checkpoints(tmp_path / f"{most}")] == [f"step_{most:08d}"]
+        assert load_config(best(tmp_path / f"{most}")).train == plan
+        logged = [entry["step"] for entry in read_metrics(tmp_path / f"{most}" / "metrics.jsonl") if "lr" in entry]
+        assert logged == [*range(3, most, 3), most]
 
 
 def test_training_outside_the_main_thread_works(corpus, tmp_path):
@@ -209,18 +259,18 @@ def test_rates_follow_the_length_of_a_segment(corpus):
 COMPILED = """
 import torch
 from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
+from transformer_xl.distributed import Ranks, parallelise
 
 torch.manual_seed(0)
 model = TransformerXL(TransformerXLConfig(vocab_size=7, n_layer=1, n_head=2, d_head=3, d_model=6, d_inner=5))
 ids = torch.randint(7, (2, 13))
 lengths, results = Lengths(tgt_len=4, mem_len=4), []
 for compiled in (False, True):
-    if compiled:
-        model.compile()
-    memory, losses = None, []
+    objective = parallelise(model, "ddp", Ranks(), compiled=compiled)
+    memory, losses = model.empty_memory(2), []
     for start in (0, 4, 8):
         rows = ids[:, start : start + 4], ids[:, start + 1 : start + 5]
-        loss, _, memory = model.objective(*rows, memory, lengths)
+        loss, _, memory = objective(*rows, memory, lengths, alpha=0.2, beta=0.1)
         losses.append(loss)
     results.append((torch.stack(losses), *torch.autograd.grad(sum(losses), list(model.parameters()))))
 torch.testing.assert_close(*results)
@@ -232,3 +282,50 @@ torch.testing.assert_close(*results)
 def test_a_compiled_model_gives_the_same_losses_and_gradients():
     """In a process of its own, without the type checker's import hook, which cannot be compiled."""
     subprocess.run([sys.executable, "-c", COMPILED], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
+
+
+GRAPHS = """
+import torch._dynamo
+from functools import partial
+from ranks import ALONE, CASES, findings, trainer_of
+
+graphs, calls = 0, 0
+
+def counting(graph, inputs):
+    global graphs
+    graphs += 1
+    def call(*arguments):
+        global calls
+        calls += 1
+        return graph(*arguments)
+    return call
+
+torch.compile = partial(torch.compile, backend=counting)
+one = {"n_layer": 1}
+CASES |= {
+    "plain": (one, {}),
+    "AR and TAR": (one, {"ar_alpha": 0.2, "tar_beta": 0.1}),
+    "half loss": (one, {"loss": "half"}),
+    "Al-Rfou": (CASES["al-rfou"][0] | {"n_layer": 2}, CASES["al-rfou"][1]),
+}
+for case in ("plain", "AR and TAR", "half loss", "Al-Rfou"):
+    torch._dynamo.config.recompile_limit = 1 if case == "Al-Rfou" else 8
+    torch.compiler.reset()
+    graphs = calls = 0
+    found = [findings(trainer_of(case, ALONE, compile=compiled), 3) for compiled in (True, False)]
+    torch.testing.assert_close(*found)
+    print(graphs, calls)
+"""
+
+
+@pytest.mark.timeout(400)
+def test_whatever_is_trained_is_compiled_and_gives_the_same():
+    """A backend that counts calls the graphs as they are, so numbers are the same up to the order of sums."""
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", GRAPHS], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
+    assert counts[:3] == [[2, 3]] * 3, "one graph for an empty memory and one for others; each step calls one"
+    assert counts[3] == [3, 3], "as the lower layer's loss ends more graphs are made than the limit of one allows"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="needs pip install transformer-xl[triton]")
+triton = pytest.importorskip("triton", reason="needs pip install triton")
 
 from transformer_xl.ops import relative_attention  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402

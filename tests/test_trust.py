@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
+import json
 import multiprocessing
 import os
+import re
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +31,8 @@ from transformer_xl.checkpoint.parts import FILES
 from transformer_xl.cli import main
 from transformer_xl.files import SEAL, check_seal, held, seal
 from transformer_xl.metrics import read_metrics
+from transformer_xl.recipe import load_recipe
+from transformer_xl.run.train import STOPPED
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.aside import Aside
 
@@ -140,6 +149,202 @@ def test_resuming_a_finished_run_scores_it_again_and_tells_it_once(home, run):
     figures = without_clock(run)
     assert main(words(home, run, "--resume")) == 0
     assert without_clock(run) == figures and figures[-1]["checkpoint"] == "step_00000012"
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command line is refused with."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "Traceback" not in shown.err
+    return shown.err
+
+
+def test_resuming_takes_no_weights_from_elsewhere_and_leaves_the_run_as_it_was(home, run, capsys):
+    before = content(run)
+    assert "--init must be left out with --resume" in refusal(words(home, run, "--resume", "--init", str(run)), capsys)
+    assert content(run) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "must"),
+    [
+        (["--model.n-layer", "2"], "--model.n-layer must be 1 with --init"),
+        (["--model.vocab-size", "9"], "--model.vocab-size must be 256 with --init"),
+        (["--corpus.unit", "char"], '--corpus.unit must be "byte" with --init'),
+        (["--corpus.newlines", "drop"], '--corpus.newlines must be "keep" with --init'),
+        (["--corpus.min-count", "5"], "--corpus.min-count must be 1 with --init"),
+    ],
+)
+def test_what_contradicts_the_run_to_start_from_is_refused(home, tmp_path, given, must, capsys):
+    sentence = refusal(words(home, tmp_path / "new", "--init", str(home / "run"), *given), capsys)
+    assert sentence.startswith(f"txl: {must}") and f"got {given[1]}" in sentence.replace('"', "")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_recipe_trains_another_shape_and_not_another_unit(home, tmp_path, capsys):
+    """The shape is that of the run to start from; what agrees with it may be said, and dropout may differ."""
+    line = ["train", "text-words", *words(home, tmp_path / "new", "--init", str(home / "run"))[2:]]
+    short = ["--train.max-steps", "1", "--train.batch-size", "4", "--train.eval-tokens", "20"]
+    sentence = refusal(line, capsys)
+    assert 'corpus.unit in recipe text-words must be "byte"' in sentence and "--corpus.unit byte" in sentence
+    agreed = ["--corpus.unit", "byte", "--model.n-layer", "1", "--model.vocab-size", "0", "--model.dropout", "0.3"]
+    assert main([*line, *agreed, *short]) == 0
+    model = load_recipe(tmp_path / "new" / "config.toml").model
+    assert (model.d_model, model.d_inner, model.dropout) == (6, 5, 0.3)
+
+
+def test_a_run_goes_on_by_the_recipe_it_began_with(home, run, tmp_path, capsys):
+    before = content(run)
+    (tmp_path / "tiny.toml").write_text(RECIPE + "lr = 0.5\n")
+    for other in ("ptb-small", str(tmp_path / "tiny.toml")):
+        sentence = refusal(["train", other, "--out", str(run), "--resume"], capsys)
+        assert "RECIPE must be tiny.toml" in sentence and f"{run}/config.toml, got {Path(other).name}" in sentence
+    assert content(run) == before
+    assert main(["train", str(run / "config.toml"), "--resume", "--out", str(run)]) == 0
+    assert main(words(home, run, "--resume")) == 0
+    facts = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps({name: facts[name] for name in facts if name != "recipe"}))
+    assert main(["train", "ptb-small", "--out", str(run), "--resume"]) == 0  # of a version that did not note it
+
+
+def test_one_line_begins_a_run_and_goes_on_with_it(home, tmp_path, capsys):
+    line = words(home, tmp_path / "run", "--init", str(home / "run"), "--resume", "auto")
+    assert main(line) == 0
+    assert "Resumed" not in capsys.readouterr().out
+    for folder in checkpoints(tmp_path / "run")[1:]:
+        shutil.rmtree(folder)
+    assert main(line) == 0
+    sentence = "Resumed from step 3 of 12 (step_00000003)."
+    assert sentence in capsys.readouterr().out and sentence in (tmp_path / "run" / "log.txt").read_text()
+    for folder in checkpoints(tmp_path / "run"):  # as a run that was killed before it saved
+        shutil.rmtree(folder)
+    assert main(line) == 0 and latest(tmp_path / "run").name == "step_00000012"
+    assert "Resumed" not in capsys.readouterr().out
+    for folder in checkpoints(tmp_path / "run"):
+        flip(folder / "model.safetensors", 12345)
+    for _ in range(2):  # nothing is thrown away because it is damaged
+        assert main(line) == 2 and "holds no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_left_alone(home, tmp_path, capsys):
+    (tmp_path / "letters").write_text("keep me")
+    for more in ([], ["--resume", "auto"]):
+        assert f"{tmp_path} exists. Choose another folder" in refusal(words(home, tmp_path, *more), capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["letters"]
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"], ["--resume", "auto"]])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_in_progress_is_in_use_whether_it_saved_or_not(home, run, more, saved, capsys):
+    if not saved:
+        shutil.rmtree(run / "checkpoints")
+    with held(run):
+        assert refusal(words(home, run, *more), capsys).startswith(f"txl: {run} is in use by another process. Wait")
+
+
+class Failing(io.StringIO):
+    """Standard output that can be written so often, and then no more."""
+
+    def __init__(self, number: int, writes: int = 3):
+        super().__init__()
+        self.number, self.left = number, writes
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
+
+
+def test_a_reader_that_leaves_ends_a_run_as_sigterm_does(home, tmp_path, monkeypatch, capsys):
+    line = words(home, tmp_path / "run")
+    monkeypatch.setattr(sys, "stdout", Failing(errno.EPIPE))
+    assert main(line) == STOPPED
+    ended = f"Stopped by a closed pipe, and saved. Go on with --resume --out {tmp_path / 'run'}."
+    assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1] == ended
+    assert capsys.readouterr().err.splitlines() == [ended]
+    monkeypatch.undo()
+    assert 0 < int(latest(tmp_path / "run").name.removeprefix("step_")) < 12
+    assert main([*line, "--resume"]) == 0
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_run_outlives_its_output(home, tmp_path, number, monkeypatch, capsys):
+    """A full disk holds standard output, or the terminal of a run in the background was closed."""
+    monkeypatch.setattr(sys, "stdout", Failing(number))
+    assert main(words(home, tmp_path / "run")) == 0
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence == f"txl: standard output: {os.strerror(number)}. The work goes on without it."
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+    assert "step 12/12" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_run_needs_no_output(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words(home, tmp_path / "run")) == 0
+
+
+def test_a_second_interrupt_ends_at_once_with_a_sentence(home, tmp_path, monkeypatch, capsys):
+    advance = Trainer.advance
+
+    def interrupted(trainer):
+        for _ in range(2 * (trainer.step == 7)):  # what step 6 saves may be half-written
+            os.kill(os.getpid(), signal.SIGINT)
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(words(home, tmp_path / "run")) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    told = rf"txl: Interrupted. step_0000000[36] is saved: go on with --resume --out {tmp_path / 'run'}.\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
+def test_a_run_whose_terminal_closes_saves(home, tmp_path):
+    import pty
+
+    own, its = pty.openpty()
+    line = words(home, tmp_path / "run", "--train.max-steps", "9999", "--train.save-every", "0")
+    command = [sys.executable, "-c", TERMINAL, *line]
+    streams: dict[str, Any] = {"stdin": its, "stdout": its, "stderr": its}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "COLUMNS": "200"}
+    with subprocess.Popen(command, **streams, env=environment, start_new_session=True) as process:
+        os.close(its)
+        shown = b""
+        while b"loss" not in shown:
+            shown += os.read(own, 10_000)
+        os.close(own)
+        assert process.wait(100) == STOPPED
+    assert len(checkpoints(tmp_path / "run")) == 1
+    assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1].startswith("Stopped by a signal, and saved.")
+
+
+TERMINAL = """
+import fcntl, signal, sys, termios
+from transformer_xl.cli import main
+
+fcntl.ioctl(0, termios.TIOCSCTTY)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("option", ["--data", "--out", "--corpus.vocab"])
+def test_a_name_that_no_config_can_hold_is_refused(home, tmp_path, option, capsys):
+    odd = tmp_path / "odd\udcff"
+    odd.write_text("to be or not to be\n" * 60)
+    line = words(home, tmp_path / "new", option, str(odd if option != "--out" else tmp_path / "run\udcff"))
+    assert f"{option} must be a name in UTF-8, got '" in refusal(line, capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["odd\udcff"]
 
 
 def test_what_is_whole_stays(run):
@@ -343,7 +548,7 @@ def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_on_them(home,
 
 
 def test_several_processes_are_for_training_only(home, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     assert main(["eval", str(home / "run")]) == 2
     assert "rank 1: txl eval runs in one process" in capsys.readouterr().err

@@ -13,10 +13,11 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .inputs import as_ids, as_targets
 from .ops.cross_entropy import Columns, linear_nll
 from .ops.dropout import word_dropout
 
@@ -29,6 +30,8 @@ class _Bands(nn.Module):
 
     def __init__(self, vocab_size: int, d_embed: int, d_model: int, cutoffs: tuple[int, ...], div_val: int):
         super().__init__()
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1 to build a model, got {vocab_size}. Name the size.")
         self.edges = (0, *cutoffs, vocab_size)
         self.div_val = div_val
         self.sizes = [high - low for low, high in pairwise(self.edges)]
@@ -69,16 +72,21 @@ class AdaptiveEmbedding(_Bands):
         widths = self.widths[: len(self.tables)] if self.projected else []
         self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
 
-    def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    def forward(self, ids: Integer[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         return self.lookup(ids)[0]
 
-    def lookup(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
+    def lookup(self, ids: Integer[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
         """The vectors, and the tables for the `nll` of a tied softmax.
 
         Its gradient then passes through here, and that of the rows looked up is added to it in place: else each of the
         two would make one as large as the tables.
         """
-        x, tables = self._found(ids)
+        ids = as_ids(ids)
+        try:
+            x, tables = self._found(ids)
+        except IndexError as error:
+            found = f"{int(ids.min())} to {int(ids.max())}"
+            raise ValueError(f"ids must be from 0 to {self.edges[-1] - 1}, got {found}.") from error
         return word_dropout(x, ids, self.dropout_words if self.training else 0.0, self.edges[-1]), tables
 
     def _found(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
@@ -137,10 +145,14 @@ class AdaptiveSoftmax(_Bands):
         self.tied = False
 
     def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
-        """Share the embedding's tables and, per band, its projection."""
+        """Share the embedding's tables and, per band, its projection.
+
+        The lists stay apart: `torch.func.functional_call` takes a list that two modules share for two, and leaves the
+        values of the call in it.
+        """
         self.tied = weight
         if weight:
-            self.tables = embedding.tables
+            self.tables = nn.ParameterList(embedding.tables)
         for band, tied in enumerate(projections):
             if tied and self.projected:
                 self.projections[band] = embedding.projections[band if self.div_val > 1 else 0]
@@ -148,7 +160,7 @@ class AdaptiveSoftmax(_Bands):
     def nll(
         self,
         hidden: Float[Tensor, "B T D"],
-        targets: Int[Tensor, "B T"],
+        targets: Integer[Tensor, "B T"],
         tables: tuple[Float[Tensor, "_ _"], ...] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Nats of each target, in order; 0 where the target is -1, which is not scored.
@@ -156,11 +168,12 @@ class AdaptiveSoftmax(_Bands):
         Args:
             tables: what the embedding's `lookup` returned; used if they are this softmax's too.
         """
+        targets = as_targets(targets, hidden.shape[:-1])
         x, flat = hidden.flatten(0, -2), targets.flatten()
-        if flat.is_cpu and (flat >= self.edges[-1]).any():
-            raise IndexError(f"target {int(flat.max())} is out of range: there are {self.edges[-1]} symbols")
-        if flat.is_cuda:  # told later, without waiting for the device
+        if flat.is_cuda or torch.compiler.is_compiling():  # told later, without waiting for the device
             torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")
+        elif flat.is_cpu and (flat >= self.edges[-1]).any():
+            raise ValueError(f"targets must be at most {self.edges[-1] - 1}, got {int(flat.max())}.")
         band = self._band(flat)
         inputs, places = [self._project(x, 0)], [torch.where(band > 0, self.sizes[0] - 1 + band, flat)]
         tails = self._rows(band)[1:] if len(self.sizes) > 1 else ()

@@ -10,20 +10,27 @@ import dis
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any, get_args, get_origin
 
 import tyro
-from tyro.conf import FlagCreatePairsOff
+from tyro.conf import DisallowNone, FlagCreatePairsOff
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from transformer_xl import recipe as recipes
 from transformer_xl.commands import COMMANDS
+from transformer_xl.commands.train import resume_spelled_out
+from transformer_xl.launcher import launched
+from transformer_xl.show import LastingOutput, Output
 from transformer_xl.values import alternatives, fits, from_words, shown, wanted
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """How torch says that there is no room for a tensor."""
+NARROWEST = 40
+"""Columns of a terminal that help and tables are written for at least."""
 MISTAKE = 2
 """Exit status for a user's mistake; 75 is a run that a signal stopped after it saved."""
 
@@ -45,7 +52,7 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     def read(words: list[str]) -> Any:
         value = from_words(words, hint)
         values = value if many else [value]
-        if not values or any(isinstance(one, str) and not fits(one, each) for one in values):
+        if not values or value is None or any(isinstance(one, str) and not fits(one, each) for one in values):
             raise ValueError(f"it must be {wanted(hint)}, got {shown(value)}")
         return tuple(value) if many else value
 
@@ -60,15 +67,30 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; a user's mistake is told in a sentence, a bug keeps its traceback."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    closed = sys.stdout is None
+    fill_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may know fewer signs than a model writes
             stream.reconfigure(errors="replace")
+    if shutil.get_terminal_size().columns < NARROWEST:  # tyro does not end on fewer than 8
+        os.environ["COLUMNS"] = str(NARROWEST)
+    with redirect_stdout(Output(sys.stdout)), redirect_stderr(LastingOutput(sys.stderr)):
+        return status_of(arguments, closed=closed)
+
+
+def status_of(arguments: list[str], *, closed: bool) -> int:
+    """The exit status of one command, where standard output is open or `closed`."""
     try:
-        return dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        if closed and arguments[:1] != ["train"]:  # which keeps all it shows in log.txt
+            raise ValueError("Standard output is closed. Send it to a file, or to /dev/null.")
+        status = dispatch(arguments)
+        sys.stdout.flush()  # here, where a failure gets a sentence, and not when the interpreter ends
+        return status
     except BrokenPipeError:  # the reader, `head` for one, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        complain([" ".join(["Interrupted.", *getattr(interrupt, "__notes__", [])])])
         return 130
     except Exception as error:
         sentence = users_sentence(error)
@@ -76,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name := rank_name():
                 complain([f"{name}failed:"])
             raise
-        sys.stdout.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
         complain([rank_name() + line for line in sentence.splitlines()])
         return MISTAKE
 
@@ -87,7 +110,7 @@ def dispatch(arguments: list[str]) -> int:
 
         print(f"txl {__version__}")
         return 0
-    if rank_name() and arguments[:1] not in ([], ["train"]):
+    if launched()[1] > 1 and arguments[:1] not in ([], ["train"]):
         raise ValueError(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
     takes_settings = arguments[:1] in (["train"], ["convert"])
     overrides, others = recipes.split_overrides(arguments) if takes_settings else ([], arguments)
@@ -96,8 +119,8 @@ def dispatch(arguments: list[str]) -> int:
             COMMANDS,
             prog="txl",
             description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
-            args=others,
-            config=(FlagCreatePairsOff,),
+            args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
+            config=(FlagCreatePairsOff, DisallowNone),
             registry=REGISTRY,
         )
     except SystemExit as exit:
@@ -105,6 +128,7 @@ def dispatch(arguments: list[str]) -> int:
         if exit.code:
             recipes.parse_overrides(overrides, problems)
         complain(problems)
+        sys.stdout.flush()
         raise
     return command.run(overrides) if takes_settings else command.run()
 
@@ -117,12 +141,25 @@ def users_sentence(error: Exception) -> str | None:
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}."
+    if isinstance(error, UnicodeEncodeError):
+        before, after = error.object[: error.start].split()[-1:], error.object[error.start :].split()[:1]
+        return f"{''.join(before + after)} is not text in {error.encoding}. Rename it, or set LC_ALL=C.UTF-8."
     if isinstance(error, ValueError | OSError | FloatingPointError) and raised_here(error):
         return "\n".join([str(error), *getattr(error, "__notes__", [])])
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         reason = f" ({str(error).splitlines()[0].rstrip('.')})" if str(error) else ""
         return f"There is not enough memory{reason}. Lower the sizes of the model, the batch or the lengths."
     return None
+
+
+def fill_streams() -> None:
+    """Open nowhere in place of standard streams that are closed: a file would get their numbers, and all that is said.
+    Input that is closed stays None."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if name != "stdin":
+                setattr(sys, name, io.TextIOWrapper(io.FileIO(nowhere, "w", closefd=False), encoding="utf-8"))
 
 
 def raised_here(error: Exception) -> bool:
@@ -139,7 +176,11 @@ def raised_here(error: Exception) -> bool:
 
 def rank_name() -> str:
     """What stands before the words of one of several processes that torchrun started."""
-    return f"rank {os.environ.get('RANK')}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+    try:
+        rank, size = launched()
+    except ValueError:  # which `dispatch` tells
+        return ""
+    return f"rank {rank}: " if size > 1 else ""
 
 
 def complain(sentences: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 
 import torch
@@ -12,19 +13,21 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def resolve_device(device: str) -> torch.device:
-    """ "auto" is the first CUDA device, else the CPU.
+    """ "auto" is the first CUDA device, else the CPU. "cuda" stays as it is: which one it is, is each process's own.
 
     Raises:
-        ValueError: the name is none PyTorch knows, or this machine has no such device.
+        ValueError: it is neither the CPU nor a CUDA device of this machine; this package was run on no other kind.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device).tolist()  # "cuda" stays as it is: which one that is, is each process's own
-        return torch.device(device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device must be auto, cpu, or one this machine has, got {device!r} ({reason}).") from None
+    named, count = re.fullmatch(r"cpu|cuda(?::(\d{1,9}))?", device, re.ASCII), torch.cuda.device_count()
+    if named is None:
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}.")
+    if device != "cpu" and not count:
+        raise ValueError(f"device must be auto or cpu: torch finds no CUDA device here, got {device!r}.")
+    if named[1] and int(named[1]) >= count:
+        raise ValueError(f"device must be auto, cpu, cuda, or cuda:N with N below {count}, got {device!r}.")
+    return torch.device(device)
 
 
 def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:

@@ -7,6 +7,7 @@ has a part of every tensor, which is gathered for the time it is needed (FSDP2);
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
+
+from transformer_xl.launcher import half_launched, launched, number
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,6 @@ class Ranks:
         self.total([0.0])
 
 
-def launched() -> Ranks:
-    """What the launcher says this process is."""
-    return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
-
-
 def launch() -> str:
     """What the processes of one torchrun share, those that it starts in place of failed ones too; "" without it."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
@@ -79,7 +77,9 @@ def together(device: str) -> Iterator[Ranks]:
         ValueError: a device was asked for by its number, or there are fewer than ranks.
         ConnectionError: another rank has ended.
     """
-    ranks = launched()
+    if half := half_launched():
+        print(half, file=sys.stderr)
+    ranks = Ranks(*launched())
     if ranks.size == 1:
         yield ranks
         return
@@ -118,7 +118,7 @@ def _settle() -> None:
 
 
 def _take_device(device: str) -> None:
-    local, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    local, there = number("LOCAL_RANK"), torch.cuda.device_count()
     if ":" in device:
         raise ValueError(f"device must be auto or cuda for several ranks, each of which has its own; got {device}.")
     if local >= there:
@@ -137,14 +137,21 @@ class Objective(nn.Module):
         return self.model.regularised(*call, **activity) if activity else self.model.objective(*call)
 
 
-def parallelise(model: Any, how: str, ranks: Ranks) -> nn.Module:
+def parallelise(model: Any, how: str, ranks: Ranks, *, compiled: bool = False) -> nn.Module:
     """`Objective` of `model`, whose gradients are then the mean of those of all ranks. With "fsdp" the model's own
-    tensors become parts, and its calls gather them.
+    tensors become parts, and its calls gather them. `compiled` has torch.compile compile everything that is trained;
+    "fsdp" does without.
 
     Raises:
         ValueError: the model's weights cannot be sharded among so many ranks.
     """
     objective = Objective(model)
+    if compiled:
+        if model.config.intermediate_losses:  # whenever the loss of a layer ends, the others are compiled anew
+            import torch._dynamo.config as dynamo
+
+            dynamo.recompile_limit += model.config.n_layer
+        objective.compile()
     if ranks.size == 1:
         return objective
     if how == "ddp":

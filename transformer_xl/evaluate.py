@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from .data.loader import Segment
 from .data.vocab import Vocab
 from .device import autocast
 from .files import write_whole
+from .inputs import as_targets
 from .metrics import bits, figure, perplexity
 from .settings import Lengths
 
@@ -33,7 +34,7 @@ _SCORES = 1 << 24
 
 @runtime_checkable
 class Scoring(Protocol):
-    """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind that can `reset` rows."""
+    """What is asked of a model here: `TransformerXL`'s calls. Any state that can `reset` and `select` rows serves."""
 
     parameters: Callable[..., Iterator[nn.Parameter]]
     for_inference: Callable[..., Any]
@@ -154,9 +155,10 @@ class Tempered(nn.Module):
         self.model, self.temperature = model, temperature
 
     def forward(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Any, lengths: Lengths
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T"], Any]:
         """Nats of each target (0 where it is -1), and the state for the next segment."""
+        targets = as_targets(targets, ids.shape)
         hidden, memory = self.model.hidden(ids, memory, lengths)
         rows = max(_SCORES // self.model.config.vocab_size, 1)
         parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
@@ -281,19 +283,23 @@ def score_lines(
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
     symbol and the last target of each line. A vocabulary without one (enwik8, newlines dropped) scores from the second
     symbol on: the first is context only. Lines of like length share a batch of about `batch_tokens` per segment,
-    padded on the right, where causality keeps padding harmless.
+    padded on the right, where causality keeps padding harmless. A line leaves its batch when it ends, so the model
+    reads at most two positions per target, padding included.
     """
     tokens = [_framed(vocab, line, number) for number, line in enumerate(lines, start=1)]
     symbol_bytes = vocab.symbol_bytes()
-    scores: list[LineScore | None] = [None] * len(tokens)
+    nats = [0.0] * len(tokens)
     device = _device(model)
     with _inference(model, precision) as model:
-        for batch in _batches([len(ids) for ids in tokens], lengths.tgt_len, batch_tokens):
-            nats = _batch_nats(model, [tokens[i] for i in batch], lengths, device)
-            for i, line_nats in zip(batch, nats, strict=True):
-                scored = tokens[i][1:]
-                scores[i] = LineScore(line_nats, len(scored), int(symbol_bytes[scored].sum(dtype=np.int64)))
-    return [score for score in scores if score is not None]
+        for batch in _batches([len(ids) - 1 for ids in tokens], lengths.tgt_len, batch_tokens):
+            costs = _batch_nats(model, [torch.from_numpy(tokens[i]) for i in batch], lengths, device)
+            for i, cost in zip(batch, costs, strict=True):
+                nats[i] = cost
+    scored = (ids[1:] for ids in tokens)
+    return [
+        LineScore(cost, len(ids), int(symbol_bytes[ids].sum(dtype=np.int64)))
+        for cost, ids in zip(nats, scored, strict=True)
+    ]
 
 
 def _framed(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n"]:
@@ -306,31 +312,32 @@ def _framed(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n
     return np.concatenate([ends, ids, ends]).astype(np.int64)
 
 
-def _batches(counts: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of lines, longest first, so many at a time that a segment of them holds about `batch_tokens`."""
-    order = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
+def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of the lines that have targets, longest first. A batch's first segment holds about `batch_tokens`
+    positions, and at least half of them are targets."""
+    order = sorted((i for i, count in enumerate(targets) if count > 0), key=lambda i: (-targets[i], i))
     first = 0
     while first < len(order):
-        width = max(1, min(counts[order[first]], tgt_len))
-        rows = max(1, batch_tokens // width)
-        yield order[first : first + rows]
-        first += rows
+        width = min(targets[order[first]], tgt_len)
+        rows = order[first : first + max(1, batch_tokens // width)]
+        batch = [i for i in rows if 2 * targets[i] >= width]
+        yield batch
+        first += len(batch)
 
 
-def _batch_nats(model: Scoring, lines: list[np.ndarray], lengths: Lengths, device: torch.device) -> list[float]:
-    """Nats of each line, the longest given first."""
-    ids = torch.zeros(len(lines), max(len(lines[0]) - 1, 0), dtype=torch.int64)
-    targets = torch.full_like(ids, -1)
-    for row, line in enumerate(lines):
-        tail = torch.from_numpy(line)
-        ids[row, : max(len(line) - 1, 0)] = tail[:-1]
-        targets[row, : max(len(line) - 1, 0)] = tail[1:]
+def _batch_nats(model: Scoring, lines: list[Tensor], lengths: Lengths, device: torch.device) -> list[float]:
+    """Nats of each line, the longest given first. A line that ends leaves the batch, so padding fills no more than
+    the rest of its last segment."""
     nats = torch.zeros(len(lines), dtype=torch.float64, device=device)
-    memory = model.empty_cache(len(lines), lengths)
-    for start in range(0, ids.shape[1], lengths.tgt_len):
-        part = slice(start, start + lengths.tgt_len)
-        nll, memory = model(ids[:, part].to(device), targets[:, part].to(device), memory, lengths)
-        nats += nll.sum(dim=1, dtype=torch.float64)
+    memory, rows = model.empty_cache(len(lines), lengths), len(lines)
+    for start in range(0, len(lines[0]) - 1, lengths.tgt_len):
+        parts = [line[start : start + lengths.tgt_len + 1] for line in lines[:rows] if len(line) - 1 > start]
+        if len(parts) < rows:
+            rows = len(parts)
+            memory = memory.select(slice(rows))
+        window = nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-1).to(device)
+        nll, memory = model(window[:, :-1].clamp(min=0), window[:, 1:], memory, lengths)
+        nats[:rows] += nll.sum(dim=1, dtype=torch.float64)
     return nats.tolist()
 
 

@@ -150,9 +150,28 @@ def held(folder: Path) -> Iterator[None]:
                     empty.rmdir()
 
 
+def refuse_odd_name(name: Path | str, option: str) -> None:
+    """Refuse what no file of text can hold: a name whose bytes are not UTF-8, or not in this locale."""
+    try:
+        str(name).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{option} must be a name in UTF-8, got {str(name)!a}. Rename it, or set LC_ALL=C.UTF-8."
+        ) from None
+
+
 def holds_anything(folder: Path) -> bool:
     """Whether there is more in a folder than its lock."""
     return any(path.name != LOCK for path in folder.iterdir())
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove all there is in a folder but its lock."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != LOCK:
+            path.unlink(missing_ok=True)
 
 
 def remove_folder(path: Path) -> None:

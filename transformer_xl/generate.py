@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from .baselines.sliding import Sliding
 from .data.vocab import Vocab
 from .device import autocast
+from .metrics import followed
 from .settings import Lengths
 from .step import Step, stepping
 
@@ -175,7 +176,7 @@ def _read_prompts(
         state = model.empty_cache(len(ids), lengths, valid=-padding if uneven else None)
     log_probs = None
     ids = ids.to(device)
-    for end in range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len):
+    for end in followed(range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len), "reading the prompt"):
         log_probs, state = _advance(model, ids[:, max(end - lengths.tgt_len, 0) : end], state, lengths, precision)
     assert log_probs is not None, "there is a prompt, so there is a segment"
     return log_probs, state

@@ -88,6 +88,11 @@ class Memory(NamedTuple):
             return Memory(layers)
         return Memory(layers, torch.cat([m.counts for m in memories]))
 
+    def to(self, where: torch.device | str | torch.dtype) -> Memory:
+        """On another device, or in another dtype."""
+        valid = self.valid if self.valid is None or isinstance(where, torch.dtype) else self.valid.to(where)
+        return Memory(tuple(x.to(where) for x in self.layers), valid)
+
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows: a document or episode ended there. Other rows go on."""
         return self._replace(valid=self.counts.masked_fill(rows.to(self.layers[0].device), 0))
@@ -212,6 +217,18 @@ class KVCache:
 
     select = fork
 
+    def to(self, where: torch.device | str | torch.dtype) -> KVCache:
+        """A copy on another device, or in another dtype."""
+
+        def moved(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+            return [(k.to(where, copy=True), v.to(where, copy=True)) for k, v in pairs]
+
+        self._check()
+        valid = self.valid if self.valid is None or isinstance(where, torch.dtype) else self.valid.to(where)
+        ground = None if self.ground is None else moved(self.ground)
+        positions = [r.to(where) for r in self.positions]
+        return replace(self, buffers=moved(self._live()), first=0, valid=valid, ground=ground, positions=positions)
+
     @staticmethod
     def cat(caches: Sequence[KVCache]) -> KVCache:
         """Rows of several caches as one; shorter ones are padded in front with positions that do not count."""
@@ -248,6 +265,28 @@ class KVCache:
     def _live(self) -> Iterable[tuple[Tensor, Tensor]]:
         live = slice(self.first, self.first + self.length)
         return ((k[:, :, live], v[:, :, live]) for k, v in self.buffers)
+
+
+def check_state(memory: Memory | KVCache, widths: Sequence[int], x: Float[Tensor, "B T D"]) -> None:
+    """`ValueError` for a memory that is not of a model with states of these `widths`, or not for the rows of `x`."""
+    if isinstance(memory, KVCache):
+        layers = [keys for keys, _ in memory.buffers]
+        fits = len(layers) == len(widths) and len(layers[0]) == len(x) and layers[0].device == x.device
+    elif isinstance(memory, Memory):
+        layers, rows = memory.layers, (len(x), memory.length if memory.layers else 0)
+        mixed = torch.is_autocast_enabled(x.device.type)
+        fits = [tuple(layer.shape) for layer in layers] == [(*rows, width) for width in widths] and all(
+            layer.device == x.device and (mixed or layer.dtype == x.dtype) for layer in layers
+        )
+    else:
+        raise ValueError(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
+    if not fits:
+        wide = ", ".join(dict.fromkeys(map(str, widths)))
+        got = ", ".join(dict.fromkeys(f"{list(layer.shape)} {layer.dtype} on {layer.device}" for layer in layers))
+        raise ValueError(
+            f"memory must hold {len(widths)} tensors of {len(x)} rows, {wide} wide, {x.dtype} on {x.device}, got "
+            f"{len(layers)}: {got}. Give what empty_memory({len(x)}) or the call before returned."
+        )
 
 
 def _roomy(x: Float[Tensor, "B H L K"], room: int) -> Float[Tensor, "B H C K"]:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: metrics as JSON lines, and one line of progress for a terminal or a pipe."""
+"""What a command reports while it runs: metrics as JSON lines, and one line of progress for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -6,12 +6,52 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transformer_xl.files import explained, plain_file, sync, write_whole
+
+T = TypeVar("T")
+ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
+"""Seconds between two reports of progress."""
+
+
+def followed(
+    items: Iterable[T],
+    what: str,
+    total: int | None = None,
+    *,
+    report: Callable[[str], None] | None = None,
+    every: float = IN_A_PIPE,
+) -> Iterator[T]:
+    """The items, and how far the work on them has come, while it goes on.
+
+    That is reported every few seconds, so short work is silent: by `report`, or on standard error, in one line that is
+    replaced on a terminal, and in a pipe in lines of their own.
+
+    Args:
+        total: how many items there are; None: their length.
+        every: seconds between two calls of `report`.
+    """
+    terminal = report is None and sys.stderr is not None and sys.stderr.isatty()
+    if terminal:
+        report, every = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)), ON_A_TERMINAL
+    report = report or (lambda line: print(line, file=sys.stderr, flush=True))
+    count = total if total is not None else len(items)  # type: ignore[arg-type]
+    start = last = time.perf_counter()
+    try:
+        for done, item in enumerate(items):
+            now = time.perf_counter()
+            if done and now - last >= every:
+                last, left = now, seconds_left(done, count, now - start)
+                report(f"{what}: {done / count:4.0%} done, {clock(left)} left")
+            yield item
+    finally:
+        if terminal and last > start:
+            report("")
 
 
 class MetricLog:
@@ -164,6 +204,11 @@ class ProgressPrinter:
         self._bar = _bar(self.stream) if self.stream.isatty() else None
         self._task = self._bar.add_task("", total=max_steps, completed=step) if self._bar else None
 
+    @property
+    def reader_left(self) -> bool:
+        """Whether the lines go into a pipe that nobody reads any more."""
+        return getattr(self.stream, "reader_left", False)
+
     def __enter__(self) -> ProgressPrinter:
         if self._bar:
             self._bar.start()
@@ -182,9 +227,17 @@ class ProgressPrinter:
         """Show where training stands."""
         self._write_log(progress.line(self.unit))
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=progress.step, description=progress.figures(self.unit))
+            text, total = progress.figures(self.unit), progress.max_steps
+            self._bar.update(self._task, completed=progress.step, total=total, description=text)
         else:
             self._write(progress.line(self.unit))
+
+    def follow(self, items: Iterable[T], what: str) -> Iterator[T]:
+        """`followed`, where the bar stands or in lines of their own."""
+        if self._bar is None or self._task is None:
+            return followed(items, what, report=self._write)
+        task, bar = self._task, self._bar
+        return followed(items, what, report=lambda line: bar.update(task, description=line), every=ON_A_TERMINAL)
 
     def note(self, text: str) -> None:
         """Say something that stays: an evaluation, a checkpoint, a sample of text."""

@@ -14,22 +14,23 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Linear, RelativeMultiheadAttention, sinusoids
-from .memory import KVCache, Memory
+from .inputs import as_targets
+from .memory import KVCache, Memory, check_state
 from .ops.dropout import Dropout
 from .settings import Lengths, TransformerXLConfig
 
 State = TypeVar("State", Memory, KVCache)
 
 
-def mean_nll(nll: Float[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+def mean_nll(nll: Float[Tensor, "B T"], targets: Integer[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Nats per scored target."""
-    return nll.sum() / (targets >= 0).sum().clamp(min=1)
+    return nll.sum() / (targets.long() >= 0).sum().clamp(min=1)
 
 
 def activity(
@@ -159,7 +160,7 @@ class TransformerXL(nn.Module):
                 nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, std)
 
     def forward(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: State | None, lengths: Lengths
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T"], State]:
         """Nats of each target, in order (0 where it is -1: not scored), and the memory for the next segment."""
         x, tables = self.embedding.lookup(ids)
@@ -167,7 +168,7 @@ class TransformerXL(nn.Module):
         return self.softmax.nll(hidden, targets, tables), after
 
     def objective(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: State | None, lengths: Lengths
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], State]:
         """What is trained: the mean nll of the scored targets; also what `forward` returns."""
         nll, after = self(ids, targets, memory, lengths)
@@ -175,8 +176,8 @@ class TransformerXL(nn.Module):
 
     def regularised(
         self,
-        ids: Int[Tensor, "B T"],
-        targets: Int[Tensor, "B T"],
+        ids: Integer[Tensor, "B T"],
+        targets: Integer[Tensor, "B T"],
         memory: State | None,
         lengths: Lengths,
         *,
@@ -184,6 +185,7 @@ class TransformerXL(nn.Module):
         beta: float,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], State]:
         """`objective` with `activity` of the last layer, before dropout, at the scored targets."""
+        targets = as_targets(targets, ids.shape)
         x, tables = self.embedding.lookup(ids)
         output, after = self._run(x, memory, lengths)
         output = self._normed(output)
@@ -191,14 +193,14 @@ class TransformerXL(nn.Module):
         return mean_nll(nll, targets) + activity(output, targets >= 0, alpha=alpha, beta=beta), nll, after
 
     def log_probs(
-        self, ids: Int[Tensor, "B T"], memory: State | None, lengths: Lengths, last: int | None = None
+        self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths, last: int | None = None
     ) -> tuple[Float[Tensor, "B L V"], State]:
         """Log-probabilities of what follows each position (L = T), or only the `last` ones (L = last)."""
         hidden, memory = self.hidden(ids, memory, lengths)
         return self.softmax.log_probs(hidden if last is None else hidden[:, hidden.shape[1] - last :]), memory
 
     def hidden(
-        self, ids: Int[Tensor, "B T"], memory: State | None, lengths: Lengths
+        self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], State]:
         """Features: the last layer's output. The memory given is attended whole (within `attn_len`) and comes back
         extended by this segment and cut to `mem_len`."""
@@ -216,6 +218,7 @@ class TransformerXL(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Any]:
         """What the last layer gives, and `_read` makes features of."""
         memory = self.empty_memory(len(x)) if memory is None else memory
+        check_state(memory, [self.config.d_model] * len(self.layers), x)
         x = self._enter(x, memory.valid, lengths)
         encode = partial(self._positions, clamp_len=lengths.clamp_len, like=x)
         if isinstance(memory, KVCache):

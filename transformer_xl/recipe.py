@@ -7,6 +7,7 @@ the same rules, and everything wrong with either is told at once, a line each, w
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import tomllib
@@ -66,6 +67,14 @@ def find_recipe(recipe: str) -> Path:
     raise FileNotFoundError(f"There is no recipe {recipe!r}.{hint} There are {names}; or give the path of a TOML file.")
 
 
+def recipe_identity(recipe: str) -> str:
+    """What a run notes of its recipe: the name of a packaged one; for a file its name and what its content is."""
+    path = find_recipe(recipe)
+    if path == packaged_recipes().get(recipe):
+        return recipe
+    return f"{path.name} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
+
+
 def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: Sequence[Setting] = ()) -> RunConfig:
     """Read a recipe, by name or path, and what the command line changes in it.
 
@@ -104,6 +113,15 @@ def data_settings(data: str) -> list[Setting]:
     if Path(data).exists():
         given["corpus", "newlines"] = "keep"
     return [Setting(section, field, value, "--data", "") for (section, field), value in given.items()]
+
+
+def given_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Setting]) -> list[Setting]:
+    """What somebody chose and a run to start from may contradict: all of `overrides`, and the recipe's unit and line
+    ends where `defaults` do not stand above them."""
+    source = f" in recipe {recipe}"
+    own = [Setting("corpus", field, None, f"corpus.{field}", source) for field in ("unit", "newlines")]
+    last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
+    return [setting for setting in last.values() if setting not in defaults]
 
 
 def text_name(data: str) -> str:
@@ -302,8 +320,17 @@ def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
         return int(not negated and free > 0 and following[0].lower() in ("true", "false"))
     if get_origin(hint) is tuple:
         sizes = get_args(hint)
-        return free if Ellipsis in sizes else min(free, 1 if free and "," in following[0] else len(sizes))
+        if Ellipsis in sizes:
+            return next((i for i, word in enumerate(following[:free]) if _ends_list(word, hint)), free)
+        return min(free, 1 if free and "," in following[0] else len(sizes))
     return min(free, 1)
+
+
+def _ends_list(word: str, hint: Any) -> bool:
+    """Whether a word after a list's values is what the command is about: no value, but a recipe or a path."""
+    if all(fits(value, get_args(hint)[0]) for value in from_words([word], hint)):
+        return False
+    return word in packaged_recipes() or word.endswith(".toml") or Path(word).exists()
 
 
 def _unknown(section: str, field: str, label: str, recipe: str) -> str:

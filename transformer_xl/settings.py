@@ -257,7 +257,7 @@ class TrainConfig(_Checked):
     batch_chunk: int = 1
     """Chunks of rows whose gradients are added up before a step, to save memory."""
     loss: Literal["full", "half"] = "full"
-    """half: train on the recent half of each segment's targets only, as the paper's ablations do."""
+    """half: train only on the recent half of each row's targets in a segment, as the paper's ablations do."""
     max_steps: int = 1000
     optimizer: Literal["adam", "adamw", "sgd", "muon"] = "adam"
     """muon: for the matrices of the layers; AdamW for all other weights."""
@@ -287,7 +287,7 @@ class TrainConfig(_Checked):
     """Largest global gradient norm; 0 switches clipping off."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
+    """auto, cpu, cuda, cuda:1, ...; no other kind was ever run."""
     backend: str = "auto"
     """Which implementation of the attention op; `txl env` lists them."""
     compile: bool = False

@@ -1,9 +1,12 @@
-"""Tables: drawn on a terminal, plain aligned columns in a pipe."""
+"""Tables: drawn on a terminal, plain aligned columns in a pipe; and what happens where output cannot be written."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -40,3 +43,52 @@ def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
     """Print names and values, a line each."""
     width = max(map(len, pairs))
     print("\n".join([title, *(f"  {name.ljust(width)}  {value}" for name, value in pairs.items())]), flush=True)
+
+
+class Output:
+    """A standard stream, for `redirect_stdout`: what goes wrong there is an error that names it."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[..., object], *arguments: str) -> None:
+        try:
+            call(*arguments)
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self.discard()
+        raise OSError(error.errno, error.strerror, "standard output") from error
+
+    def discard(self) -> None:
+        """Send what the stream still holds and gets to nowhere, because the interpreter flushes it at the end."""
+        with suppress(OSError):  # it may have no descriptor
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+
+class LastingOutput(Output):
+    """A stream that the work outlives: what cannot be written is dropped, after one sentence on standard error."""
+
+    failed = False
+    reader_left = False
+    """Whether the stream is a pipe whose reader has ended."""
+
+    def _fail(self, error: OSError) -> None:
+        self.discard()
+        first, self.failed = not self.failed, True
+        self.reader_left |= isinstance(error, BrokenPipeError)
+        if first and not self.reader_left:
+            print(f"txl: standard output: {error.strerror}. The work goes on without it.", file=sys.stderr)

@@ -84,7 +84,7 @@ def require(names: Sequence[str]) -> None:
     if lacking:
         raise ValueError(
             f"train.trackers must name trackers that are installed, got {', '.join(lacking)}. Run "
-            f'`pip install "transformer-xl[{",".join(lacking)}]"`, or leave it out (`--train.trackers=` names none).'
+            f"`pip install {' '.join(lacking)}`, or leave it out (`--train.trackers=` names none)."
         )
 
 

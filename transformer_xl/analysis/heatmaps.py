@@ -136,7 +136,7 @@ def load_matplotlib() -> ModuleType:
         import matplotlib.figure
         import matplotlib.patches
     except ImportError as error:
-        raise ValueError("Pictures need matplotlib: pip install transformer-xl[plot].") from error
+        raise ValueError("Pictures need matplotlib, which is not installed. Run `pip install matplotlib`.") from error
     except ValueError as error:  # which is all that the import says of an environment it cannot use
         raise ValueError(f"MPLBACKEND must be unset or a backend of matplotlib: {error}.") from error
     return matplotlib

@@ -16,6 +16,7 @@ from transformer_xl.data.corpus import Split
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluate import EvalResult, evaluate
+from transformer_xl.metrics import followed
 from transformer_xl.settings import EvalConfig, Lengths, RunConfig
 
 from .recl import ABSOLUTE, RECURRENT
@@ -90,15 +91,16 @@ def sweep(
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
     streams, call = (1, _CALL) if windows else (how.batch_size, tgt_len)
     loader = StreamLoader(split, batch_size=streams, tgt_len=call, max_tokens=how.max_tokens)
-    score = partial(evaluate, loader=loader, precision=precision, unit=vocab.unit, symbol_bytes=vocab.symbol_bytes())
+    score = partial(evaluate, precision=precision, unit=vocab.unit, symbol_bytes=vocab.symbol_bytes())
     results = []
     for length in fit:
+        segments = followed(loader, f"scoring with an attention length of {length:,}")
         if windows:
             results.append(
-                score(Sliding(model, length, min(stride, length)), lengths=Lengths(tgt_len=length, mem_len=0))
+                score(Sliding(model, length, min(stride, length)), segments, lengths=Lengths(tgt_len=length, mem_len=0))
             )
         else:
             lengths = Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=clamp)
-            results.append(score(model, lengths=lengths))
+            results.append(score(model, segments, lengths=lengths))
     told = f"windows from nothing, for {stride} targets each" if windows else f"segments of {tgt_len:,} behind a memory"
     return Sweep(fit, results, told)

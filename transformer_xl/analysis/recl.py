@@ -32,6 +32,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transformer_xl.device import autocast
+from transformer_xl.metrics import followed
 from transformer_xl.settings import Lengths, RunConfig
 
 ABSOLUTE = ("vaswani", "al-rfou")
@@ -264,7 +265,7 @@ def true_losses(
     device = next(model.parameters()).device
     with torch.no_grad(), autocast(precision, device):
         reader = model.for_inference(precision)
-        for first in range(0, len(starts), batch_size):
+        for first in followed(range(0, len(starts), batch_size), "scoring windows"):
             rows = longest_first[first : first + batch_size]
             width = int(widths[rows[0]])
             places = starts[rows, None] + np.arange(width + 1)

@@ -14,11 +14,12 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from ..adaptive import AdaptiveSoftmax
 from ..attention import sinusoids
+from ..inputs import as_targets
 from ..model import State, TransformerXL, mean_nll
 from ..ops.masks import visible, without_padding
 from ..settings import Lengths
@@ -112,11 +113,12 @@ class AlRfou(Absolute):
         return _placed(self.places[number], x, valid)
 
     def objective(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: State | None, lengths: Lengths
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], State]:
         """What is trained, the auxiliary losses included, per scored target; also what `forward` returns."""
         if not self.config.intermediate_losses and self.second_softmax is None:
             return super().objective(ids, targets, memory, lengths)
+        targets = as_targets(targets, ids.shape)
         x, tables = self.embedding.lookup(ids)
         lower: list[Tensor] = []
         hidden, after = self._read(x, memory, lengths, lower)

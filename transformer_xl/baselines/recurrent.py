@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from ..adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from ..attention import Linear
-from ..memory import Memory
+from ..memory import Memory, check_state
 from ..model import TransformerXL
 from ..ops.dropout import Dropout, dropout
 from ..settings import Lengths, TransformerXLConfig
@@ -162,6 +162,7 @@ class Recurrent(TransformerXL):
         self, x: Float[Tensor, "B T D"], memory: Any, lengths: Lengths, lower: list[Tensor] | None = None
     ) -> tuple[Float[Tensor, "B T D"], Any]:
         memory = self.empty_memory(len(x)) if memory is None else memory
+        check_state(memory, [width for layer in self._stack for width in layer.state_widths], x)
         states = list(memory.layers)
         if memory.valid is not None:
             states = [state.masked_fill((memory.valid <= 0)[:, None, None], 0) for state in states]

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ..inputs import as_ids
+from ..model import mean_nll
 from ..settings import Lengths
 
 _TOKENS = 1 << 13
@@ -47,6 +49,10 @@ class Window(NamedTuple):
         length = max(window.ids.shape[1] for window in windows)
         filled = [pad(window.ids, (length - window.ids.shape[1], 0)) for window in windows]
         return Window(torch.cat(filled), torch.cat([window.seen for window in windows]))
+
+    def to(self, device: torch.device | str) -> Window:
+        """On another device."""
+        return Window(self.ids.to(device), self.seen.to(device))
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Window:
         """A new text begins in the marked rows. Other rows go on."""
@@ -80,31 +86,35 @@ class Sliding(nn.Module):
         return self.model.softmax
 
     def forward(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Window | None, lengths: Lengths
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T"], Window]:
         """Nats of each target (0 where it is -1), and the state for the next segment."""
         hidden, after = self.hidden(ids, memory, lengths)
         return self.softmax.nll(hidden, targets), after
 
     def objective(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Window | None, lengths: Lengths
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Window]:
         """The mean nll of the scored targets; also what `forward` returns."""
         nll, after = self(ids, targets, memory, lengths)
-        return nll.sum() / (targets >= 0).sum().clamp(min=1), nll, after
+        return mean_nll(nll, targets), nll, after
 
     def log_probs(
-        self, ids: Int[Tensor, "B T"], memory: Window | None, lengths: Lengths, last: int | None = None
+        self, ids: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths, last: int | None = None
     ) -> tuple[Float[Tensor, "B L V"], Window]:
         """Log-probabilities of what follows each position, or only the `last` ones, whose windows alone are read."""
         hidden, after = self.hidden(ids, memory, lengths, last)
         return self.softmax.log_probs(hidden), after
 
     def hidden(
-        self, ids: Int[Tensor, "B T"], memory: Window | None, lengths: Lengths, last: int | None = None
+        self, ids: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths, last: int | None = None
     ) -> tuple[Float[Tensor, "B L D"], Window]:
         """Features of each position (L = T), or of the `last` ones (L = last), and the state for the next segment."""
+        ids = as_ids(ids)
         memory = self.empty_memory(len(ids)) if memory is None else memory
+        if not isinstance(memory, Window) or len(memory.ids) != len(ids):
+            rows = f"of {len(memory.ids)} rows" if isinstance(memory, Window) else type(memory).__name__
+            raise ValueError(f"memory must be a Window of {len(ids)} rows, as ids have, got {rows}.")
         read = Lengths(tgt_len=self.context, mem_len=0, clamp_len=lengths.clamp_len)
         wanted = memory.seen[:, None] + torch.arange(ids.shape[1], device=ids.device)
         wanted = wanted if last is None else wanted[:, ids.shape[1] - last :]

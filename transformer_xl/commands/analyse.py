@@ -11,10 +11,13 @@ from tyro.conf import OmitArgPrefixes, Positional, arg, subcommand
 Runs = Annotated[
     Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Run folders, or hf:NAME; all of one vocabulary.")
 ]
-Split = Literal["train", "valid", "test"]
+Split = Annotated[
+    Literal["train", "valid", "test", "all"] | None,
+    arg(help="By default test, or all of a --data that names no splits; all: every split one after another."),
+]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
 Out = Annotated[
-    Path | None, arg(metavar="DIR", help="Keep the arrays, the JSON and the pictures (transformer-xl[plot]) here.")
+    Path | None, arg(metavar="DIR", help="Keep the arrays, the JSON and, with matplotlib, the pictures here.")
 ]
 
 
@@ -25,7 +28,7 @@ class Recl:
     runs: Runs
     data: Annotated[str | None, arg(metavar="PATH")] = None
     """Score this text instead of the first run's."""
-    split: Split = "test"
+    split: Split = None
     r: Annotated[tuple[float, ...], arg(metavar="R ...")] = (0.1, 0.5, 1.0)
     """Shares of positions, the hardest ones."""
     step: int = 100
@@ -60,7 +63,7 @@ class Length:
     runs: Runs
     data: Annotated[str | None, arg(metavar="PATH")] = None
     """Score this text instead of the first run's."""
-    split: Split = "test"
+    split: Split = None
     attn_len: Sizes = ()
     """By default from a quarter of the training segment to eight of it."""
     max_tokens: int = 0
@@ -88,7 +91,10 @@ class Attention:
     folder: Annotated[Positional[Path], arg(metavar="RUN", help="A run folder, one of its checkpoints, or hf:NAME.")]
     data: Annotated[str | None, arg(metavar="PATH")] = None
     """Another text, in the run's vocabulary."""
-    split: Split = "valid"
+    split: Annotated[
+        Literal["train", "valid", "test", "all"] | None,
+        arg(help="By default valid, or all of a --data that names no splits; all: every split one after another."),
+    ] = None
     max_tokens: int = 0
     """Average over the first so many tokens; 0: all."""
     tgt_len: Annotated[int | None, arg(metavar="N")] = None
@@ -154,7 +160,7 @@ class Analyse:
 class Report:
     """One self-contained HTML page about a run, or several side by side."""
 
-    runs: Runs
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Folders that `txl train` wrote.")]
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """By default report.html in the run's folder, or here for several."""
     title: Annotated[str | None, arg(metavar="TEXT")] = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,14 +21,15 @@ class Demo:
     """Train, score and write text in minutes: no network, no data."""
 
     out: Annotated[Path | None, arg(metavar="RUN")] = None
-    """Keep the run in this folder; by default it goes when the demo ends."""
+    """Keep the run in this folder; by default the next demo takes its place."""
     minutes: float = 5.0
-    """Time for everything on this machine."""
+    """Time for everything. The demo does less on a slow or busy machine."""
 
     def run(self) -> int:
+        begun = time.perf_counter()  # before torch is imported, which takes seconds
         from transformer_xl.run.demo import demo
 
-        return demo(out=self.out, minutes=self.minutes)
+        return demo(out=self.out, minutes=self.minutes, begun=begun)
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ class Train:
     """The run folder; by default runs/ and the recipe's name."""
     init: Annotated[Path | None, arg(metavar="RUN")] = None
     """Start from the weights, shape and vocabulary of that run."""
-    resume: bool = False
-    """Go on with the run in --out from its last checkpoint, by its own config.toml."""
+    resume: Annotated[Literal["no", "yes", "auto"], arg(metavar="[auto]")] = "no"
+    """Go on with the run in --out from its last checkpoint, by its own config.toml. --resume auto: start where nothing
+    is saved yet, and go on where something is."""
     print_config: bool = False
     """Print the settings as TOML, and stop."""
     settings: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
@@ -73,28 +77,48 @@ class Train:
 
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)
-        resume = self.resume or (os.environ.get("TORCHELASTIC_RUN_ID") is not None and again(out))
+        if self.resume == "yes" and self.init is not None:
+            raise ValueError(
+                f"--init must be left out with --resume, because {out} goes on from its own weights. To start from "
+                f"those of {self.init}, choose another folder with --out and leave out --resume."
+            )
+        resume = self.resume == "yes" or (self.resume == "auto" and saved_anything(out)) or restarted(out)
+        given: list[recipes.Setting] = []
         if resume:
             from transformer_xl.run.train import resumed
 
-            recipes.find_recipe(self.recipe)
-            config = resumed(out, overrides, self.data)
+            config = resumed(out, self.recipe, overrides, self.data, self.init)
         else:
-            given = recipes.data_settings(self.data) if self.data else ()
-            config = recipes.load_recipe(self.recipe, overrides, defaults=given)
+            defaults = recipes.data_settings(self.data) if self.data else []
+            config = recipes.load_recipe(self.recipe, overrides, defaults=defaults)
+            given = recipes.given_settings(self.recipe, overrides, defaults)
         if self.print_config:
             print(recipes.write_toml(config), end="")
             return 0
-        from transformer_xl.run.train import train
+        from transformer_xl.run.train import Origin, train
 
-        return train(config, out, resume=resume, init=self.init)
+        origin = Origin(recipes.recipe_identity(self.recipe), None if resume else self.init, given)
+        return train(config, out, resume=resume, afresh=self.resume == "auto", origin=origin)
 
 
-def again(run: Path) -> bool:
+def saved_anything(run: Path) -> bool:
+    """Whether a run has a checkpoint to go on from, be it damaged."""
+    return any(run.glob("checkpoints/[!.]*"))
+
+
+def restarted(run: Path) -> bool:
     """Whether torchrun starts this in place of processes that failed, and what they saved is there."""
+    if os.environ.get("TORCHELASTIC_RUN_ID") is None or not any(run.glob("checkpoints/step_*")):
+        return False
     from transformer_xl.run.train import ours
 
-    return any(run.glob("checkpoints/step_*")) and ours(run)
+    return ours(run)
+
+
+def resume_spelled_out(words: Sequence[str]) -> list[str]:
+    """`--resume` alone becomes `--resume=yes`, because the parser wants a value for it and would take RECIPE."""
+    pairs = zip_longest(words, words[1:])
+    return ["--resume=yes" if word == "--resume" and following != "auto" else word for word, following in pairs]
 
 
 def default_run(recipe: str) -> Path:

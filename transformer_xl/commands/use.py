@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
+from tyro.constructors import PrimitiveConstructorSpec
+
+from transformer_xl.values import from_words, wanted
 
 RunFolder = Annotated[
     Positional[Path],
@@ -15,7 +18,24 @@ RunFolder = Annotated[
 ]
 Precision = Literal["auto", "fp32", "bf16"]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
-SizesOrNone = Annotated[tuple[int | None, ...], arg(metavar="N|None ...")]
+
+
+def _size_or_none(words: list[str]) -> int | None:
+    value = from_words(words, int | None)
+    if not isinstance(value, int | None):
+        raise ValueError(f"it must be {wanted(int | None)}")
+    return value
+
+
+_OrNone = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="N|none",
+    instance_from_str=_size_or_none,
+    is_instance=lambda value: isinstance(value, int | None),
+    str_from_instance=lambda value: [str(value).lower()],
+)
+"""As in a recipe's settings: none in any case."""
+SizesOrNone = Annotated[tuple[Annotated[int | None, _OrNone], ...], arg(metavar="N|none ...")]
 
 
 @dataclass(frozen=True)
@@ -24,8 +44,10 @@ class Eval:
 
     folder: RunFolder
     data: Annotated[str | None, arg(metavar="PATH")] = None
-    """Score this text file or folder instead (a single file's test part is its last 5 %)."""
-    split: Literal["train", "valid", "test"] | None = None
+    """Score this text file, folder or archive instead: all of it, or the test split of one that names its splits."""
+    split: Literal["train", "valid", "test", "all"] | None = None
+    """By default the run's [eval]; train, valid or test of a text that names no splits is cut as for training; all:
+    every split one after another."""
     tgt_len: Annotated[int | Literal["auto"] | None, arg(metavar="N|auto")] = None
     """Tokens a call scores; this and every other length is by default the run's. auto: the fastest, under a window."""
     mem_len: Sizes = ()
@@ -53,7 +75,7 @@ class Eval:
     batch_size: Annotated[int | None, arg(metavar="N")] = None
     """Streams read side by side."""
     max_tokens: Annotated[int | None, arg(metavar="N")] = None
-    """Score the first so many tokens; 0: all."""
+    """Score the first N tokens; 0: all."""
     device: str = "auto"
     precision: Precision = "auto"
     json: bool = False
@@ -93,7 +115,7 @@ class Score:
 
     folder: RunFolder
     file: Annotated[Positional[str], arg(metavar="FILE|-")]
-    """A text file, or - for standard input."""
+    """A text file, which may be compressed (.gz, .xz, .bz2), or - for standard input."""
     tgt_len: Annotated[int | None, arg(metavar="N")] = None
     mem_len: Annotated[int | None, arg(metavar="N")] = None
     """Tokens of memory within a line."""

@@ -12,15 +12,20 @@ import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path, PureWindowsPath
+from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
 
-from transformer_xl.data.reading import DAMAGE
-from transformer_xl.files import explained
+from transformer_xl.data.reading import DAMAGE, reading
+from transformer_xl.files import UNFINISHED, explained
 
 _PIECE = 1 << 16
 _HEADERS = 1 << 17
 """A member's headers in a tar may have so many bytes; tarfile holds them in memory."""
 _OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_ZIP = (b"PK\3\4", b"PK\5\6")
+_NO_FILE = "is a link, a device or a folder, not a file"
+_UNPACKED, _RATIO = 1 << 30, 100
+"""A whole archive may come to so many bytes, or to so many times its own size: no text is smaller compressed."""
 _ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 """Of the others zipfile unpacks at once whatever a piece comes to."""
 _DAMAGE = (
@@ -95,17 +100,72 @@ def _take(member: _Member, archive: Path, wanted: Mapping[str, int], folder: Pat
     if name in taken:
         raise RefusedArchive(f"{told} is the second of the name {name}.")
     taken[name] = path = folder / name
-    left = wanted[name]
+    _write(member, archive, path, wanted[name])
+
+
+def _write(member: _Member, archive: Path, path: Path, most: int) -> int:
+    """Write a member, which may have so many bytes, to its place; how many it has."""
+    size = 0
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # a link that is there must not lead elsewhere
         with path.open("xb") as file:
             for piece in _pieces(member, archive):
-                left -= len(piece)
-                if left < 0:
-                    limit = f"more than {wanted[name]:,} bytes"
-                    raise RefusedArchive(f"{archive}: {name} has {limit}: a damaged or hostile archive.")
+                size += len(piece)
+                if size > most:
+                    limit = f"more than {most:,} bytes"
+                    raise RefusedArchive(f"{archive}: {path.name} has {limit}: a damaged or hostile archive.")
                 file.write(piece)
+    return size
+
+
+@contextmanager
+def unpacked(path: Path, home: Path) -> Iterator[Path]:
+    """`path` itself, or, where it is a zip or a tar, a folder below `home` with its files, until the block ends.
+
+    Raises:
+        RefusedArchive: it is damaged or hostile.
+        OSError: one sentence that names the file and the reason, for instance a full disk.
+    """
+    if not path.is_file() or not _is_archive(path):
+        yield path
+        return
+    with explained(home):
+        home.mkdir(parents=True, exist_ok=True)
+        temporary = TemporaryDirectory(prefix=UNFINISHED, dir=home)
+    with temporary as folder:
+        inside = Path(folder) / path.name  # so that a sentence about a file in it names the archive
+        inside.mkdir()
+        left = max(_UNPACKED, _RATIO * path.stat().st_size)
+        with closing(_members(path)) as members:
+            for member in members:
+                left -= _put(member, path, inside, left)
+        yield inside
+
+
+def _put(member: _Member, archive: Path, folder: Path, most: int) -> int:
+    """Write a member below `folder` under its own path; how many bytes it has."""
+    if member.trouble == _NO_FILE:
+        return 0
+    name = PureWindowsPath(str(member.name))
+    told = f"{archive} is refused: its member {member.name!r}"
+    if name.anchor or ".." in name.parts:
+        raise RefusedArchive(f"{told} points outside the archive.")
+    path = folder.joinpath(*name.parts)
+    if member.trouble or path.exists():
+        raise RefusedArchive(f"{told} {member.trouble or 'is there twice'}.")
+    return _write(member, archive, path, most)
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether a file is a zip or a tar, which may be compressed."""
+    with reading(path), path.open("rb") as file:
+        start = file.read(6)
+    if start.startswith(_ZIP):
+        return True
+    opener: Any = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), open)
+    with reading(path), opener(path, "rb") as file:
+        return _is_tar(file.read(tarfile.BLOCKSIZE))
 
 
 @contextmanager
@@ -137,7 +197,7 @@ def _members(archive: Path) -> Generator[_Member, None, None]:
 def _read_members(archive: Path) -> Iterator[_Member]:
     with archive.open("rb") as file:
         start = file.read(6)
-    if start.startswith((b"PK\3\4", b"PK\5\6")):
+    if start.startswith(_ZIP):
         yield from _zip_members(archive)
         return
     opener: Any = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
@@ -158,7 +218,7 @@ def _zip_members(archive: Path) -> Iterator[_Member]:
             kind = stat.S_IFMT(info.external_attr >> 16)
             trouble = ""
             if info.is_dir() or kind not in (0, stat.S_IFREG):
-                trouble = "is a link, a device or a folder, not a file"
+                trouble = _NO_FILE
             elif info.flag_bits & 1:
                 trouble = "is encrypted"
             elif info.compress_type not in _ZIP_METHODS:
@@ -173,7 +233,7 @@ def _tar_members(file: Any) -> Iterator[_Member]:
         while (member := opened.next()) is not None:
             bounded.end = opened.offset + _HEADERS
             opened.members.clear()  # else it remembers all of them
-            trouble = "" if member.isreg() else "is a link, a device or a folder, not a file"
+            trouble = "" if member.isreg() else _NO_FILE
             yield _Member(member.name, trouble, lambda member=member: opened.extractfile(member))
         while file.read(_PIECE):
             pass

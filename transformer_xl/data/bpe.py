@@ -147,7 +147,7 @@ def _library() -> Any:
     except ImportError as error:
         raise ValueError(
             "Subwords must have the tokenizers library, which is not installed. "
-            'Run `pip install "transformer-xl[bpe]"`, or choose another unit.'
+            "Run `pip install tokenizers`, or choose another unit."
         ) from error
     return tokenizers
 

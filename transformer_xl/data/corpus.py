@@ -23,13 +23,16 @@ from jaxtyping import Int, Integer
 
 from transformer_xl.data.header import PREPARE_AGAIN, Header, SplitHeader, read_json
 from transformer_xl.data.numbering import Numbering, PairNumbering, WordNumbering
-from transformer_xl.data.published import SPLITS
+from transformer_xl.data.published import SPLITS, WHOLE
 from transformer_xl.data.reading import Text, pieces
 from transformer_xl.data.vocab import Newlines, Unit, Vocab
 from transformer_xl.files import explained, remove_unfinished, whole_folder
 
 _IDS = 1 << 20
 """Bytes of ids at a time: many beside a count of all symbols, and few enough for the cache."""
+
+_LONG_WORDS = 30
+"""Bytes for each word that are more than in any language with spaces: 6 in English, 14 in Russian, 28 in Malayalam."""
 
 
 class Split(NamedTuple):
@@ -50,6 +53,8 @@ class Corpus:
     vocab: Vocab
     other_ids: Integer[np.ndarray, " V"] | None = field(default=None, compare=False)
     """The id in `vocab` of each id on disk, where they are not the same."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What a person should know of how a text became splits, a sentence each."""
     _verified: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -69,6 +74,18 @@ class Corpus:
     def caveat(self) -> str:
         """What must stand beside every figure made from this corpus: what is missing of it; empty: nothing."""
         return f"; partial: {self.header.partial}" if self.header.partial else ""
+
+    @property
+    def caution(self) -> str:
+        """A sentence where a text can hardly have been meant to be read as words; empty: it can."""
+        splits = self.header.splits.values()
+        size = sum(split.bytes for split in splits) / sum(split.tokens for split in splits)
+        if self.unit != "word" or size < _LONG_WORDS:
+            return ""
+        return (
+            f"{self.name} has {size:.0f} bytes for each word, as a text without spaces between words has: "
+            "--corpus.unit char or bpe suits it."
+        )
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = False) -> Corpus:
@@ -112,11 +129,18 @@ class Corpus:
             raise ValueError(f"{file} has the id {highest:,}, outside of its vocabulary. {PREPARE_AGAIN}")
         self._verified.add(name)
 
-    def split(self, name: Literal["train", "valid", "test"]) -> Split:
+    def split(self, name: Literal["train", "valid", "test", "all"]) -> Split:
         """One split; `ValueError` where the corpus lacks it or its ids are damaged, which are all read for that.
 
-        They are memory-mapped, or in memory if renumbered.
+        They are memory-mapped, or in memory if renumbered. "all" of a corpus with splits is these one after another.
         """
+        if name == WHOLE and WHOLE not in self.header.splits:
+            parts = [self.split(part) for part in SPLITS if part in self.header.splits]
+            starts = np.cumsum([0, *(len(part.ids) for part in parts[:-1])])
+            pairs = zip(parts, starts, strict=True)
+            documents = [part.documents + start for part, start in pairs if part.documents is not None]
+            ids = np.concatenate([part.ids for part in parts])
+            return Split(ids, np.concatenate(documents) if documents else None, name)
         if name not in self.header.splits:
             raise ValueError(
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. "
@@ -131,6 +155,11 @@ class Corpus:
         ids = np.memmap(self.path / f"{name}.bin", dtype=self.header.dtype, mode="r")
         ids = ids if self.other_ids is None else self.other_ids[ids]
         return Split(ids, None if starts is None else np.array(starts, np.int64), name)
+
+    def unknown(self, name: str) -> int:
+        """Tokens of a split, or of "all", that are `<unk>`."""
+        splits = self.header.splits
+        return splits[name].unknown if name in splits else sum(split.unknown for split in splits.values())
 
     def renumbered(self, vocab: Vocab) -> Corpus:
         """The same text in a vocabulary of the same symbols in another order; `ValueError` where it has others."""
@@ -182,8 +211,8 @@ class Corpus:
         store cannot be written.
         """
         path = Path(path)
-        texts = {split: [text] if isinstance(text, bytes | Path) else list(text) for split, text in splits.items()}
-        assert texts and set(texts) <= set(SPLITS), f"splits must be among {SPLITS}, got {tuple(texts)}"
+        texts = {name: [text] if isinstance(text, Text) else list(text) for name, text in splits.items()}
+        assert texts and (set(texts) <= set(SPLITS) or set(texts) == {WHOLE}), f"no splits: {tuple(texts)}"
         if vocab is None and not set(counted) & texts.keys():
             raise ValueError(
                 f"{name or path.name} must have a {' or '.join(counted)} split to make a vocabulary from, got "

@@ -9,10 +9,12 @@ import difflib
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import platformdirs
 
+from transformer_xl.data.archive import unpacked
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.published import DATASETS, Dataset
 from transformer_xl.data.reading import expanded, read_file
@@ -27,11 +29,11 @@ def cache_folder() -> Path:
     return expanded(home) if home else platformdirs.user_cache_path("txl")
 
 
-def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
-    """The corpus that `config.name` means: one that was prepared, a token store, or a text file or folder.
+def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool = False) -> Corpus:
+    """The corpus that `config.name` means: one that was prepared, a token store, or a text file, folder or archive.
 
     Text is tokenised into the cache, with `vocab` where it is given (a trained model's), else with the symbols that
-    `config.vocab` lists; `read_splits` says how it is cut.
+    `config.vocab` lists; `read_splits` says how it is cut and what `whole` leaves uncut.
     """
     if not config.name:
         raise ValueError(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
@@ -46,11 +48,12 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None) -> Corpus:
     elif (path / "corpus.json").is_file():
         corpus = Corpus.open(path)
     elif path.exists():
-        return _tokenise(path, config, vocab)
+        return _tokenise(path, config, vocab, whole)
     else:
         close = difflib.get_close_matches(config.name, DATASETS, n=1)
         raise FileNotFoundError(
-            f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no {config.name}."
+            f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
+            f"{config.name}."
             + (f" Did you mean {close[0]}?" if close else "")
         )
     if vocab is not None and vocab != corpus.vocab:
@@ -114,30 +117,28 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
     return Corpus.open(store)
 
 
-def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None) -> Corpus:
+def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool) -> Corpus:
     if vocab is None and config.vocab:
         listed = expanded(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
-    splits = read_splits(path, unit, whole_files=config.reset_documents)
     settings = [unit, newlines, config.min_count, config.reset_documents, vocab.fingerprint if vocab else None]
     settings += [config.bpe_size] if unit == "bpe" else []
-    digest = hashlib.sha256(json.dumps(settings).encode())
-    for split, texts in splits.items():
-        digest.update(f"{split} {[len(text) for text in texts]}".encode())
-        for text in texts:
-            digest.update(text)
     path = path.resolve()
-    return Corpus.build(
-        cache_folder() / "texts" / f"{path.stem}-{digest.hexdigest()[:16]}",
-        splits,
-        name=path.name,
-        source=str(path),
-        unit=unit,
-        newlines=newlines,
-        vocab=vocab,
-        min_count=config.min_count,
-        bpe_size=config.bpe_size,
-        documents=config.reset_documents,
-        reuse=True,
-    )
+    with unpacked(path, cache_folder()) as place:
+        texts = read_splits(place, unit, whole_files=config.reset_documents, whole=whole)
+        digest = hashlib.sha256(json.dumps([*settings, texts.digest]).encode()).hexdigest()
+        corpus = Corpus.build(
+            cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",
+            texts.splits,
+            name=path.name,
+            source=str(path),
+            unit=unit,
+            newlines=newlines,
+            vocab=vocab,
+            min_count=config.min_count,
+            bpe_size=config.bpe_size,
+            documents=config.reset_documents,
+            reuse=True,
+        )
+    return replace(corpus, notes=tuple(texts.notes))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.data.published import SPLITS
+from transformer_xl.data.published import SPLITS, WHOLE
 from transformer_xl.data.vocab import Newlines, Unit
 from transformer_xl.files import plain_file
 
@@ -71,7 +71,7 @@ class Header:
         """The entries that cannot be what they should."""
         texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
         yield from (name for name in texts if not isinstance(getattr(self, name), str))
-        if not self.splits or not self.splits.keys() <= set(SPLITS):
+        if not self.splits or not (self.splits.keys() <= set(SPLITS) or self.splits.keys() == {WHOLE}):
             yield "splits"
         for part, split in self.splits.items():
             counts = ("tokens", "types", "unknown", "bytes")

@@ -13,6 +13,8 @@ from .download import Origin
 from .vocab import Newlines, Unit
 
 SPLITS = ("train", "valid", "test")
+WHOLE = "all"
+"""The split of a text that is not cut, and, where it is, all of its splits one after another."""
 
 
 @dataclass(frozen=True)

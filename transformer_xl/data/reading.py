@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,20 @@ from transformer_xl.data.bpe import border as bpe_border
 from transformer_xl.data.vocab import Unit
 from transformer_xl.files import plain_file
 
-Text = bytes | Path
-"""A text in memory, or the file that holds it."""
+
+@dataclass(frozen=True)
+class Span:
+    """The text of a file from byte `start` to byte `end`, None: to its end; counted in UTF-8 where `encoding` names
+    another one."""
+
+    file: Path
+    start: int = 0
+    end: int | None = None
+    encoding: str = ""
+
+
+Text = bytes | Path | Span
+"""A text in memory, or the file that holds it, or a part of that file."""
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 DAMAGE = (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile)
 """What damaged files raise, besides an `OSError` without a number."""
@@ -64,12 +79,33 @@ def reading(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is not a sound {path.suffix} file: {reason}. Download it again.") from error
 
 
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""What a file in another encoding than UTF-8 begins with, the longer marks first."""
+
+
+def encoding_of(head: bytes) -> str:
+    """The encoding that a file's byte order mark names; "" where there is none, or UTF-8's."""
+    return next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
+
+
+def read_text_file(path: Path) -> bytes:
+    """The text of a file: decompressed where its name says so, and UTF-8 where it was UTF-16 or UTF-32."""
+    with reading(path), open_file(path) as opened:
+        encoding = encoding_of(opened.read(4))
+    return b"".join(chunks(Span(path, encoding=encoding))) if encoding else read_file(path)
+
+
 def border(text: bytes, position: int, unit: Unit) -> int:
     """The first place from `position` on where `text` can be cut without cutting a symbol."""
     if unit == "word":
         white = _WHITE.search(text, position)
         return white.end() if white else len(text)
-    if unit == "char":
+    if unit != "byte":
         while position < len(text) and text[position] & 0xC0 == 0x80:
             position += 1
     return min(position, len(text))
@@ -81,7 +117,7 @@ def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
     A last line of words that lacks its end gets one.
     """
     left, ends_line = bytearray(), True  # which grows in place, however far the next border is
-    for chunk in _chunks(text, size):
+    for chunk in chunks(text, size):
         ends_line = chunk.endswith(b"\n")
         searched = len(left)
         left += chunk
@@ -95,12 +131,41 @@ def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
         yield bytes(left)
 
 
-def _chunks(text: Text, size: int) -> Iterator[bytes]:
+def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
+    """The bytes of `text`, at most `size` at a time."""
     if isinstance(text, bytes):
         yield from (text[start : start + size] for start in range(0, len(text), size))
-    else:
-        with reading(text), open_file(text) as opened:
-            yield from iter(lambda: opened.read(size), b"")
+        return
+    part = Span(text) if isinstance(text, Path) else text
+    position, end = part.start, sys.maxsize if part.end is None else part.end
+    with reading(part.file), open_file(part.file) as opened:
+        if part.encoding:
+            source = _reencoded(opened, part, size)
+        else:
+            opened.seek(part.start)
+            source = iter(lambda: opened.read(size), b"")
+        for chunk in source:
+            yield chunk[: end - position]
+            position += len(chunk)
+            if position >= end:
+                return
+
+
+def _reencoded(opened: io.BufferedIOBase, part: Span, size: int) -> Iterator[bytes]:
+    """The text as UTF-8, from `part.start` on."""
+    decoder, skip, last = codecs.getincrementaldecoder(part.encoding)(), part.start, False
+    try:
+        while not last:
+            raw = opened.read(size)
+            last = not raw
+            chunk = decoder.decode(raw, last).encode()
+            if left := chunk[skip:]:
+                yield left
+            skip = max(skip - len(chunk), 0)
+    except UnicodeError as error:
+        raise ValueError(
+            f"{part.file} begins as {part.encoding.upper()} text and goes on otherwise ({error}). Save it as UTF-8."
+        ) from error
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:

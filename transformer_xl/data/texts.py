@@ -1,94 +1,292 @@
-"""Any text as a corpus: files and folders read, told from binary, and cut into train, valid and test."""
+"""Any text as a corpus: a file, a folder or an archive, told from binary, and cut into train, valid and test.
+
+Texts stay on disk: what is found of them here is their size, their checksum and where to cut.
+"""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from transformer_xl.data.published import SPLITS
-from transformer_xl.data.reading import border, read_file
+from transformer_xl.data.published import SPLITS, WHOLE
+from transformer_xl.data.reading import Span, border, chunks, encoding_of, open_file, reading
 from transformer_xl.data.vocab import Unit
 
-_SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
+NAMES = {
+    "train": ("train", "training"),
+    "valid": ("valid", "validation", "val", "dev", "devel", "development"),
+    "test": ("test", "testing"),
+}
+"""How files and folders name a split."""
+_SPLIT_OF = {name: split for split, names in NAMES.items() for name in names}
+_CODE = (
+    *(".py", ".pyi", ".pyx", ".ipynb", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".js", ".jsx", ".ts", ".tsx", ".java"),
+    *(".kt", ".go", ".rs", ".rb", ".php", ".pl", ".sh", ".lua", ".jl", ".r", ".scala", ".swift", ".cs", ".m", ".sql"),
+    *(".html", ".css", ".toml", ".yaml", ".yml", ".cfg", ".ini"),
+)
+"""Files of source code are named after what they do: test.py is no split."""
+_ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog", "authors", "citation")
+"""How files begin that tell about a text and are none of it, where others name splits."""
+_HEAD = 1 << 13
+"""Bytes in which a NUL shows that a file is binary."""
+_WINDOW = 1 << 20
+"""Bytes in which a position to cut words at is looked for."""
 
 
-def read_splits(path: Path, unit: Unit, *, whole_files: bool = False) -> dict[str, list[bytes]]:
-    """The texts of each split of a file or folder; empty files and hidden ones are left out.
+class Texts(NamedTuple):
+    """The texts of each split, and what a person should know of them."""
 
-    A file is cut 90 : 5 : 5 by position. So are the files of a folder, glued in the order of their names, unless they
-    are named train, valid (or validation) and test, as in `ptb.train.txt`; with `whole_files` whole ones are held out.
+    splits: dict[str, list[Span]]
+    notes: list[str]
+    """Which files went to which split, and which were left out and why: a sentence each."""
+    digest: str
+    """Of every text and where it is cut."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A file with text."""
+
+    name: str
+    text: Span
+    size: int
+    """Bytes of its text; a last line of words that lacks its end counts as if it had one."""
+    digest: str
+
+
+def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: bool = False) -> Texts:
+    """The texts of each split of a file or folder.
+
+    The files of a folder that name splits (`NAMES`), themselves or by the folder they are in, are those splits. A file
+    is cut 90 : 5 : 5 by position, and so are the files of a folder that name none, glued in the order of their names;
+    with `whole_files` whole ones are held out. With `whole`, texts that name no split are one, "all".
+
+    Raises:
+        ValueError: there is too little text, it is not what `unit` needs, or it is unclear which split a file is of.
     """
-    files = [path] if not path.is_dir() else _visible_files(path)
-    named: dict[str, list[Path]] = {}
-    for file in files:
-        parts = [_SPLIT_NAMES[part] for part in file.name.lower().split(".") if part in _SPLIT_NAMES]
-        if path.is_dir() and file.parent == path and parts:
-            named.setdefault(parts[0], []).append(file)
-    if {"train", "valid"} <= named.keys() or (files and sum(map(len, named.values())) == len(files)):
-        splits = {split: _read_texts(named[split], unit) for split in SPLITS if split in named}
-    else:
-        texts = _read_texts(files, unit)
-        splits = _hold_out_files(path, texts) if whole_files else _cut(b"".join(texts), unit)
+    skipped: dict[str, str] = {}
+    files = _files(path, skipped) if path.is_dir() else {path.name: path}
+    found = [each for name, file in files.items() if (each := _look(file, name, unit)).size]
+    skipped |= dict.fromkeys(files.keys() - {each.name for each in found}, "empty")
+    named = _named(path, found, skipped) if path.is_dir() else {}
+    splits, how = _divided(path, named or {WHOLE: found}, unit, whole_files=whole_files, whole=whole)
+    left_out = [f"Left out: {_some(skipped)}."] if skipped else []
     for split, texts in splits.items():
         if not texts:
-            raise ValueError(f"{path} has no text for the {split} split: it is empty or too short. Give more text.")
-    return splits
+            sentence = f"{path} has no text for the {split} split: it is empty or too short. Give more text."
+            raise ValueError(" ".join([sentence, *left_out]))
+    digests = {each.text.file: each.digest for each in found}
+    cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
+    return Texts(splits, [f"{how}.", *left_out], hashlib.sha256(repr(cuts).encode()).hexdigest())
 
 
-def _visible_files(folder: Path) -> list[Path]:
-    found = (file for file in folder.rglob("*") if file.is_file())
-    return sorted(file for file in found if not any(part.startswith(".") for part in file.relative_to(folder).parts))
+def _divided(
+    path: Path, given: dict[str, list[_Found]], unit: Unit, *, whole_files: bool, whole: bool
+) -> tuple[dict[str, list[Span]], str]:
+    """The splits, and how they came about: as they are `given`, but for a text that is to be cut, and for a validation
+    split that the training text has to give."""
+    cut = WHOLE if WHOLE in given else "train"
+    wanted = {WHOLE: SPLITS, "train": SPLITS[:2]}[cut]
+    if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
+        return {split: [each.text for each in given[split]] for split in given}, _listed(given)
+    if whole_files:
+        given = given | _hold_out_files(path, given[cut], wanted)
+        given.pop(WHOLE, None)
+        how, parts = _listed(given), {split: [each.text for each in found] for split, found in given.items()}
+    else:
+        parts = {split: [each.text for each in found] for split, found in given.items() if split != cut}
+        parts |= _cut(given[cut], unit, wanted)
+        shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
+        how = f"{_listed(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
+    return {split: parts[split] for split in SPLITS if split in parts}, how
 
 
-def _read_texts(files: Sequence[Path], unit: Unit) -> list[bytes]:
-    return [text for text in (_read_text(file, unit) for file in files) if text]
+def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
+    """The files that begin like text, in the order of their names; the others are `skipped`, and so is what is hidden
+    or was made by training."""
+    files: dict[str, Path] = {}
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder)
+        if any(above.as_posix() in skipped for above in name.parents):
+            continue
+        if reason := _no_text(file):
+            skipped[name.as_posix()] = reason
+        elif file.is_file():
+            files[name.as_posix()] = file
+    return files
 
 
-def _read_text(file: Path, unit: Unit) -> bytes:
-    """One file, ready to be glued: a word never runs on into the next file."""
-    text = read_file(file)
-    if unit == "byte":
-        return text
-    units = "byte pairs" if unit == "bpe" else f"{unit}s"
-    text = text.removeprefix(codecs.BOM_UTF8)
+def _no_text(file: Path) -> str:
+    """Why a file or folder inside a folder is no text; "" where it may be one."""
+    if file.name.startswith("."):
+        return "hidden"
+    if file.is_dir():
+        return _made_here(file)
+    if not file.is_file():
+        return "not a file"
+    with reading(file), open_file(file) as opened:
+        head = opened.read(_HEAD)
+    return "binary" if b"\0" in head and not encoding_of(head) else ""
+
+
+def _made_here(folder: Path) -> str:
+    """What this package wrote into a folder, in words; "" where it did not."""
+    marks = {
+        "a run": ("config.toml", "environment.json"),
+        "a checkpoint": ("model.safetensors", "config.json"),
+        "a token store": ("corpus.json", "vocab.json"),
+    }
+    return next((kind for kind, files in marks.items() if all((folder / file).is_file() for file in files)), "")
+
+
+def _look(file: Path, name: str, unit: Unit) -> _Found:
+    """Read a file once: how much text it holds, its checksum, and that it is text, where `unit` needs that."""
+    with reading(file), open_file(file) as opened:
+        head = opened.read(4)
+    mark = len(codecs.BOM_UTF8) if unit != "byte" and head.startswith(codecs.BOM_UTF8) else 0
+    text = Span(file, mark, encoding=encoding_of(head))
+    size, digest, left, last = 0, hashlib.sha256(), b"", b""
+    for chunk in chunks(text):
+        digest.update(chunk)
+        if unit != "byte":
+            left = _checked(left + chunk, size - len(left) + text.start, file, unit)
+        size, last = size + len(chunk), chunk
+    if left:
+        _refuse_binary(file, unit, size - len(left) + text.start, left)
+    if unit == "word" and size and not last.endswith(b"\n"):
+        size += 1
+    return _Found(name, text, size, digest.hexdigest())
+
+
+def _checked(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
+    """The beginning of a character with which `part`, bytes of a file from `start` on, ends; the rest must be UTF-8."""
     try:
-        text.decode("utf-8")
-        broken = text.find(b"\0")
+        _, length = codecs.utf_8_decode(part, "strict", False)
+        broken = part.find(b"\0")
     except UnicodeDecodeError as error:
-        broken = error.start
+        length, broken = 0, error.start
     if broken >= 0:
+        _refuse_binary(file, unit, start + broken, part[broken:])
+    return part[length:]
+
+
+def _refuse_binary(file: Path, unit: Unit, position: int, found: bytes) -> None:
+    units = "byte pairs" if unit == "bpe" else f"{unit}s"
+    raise ValueError(
+        f"{file} must be UTF-8 text for a corpus of {units}, and is binary or in another encoding: byte {position:,} "
+        f'is 0x{found[0]:02x}. Convert it, leave it out, or take corpus.unit = "byte".'
+    )
+
+
+def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> dict[str, list[_Found]]:
+    """The files that name a split, by split; none where no file does, or all of them name train.
+
+    Raises:
+        ValueError: a file may belong to a split, and does not say to which.
+    """
+    named: dict[str, list[_Found]] = {}
+    others: list[_Found] = []
+    for each in found:
+        splits = _splits_in(each.name)
+        if len(splits) > 1:
+            raise ValueError(f"{folder / each.name} names {' and '.join(sorted(splits))}. Rename it after one split.")
+        (named.setdefault(splits.pop(), []) if splits else others).append(each)
+    if not named or (named.keys() == {"train"} and not others):
+        return {}
+    doubtful = [each.name for each in others if not each.name.rpartition("/")[2].lower().startswith(_ABOUT)]
+    if doubtful and not {"train", "valid"} <= named.keys():
+        first = next(named[split][0].name for split in SPLITS if split in named)
         raise ValueError(
-            f"{file} must be UTF-8 text for a corpus of {units}, and is binary or in another encoding: byte {broken:,} "
-            f'is 0x{text[broken]:02x}. Convert it, leave it out, or take corpus.unit = "byte".'
+            f"{folder} must say which split each file is of: {first} names one, and {_some(doubtful)} not. Name all "
+            f"after train, valid and test, move the others away, or rename {first}."
         )
-    return text + b"\n" if unit == "word" and text and not text.endswith(b"\n") else text
+    skipped |= {each.name: "names no split" for each in others}
+    return {split: named[split] for split in SPLITS if split in named}
 
 
-def _cut(text: bytes, unit: Unit) -> dict[str, list[bytes]]:
-    """90 : 5 : 5 by position; words are cut behind a line, unless lines are so long that the next part would suffer."""
-    cuts = []
-    for twentieths in (18, 19):
-        position = len(text) * twentieths // 20
-        line = text.find(b"\n", position) + 1 if unit == "word" else 0
-        cuts.append(line if 0 < line <= position + len(text) // 40 else border(text, position, unit))
-    valid, test = cuts
-    parts = zip(SPLITS, (text[:valid], text[valid:test], text[test:]), strict=True)
-    return {split: [part] if part else [] for split, part in parts}
+def _splits_in(name: str) -> set[str]:
+    """The splits that a file's name and those of its folders name: as a whole, or as the first or last word of it."""
+    *folders, file = name.lower().split("/")
+    if file.endswith(_CODE):
+        return set()
+    words = [*folders]
+    for part in file.split("."):
+        words.append(part)
+        inner = [word for word in re.split(r"[^a-z]+", part) if word and word != "of"]
+        words += [*inner[:1], *inner[-1:]]
+    return {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}
 
 
-def _hold_out_files(path: Path, texts: list[bytes]) -> dict[str, list[bytes]]:
-    """The last whole texts that come to a twentieth of all for test, those before for validation; at least one each."""
-    if len(texts) < 3:
+def _cut(found: Sequence[_Found], unit: Unit, splits: Sequence[str]) -> dict[str, list[Span]]:
+    """The texts, glued, cut so that each split but the first has a twentieth of them. Words are cut after a line,
+    unless lines are so long that the next split would suffer."""
+    total = sum(each.size for each in found)
+    shares = range(21 - len(splits), 20)
+    cuts = [_border(found, total * share // 20, unit, total // 40) for share in shares]
+    parts: dict[str, list[Span]] = {split: [] for split in splits}
+    for split, begin, end in zip(splits, [0, *cuts], [*cuts, total], strict=True):
+        first = 0
+        for each in found:
+            start, stop = max(begin - first, 0), min(end - first, each.size)
+            if start < stop:
+                to = None if stop == each.size else each.text.start + stop
+                parts[split].append(replace(each.text, start=each.text.start + start, end=to))
+            first += each.size
+    return parts
+
+
+def _border(found: Sequence[_Found], position: int, unit: Unit, near: int) -> int:
+    """The first position from this one on at which the glued texts can be cut; for words, after a line that ends within
+    `near` bytes."""
+    first = 0
+    for each in found:
+        inside = position - first
+        if inside < each.size:
+            break
+        first += each.size
+    else:
+        return position
+    text = replace(each.text, start=each.text.start + inside)
+    window = b"".join(chunks(replace(text, end=text.start + min(_WINDOW, each.size - inside))))
+    line = window.find(b"\n", 0, near) + 1 if unit == "word" else 0
+    cut = line or border(window, 0, unit)
+    return first + (each.size if unit == "word" and cut == len(window) else inside + cut)
+
+
+def _hold_out_files(path: Path, found: Sequence[_Found], splits: Sequence[str]) -> dict[str, list[_Found]]:
+    """For each split but the first, the last whole texts that are left and come to a twentieth of all, at least one."""
+    if len(found) < len(splits):
         raise ValueError(
-            f"corpus.reset_documents must be false for {path}, which holds {len(texts)} files with text: at least 3 "
-            "are needed to hold whole ones out."
+            f"corpus.reset_documents must be false for {path}, which holds {len(found)} files with text: at least "
+            f"{len(splits)} are needed to hold whole ones out."
         )
-    share = sum(map(len, texts)) / 20
-    left, held_out = list(texts), []
-    for keep in (2, 1):
-        part = [left.pop()]
-        while sum(map(len, part)) < share and len(left) > keep:
-            part.insert(0, left.pop())
-        held_out.append(part)
-    return {"train": left, "valid": held_out[1], "test": held_out[0]}
+    share = sum(each.size for each in found) / 20
+    left, held_out = list(found), {}
+    for keep, split in reversed([*enumerate(splits)][1:]):
+        held_out[split] = [left.pop()]
+        while sum(each.size for each in held_out[split]) < share and len(left) > keep:
+            held_out[split].insert(0, left.pop())
+    return {split: held_out.get(split, left) for split in splits}
+
+
+def _listed(splits: Mapping[str, Sequence[_Found]]) -> str:
+    """Which files are in each split, and how large they are together."""
+    told = []
+    for split, found in splits.items():
+        size = sum(each.size for each in found)
+        encodings = sorted({each.text.encoding.upper() for each in found if each.text.encoding})
+        files = f"{len(found):,} files, " if len(found) > 1 else ""
+        read = f", read as {', '.join(encodings)}" if encodings else ""
+        told.append(f"{split}: {_some([each.name for each in found])} ({files}{size:,} bytes{read})")
+    return "; ".join(told)
+
+
+def _some(names: Sequence[str] | Mapping[str, str], most: int = 5) -> str:
+    """The first of these names, each with its reason where it has one, and how many more there are."""
+    shown = [f"{name} ({names[name]})" if isinstance(names, Mapping) else name for name in [*names][:most]]
+    return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise ValueError(
         f"Hugging Face's format must have the transformers library, 5 or newer ({error}). "
-        'Run `pip install -U "transformer-xl[hf]"`.'
+        'Run `pip install -U "transformers>=5"`.'
     ) from error
 
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -190,8 +190,8 @@ print(tokenizer.decode(ids[0]))
 ```
 
 `trust_remote_code=True` runs the Python files of this folder (their licence is in `LICENSE`), so read them first;
-without it the two ask before they run any. It is not needed behind `import transformer_xl.hf`, which
-`pip install "transformer-xl[hf]"` brings.
+without it the two ask before they run any. It is not needed after `import transformer_xl.hf`, in an environment into
+which `pip install -e ".[hf]"` installed that package from a clone of its repository.
 
 `logits` are log-probabilities. `past_key_values` is the memory: give what a call returns to the next one, and the text
 goes on. `model(new, past_key_values=memory)` takes the new tokens only, `model.generate(text, past_key_values=memory)`

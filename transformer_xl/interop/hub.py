@@ -17,6 +17,8 @@ from .huggingface import VOCABULARIES, WEIGHTS
 from .reading import read_model
 
 HUB = "hf:"
+_PATIENCE = 3.0
+"""Seconds that the hub has to say which version a name stands for."""
 _WANTED = ("config.json", *VOCABULARIES)
 
 
@@ -38,8 +40,8 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
 def local(path: str | Path) -> Path:
     """A folder on this machine: `path` itself, or what `hf:NAME` (`hf:NAME@REVISION`) stands for.
 
-    A model of the hub is fetched and converted once per version; where the hub cannot be reached, the version fetched
-    last is taken.
+    A model of the hub is fetched and converted once per version. The hub is asked once which version that is; where it
+    does not answer within seconds, the version fetched last is taken, and named in a warning.
 
     Raises:
         ValueError: the hub package is not installed, or what it has is no Transformer-XL.
@@ -48,11 +50,11 @@ def local(path: str | Path) -> Path:
     if not str(path).startswith(HUB):
         return Path(path)
     try:
-        from huggingface_hub import list_repo_files, snapshot_download
+        from huggingface_hub import model_info, snapshot_download
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise ValueError(
-            f'{path} is on the Hugging Face hub: run `pip install "transformer-xl[hf]"` to fetch it.'
+            f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it."
         ) from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
     if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they become a path in the cache
@@ -61,19 +63,40 @@ def local(path: str | Path) -> Path:
     if revision and (converted / revision).is_dir():
         return converted / revision
     try:
-        files = _needed(list_repo_files(name, revision=revision or None))
-        snapshot = Path(snapshot_download(name, revision=revision or None, allow_patterns=files))
+        version = model_info(name, revision=revision or None, timeout=_PATIENCE)  # it does not try again, as others do
+        folder = converted / str(version.sha)
+        if folder.is_dir():
+            return folder
+        files = _needed([file.rfilename for file in version.siblings or ()])
+        snapshot = Path(snapshot_download(name, revision=version.sha, allow_patterns=files))
     except Exception as error:  # the library has a kind of its own for each way to fail
-        before = sorted(converted.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
-        if before and not revision and not isinstance(error, HfHubHTTPError):
-            warnings.warn(f"The hub cannot be reached: {before[-1].parent}, fetched before, is taken.", stacklevel=2)
-            return before[-1].parent
-        raise OSError(f"{path} could not be fetched: {str(error).splitlines()[0]}") from error
+        before = None if isinstance(error, HfHubHTTPError) else _fetched_before(name, revision, converted)
+        if before is None:
+            raise OSError(f"{path} could not be fetched: {str(error).splitlines()[0]}") from error
+        warnings.warn(f"The hub cannot be reached: {before}, fetched before, is taken.", stacklevel=2)
+        return before
+    return _convert(snapshot, folder)
+
+
+def _fetched_before(name: str, revision: str, converted: Path) -> Path | None:
+    """A version that is on this machine: the one that was converted last, or what the hub's own cache has."""
+    from huggingface_hub import snapshot_download
+
+    versions = sorted(converted.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    if versions and not revision:
+        return versions[-1].parent
+    try:
+        snapshot = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+    except (OSError, ValueError):  # it has none, or that is no name
+        return None
     folder = converted / snapshot.name
-    if not folder.is_dir():
-        found = read_model(snapshot, "huggingface")
-        model, vocab, config = found.loaded()
-        save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
+    return folder if folder.is_dir() else _convert(snapshot, folder)
+
+
+def _convert(snapshot: Path, folder: Path) -> Path:
+    found = read_model(snapshot, "huggingface")
+    model, vocab, config = found.loaded()
+    save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
     return folder
 
 

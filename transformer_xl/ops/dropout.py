@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 _STEPS = 1 << 16
@@ -27,7 +27,24 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p)
-    return x * keep_mask(x.shape, p).to(x.dtype).div_(1 - p)
+    return _MaskProduct.apply(x, keep_mask(x.shape, p), p)
+
+
+class _MaskProduct(torch.autograd.Function):
+    """`x * keep / (1 - p)`, which keeps one byte an element for backward, where the product would keep a float."""
+
+    @staticmethod
+    def forward(x, keep, p):
+        return x * keep.to(x.dtype).div_(1 - p)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, keep, ctx.p = inputs
+        ctx.save_for_backward(keep)
+
+    @staticmethod
+    def backward(ctx, d_out):
+        return _MaskProduct.apply(d_out, *ctx.saved_tensors, ctx.p), None, None
 
 
 def locked_dropout(x: Float[Tensor, "*batch T D"], p: float) -> Float[Tensor, "*batch T D"]:
@@ -53,10 +70,14 @@ def word_dropout(
     return torch.where(kept > 0, x * kept, tiny.to(x.dtype))
 
 
-def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> Bool[Tensor, "*shape"]:
-    """What dropout keeps on a CPU; four elements share one 64-bit random number."""
+def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> UInt8[Tensor, "*shape"]:
+    """1 where dropout keeps an element on a CPU, else 0; four elements share one 64-bit random number.
+
+    Bytes, because PyTorch turns them into floats three to eight times as fast as booleans.
+    """
     numbers = torch.empty(-(-prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
-    return numbers.view(torch.int16)[: prod(shape)].view(shape) >= round(p * _STEPS) - _STEPS // 2
+    kept = numbers.view(torch.int16)[: prod(shape)].view(shape) >= round(p * _STEPS) - _STEPS // 2
+    return kept.view(torch.uint8)
 
 
 class Dropout(nn.Module):

@@ -231,7 +231,7 @@ def _log(log: str) -> tuple[list[str], list[Sample]]:
         elif line.startswith("sample: "):
             samples.append(Sample(step, line.removeprefix("sample: ")))
             inside = True
-        elif line.startswith("Stopped by a signal, and saved."):
+        elif line.startswith(("Stopped by a signal, and saved.", "Stopped by a closed pipe, and saved.")):
             inside = False
         elif inside:
             samples[-1] = Sample(step, f"{samples[-1].text}\n{line}")

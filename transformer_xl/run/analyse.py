@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -30,7 +30,6 @@ from transformer_xl.analysis.recl import (
 )
 from transformer_xl.checkpoint import find_checkpoint, load_config, load_model, load_vocab
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.datasets import open_corpus
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
 from transformer_xl.files import write_whole
 from transformer_xl.interop import local
@@ -38,9 +37,7 @@ from transformer_xl.metrics import figure
 from transformer_xl.settings import RunConfig
 from transformer_xl.show import show_pairs, show_table
 
-from .evaluate import near, title
-
-Part = Literal["train", "valid", "test"]
+from .evaluate import Part, corpus_for, near, part_of, title
 
 
 class Group(NamedTuple):
@@ -61,7 +58,7 @@ class Group(NamedTuple):
         return figure(self.corpus.unit, 0.0)[0]
 
 
-def _group(runs: Sequence[Path], data: str | None) -> Group:
+def _group(runs: Sequence[Path], data: str | None, asked: Part | None) -> Group:
     folders = [local(run) for run in runs]
     checkpoints = [find_checkpoint(folder) for folder in folders]
     configs, vocabs = [load_config(each) for each in checkpoints], [load_vocab(each) for each in checkpoints]
@@ -71,12 +68,7 @@ def _group(runs: Sequence[Path], data: str | None) -> Group:
         for folder, vocab in zip(folders, vocabs, strict=True)
         if vocab != vocabs[0]
     )
-    source = configs[0].corpus
-    if data is None and not source.name:
-        raise ValueError(
-            f"{folders[0]} does not say which text it is for: name a file, a folder or a corpus by --data."
-        )
-    corpus = open_corpus(source if data is None else replace(source, name=data), vocab=vocabs[0])
+    corpus = corpus_for(folders[0], configs[0].corpus, vocabs[0], data, asked)
     repeated = Counter(folder.name for folder in folders)
     names = [folder.name if repeated[folder.name] == 1 else str(folder) for folder in folders]
     return Group(folders, names, configs, corpus)
@@ -109,7 +101,7 @@ def recl(
     runs: Sequence[Path],
     *,
     data: str | None = None,
-    split: Part = "test",
+    split: Part | None = None,
     r: Sequence[float] = (0.1, 0.5, 1.0),
     step: int = 100,
     max_context: int = 1000,
@@ -126,9 +118,10 @@ def recl(
 ) -> dict[str, Any]:
     """Print the relative effective context length of each run in their group (Table 8), and their losses by context.
 
-    `data` is another text than that of the first run. `clamp_len` and `trained_context` are those of `feeding`. The
-    precision is fp32 unless asked, for rounding changes losses, and f counts what falls. `out` is a folder for
-    `recl.json`, `recl.npz` (all losses) and the pictures (Figures 3 and 4).
+    `data` is another text than that of the first run; `split` None is test, or all of a text without splits.
+    `clamp_len` and `trained_context` are those of `feeding`. The precision is fp32 unless asked, for rounding changes
+    losses, and f counts what falls. `out` is a folder for `recl.json`, `recl.npz` (all losses) and the pictures
+    (Figures 3 and 4).
 
     Raises:
         ValueError, OSError: a sentence for what does not fit.
@@ -136,8 +129,9 @@ def recl(
     _refuse(_least(1, step=step, positions=positions, batch_size=batch_size, runs=len(runs)))
     _refuse([*_least(0, seed=seed), *near(clamp_len)])
     _refuse(_recl_problems(r, step, max_context, threshold))
-    group = _group(runs, data)
-    text = group.corpus.split(split)
+    group = _group(runs, data, split)
+    part = part_of(group.corpus, split, "test")
+    text = group.corpus.split(part)
     sample = {"step": step, "longest": max_context, "seed": seed, "documents": text.documents}
     places = sample_positions(len(text.ids), positions, **sample)
     contexts = np.arange(step, max_context + 1, step)
@@ -148,14 +142,14 @@ def recl(
     losses, draws = _losses(group, plans, contexts, score, chosen), draw(places, max_context, seed)
     shares = [measure(losses, contexts, share, draws, threshold=threshold) for share in r]
     found = Measured(group, plans, contexts, places, losses, shares, *mean_losses(losses, draws))
-    facts = group.corpus.about | {"split": split, "positions": positions, "seed": seed, "precision": precision}
+    facts = group.corpus.about | {"split": part, "positions": positions, "seed": seed, "precision": precision}
     facts |= {"threshold": threshold} | found.facts
     if out is not None:
         _save_recl(out, facts, found)
     if as_json:
         print(json.dumps(facts))
     else:
-        _show_recl(f"RECL on {title(group.corpus, split)}: {positions:,} positions, threshold {threshold:g}", found)
+        _show_recl(f"RECL on {title(group.corpus, part)}: {positions:,} positions, threshold {threshold:g}", found)
     return facts
 
 
@@ -232,7 +226,7 @@ def length(
     runs: Sequence[Path],
     *,
     data: str | None = None,
-    split: Part = "test",
+    split: Part | None = None,
     attn_len: Sequence[int] = (),
     max_tokens: int = 0,
     stride: int = 8,
@@ -246,15 +240,17 @@ def length(
     """Print perplexity or bits of each run at each attention length, the best, and the shortest that is as good.
 
     Lengths are by default those of `attention_lengths`; `sweep` says how a run reads. `data` is another text than that
-    of the first run. `out` is a folder for `length.json` and the picture.
+    of the first run; `split` None is test, or all of a text without splits. `out` is a folder for `length.json` and the
+    picture.
 
     Raises:
         ValueError, OSError: a sentence for what does not fit.
     """
     least = {"stride": stride, "attn_len": min(attn_len, default=1), "batch_size": batch_size, "runs": len(runs)}
     _refuse([*_least(0, max_tokens=max_tokens), *_least(1, **least), *near(clamp_len)])
-    group = _group(runs, data)
-    text, lengths = group.corpus.split(split), list(attn_len) or attention_lengths(group.configs)
+    group = _group(runs, data, split)
+    part = part_of(group.corpus, split, "test")
+    text, lengths = group.corpus.split(part), list(attn_len) or attention_lengths(group.configs)
     chosen = resolve_device(device)
     precision, _ = resolve_precision(precision, chosen)
     reuse_memory()
@@ -264,7 +260,7 @@ def length(
         options = {"how": how, "clamp_len": clamp_len, "stride": stride, "precision": precision}
         model = load_model(folder, device=chosen).model
         sweeps.append(sweep(model, config, text, lengths, group.corpus.vocab, **options))
-    facts = group.corpus.about | {"split": split, "tolerance": TOLERANCE, "precision": precision}
+    facts = group.corpus.about | {"split": part, "tolerance": TOLERANCE, "precision": precision}
     facts |= {"runs": [group.about(i) | _swept(each) for i, each in enumerate(sweeps)]}
     if out is not None:
         write_whole(out / "length.json", json.dumps(facts, indent=1) + "\n")
@@ -272,7 +268,7 @@ def length(
     if as_json:
         print(json.dumps(facts))
     else:
-        _show_lengths(title(group.corpus, split), group, sweeps)
+        _show_lengths(title(group.corpus, part), group, sweeps)
     return facts
 
 

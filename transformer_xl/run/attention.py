@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +29,11 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
 from transformer_xl.files import write_whole
 from transformer_xl.interop import local
+from transformer_xl.metrics import followed
 from transformer_xl.settings import TransformerXLConfig
 from transformer_xl.show import show_table
 
-from .evaluate import corpus_for, eval_lengths, title, told
+from .evaluate import Part, corpus_for, eval_lengths, part_of, title, told
 
 NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
 """Those of Figure 7; (c), u·k, is among the arrays."""
@@ -48,7 +49,7 @@ def attention(
     run: Path,
     *,
     data: str | None = None,
-    split: Literal["train", "valid", "test"] = "valid",
+    split: Part | None = None,
     max_tokens: int = 0,
     tgt_len: int | None = None,
     mem_len: int | None = None,
@@ -59,8 +60,9 @@ def attention(
     precision: str = "auto",
     as_json: bool = False,
 ) -> dict[str, Any]:
-    """Average the attention of every head over a split, and look at some `heads` ("layer.head", counted from 1) from
-    some `positions` (the split's tokens, counted from 0; by default the middle of what is read).
+    """Average the attention of every head over a split (None: valid, or all of a text without splits), and look at some
+    `heads` ("layer.head", counted from 1) from some `positions` (the split's tokens, counted from 0; by default the
+    middle of what is read).
 
     Pictures, `attention.npz` and `attention.json`, which names its axes, go to `out`, by default `RUN/attention`.
 
@@ -80,26 +82,27 @@ def attention(
         raise ValueError("\n".join(problems))
     loaded = load_model(run, device=resolve_device(device))
     attentions(loaded.model)
-    corpus = corpus_for(loaded, data)
-    text = corpus.split(split)
+    corpus = corpus_for(run, config.corpus, loaded.vocab, data, split)
+    part = part_of(corpus, split, "valid")
+    text = corpus.split(part)
     places = _places(positions, len(text.ids), max_tokens)
     loader = StreamLoader(text, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=max_tokens)
     precision, _ = resolve_precision(precision, resolve_device(device))
-    average = average_attention(loaded.model, loader, lengths, precision=precision)
+    average = average_attention(loaded.model, followed(loader, "averaging"), lengths, precision=precision)
     looks = [
         glance(loaded.model, text.ids, place, lengths, precision=precision, start=_start(text, place))
         for place in places
     ]
     chosen = named or average.widest(NOTABLE)
-    about = {"run": str(run), **corpus.about, "split": split, "queries": average.queries, "precision": precision}
+    about = {"run": str(run), **corpus.about, "split": part, "queries": average.queries, "precision": precision}
     facts = about | {"lengths": asdict(lengths)} | _figures(average) | {"positions": _seen(looks, chosen, loaded.vocab)}
     folder = run / "attention" if out is None else out
     _save(folder, average, looks, facts)
-    paths = _draw(folder, average, chosen, looks, loaded, f"{corpus.name}, {split}")
+    paths = _draw(folder, average, chosen, looks, loaded, f"{corpus.name}, {part}")
     if as_json:
         print(json.dumps(facts | {"files": [str(path) for path in paths]}))
     else:
-        _show(average, title(corpus, split), folder)
+        _show(average, title(corpus, part), folder)
     return facts
 
 

@@ -54,6 +54,13 @@ def environment() -> dict[str, Any]:
     }
 
 
+def noted(run: Path, fact: str) -> Any:
+    """What a run's `environment.json` says: its "recipe", its "init" and its "corpus", with which it began, or its
+    "launch", whose processes began it; "" where it does not say."""
+    file = run / "environment.json"
+    return json.loads(file.read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
+
+
 def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
     """Device, precision and attention backend that serve training by these settings, each with the reason.
 
@@ -63,7 +70,8 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     device = resolve_device(config.device)
     precision, why_precision = resolve_precision(config.precision, device)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    scores = model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
+    rows = config.batch_size // config.batch_chunk  # of all ranks, so that their number does not change the backend
+    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
     backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
     found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,8 @@ from transformer_xl.checkpoint import LoadedModel, find_checkpoint, load_config,
 from transformer_xl.data.corpus import Corpus, Split
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
-from transformer_xl.data.reading import reading
+from transformer_xl.data.published import WHOLE
+from transformer_xl.data.reading import read_text_file
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.device import resolve_device, resolve_precision, reuse_memory
 from transformer_xl.distributed import Ranks
@@ -24,10 +26,16 @@ from transformer_xl.dynamic import Dynamic, DynamicConfig, relative_rms
 from transformer_xl.evaluate import EvalResult, Tempered, TokenLog, fastest_tgt_len, score_lines
 from transformer_xl.evaluate import evaluate as evaluate_stream
 from transformer_xl.interop import local
-from transformer_xl.settings import EvalConfig, Lengths, RunConfig
+from transformer_xl.metrics import followed
+from transformer_xl.recipe import text_name
+from transformer_xl.settings import CorpusConfig, EvalConfig, Lengths, RunConfig
 from transformer_xl.show import show_table
+from transformer_xl.values import listed
+
+from .env import noted
 
 Value = TypeVar("Value")
+Part = Literal["train", "valid", "test", "all"]
 FARTHEST, HIGHEST_RATE = (1 << 63) - 1, 1e30
 _AUTO = (
     "--tgt-len auto needs a window, --attn-len or --same-length, and neither --sliding nor --dynamic: else figures "
@@ -52,7 +60,8 @@ def evaluate(
 ) -> list[EvalResult]:
     """Score a split once for each combination of lengths (those of `eval_lengths`), and print the figures.
 
-    `data` is another text, read with the run's own vocabulary. `scope` sets what of `EvalConfig` is not None in it.
+    `data` is another text, read with the run's own vocabulary; it is scored whole where it names no splits, unless one
+    is asked for. `scope` sets what of `EvalConfig` is not None in it; its split may be "all".
     `dump` gets every target's log-probability, as NumPy `.npz`. `tgt_len` "auto" is the fastest one under a window.
     `sliding` is the stride of windows of `tgt_len` tokens that are read without memory. `temperature` divides
     log-probabilities. `dynamic` sets what of `DynamicConfig` is not None in it, and the weights follow the text. Under
@@ -67,6 +76,7 @@ def evaluate(
     problems: list[str] = []
     reading = told(problems, lambda: Reading.of(sliding, temperature, dynamic or {})) or Reading()
     given = {name: value for name, value in (scope or {}).items() if value is not None}
+    asked = given.pop("split", None)
     how = told(problems, lambda: replace(config.eval, **reading.scope | given)) or config.eval
     width = None if tgt_len == "auto" else tgt_len
     combinations = told(problems, lambda: reading.lengths(config, tgt_len=width, **lengths)) or []
@@ -79,7 +89,9 @@ def evaluate(
     if problems:
         raise ValueError("\n".join(problems))
     loaded = load_model(run, device=resolve_device(device))
-    corpus = corpus_for(loaded, data)
+    corpus = corpus_for(run, loaded.config.corpus, loaded.vocab, data, asked)
+    part = part_of(corpus, asked, how.split)
+    split = corpus.split(part)
     precision, _ = resolve_precision(precision, resolve_device(device))
     if tgt_len == "auto":
         fastest = partial(fastest_tgt_len, loaded.model, batch=how.batch_size, precision=precision)
@@ -88,16 +100,19 @@ def evaluate(
     results = []
     for each in combinations:
         reader = reading.dress(loaded, corpus, each, how, precision)
-        results.append(score_split(reader, corpus.split(how.split), each, how, precision=precision, log=log))
+        results.append(score_split(reader, split, each, how, precision=precision, log=log))
     if log is not None and dump is not None:
         log.save(dump)
-    facts = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": how.split}
-    facts |= {"unknown": corpus.header.splits[how.split].unknown, **asdict(reading)}
+    facts = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": part}
+    facts |= {"unknown": corpus.unknown(part), **asdict(reading)}
     if as_json:
         print(json.dumps(facts | {"results": [result.to_json() for result in results]}))
     else:
         other = f"; trained on {config.corpus.name}" if config.corpus.name.endswith("-partial") and data else ""
-        show_results(title(corpus, how.split) + other + str(reading), results)
+        show_results(title(corpus, part) + other + str(reading), results, unknown=corpus.unknown(part))
+    learning = reading.dynamic
+    advice = f"Lower --dynamic-lr, which is {learning.lr:g}." if learning else "Score another checkpoint."
+    refuse_infinite([result.nats for result in results], f"results are not finite: the weights diverged. {advice}")
     return results
 
 
@@ -172,7 +187,7 @@ class Reading:
             if self.dynamic.rule == "rms":
                 part = replace(config, batch_size=1, max_tokens=self.dynamic.tokens)
                 loader = _segments(loaded, corpus.split("train"), lengths, part)
-                rms = relative_rms(model, loader, lengths, precision=precision)
+                rms = relative_rms(model, followed(loader, "measuring gradients"), lengths, precision=precision)
             model = Dynamic(model, self.dynamic, rms)
         return loaded._replace(model=model)
 
@@ -205,7 +220,7 @@ def score_split(
     vocab = loaded.vocab
     return evaluate_stream(
         loaded.model,
-        loader,
+        followed(loader, f"scoring {split.name} with a memory of {lengths.mem_len:,}") if ranks.first else loader,
         lengths,
         precision=chosen,
         unit=vocab.unit,
@@ -228,12 +243,45 @@ def _segments(
     )
 
 
-def corpus_for(loaded: LoadedModel, data: str | None) -> Corpus:
-    """The run's own corpus, or another text, in the run's vocabulary; `ValueError` where that cannot be."""
-    config = loaded.config.corpus
+def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
+    """The run's own corpus, or another text, in the run's vocabulary, of which the split `asked` for is to be read.
+
+    Another text without splits stays whole unless one of them is asked for. What a person should know of it goes to
+    standard error.
+
+    Raises:
+        ValueError, OSError: there is no such text, the run's has changed since, or the vocabulary does not fit it.
+    """
     if data is None and not config.name:
-        raise ValueError("The model does not say which text it is for: give a file, a folder or a corpus by --data.")
-    return open_corpus(config if data is None else replace(config, name=data), vocab=loaded.vocab)
+        raise ValueError(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
+    whole = data is not None and asked in (None, WHOLE)
+    corpus = open_corpus(config if data is None else replace(config, name=data), vocab, whole=whole)
+    if data is None and (changed := changed_splits(run, corpus)):
+        raise ValueError(
+            f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
+            "trained the model may be in it. Restore it, or name what to read by --data."
+        )
+    notes = [f"{corpus.name}: {note}" for note in corpus.notes]
+    if whole and data is not None and text_name(data) == config.name:
+        notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
+    for note in notes:
+        print(note, file=sys.stderr)
+    return corpus
+
+
+def changed_splits(run: Path, corpus: Corpus) -> str:
+    """The splits whose ids are not those that a run, or the run of a checkpoint, noted when it began; "" where all are,
+    or where it noted none."""
+    folder = find_checkpoint(run, which="last").parent
+    known = (noted(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
+    splits = corpus.header.splits
+    changed = [name for name in splits if splits[name].sha256 != known.get(name, splits[name].sha256)]
+    return listed(changed) if changed else ""
+
+
+def part_of(corpus: Corpus, asked: Part | None, default: Part) -> Part:
+    """The split to read: the one asked for; else all of a text that was left whole, or the default one."""
+    return asked or (WHOLE if WHOLE in corpus.header.splits else default)
 
 
 def eval_lengths(
@@ -286,14 +334,23 @@ def near(clamp_len: int | None) -> list[str]:
 
 def title(corpus: Corpus, split: str) -> str:
     """What figures are over: the text, how many of its tokens are unknown, and what is missing of a partial corpus."""
-    unknown = corpus.header.splits[split].unknown
+    unknown = corpus.unknown(split)
     return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
 
 
-def show_results(title: str, results: Sequence[EvalResult]) -> None:
-    """A row for each set of lengths."""
+def refuse_infinite(nats: Sequence[float], sentence: str) -> None:
+    """Raise `FloatingPointError` after costs were shown of which some are no number."""
+    infinite = sum(not math.isfinite(cost) for cost in nats)
+    if infinite:
+        raise FloatingPointError(f"{infinite:,} of {len(nats):,} {sentence}")
+
+
+def show_results(title: str, results: Sequence[EvalResult], *, unknown: int = 0) -> None:
+    """A row for each set of lengths; `unknown` tokens of the text make its bits per byte no figure to compare."""
     unit = results[0].headline[0]
     bytes_differ = any(result.bytes not in (None, result.targets) for result in results)
+    if bytes_differ and unknown:
+        title += "; bits/byte is not comparable with other vocabularies: <unk> hides what it stands for"
     per_byte = ["bits/byte"] if bytes_differ else []
     columns = ["mem_len", "tgt_len", "attn_len", "clamp_len", unit, "loss", *per_byte, "targets", "tokens/s"]
     rows = []
@@ -332,20 +389,22 @@ def score(
     given = lines if loaded.vocab.unit == "byte" else [decoded(line, file) for line in lines]
     precision, _ = resolve_precision(precision, chosen)
     scores = score_lines(loaded.model, loaded.vocab, given, width, precision=precision)
-    tell_unknown(loaded.vocab, given, "the text")
+    tell_unknown(loaded.vocab, given, "the text", ", so bits are not comparable with other models")
     for each in scores:
         plain = f"{each.log_prob:.6f}\t{each.ppl:.4f}\t{each.bits:.4f}"
         print(json.dumps(each.to_json()) if as_json else plain)
+    refuse_infinite([each.nats for each in scores], "lines have no finite score. Use another checkpoint.")
 
 
-def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str) -> None:
-    """Say on standard error how much of `texts` the model has no symbol for."""
+def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
+    """Say on standard error how much of `texts` the model has no symbol for, and what follows from that."""
     if vocab.unk is None:
         return
     counts = [(len(ids), int((ids == vocab.unk).sum())) for ids in map(vocab.encode, texts)]
     total, unknown = map(sum, zip((0, 0), *counts, strict=True))
     if unknown:
-        print(f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model.", file=sys.stderr)
+        told = f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model{consequence}."
+        print(told, file=sys.stderr)
 
 
 def read_text(file: str) -> bytes:
@@ -355,6 +414,8 @@ def read_text(file: str) -> bytes:
         OSError: a sentence for a file that is missing or cannot be read.
     """
     if file == "-":
+        if sys.stdin is None:
+            raise ValueError("- is standard input, which is closed. Send a text to it, or give a text file.")
         return sys.stdin.buffer.read()
     path = Path(file)
     if path.is_dir():
@@ -363,8 +424,7 @@ def read_text(file: str) -> bytes:
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
     if not path.is_file():
         raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and it as standard input.")
-    with reading(path):
-        return path.read_bytes()
+    return read_text_file(path)
 
 
 def writable(path: Path, option: str) -> Path:

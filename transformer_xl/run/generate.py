@@ -66,7 +66,7 @@ def generate(
     texts: list[str | bytes] = [_read_prompt(prompt) for prompt in prompts]
     loaded = load_model(run, device=where)
     if from_test is not None:
-        texts = [_test_prompt(loaded, from_test)]
+        texts = [_test_prompt(run, loaded, from_test)]
     elif loaded.vocab.unit != "byte":
         texts = [decoded(text, "The prompt") if isinstance(text, bytes) else text for text in texts]
     tell_unknown(loaded.vocab, texts, "the prompt")
@@ -145,8 +145,8 @@ def _read_prompt(prompt: str) -> str | bytes:
     return read_text(prompt[1:]) if prompt.startswith("@") else prompt
 
 
-def _test_prompt(loaded: LoadedModel, tokens: int) -> str | bytes:
-    ids = corpus_for(loaded, None).split("test").ids
+def _test_prompt(run: Path, loaded: LoadedModel, tokens: int) -> str | bytes:
+    ids = corpus_for(run, loaded.config.corpus, loaded.vocab, None, "test").split("test").ids
     ids = ids[len(loaded.vocab.opening) :][:tokens]
     return loaded.vocab.decode_bytes(ids) if loaded.vocab.unit == "byte" else loaded.vocab.decode(ids)
 

@@ -6,9 +6,10 @@ Of many ranks the first one alone writes and speaks; all of them take part in wh
 from __future__ import annotations
 
 import gc
+import os
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from ..generate import Sampling, generate
 from ..metrics import MetricLog, Progress, ProgressPrinter, seconds_left
 from ..model import TransformerXL
 from ..optim import learning_rate
-from ..settings import RunConfig
+from ..settings import RunConfig, TrainConfig
 from ..trackers import Trackers
 from .aside import Aside
 from .trainer import Pace, Trainer
@@ -43,6 +44,7 @@ def fit(
     resume: bool = False,
     trackers: Trackers | None = None,
     ranks: Ranks | None = None,
+    replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
 
@@ -51,22 +53,23 @@ def fit(
     Args:
         trackers: where figures and samples go besides `metrics.jsonl`; nowhere if None, whatever `config` names.
         ranks: those that train together, each with a `model` of the same weights; None: this process is alone.
+        replan: called after each step; returns the settings for the rest of the run, which ends when `max_steps` steps
+            are done. It serves a process that is alone, and that has to end at a given time.
 
     Returns:
-        False if SIGTERM or SIGINT ended it early, after the step was done and saved.
+        False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
 
     Raises:
         FloatingPointError: too many steps in a row had no finite loss and gradient.
         OSError: a checkpoint or the metrics could not be written.
     """
     settings, ranks = config.train, ranks or Ranks()
+    assert replan is None or ranks.size == 1, "ranks would each have a plan of their own"
     run.mkdir(parents=True, exist_ok=True)
     model.to(settings.device).train()
     last = latest(run) if resume else None
     if last is not None:
         load_weights(model, last)
-    if settings.compile:
-        model.compile()
     trainer = Trainer(model, train_segments(corpus, config), settings, ranks=ranks)
     torch.manual_seed(settings.seed + ranks.rank)
     if last is not None:
@@ -77,10 +80,10 @@ def fit(
         received = stack.enter_context(_deferred_signals(ranks))
         aside = stack.enter_context(Aside(kept=ranks.first))  # waited for while signals still wait
         stack.enter_context(_little_garbage())
-        _loop(trainer, corpus, config, run, journal, aside, received)
+        _loop(trainer, corpus, config, run, journal, aside, received, replan)
         aside.wait()
         [signals] = ranks.total([len(received)])  # and none ends before what was saved is there
-    return trainer.step >= settings.max_steps and not signals
+    return trainer.step >= trainer.config.max_steps and not signals
 
 
 def _agree(trainer: Trainer, run: Path) -> None:
@@ -139,13 +142,26 @@ def _journal(trainer: Trainer, corpus: Corpus, run: Path, trackers: Trackers | N
 
 
 def _loop(
-    trainer: Trainer, corpus: Corpus, config: RunConfig, run: Path, journal: Journal, aside: Aside, received: list[str]
+    trainer: Trainer,
+    corpus: Corpus,
+    config: RunConfig,
+    run: Path,
+    journal: Journal,
+    aside: Aside,
+    received: list[str],
+    replan: Callable[[Trainer], TrainConfig] | None,
 ) -> None:
-    settings, ranks = config.train, trainer.ranks
+    ranks = trainer.ranks
     stopping = False
-    while trainer.step < settings.max_steps and not stopping:
+    while trainer.step < trainer.config.max_steps and not stopping:
         trainer.advance()
+        if replan is not None:
+            trainer.config = replan(trainer)
+            config = replace(config, train=trainer.config)
+        settings = trainer.config
         aside.check()
+        if journal.printer is not None and journal.printer.reader_left:
+            received.append("closed pipe")
         [signals] = ranks.total([len(received)])
         stopping, last = signals > 0, trainer.step == settings.max_steps
         if journal.printer is not None:
@@ -185,15 +201,22 @@ def _validate(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Jour
         models["valid-average"] = trainer.average.model
     loss = 0.0
     for split, model in models.items():
-        result = validate(model, corpus, config, trainer.ranks)
+        result = validate(model, corpus, config, trainer.ranks, journal.printer)
         loss = result.loss
         journal.note(f"step {trainer.step}  {split}  {result}{' (partial)' if corpus.caveat else ''}")
         journal.log({"step": trainer.step, "split": split, **corpus.about, **result.to_json()})
     return loss
 
 
-def validate(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks | None = None) -> EvalResult:
-    """The validation split, under the recipe's test lengths, its streams dealt out to the ranks."""
+def validate(
+    model: TransformerXL,
+    corpus: Corpus,
+    config: RunConfig,
+    ranks: Ranks | None = None,
+    printer: ProgressPrinter | None = None,
+) -> EvalResult:
+    """The validation split, under the recipe's test lengths, its streams dealt out to the ranks; `printer` shows how
+    far that has come."""
     lengths, ranks = config.eval_lengths, ranks or Ranks()
     loader = StreamLoader(
         corpus.split("valid"),
@@ -205,7 +228,7 @@ def validate(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ran
     )
     return evaluate(
         model,
-        loader,
+        loader if printer is None else printer.follow(loader, "validating"),
         lengths,
         precision=config.train.precision,
         unit=corpus.unit,
@@ -271,20 +294,27 @@ def _little_garbage() -> Iterator[None]:
 
 @contextmanager
 def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
-    """Collect SIGTERM and SIGINT until a step is done; a second one acts at once, but for one of many ranks, which its
-    launcher ends in time. Only the main thread gets signals."""
+    """Collect SIGTERM, SIGINT and SIGHUP until a step is done. A second SIGTERM or SIGINT acts at once, but not on one
+    of many ranks, which its launcher ends in time. SIGHUP never does, because a terminal that closes may send it twice
+    and after SIGTERM; under nohup it stays ignored. Only the main thread gets signals."""
     received: list[str] = []
     previous: dict[int, Any] = {}
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
 
     def receive(number: int, _frame: Any) -> None:
         received.append(signal.Signals(number).name)
-        if ranks.size == 1:
-            for other, handler in previous.items():
-                signal.signal(other, handler)
+        if ranks.size > 1 or number == hangup:
+            return
+        for other in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(other, previous[other])
+        if number == signal.SIGINT:
+            with suppress(OSError):  # not by `print`, which may be what the signal interrupts
+                os.write(2, b"\ntxl: This step ends, and is saved. A second Ctrl-C ends at once.\n")
 
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            previous[number] = signal.signal(number, receive)
+        for number in (signal.SIGTERM, signal.SIGINT, hangup):
+            if number is not None and (number != hangup or signal.getsignal(number) != signal.SIG_IGN):
+                previous[number] = signal.signal(number, receive)
     except ValueError:  # not the main thread
         pass
     try:

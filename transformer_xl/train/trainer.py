@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ..averaging import Average
@@ -78,11 +78,12 @@ def train_step(
     model.zero_grad()
     for rows in _chunks(len(ids), config.batch_chunk):
         with unsynchronised(objective) if rows.stop < len(ids) else nullcontext():
+            part = scored[mine][rows]
+            activity = activity_of(config, part, scored)
             with autocast(config.precision, device):
-                loss, nll, after = objective(
-                    ids[rows], targets[rows], memory.select(rows), config.lengths, **activity_of(config)
-                )
-            share = int(scored[mine][rows].sum()) / targets_of_all
+                call = ids[rows], targets[rows], memory.select(rows), config.lengths
+                loss, nll, after = objective(*call, **activity)
+            share = int(part.sum()) / targets_of_all
             (loss * (share * ranks.size)).backward()  # ranks take the mean of their gradients
         nats += nll.detach().sum(dtype=torch.float64)
         left.append(after)
@@ -99,19 +100,26 @@ def train_step(
 
 
 def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
-    """The targets that `loss` trains on: all of them ("full"), or those of the recent half of the segment ("half"), so
-    that none is learned from a short context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3). What a row reads anew
-    is no part of the segment's halves."""
+    """The targets that `loss` trains on: all of them ("full"), or the recent half of each row's own ("half"), so that
+    none is learned from a short context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3)."""
     if loss == "full":
         return targets
-    again = (targets >= 0).int().argmax(1, keepdim=True)
-    recent = torch.arange(targets.shape[1]) >= again + (targets.shape[1] - again) // 2
+    scored = targets >= 0
+    recent = scored.cumsum(1) > scored.sum(1, keepdim=True) // 2
     return targets.where(recent, -1)
 
 
-def activity_of(config: TrainConfig) -> dict[str, float]:
-    """What `regularised` is asked for; nothing where there is no such term."""
-    return {"alpha": config.ar_alpha, "beta": config.tar_beta} if config.ar_alpha or config.tar_beta else {}
+def activity_of(config: TrainConfig, part: Bool[Tensor, "R T"], scored: Bool[Tensor, "B T"]) -> dict[str, float]:
+    """What `regularised` is asked for in a call with the rows of `part`; nothing where there is no such term.
+
+    The loss of a part counts by its share of the targets `scored`, but TAR is a mean over pairs of neighbouring ones.
+    Its factor makes up for a part whose share of the pairs is another.
+    """
+    if not (config.ar_alpha or config.tar_beta):
+        return {}
+    pairs, all_pairs = (int((x[:, 1:] & x[:, :-1]).sum()) for x in (part, scored))
+    ratio = pairs * int(scored.sum()) / max(all_pairs * int(part.sum()), 1)
+    return {"alpha": config.ar_alpha, "beta": config.tar_beta * ratio}
 
 
 def _chunks(rows: int, count: int) -> list[slice]:
@@ -172,7 +180,7 @@ class Trainer:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
-        self.objective = parallelise(self.model, self.config.parallel, self.ranks)
+        self.objective = parallelise(self.model, self.config.parallel, self.ranks, compiled=self.config.compile)
         self.optimizers = build_optimizers(self.model, self.config)
         self.memory = self._empty_memory()
 
@@ -230,7 +238,7 @@ class Trainer:
         ids, targets = segment.ids[self._mine], trained(segment.targets, self.config.loss)[self._mine]
         parts = _chunks(len(ids), self.config.batch_chunk)
         chunks = [(ids[rows], targets[rows], self.memory.select(rows)) for rows in parts]
-        activity = activity_of(self.config)
+        activity = activity_of(self.config, targets >= 0, targets >= 0)
         where = not_finite(self.model, chunks, self.memory, self.config, activity, self.ranks)
         raise FloatingPointError(
             f"{MOST_SKIPPED} steps in a row up to step {self.step} had no finite loss and gradient, so training "
