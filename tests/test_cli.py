@@ -72,6 +72,18 @@ assert not heavy, heavy
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP is GNU's on Linux")
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, cli.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
+)
+def test_openmp_spins_briefly_unless_told_otherwise(given, spins):
+    """OpenMP itself reports what it read when it was loaded."""
+    kept = {name: value for name, value in os.environ.items() if name not in cli.WAITING}
+    command = [sys.executable, "-m", "transformer_xl", "env", "--json"]
+    done = subprocess.run(command, env=kept | {"OMP_DISPLAY_ENV": "VERBOSE"} | given, capture_output=True, text=True)
+    assert done.returncode == 0 and f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
 def test_print_config_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert main(words("train enwik8-small --print-config --train.lr 0.5 --eval.split valid")) == 0
     (tmp_path / "mine.toml").write_text(capsys.readouterr().out)

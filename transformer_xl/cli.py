@@ -31,6 +31,11 @@ NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation ov
 """How torch says that there is no room for a tensor."""
 NARROWEST = 40
 """Columns of a terminal that help and tables are written for at least."""
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""What tells GNU's OpenMP how its threads wait for each other."""
+SPINS = "1000"
+"""How often a waiting thread looks before it sleeps. OpenMP's own 300,000 hold up a thread that shares its core with
+another process; what each number costs alone and beside one is in experiments/LOG.md (experiments/beside.py)."""
 MISTAKE = 2
 """Exit status for a user's mistake; 75 is a run that a signal stopped after it saved."""
 
@@ -75,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     if shutil.get_terminal_size().columns < NARROWEST:  # tyro does not end on fewer than 8
         os.environ["COLUMNS"] = str(NARROWEST)
+    if not any(name in os.environ for name in WAITING):  # before torch loads OpenMP, which reads it once
+        os.environ["GOMP_SPINCOUNT"] = SPINS
     with redirect_stdout(Output(sys.stdout)), redirect_stderr(LastingOutput(sys.stderr)):
         return status_of(arguments, closed=closed)
 
