@@ -272,6 +272,18 @@ class TestFiles:
         Path("odd", file).symlink_to(Path(device).absolute())
         assert f"odd/{file}" in refused(words("eval odd"), capsys)
 
+    @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\xfe{\0}\0", b"[" * 9999])
+    @pytest.mark.parametrize("line", ["eval odd", "train text-small --out odd --resume"])
+    def test_a_record_of_a_run_that_is_damaged_is_named(self, home, content, line, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        shutil.copytree("run", "odd")
+        Path("odd/environment.json").unlink()
+        if content is not None:
+            Path("odd/environment.json").write_bytes(content)
+        else:
+            Path("odd/environment.json").symlink_to("/dev/zero" if os.name == "posix" else "odd")
+        assert "odd/environment.json" in refused(words(line), capsys).replace(os.sep, "/")
+
     @posix
     @pytest.mark.parametrize("file", ["vocab.json", "test.bin"])
     def test_a_store_waits_for_no_pipe(self, home, file, capsys):
