@@ -13,6 +13,7 @@ import torch
 
 from transformer_xl.data.datasets import cache_folder
 from transformer_xl.device import resolve_device, resolve_precision
+from transformer_xl.files import plain_file
 from transformer_xl.ops import BACKENDS, resolve_backend
 from transformer_xl.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.show import show_pairs
@@ -56,9 +57,19 @@ def environment() -> dict[str, Any]:
 
 def noted(run: Path, fact: str) -> Any:
     """What a run's `environment.json` says: its "recipe", its "init" and its "corpus", with which it began, or its
-    "launch", whose processes began it; "" where it does not say."""
+    "launch", whose processes began it; "" where it does not say.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     file = run / "environment.json"
-    return json.loads(file.read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
+    if not file.exists():
+        return ""
+    try:
+        facts = json.loads(plain_file(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}). Restore it, or remove it: then nothing is compared.") from error
+    return facts.get(fact, "")
 
 
 def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
