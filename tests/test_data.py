@@ -322,6 +322,14 @@ class TestAnyText:
             "Left out: README.md (names no split).",
         ]
 
+    def test_a_folder_of_train_files_alone_is_cut_with_or_without_a_readme(self, tmp_path: Path) -> None:
+        (tmp_path / "train.txt").write_bytes(b"r" * 180 + b"v" * 10 + b"t" * 10)
+        alone = texts_of(tmp_path, "byte")
+        assert alone == {"train": [b"r" * 180], "valid": [b"v" * 10], "test": [b"t" * 10]}
+        (tmp_path / "README.md").write_bytes(b"no")
+        assert texts_of(tmp_path, "byte") == alone
+        assert read_splits(tmp_path, "byte", whole=True).splits.keys() == {"all"}
+
     @pytest.mark.parametrize(
         ("names", "sentence"),
         [

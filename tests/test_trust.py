@@ -32,7 +32,7 @@ from transformer_xl.cli import main
 from transformer_xl.files import SEAL, check_seal, held, seal
 from transformer_xl.metrics import read_metrics
 from transformer_xl.recipe import load_recipe
-from transformer_xl.run.train import STOPPED
+from transformer_xl.run.train import STOPPED, refuse_run
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.aside import Aside
 
@@ -229,6 +229,25 @@ def test_one_line_begins_a_run_and_goes_on_with_it(home, tmp_path, capsys):
         flip(folder / "model.safetensors", 12345)
     for _ in range(2):  # nothing is thrown away because it is damaged
         assert main(line) == 2 and "holds no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_a_start_is_logged_before_what_is_said_of_its_text(run):
+    log = (run / "log.txt").read_text().splitlines()
+    assert "M parameters on " in log[0] and log[1].startswith("train, valid, test: text.txt")
+
+
+@pytest.mark.parametrize("damage", ["", "{", "\xff"])
+def test_damaged_notes_of_a_run_are_one_sentence(home, run, damage, capsys):
+    (run / "environment.json").write_bytes(damage.encode("latin-1"))
+    for line in (["eval", str(run)], words(home, run, "--resume")):
+        assert f"{run}/environment.json is damaged" in refusal(line, capsys)
+    (run / "environment.json").unlink()
+    assert main(["eval", str(run)]) == 0
+
+
+def test_beginning_again_never_takes_a_run_that_saved_in_the_meantime(run):
+    with pytest.raises(FileExistsError, match="Go on with it by --resume"):
+        refuse_run(run, resume=False, afresh=True)
 
 
 def test_a_folder_that_is_no_run_is_left_alone(home, tmp_path, capsys):

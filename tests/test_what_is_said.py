@@ -88,7 +88,7 @@ def test_what_is_no_whole_launch_is_one_process(missing, value, environment, cap
     if missing == "WORLD_SIZE":
         assert told == ""
     else:
-        assert told == f"WORLD_SIZE is 2, and {missing} not set: this process trains alone. torchrun sets them all.\n"
+        assert told == f"WORLD_SIZE is 2 without {missing}: this process trains alone. torchrun sets all of them.\n"
     assert main(["eval", "nowhere"]) == 2
     assert capsys.readouterr().err.startswith("txl: nowhere does not exist.")
 

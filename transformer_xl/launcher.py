@@ -42,7 +42,7 @@ def half_launched() -> str:
     size, missing = os.environ.get("WORLD_SIZE", "").strip(), _missing()
     if size in ("", "0", "1") or not missing:
         return ""
-    return f"WORLD_SIZE is {size}, and {', '.join(missing)} not set: this process trains alone. torchrun sets them all."
+    return f"WORLD_SIZE is {size} without {', '.join(missing)}: this process trains alone. torchrun sets all of them."
 
 
 def _missing() -> list[str]:

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
-from tyro.constructors import PrimitiveConstructorSpec
-
-from transformer_xl.values import from_words, wanted
 
 RunFolder = Annotated[
     Positional[Path],
@@ -18,24 +15,8 @@ RunFolder = Annotated[
 ]
 Precision = Literal["auto", "fp32", "bf16"]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
-
-
-def _size_or_none(words: list[str]) -> int | None:
-    value = from_words(words, int | None)
-    if not isinstance(value, int | None):
-        raise ValueError(f"it must be {wanted(int | None)}")
-    return value
-
-
-_OrNone = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="N|none",
-    instance_from_str=_size_or_none,
-    is_instance=lambda value: isinstance(value, int | None),
-    str_from_instance=lambda value: [str(value).lower()],
-)
+SizesOrNone = Annotated[tuple[int | None, ...], arg(metavar="N|none ...")]
 """As in a recipe's settings: none in any case."""
-SizesOrNone = Annotated[tuple[Annotated[int | None, _OrNone], ...], arg(metavar="N|none ...")]
 
 
 @dataclass(frozen=True)

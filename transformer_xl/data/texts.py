@@ -72,7 +72,7 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
     skipped: dict[str, str] = {}
     files = _files(path, skipped) if path.is_dir() else {path.name: path}
     found = [each for name, file in files.items() if (each := _look(file, name, unit)).size]
-    skipped |= dict.fromkeys(files.keys() - {each.name for each in found}, "empty")
+    skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
     named = _named(path, found, skipped) if path.is_dir() else {}
     splits, how = _divided(path, named or {WHOLE: found}, unit, whole_files=whole_files, whole=whole)
     left_out = [f"Left out: {_some(skipped)}."] if skipped else []
@@ -184,7 +184,7 @@ def _refuse_binary(file: Path, unit: Unit, position: int, found: bytes) -> None:
 
 
 def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> dict[str, list[_Found]]:
-    """The files that name a split, by split; none where no file does, or all of them name train.
+    """The files that name a split, by split; none where no file does. If all of them name train, they are one text.
 
     Raises:
         ValueError: a file may belong to a split, and does not say to which.
@@ -196,7 +196,7 @@ def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> di
         if len(splits) > 1:
             raise ValueError(f"{folder / each.name} names {' and '.join(sorted(splits))}. Rename it after one split.")
         (named.setdefault(splits.pop(), []) if splits else others).append(each)
-    if not named or (named.keys() == {"train"} and not others):
+    if not named:
         return {}
     doubtful = [each.name for each in others if not each.name.rpartition("/")[2].lower().startswith(_ABOUT)]
     if doubtful and not {"train", "valid"} <= named.keys():
@@ -206,15 +206,18 @@ def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> di
             f"after train, valid and test, move the others away, or rename {first}."
         )
     skipped |= {each.name: "names no split" for each in others}
+    if named.keys() == {"train"}:
+        return {WHOLE: named["train"]}
     return {split: named[split] for split in SPLITS if split in named}
 
 
 def _splits_in(name: str) -> set[str]:
-    """The splits that a file's name and those of its folders name: as a whole, or as the first or last word of it."""
+    """The splits that a path names: by the whole name of a folder, or by a part of the file's name between dots, as a
+    whole or by its first or last word."""
     *folders, file = name.lower().split("/")
     if file.endswith(_CODE):
         return set()
-    words = [*folders]
+    words = folders
     for part in file.split("."):
         words.append(part)
         inner = [word for word in re.split(r"[^a-z]+", part) if word and word != "of"]

@@ -72,7 +72,8 @@ def local(path: str | Path) -> Path:
     except Exception as error:  # the library has a kind of its own for each way to fail
         before = None if isinstance(error, HfHubHTTPError) else _fetched_before(name, revision, converted)
         if before is None:
-            raise OSError(f"{path} could not be fetched: {str(error).splitlines()[0]}") from error
+            reason, *_ = str(error).splitlines() or [type(error).__name__]
+            raise OSError(f"{path} could not be fetched: {reason}") from error
         warnings.warn(f"The hub cannot be reached: {before}, fetched before, is taken.", stacklevel=2)
         return before
     return _convert(snapshot, folder)

@@ -164,7 +164,7 @@ def carry_out(
         facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it says whose the run is
         write_whole(run / "config.toml", write_toml(start.config))
-        for line in (*start.corpus.notes, f"{describe(start, ranks)}; {run}"):
+        for line in (f"{describe(start, ranks)}; {run}", *start.corpus.notes):  # a report knows a start by the first
             say(run, line)
         if resume and (last := latest(run)):
             say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
@@ -342,7 +342,7 @@ def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
     began = (run / "environment.json").exists()
-    may = resume or (afresh and began) or ours(run)
+    may = resume or (afresh and began and latest(run) is None) or ours(run)
     if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
         advice = "Go on with it by --resume, or choose" if began else "Choose"
         raise FileExistsError(f"{run} exists. {advice} another folder with --out.")

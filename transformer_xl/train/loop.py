@@ -305,7 +305,7 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
         received.append(signal.Signals(number).name)
         if ranks.size > 1 or number == hangup:
             return
-        for other in (signal.SIGTERM, signal.SIGINT):
+        for other in previous.keys() - {hangup}:
             signal.signal(other, previous[other])
         if number == signal.SIGINT:
             with suppress(OSError):  # not by `print`, which may be what the signal interrupts
