@@ -67,7 +67,8 @@ def noted(run: Path, fact: str) -> Any:
         return json.loads(plain_file(file).read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
     except (ValueError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"{file} is damaged ({error}), and says what the run began with. Restore it, or remove it: then nothing is compared."
+            f"{file} is damaged ({error}), and says what the run began with. Restore it, or remove it: then nothing is "
+            "compared."
         ) from error
 
 
