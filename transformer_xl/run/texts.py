@@ -41,7 +41,7 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
             f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
             "trained the model may be in it. Restore it, or name what to read by --data."
         )
-    notes = [f"{corpus.name}: {note}" for note in corpus.notes]
+    notes = list(corpus.notes)
     if whole and data is not None and text_name(data) == config.name:
         notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
     for note in notes:
