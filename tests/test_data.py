@@ -333,10 +333,10 @@ class TestAnyText:
     @pytest.mark.parametrize(
         ("names", "sentence"),
         [
-            ("test.txt poems.txt", r"test\.txt names one, and poems\.txt not"),
-            ("train.txt test.txt poems.txt", r"train\.txt names one, and poems\.txt not"),
-            ("train.txt poems.txt", r"train\.txt names one, and poems\.txt not"),
-            ("a.txt b.txt test/c.txt", r"test/c\.txt names one, and a\.txt, b\.txt not"),
+            ("test.txt poems.txt", r"test\.txt names one, but not poems\.txt"),
+            ("train.txt test.txt poems.txt", r"train\.txt names one, but not poems\.txt"),
+            ("train.txt poems.txt", r"train\.txt names one, but not poems\.txt"),
+            ("a.txt b.txt test/c.txt", r"test/c\.txt names one, but not a\.txt, b\.txt"),
             ("train.test.txt a.txt", r"train\.test\.txt names test and train"),
         ],
     )

@@ -25,7 +25,7 @@ _OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _ZIP = (b"PK\3\4", b"PK\5\6")
 _NO_FILE = "is a link, a device or a folder, not a file"
 _UNPACKED, _RATIO = 1 << 30, 100
-"""A whole archive may come to so many bytes, or to so many times its own size: no text is smaller compressed."""
+"""Maximum size of an unpacked archive: this many bytes, or this many times its own size. No text compresses better."""
 _ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 """Of the others zipfile unpacks at once whatever a piece comes to."""
 _DAMAGE = (
@@ -104,7 +104,7 @@ def _take(member: _Member, archive: Path, wanted: Mapping[str, int], folder: Pat
 
 
 def _write(member: _Member, archive: Path, path: Path, most: int) -> int:
-    """Write a member, which may have so many bytes, to its place; how many it has."""
+    """Write a member of at most `most` bytes to `path`; return its size."""
     size = 0
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def unpacked(path: Path, home: Path) -> Iterator[Path]:
 
 
 def _put(member: _Member, archive: Path, folder: Path, most: int) -> int:
-    """Write a member below `folder` under its own path; how many bytes it has."""
+    """Write a member of at most `most` bytes below `folder` under its own path; return its size."""
     if member.trouble == _NO_FILE:
         return 0
     name = PureWindowsPath(str(member.name))
