@@ -23,12 +23,11 @@ from statistics import median
 from trial import markdown
 
 RULES = {
-    "default of txl": {},
+    "txl's own rule": {},
     "spin 300,000 (GNU's default)": {"GOMP_SPINCOUNT": "300000"},
-    "spin 30,000": {"GOMP_SPINCOUNT": "30000"},
     "spin 10,000": {"GOMP_SPINCOUNT": "10000"},
     "spin 3,000": {"GOMP_SPINCOUNT": "3000"},
-    "spin 1,000": {"GOMP_SPINCOUNT": "1000"},
+    "spin 300": {"GOMP_SPINCOUNT": "300"},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }

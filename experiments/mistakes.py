@@ -229,7 +229,7 @@ def wrong_types(dice: random.Random, world: Path) -> Iterator[Case]:
             yield in_recipe(option, json.dumps(value), refuse=str not in option.kinds)
             continue
         fast = line if sure or "." not in option.name else line.having("--print-config")
-        yield Case(f"{option.name} {value!r}", fast, option.group, names=(option.name, *([value] if value else ())))
+        yield Case(f"{option.name} {value!r}", fast, option.group, names=(option.name, value or "."))
 
 
 def in_recipe(option: Option, value: str, **law: bool) -> Case:

@@ -416,7 +416,7 @@ def spoiled(
             n
             for n in after
             if n not in before
-            and n.split("/")[0] not in ("cache", "home")
+            and n.split("/")[0] not in ("cache", "home", "figures")
             and digest(after[n]) not in map(digest, before.values())
         ]
         found += [f"left behind {name}" for name in new[:1]]

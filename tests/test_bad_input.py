@@ -272,6 +272,36 @@ class TestFiles:
         Path("odd", file).symlink_to(Path(device).absolute())
         assert f"odd/{file}" in refused(words("eval odd"), capsys)
 
+    @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\xfe{\0}\0", b"[" * 9999])
+    @pytest.mark.parametrize("line", ["eval odd", "train text-small --out odd --resume"])
+    def test_a_record_of_a_run_that_is_damaged_is_named(self, home, content, line, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        shutil.copytree("run", "odd")
+        Path("odd/environment.json").unlink()
+        if content is not None:
+            Path("odd/environment.json").write_bytes(content)
+        else:
+            Path("odd/environment.json").symlink_to("/dev/zero" if os.name == "posix" else "odd")
+        assert "odd/environment.json" in refused(words(line), capsys).replace(os.sep, "/")
+
+    @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux's /proc")
+    def test_a_part_of_a_checkpoint_on_a_bad_disk_is_named(self, home, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        [checkpoint] = Path("run/checkpoints").iterdir()
+        shutil.copytree(checkpoint, "odd")
+        Path("odd/config.json").unlink()
+        Path("odd/config.json").symlink_to("/proc/self/mem")
+        assert "odd/config.json: Input/output error" in refused(words("eval odd"), capsys)
+
+    @posix
+    def test_a_folder_that_is_gone_is_told(self, home, tmp_path, monkeypatch, capsys):
+        (tmp_path / "gone").mkdir()
+        monkeypatch.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        assert main(["env"]) == 2
+        assert "The folder in which txl was started is gone" in capsys.readouterr().err
+        monkeypatch.chdir(home)
+
     @posix
     @pytest.mark.parametrize("file", ["vocab.json", "test.bin"])
     def test_a_store_waits_for_no_pipe(self, home, file, capsys):
@@ -483,6 +513,11 @@ class TestPrompts:
         status, told = tried(["generate", run, "--max-tokens", "2", "--json", f"--prompt={prompt}"], capsys)
         assert status or json.loads(told)["text"] is not None
         tried(["generate", run, "--max-tokens", "2", f"--prompt={prompt}"], capsys)
+
+    def test_the_one_of_several_that_is_no_text_is_named(self, home, capsys):
+        Path("latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+        told = refused(words("generate words --max-tokens 2 --prompt the @latin.txt"), capsys)
+        assert "The prompt @latin.txt is not UTF-8" in told
 
     def test_unknown_words_are_counted_and_bytes_that_are_no_text_are_shown_replaced(self, home, capsys):
         assert main(words("generate words --max-tokens 2 --prompt 'the zebra jumps'")) == 0

@@ -403,7 +403,7 @@ class TestAnyText:
 
     def test_a_large_text_stays_on_disk(self, tmp_path: Path) -> None:
         file = tmp_path / "large.txt"
-        file.write_bytes(b"a line of text\n" * (1 << 20))
+        file.write_bytes(b"a line of text\n" * (1 << 21))
         tracemalloc.start()
         try:
             corpus = open_corpus(CorpusConfig(name=str(file)))

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import tyro
@@ -119,6 +120,10 @@ def dispatch(arguments: list[str]) -> int:
         return 0
     if launched()[1] > 1 and arguments[:1] not in ([], ["train"]):
         raise ValueError(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise FileNotFoundError("The folder in which txl was started is gone. Change to another one.") from None
     takes_settings = arguments[:1] in (["train"], ["convert"])
     overrides, others = recipes.split_overrides(arguments) if takes_settings else ([], arguments)
     try:

@@ -120,7 +120,11 @@ def check_seal(path: Path) -> None:
 
 def _sha256(path: Path) -> str:
     with plain_file(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:  # of a bad disk, which names no file
+            error.filename = str(path)
+            raise
 
 
 @contextmanager

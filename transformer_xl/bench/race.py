@@ -91,7 +91,10 @@ class Process:
                 f"The process of {self.key} ({self.python}) answered {line[:80]!r}, which is no JSON."
             )
         if "error" in answer:
-            raise ChildProcessError(f"The process of {self.key} ({self.python}) failed: {answer['error']}.")
+            raise ChildProcessError(
+                f"The process of {self.key} ({self.python}) failed: {answer['error']}. If it lacks memory, lower "
+                "--batch-size, --tgt-len or --mem-len."
+            )
         return answer
 
     def _ended(self) -> None:

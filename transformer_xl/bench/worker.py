@@ -245,7 +245,7 @@ def main() -> None:
             answer = getattr(worker, request.pop("do"))(**request)
         except Exception as error:
             traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"}
+            answer = {"error": next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")}
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -63,13 +63,13 @@ def noted(run: Path, fact: str) -> Any:
         ValueError: the file is damaged.
     """
     file = run / "environment.json"
-    if not file.exists():
-        return ""
     try:
-        facts = json.loads(plain_file(file).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}). Restore it, or remove it: then nothing is compared.") from error
-    return facts.get(fact, "")
+        return json.loads(plain_file(file).read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is damaged ({error}), and says what the run began with. Restore it, or remove it: then nothing is "
+            "compared."
+        ) from error
 
 
 def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:

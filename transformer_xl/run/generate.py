@@ -69,7 +69,8 @@ def generate(
     if from_test is not None:
         texts = [_test_prompt(run, loaded, from_test)]
     elif loaded.vocab.unit != "byte":
-        texts = [decoded(text, "The prompt") if isinstance(text, bytes) else text for text in texts]
+        read = zip(prompts, texts, strict=True)
+        texts = [decoded(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in read]
     tell_unknown(loaded.vocab, texts, "the prompt")
     texts = [text for text in texts or [""] for _ in range(rows)]
     neat, stream = tokenised(config.corpus.name) and not raw, len(texts) == 1 and not as_json

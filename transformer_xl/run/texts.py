@@ -45,7 +45,7 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
     if whole and data is not None and text_name(data) == config.name:
         notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
     for note in notes:
-        print(note, file=sys.stderr)
+        print(f"txl: {note}", file=sys.stderr)
     return corpus
 
 
