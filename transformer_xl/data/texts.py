@@ -82,7 +82,8 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
             raise ValueError(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
-    return Texts(splits, [f"{how}.", *left_out], hashlib.sha256(repr(cuts).encode()).hexdigest())
+    notes = [note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)]  # any file's name
+    return Texts(splits, notes, hashlib.sha256(repr(cuts).encode()).hexdigest())
 
 
 def _divided(
@@ -126,7 +127,7 @@ def _no_text(file: Path) -> str:
     if file.name.startswith("."):
         return "hidden"
     if file.is_dir():
-        return _made_here(file)
+        return "a link to a folder" if file.is_symlink() else _made_here(file)
     if not file.is_file():
         return "not a file"
     with reading(file), open_file(file) as opened:
