@@ -159,13 +159,19 @@ def _put(member: _Member, archive: Path, folder: Path, most: int) -> int:
 
 def _is_archive(path: Path) -> bool:
     """Whether a file is a zip or a tar, which may be compressed."""
-    with reading(path), path.open("rb") as file:
+    with reading(path):
+        is_zip, opener = _format(path)
+        if is_zip:
+            return True
+        with (opener or open)(path, "rb") as file:
+            return _is_tar(file.read(tarfile.BLOCKSIZE))
+
+
+def _format(path: Path) -> tuple[bool, Any]:
+    """By a file's first bytes: whether it is a zip, and what decompresses it; None: nothing."""
+    with path.open("rb") as file:
         start = file.read(6)
-    if start.startswith(_ZIP):
-        return True
-    opener: Any = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), open)
-    with reading(path), opener(path, "rb") as file:
-        return _is_tar(file.read(tarfile.BLOCKSIZE))
+    return start.startswith(_ZIP), next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
 
 
 @contextmanager
@@ -195,12 +201,10 @@ def _members(archive: Path) -> Generator[_Member, None, None]:
 
 
 def _read_members(archive: Path) -> Iterator[_Member]:
-    with archive.open("rb") as file:
-        start = file.read(6)
-    if start.startswith(_ZIP):
+    is_zip, opener = _format(archive)
+    if is_zip:
         yield from _zip_members(archive)
         return
-    opener: Any = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
     with (opener or open)(archive, "rb") as file:
         is_tar = _is_tar(file.read(tarfile.BLOCKSIZE))
         file.seek(0)

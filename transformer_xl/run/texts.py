@@ -97,7 +97,7 @@ def read_text(file: str) -> bytes:
     if not path.exists():
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
     if not path.is_file():
-        raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and it as standard input.")
+        raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and send the text to standard input.")
     return read_text_file(path)
 
 
