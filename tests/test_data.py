@@ -322,6 +322,14 @@ class TestAnyText:
             "Left out: README.md (names no split).",
         ]
 
+    @pytest.mark.skipif(os.name != "posix", reason="names of any bytes, and links")
+    def test_notes_name_what_is_no_utf8_and_links_to_folders(self, tmp_path: Path) -> None:
+        (tmp_path / "text").mkdir()
+        (tmp_path / "text" / os.fsdecode(b"caf\xe9.txt")).write_bytes(b"text")
+        (tmp_path / "text" / "more").symlink_to(tmp_path, target_is_directory=True)
+        notes = read_splits(tmp_path / "text", "byte", whole=True).notes
+        assert notes == ["all: caf\\udce9.txt (4 bytes).", "Left out: more (a link to a folder)."]
+
     def test_a_folder_of_train_files_alone_is_cut_with_or_without_a_readme(self, tmp_path: Path) -> None:
         (tmp_path / "train.txt").write_bytes(b"r" * 180 + b"v" * 10 + b"t" * 10)
         alone = texts_of(tmp_path, "byte")
@@ -333,10 +341,10 @@ class TestAnyText:
     @pytest.mark.parametrize(
         ("names", "sentence"),
         [
-            ("test.txt poems.txt", r"test\.txt names one, and poems\.txt not"),
-            ("train.txt test.txt poems.txt", r"train\.txt names one, and poems\.txt not"),
-            ("train.txt poems.txt", r"train\.txt names one, and poems\.txt not"),
-            ("a.txt b.txt test/c.txt", r"test/c\.txt names one, and a\.txt, b\.txt not"),
+            ("test.txt poems.txt", r"test\.txt names one, but not poems\.txt"),
+            ("train.txt test.txt poems.txt", r"train\.txt names one, but not poems\.txt"),
+            ("train.txt poems.txt", r"train\.txt names one, but not poems\.txt"),
+            ("a.txt b.txt test/c.txt", r"test/c\.txt names one, but not a\.txt, b\.txt"),
             ("train.test.txt a.txt", r"train\.test\.txt names test and train"),
         ],
     )

@@ -236,15 +236,6 @@ def test_a_start_is_logged_before_what_is_said_of_its_text(run):
     assert "M parameters on " in log[0] and log[1].startswith("train, valid, test: text.txt")
 
 
-@pytest.mark.parametrize("damage", ["", "{", "\xff"])
-def test_damaged_notes_of_a_run_are_one_sentence(home, run, damage, capsys):
-    (run / "environment.json").write_bytes(damage.encode("latin-1"))
-    for line in (["eval", str(run)], words(home, run, "--resume")):
-        assert f"{run}/environment.json is damaged" in refusal(line, capsys)
-    (run / "environment.json").unlink()
-    assert main(["eval", str(run)]) == 0
-
-
 def test_beginning_again_never_takes_a_run_that_saved_in_the_meantime(run):
     with pytest.raises(FileExistsError, match="Go on with it by --resume"):
         refuse_run(run, resume=False, afresh=True)

@@ -31,9 +31,9 @@ from transformer_xl.values import alternatives, fits, from_words, shown, wanted
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """How torch says that there is no room for a tensor."""
 NARROWEST = 40
-"""Columns of a terminal that help and tables are written for at least."""
+"""Fewest columns for which help and tables are written."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""What tells GNU's OpenMP how its threads wait for each other."""
+"""The variables that tell GNU's OpenMP how its threads wait for each other."""
 SPINS = "1000"
 """How often a waiting thread looks before it sleeps. OpenMP's own 300,000 hold up a thread that shares its core with
 another process; what each number costs alone and beside one is in experiments/LOG.md (experiments/beside.py)."""
@@ -46,8 +46,8 @@ REGISTRY = ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read an option of one number, or of a list of them, as a setting is read, and refuse it in the same words; how
-    large it may be is for the command to say."""
+    """Read an option of one number or of a list of numbers as a setting is read, with the same errors. The command
+    checks how large it may be."""
     hint: Any = option.type
     many = get_origin(hint) is tuple and Ellipsis in get_args(hint)
     each = get_args(hint)[0] if many else hint
@@ -165,8 +165,8 @@ def users_sentence(error: Exception) -> str | None:
 
 
 def fill_streams() -> None:
-    """Open nowhere in place of standard streams that are closed: a file would get their numbers, and all that is said.
-    Input that is closed stays None."""
+    """Open the null device in place of closed standard streams, because the next file opened would get their numbers
+    and all that is printed. Closed input stays None."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -190,7 +190,7 @@ def rank_name() -> str:
     """What stands before the words of one of several processes that torchrun started."""
     try:
         rank, size = launched()
-    except ValueError:  # which `dispatch` tells
+    except ValueError:  # which `dispatch` reports
         return ""
     return f"rank {rank}: " if size > 1 else ""
 

@@ -77,7 +77,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def plain_file(path: Path) -> Path:
-    """`path`, to be read; a missing file is left to whoever opens it.
+    """`path`, which is to be read. A missing file is left to the call that opens it.
 
     Raises:
         ValueError: it is a folder, or a pipe or device, which may never end.
@@ -155,7 +155,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def refuse_odd_name(name: Path | str, option: str) -> None:
-    """Refuse what no file of text can hold: a name whose bytes are not UTF-8, or not in this locale."""
+    """Refuse a name that no text file can hold, because its bytes are not UTF-8, or not in this locale's encoding."""
     try:
         str(name).encode()
     except UnicodeEncodeError:
@@ -170,7 +170,7 @@ def holds_anything(folder: Path) -> bool:
 
 
 def empty_folder(folder: Path) -> None:
-    """Remove all there is in a folder but its lock."""
+    """Remove everything in a folder except its lock."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -6,7 +6,7 @@ import os
 import re
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables without which ranks cannot meet. A scheduler may export some of them, and launches nothing by that."""
+"""Variables without which ranks cannot meet. A scheduler may export some of them without launching anything."""
 
 
 def launched() -> tuple[int, int]:
@@ -38,7 +38,7 @@ def number(name: str) -> int:
 
 
 def half_launched() -> str:
-    """A sentence where WORLD_SIZE asks for several processes and what else a launch needs is missing; else empty."""
+    """A warning if WORLD_SIZE asks for several processes and another variable of a launch is missing; else empty."""
     size, missing = os.environ.get("WORLD_SIZE", "").strip(), _missing()
     if size in ("", "0", "1") or not missing:
         return ""

@@ -27,10 +27,9 @@ def followed(
     report: Callable[[str], None] | None = None,
     every: float = IN_A_PIPE,
 ) -> Iterator[T]:
-    """The items, and how far the work on them has come, while it goes on.
+    """Yield the items, and report every few seconds how far the work on them has come; short work is silent.
 
-    That is reported every few seconds, so short work is silent: by `report`, or on standard error, in one line that is
-    replaced on a terminal, and in a pipe in lines of their own.
+    Reports go to `report`, or to standard error: on a terminal as one line that is replaced, in a pipe as a line each.
 
     Args:
         total: how many items there are; None: their length.
@@ -233,7 +232,7 @@ class ProgressPrinter:
             self._write(progress.line(self.unit))
 
     def follow(self, items: Iterable[T], what: str) -> Iterator[T]:
-        """`followed`, where the bar stands or in lines of their own."""
+        """`followed`, which reports in the bar, or in lines of its own."""
         if self._bar is None or self._task is None:
             return followed(items, what, report=self._write)
         task, bar = self._task, self._bar

@@ -68,7 +68,7 @@ def find_recipe(recipe: str) -> Path:
 
 
 def recipe_identity(recipe: str) -> str:
-    """What a run notes of its recipe: the name of a packaged one; for a file its name and what its content is."""
+    """What a run notes of its recipe: the name of a packaged one; for a file its name and its checksum."""
     path = find_recipe(recipe)
     if path == packaged_recipes().get(recipe):
         return recipe
@@ -116,8 +116,8 @@ def data_settings(data: str) -> list[Setting]:
 
 
 def given_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Setting]) -> list[Setting]:
-    """What somebody chose and a run to start from may contradict: all of `overrides`, and the recipe's unit and line
-    ends where `defaults` do not stand above them."""
+    """The settings that somebody chose and `--init` may contradict: all of `overrides`, and the recipe's unit and line
+    ends unless `defaults` replace them."""
     source = f" in recipe {recipe}"
     own = [Setting("corpus", field, None, f"corpus.{field}", source) for field in ("unit", "newlines")]
     last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
@@ -327,7 +327,7 @@ def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
 
 
 def _ends_list(word: str, hint: Any) -> bool:
-    """Whether a word after a list's values is what the command is about: no value, but a recipe or a path."""
+    """Whether a word is no value of the list before it, but a recipe or a path."""
     if all(fits(value, get_args(hint)[0]) for value in from_words([word], hint)):
         return False
     return word in packaged_recipes() or word.endswith(".toml") or Path(word).exists()

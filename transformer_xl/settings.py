@@ -287,7 +287,7 @@ class TrainConfig(_Checked):
     """Largest global gradient norm; 0 switches clipping off."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ...; no other kind was ever run."""
+    """auto, cpu, cuda, cuda:1, ...; other kinds are refused, because none was ever tried."""
     backend: str = "auto"
     """Which implementation of the attention op; `txl env` lists them."""
     compile: bool = False

@@ -46,7 +46,7 @@ def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
 
 
 class Output:
-    """A standard stream, for `redirect_stdout`: what goes wrong there is an error that names it."""
+    """Standard output, for `redirect_stdout`: an error of writing names it."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -72,7 +72,7 @@ class Output:
         raise OSError(error.errno, error.strerror, "standard output") from error
 
     def discard(self) -> None:
-        """Send what the stream still holds and gets to nowhere, because the interpreter flushes it at the end."""
+        """Send what the stream holds and will get to the null device, because the interpreter flushes it at the end."""
         with suppress(OSError):  # it may have no descriptor
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -80,7 +80,7 @@ class Output:
 
 
 class LastingOutput(Output):
-    """A stream that the work outlives: what cannot be written is dropped, after one sentence on standard error."""
+    """A stream whose failure does not end the work: text that cannot be written is dropped, after one warning."""
 
     failed = False
     reader_left = False

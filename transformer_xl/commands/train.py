@@ -102,7 +102,7 @@ class Train:
 
 
 def saved_anything(run: Path) -> bool:
-    """Whether a run has a checkpoint to go on from, be it damaged."""
+    """Whether a run has a checkpoint, sound or damaged."""
     return any(run.glob("checkpoints/[!.]*"))
 
 

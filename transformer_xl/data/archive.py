@@ -25,7 +25,7 @@ _OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _ZIP = (b"PK\3\4", b"PK\5\6")
 _NO_FILE = "is a link, a device or a folder, not a file"
 _UNPACKED, _RATIO = 1 << 30, 100
-"""A whole archive may come to so many bytes, or to so many times its own size: no text is smaller compressed."""
+"""Maximum size of an unpacked archive: this many bytes, or this many times its own size. No text compresses better."""
 _ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 """Of the others zipfile unpacks at once whatever a piece comes to."""
 _DAMAGE = (
@@ -104,7 +104,7 @@ def _take(member: _Member, archive: Path, wanted: Mapping[str, int], folder: Pat
 
 
 def _write(member: _Member, archive: Path, path: Path, most: int) -> int:
-    """Write a member, which may have so many bytes, to its place; how many it has."""
+    """Write a member of at most `most` bytes to `path`; return its size."""
     size = 0
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def unpacked(path: Path, home: Path) -> Iterator[Path]:
 
 
 def _put(member: _Member, archive: Path, folder: Path, most: int) -> int:
-    """Write a member below `folder` under its own path; how many bytes it has."""
+    """Write a member of at most `most` bytes below `folder` under its own path; return its size."""
     if member.trouble == _NO_FILE:
         return 0
     name = PureWindowsPath(str(member.name))
@@ -159,13 +159,19 @@ def _put(member: _Member, archive: Path, folder: Path, most: int) -> int:
 
 def _is_archive(path: Path) -> bool:
     """Whether a file is a zip or a tar, which may be compressed."""
-    with reading(path), path.open("rb") as file:
+    with reading(path):
+        is_zip, opener = _format(path)
+        if is_zip:
+            return True
+        with (opener or open)(path, "rb") as file:
+            return _is_tar(file.read(tarfile.BLOCKSIZE))
+
+
+def _format(path: Path) -> tuple[bool, Any]:
+    """By a file's first bytes: whether it is a zip, and what decompresses it; None: nothing."""
+    with path.open("rb") as file:
         start = file.read(6)
-    if start.startswith(_ZIP):
-        return True
-    opener: Any = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), open)
-    with reading(path), opener(path, "rb") as file:
-        return _is_tar(file.read(tarfile.BLOCKSIZE))
+    return start.startswith(_ZIP), next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
 
 
 @contextmanager
@@ -195,12 +201,10 @@ def _members(archive: Path) -> Generator[_Member, None, None]:
 
 
 def _read_members(archive: Path) -> Iterator[_Member]:
-    with archive.open("rb") as file:
-        start = file.read(6)
-    if start.startswith(_ZIP):
+    is_zip, opener = _format(archive)
+    if is_zip:
         yield from _zip_members(archive)
         return
-    opener: Any = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
     with (opener or open)(archive, "rb") as file:
         is_tar = _is_tar(file.read(tarfile.BLOCKSIZE))
         file.seek(0)

@@ -32,7 +32,7 @@ _IDS = 1 << 20
 """Bytes of ids at a time: many beside a count of all symbols, and few enough for the cache."""
 
 _LONG_WORDS = 30
-"""Bytes for each word that are more than in any language with spaces: 6 in English, 14 in Russian, 28 in Malayalam."""
+"""More bytes for each word than any language with spaces has: 6 in English, 14 in Russian, 28 in Malayalam."""
 
 
 class Split(NamedTuple):
@@ -77,7 +77,7 @@ class Corpus:
 
     @property
     def caution(self) -> str:
-        """A sentence where a text can hardly have been meant to be read as words; empty: it can."""
+        """A warning where words hardly suit the text; else empty."""
         splits = self.header.splits.values()
         size = sum(split.bytes for split in splits) / sum(split.tokens for split in splits)
         if self.unit != "word" or size < _LONG_WORDS:
@@ -145,7 +145,9 @@ class Corpus:
             raise ValueError(
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. "
                 + (
-                    "Ask for another."
+                    "It was left whole: name another split by --split, and it is cut."
+                    if WHOLE in self.header.splits
+                    else "Ask for another."
                     if self.name in self.path.parts
                     else f"Put a file {name}.txt beside the others, or ask for another."
                 )

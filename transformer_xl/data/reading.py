@@ -23,8 +23,8 @@ from transformer_xl.files import plain_file
 
 @dataclass(frozen=True)
 class Span:
-    """The text of a file from byte `start` to byte `end`, None: to its end; counted in UTF-8 where `encoding` names
-    another one."""
+    """The text of a file from byte `start` to byte `end` (None: to its end). Where `encoding` names another encoding
+    than UTF-8, these bytes are counted in the text as UTF-8."""
 
     file: Path
     start: int = 0
@@ -132,7 +132,7 @@ def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
 
 
 def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
-    """The bytes of `text`, at most `size` at a time."""
+    """The bytes of `text`, about `size` at a time."""
     if isinstance(text, bytes):
         yield from (text[start : start + size] for start in range(0, len(text), size))
         return

@@ -1,6 +1,6 @@
-"""Any text as a corpus: a file, a folder or an archive, told from binary, and cut into train, valid and test.
+"""Any text as a corpus: which files of a folder are text, which split each is of, and where to cut splits.
 
-Texts stay on disk: what is found of them here is their size, their checksum and where to cut.
+Texts stay on disk. This page finds their sizes, their checksums and the positions to cut at.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CODE = (
 )
 """Files of source code are named after what they do: test.py is no split."""
 _ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog", "authors", "citation")
-"""How files begin that tell about a text and are none of it, where others name splits."""
+"""How the names of files begin that describe a text and are no part of it; left out where other files name splits."""
 _HEAD = 1 << 13
-"""Bytes in which a NUL shows that a file is binary."""
+"""A file with a NUL in this many first bytes is binary."""
 _WINDOW = 1 << 20
-"""Bytes in which a position to cut words at is looked for."""
+"""A position to cut words at is searched for in this many bytes."""
 
 
 class Texts(NamedTuple):
@@ -45,7 +45,7 @@ class Texts(NamedTuple):
     notes: list[str]
     """Which files went to which split, and which were left out and why: a sentence each."""
     digest: str
-    """Of every text and where it is cut."""
+    """SHA-256 of every text and of the positions at which it is cut."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,15 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
             raise ValueError(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
-    return Texts(splits, [f"{how}.", *left_out], hashlib.sha256(repr(cuts).encode()).hexdigest())
+    notes = [note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)]  # any file's name
+    return Texts(splits, notes, hashlib.sha256(repr(cuts).encode()).hexdigest())
 
 
 def _divided(
     path: Path, given: dict[str, list[_Found]], unit: Unit, *, whole_files: bool, whole: bool
 ) -> tuple[dict[str, list[Span]], str]:
-    """The splits, and how they came about: as they are `given`, but for a text that is to be cut, and for a validation
-    split that the training text has to give."""
+    """The splits, and a sentence about how they were made. They are those `given`, but a text without splits is cut,
+    and a missing valid split is cut from train."""
     cut = WHOLE if WHOLE in given else "train"
     wanted = {WHOLE: SPLITS, "train": SPLITS[:2]}[cut]
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
@@ -126,7 +127,7 @@ def _no_text(file: Path) -> str:
     if file.name.startswith("."):
         return "hidden"
     if file.is_dir():
-        return _made_here(file)
+        return "a link to a folder" if file.is_symlink() else _made_here(file)
     if not file.is_file():
         return "not a file"
     with reading(file), open_file(file) as opened:
@@ -145,7 +146,7 @@ def _made_here(folder: Path) -> str:
 
 
 def _look(file: Path, name: str, unit: Unit) -> _Found:
-    """Read a file once: how much text it holds, its checksum, and that it is text, where `unit` needs that."""
+    """Read a file once: its text's size and checksum. Unless `unit` is byte, refuse a file that is no text."""
     with reading(file), open_file(file) as opened:
         head = opened.read(4)
     mark = len(codecs.BOM_UTF8) if unit != "byte" and head.startswith(codecs.BOM_UTF8) else 0
@@ -164,7 +165,7 @@ def _look(file: Path, name: str, unit: Unit) -> _Found:
 
 
 def _checked(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
-    """The beginning of a character with which `part`, bytes of a file from `start` on, ends; the rest must be UTF-8."""
+    """Refuse a `part`, from byte `start` of a file on, that is no text; return the unfinished character at its end."""
     try:
         _, length = codecs.utf_8_decode(part, "strict", False)
         broken = part.find(b"\0")
@@ -202,7 +203,7 @@ def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> di
     if doubtful and not {"train", "valid"} <= named.keys():
         first = next(named[split][0].name for split in SPLITS if split in named)
         raise ValueError(
-            f"{folder} must say which split each file is of: {first} names one, and {_some(doubtful)} not. Name all "
+            f"{folder} must say which split each file is of: {first} names one, but not {_some(doubtful)}. Name all "
             f"after train, valid and test, move the others away, or rename {first}."
         )
     skipped |= {each.name: "names no split" for each in others}

@@ -150,7 +150,7 @@ ROUNDING = 0.4
 FACTOR = 3
 """How many times the error of `rounded` a backend may make. Independent errors add as the root of their number, so 3
 allows nine roundings where `rounded` makes one. Measured over all cases and dtypes with the kernels of several
-processors: 1.6 at most, the reference, whose order of summation is the plainest, 2.2.
+processors: 1.6 at most; 2.2 for the reference, whose order of summation is the plainest.
 """
 
 

@@ -50,10 +50,11 @@ SAMPLE = 400
 SPARE = 0.05
 """The share of the time that is left for what ends the demo: compressors, the report."""
 AFTER = 0.3
-"""The largest share of what is left when training begins that is kept for what follows training."""
+"""Of the time that is left when training begins, at most this share is kept for what follows training."""
 SPEED_UP = 2.5
-"""How many tokens are scored, at least, in the time that one is trained on."""
+"""In the time of training on one token, at least this many are scored."""
 VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
+"""Time for one validation, and between two lines of progress."""
 
 
 @dataclass

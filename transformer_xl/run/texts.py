@@ -50,8 +50,8 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
 
 
 def changed_splits(run: Path, corpus: Corpus) -> str:
-    """The splits whose ids are not those that a run, or the run of a checkpoint, noted when it began; "" where all are,
-    or where it noted none."""
+    """The splits whose ids differ from those that a run, or the run of a checkpoint, noted when it began; "" if none
+    does, or if it noted none."""
     folder = find_checkpoint(run, which="last").parent
     known = (noted(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
     splits = corpus.header.splits
@@ -97,7 +97,7 @@ def read_text(file: str) -> bytes:
     if not path.exists():
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
     if not path.is_file():
-        raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and it as standard input.")
+        raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and send the text to standard input.")
     return read_text_file(path)
 
 

@@ -131,7 +131,7 @@ def train(
 
 def claim(run: Path, stack: ExitStack, *, resume: bool, afresh: bool) -> None:
     """Keep the folder to this process while `stack` is open, and of its checkpoints those that are sound."""
-    if not (run / LOCK).exists():  # where one is, a process that trains here is reported before what it has not saved
+    if not (run / LOCK).exists():  # with one, a process that trains here is the better reason
         refuse_run(run, resume=resume, afresh=afresh)
     stack.enter_context(held(run))
     if resume:
@@ -268,7 +268,7 @@ def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> 
 
 
 def _init_name(init: Path | None) -> str:
-    """What a run notes of the one it started from: not where that lies, which may name its owner."""
+    """What a run notes of the one it started from: its name, because its path may name its owner."""
     return "" if init is None else init.resolve().name
 
 

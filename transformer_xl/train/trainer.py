@@ -113,7 +113,7 @@ def activity_of(config: TrainConfig, part: Bool[Tensor, "R T"], scored: Bool[Ten
     """What `regularised` is asked for in a call with the rows of `part`; nothing where there is no such term.
 
     The loss of a part counts by its share of the targets `scored`, but TAR is a mean over pairs of neighbouring ones.
-    Its factor makes up for a part whose share of the pairs is another.
+    So `beta` is scaled by the part's share of the pairs over its share of the targets.
     """
     if not (config.ar_alpha or config.tar_beta):
         return {}
