@@ -235,7 +235,7 @@ def test_a_result_that_is_not_finite_is_shown_and_is_a_failure(home, capsys):
     assert main(DIVERGING.split()) == 2
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 4 and "nan" in shown.out
-    [told] = [line for line in shown.err.splitlines() if line.startswith("txl: ")]
+    [told] = [line for line in shown.err.splitlines() if "finite" in line]
     assert re.fullmatch(r"txl: 2 of 2 results are not finite: .* Lower --dynamic-lr, which is 1e\+30\.", told)
     assert main([*DIVERGING.split(), "--json"]) == 2
     results = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["results"]
