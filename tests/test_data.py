@@ -8,7 +8,6 @@ import io
 import json
 import lzma
 import os
-import re
 import tarfile
 import tracemalloc
 import zipfile
@@ -294,6 +293,8 @@ class TestAnyText:
             "train-00001-of-00002.txt train-00002-of-00002.txt validation.txt test.txt",
             "train/a.txt train/b.txt valid/c.txt test/d.txt",
             "own/training/a.txt own/development/c.txt own/testing/d.txt",
+            "wiki-train/a.txt wiki-dev/b.txt wiki-test/c.txt",
+            "training-data/train/a.txt training-data/dev/b.txt training-data/test/c.txt",
             "corpus.train corpus.valid corpus.test",
             "train.en valid.en test.en",
             "my_train.txt my_dev.txt my_test.txt",
@@ -307,9 +308,10 @@ class TestAnyText:
             (tmp_path / name).write_bytes(f"{name} ".encode() * 30)
         texts = texts_of(tmp_path, "byte")
         assert texts.keys() == {"train", "valid", "test"}
-        for split, spelt in (("train", "train"), ("valid", ("val", "dev")), ("test", "test")):
-            own = [name for name in names.split() if any(part.startswith(spelt) for part in re.split("[._/]", name))]
-            assert texts[split] == [f"{name} ".encode() * 30 for name in own] and own
+        spelt = {"train": "train", "val": "valid", "dev": "valid", "test": "test"}
+        for split, found in texts.items():
+            own = [name for name in names.split() if spelt[max(spelt, key=name.rfind)] == split and name != "poems.txt"]
+            assert found == [f"{name} ".encode() * 30 for name in own] and own
 
     def test_a_folder_without_a_valid_split_takes_it_from_train(self, tmp_path: Path) -> None:
         for name, text in {"train.txt": b"r" * 190 + b"v" * 10, "test.txt": b"t" * 50, "README.md": b"no"}.items():
@@ -430,7 +432,15 @@ class TestAnyText:
             monkeypatch.setattr("transformer_xl.data.archive._RATIO", 0)
             with pytest.raises(ValueError, match=r"points outside|more than 99 bytes"):
                 open_corpus(CorpusConfig(name=str(tmp_path / "bad.zip")))
-            assert [*(tmp_path / "home").rglob("*")] == []
+            assert [*(tmp_path / "home").rglob("*")] == [tmp_path / "home" / ".bad.zip.lock"]
+
+    def test_what_a_killed_process_unpacked_goes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+        (tmp_path / "home" / ".tmp-a.zip-abcdefgh" / "a.zip").mkdir(parents=True)
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.writestr("a.txt", "text " * 40)
+        open_corpus(CorpusConfig(name=str(tmp_path / "a.zip")))
+        assert not [*(tmp_path / "home").glob(".tmp-*")]
 
     def test_a_folder_may_hold_a_test_split_only(self, tmp_path: Path) -> None:
         (tmp_path / "test.txt").write_bytes(b"b a")

@@ -15,8 +15,10 @@ from pathlib import Path, PureWindowsPath
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
 
+from filelock import FileLock
+
 from transformer_xl.data.reading import DAMAGE, reading
-from transformer_xl.files import UNFINISHED, explained
+from transformer_xl.files import UNFINISHED, explained, remove_unfinished
 
 _PIECE = 1 << 16
 _HEADERS = 1 << 17
@@ -132,15 +134,18 @@ def unpacked(path: Path, home: Path) -> Iterator[Path]:
         return
     with explained(home):
         home.mkdir(parents=True, exist_ok=True)
-        temporary = TemporaryDirectory(prefix=UNFINISHED, dir=home)
-    with temporary as folder:
-        inside = Path(folder) / path.name  # so that a sentence about a file in it names the archive
-        inside.mkdir()
-        left = max(_UNPACKED, _RATIO * path.stat().st_size)
-        with closing(_members(path)) as members:
-            for member in members:
-                left -= _put(member, path, inside, left)
-        yield inside
+    with FileLock(home / f".{path.name}.lock"):
+        remove_unfinished(home, path.name)  # what a killed process left
+        with explained(home):
+            temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{path.name}-", dir=home)
+        with temporary as folder:
+            inside = Path(folder) / path.name  # so that a sentence about a file in it names the archive
+            inside.mkdir()
+            left = max(_UNPACKED, _RATIO * path.stat().st_size)
+            with closing(_members(path)) as members:
+                for member in members:
+                    left -= _put(member, path, inside, left)
+            yield inside
 
 
 def _put(member: _Member, archive: Path, folder: Path, most: int) -> int:

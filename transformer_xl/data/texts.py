@@ -214,16 +214,22 @@ def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> di
 
 def _splits_in(name: str) -> set[str]:
     """The splits that a path names: by the whole name of a folder, or by a part of the file's name between dots, as a
-    whole or by its first or last word."""
+    whole or by its first or last word; where none does, by the first or last word of a folder's name."""
     *folders, file = name.lower().split("/")
     if file.endswith(_CODE):
         return set()
-    words = folders
-    for part in file.split("."):
-        words.append(part)
-        inner = [word for word in re.split(r"[^a-z]+", part) if word and word != "of"]
-        words += [*inner[:1], *inner[-1:]]
+    parts = file.split(".")
+    return _marked([*folders, *parts, *_ends(parts)]) or _marked(_ends(folders))
+
+
+def _marked(words: Sequence[str]) -> set[str]:
     return {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}
+
+
+def _ends(names: Sequence[str]) -> list[str]:
+    """The first and the last word of each name; numbers, and the "of" between them, are no words."""
+    inner = [[word for word in re.split(r"[^a-z]+", name) if word and word != "of"] for name in names]
+    return [word for words in inner for word in (*words[:1], *words[-1:])]
 
 
 def _cut(found: Sequence[_Found], unit: Unit, splits: Sequence[str]) -> dict[str, list[Span]]:
