@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 	$(BIN)/txl demo
 
 test: check
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
