@@ -39,7 +39,7 @@ from mistakes import REFUSED, RIGHT, Case, Line, drawn
 
 HERE = Path(__file__).resolve()
 SECONDS, START = 10, 6
-"""A case may take so many more of a processor, or of waiting, than the same line without a mistake; and to start."""
+"""How much longer than the same line without a mistake a case may compute or wait, and how long a start may take."""
 MEMORY = 16 << 30
 EXITS = {0, 2, 75, 130, 141}
 """Done, the user's mistake, stopped and saved, interrupted, nobody reads on."""
@@ -203,7 +203,7 @@ class Place:
         shutil.copytree(self.first, self.world)
 
     def run(self, arguments: list[str], case: Case = PLAIN, allowed: float = 60) -> Outcome:
-        """Run `txl` in the world and wait for its end; it may use so many seconds."""
+        """Run `txl` in the world and wait for its end; it may use at most that many seconds."""
         files = {name: self.folder / name for name in STANDARD}
         shutil.copy((self.first if self.first.exists() else self.world) / "opening.txt", files["stdin"])
         for name in ("stdout", "stderr"):

@@ -95,17 +95,22 @@ def evaluate(
         results.append(score_split(reader, split, each, how, precision=precision, log=log))
     if log is not None and dump is not None:
         log.save(dump)
-    facts = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": part}
-    facts |= {"unknown": corpus.unknown(part), **asdict(reading)}
+    about = {"run": str(run), "trained_on": config.corpus.name, **corpus.about, "split": part}
     if as_json:
+        facts = about | {"unknown": corpus.unknown(part), **asdict(reading)}
         print(json.dumps(facts | {"results": [result.to_json() for result in results]}))
     else:
         other = f"; trained on {config.corpus.name}" if config.corpus.name.endswith("-partial") and data else ""
         show_results(title(corpus, part) + other + str(reading), results, unknown=corpus.unknown(part))
+    _refuse_divergence(results, reading)
+    return results
+
+
+def _refuse_divergence(results: Sequence[EvalResult], reading: Reading) -> None:
+    """Raise where a result is not finite, and say what to change."""
     learning = reading.dynamic
     advice = f"Lower --dynamic-lr, which is {learning.lr:g}." if learning else "Score another checkpoint."
     refuse_infinite([result.nats for result in results], f"results are not finite: the weights diverged. {advice}")
-    return results
 
 
 @dataclass(frozen=True)
