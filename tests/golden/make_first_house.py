@@ -81,6 +81,8 @@ RUNS = {
 """Each run, and its settings beyond `COMMON`."""
 ATTENTION_ONLY = {"--model.n-head", "--model.d-head", "--model.init-std"}
 """Options of `COMMON` that recurrent networks have no use for."""
+WRITING, INITIAL = ("xl", "zero", "shaw", "qrnn"), ("xl", "qrnn")
+"""Runs that write text, and runs whose weights other runs start from."""
 SAVED, LAST = 4, 8
 """The steps after which the golden checkpoints were saved, and after which resumed runs end."""
 ON_CPU = ["--device", "cpu", "--precision", "fp32"]
@@ -132,15 +134,16 @@ def evaluation(folder: str, *options: str) -> dict[str, Any]:
     return {"targets": result["targets"], "nats": result["nats"], "log_probs": values.tolist()}
 
 
-def text(name: str, *options: str) -> str:
+def text(name: str) -> str:
     """What the checkpoint of a run writes after `PROMPT`."""
-    how = ["--prompt", PROMPT, "--json", "--max-tokens", "12", *ON_CPU, *options]
+    how = ["--prompt", PROMPT, "--json", "--max-tokens", "12", "--seed", "5", *ON_CPU]
     return json.loads(txl("generate", checkpoint(name), *how))["text"]
 
 
 def resumption(name: str) -> dict[str, Any]:
-    """The steps after `txl train --resume`, and the validation and test results at their end."""
-    run = f"trained/{name}"
+    """The steps after `txl train --resume` of a copy, and the validation and test results at their end."""
+    run = f"trained/{name}-resumed"
+    shutil.copytree(f"trained/{name}", run)
     txl("train", f"{run}/config.toml", "--out", run, "--resume")
     lines = map(json.loads, Path(run, "metrics.jsonl").read_text("utf-8").splitlines())
     results = [{"split": x["split"], "nats": x["nats"]} for x in lines if "nats" in x and x["step"] == LAST]
@@ -160,15 +163,18 @@ def sequence(vocab_size: int) -> torch.Tensor:
     return (torch.arange(60).view(2, 30) * 7 + 3) % vocab_size
 
 
-def exported() -> list[list[float]]:
-    """Log-probabilities that the exported folder gives every id, read with the memory in two calls."""
+def exported(folder: str = "huggingface", owner: Any = None) -> list[list[float]]:
+    """Log-probabilities that an exported folder gives every id, read with the memory in two calls.
+
+    `owner` loads it; by default it is what transformers chooses after `import transformer_xl.hf`.
+    """
     import transformers
     from transformers import AutoModelForCausalLM
 
     import transformer_xl.hf  # noqa: F401  registers the classes
 
     transformers.utils.logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained("huggingface")
+    model = (owner or AutoModelForCausalLM).from_pretrained(folder)
     ids = sequence(model.config.vocab_size)
     with torch.no_grad():
         first = model(ids[:, :17])
@@ -187,14 +193,10 @@ def imported() -> dict[str, Any]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """All numbers of one run; the working folder holds a copy of the golden one, and the run goes on in it."""
-    return {
-        "evaluation": evaluation(checkpoint(name)),
-        "greedy": text(name, "--temperature", "0"),
-        "drawn": text(name, "--seed", "5"),
-        "initialised": initialised(name),
-        "resumption": resumption(name),
-    }
+    """All numbers of one run; the working folder is a copy of the golden one."""
+    numbers = {"evaluation": evaluation(checkpoint(name)), "resumption": resumption(name)}
+    numbers |= {"text": text(name)} if name in WRITING else {}
+    return numbers | ({"initialised": initialised(name)} if name in INITIAL else {})
 
 
 def write_texts(folder: Path) -> None:
@@ -207,7 +209,7 @@ def write_texts(folder: Path) -> None:
     def line() -> str:
         return " ".join(draw.choices(vocabulary, shares, k=draw.randint(3, 14))) + " .\n"
 
-    for split, size, documents in (("train", 12_000, 24), ("valid", 1_500, 4), ("test", 1_500, 4)):
+    for split, size, documents in (("train", 12_000, 16), ("valid", 1_500, 3), ("test", 1_500, 3)):
         lines = ""
         while len(lines) < size:
             lines += line()
