@@ -132,7 +132,7 @@ def best(run: Path) -> Path:
 
 def call(*arguments: str | Path, patience: int = 120) -> tuple[int | None, str, str]:
     """`txl` in this process: status, standard output, standard error; the status of an error is None."""
-    from transformer_xl.cli import main
+    from transformer_xl.cli.main import main
 
     def give_up(*_: object) -> None:
         raise AssertionError(f"it hangs: {patience} s")

@@ -32,21 +32,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl import cli
-from transformer_xl.baselines import build_model
 from transformer_xl.bench.measure import peak_memory
 from transformer_xl.checkpoint import LoadedModel, TrainingState, load_model, load_training, save_checkpoint
+from transformer_xl.cli import main as cli
+from transformer_xl.config.recipe import HINTS, SECTIONS, load_recipe, packaged_recipes, split_overrides, write_toml
+from transformer_xl.config.settings import CorpusConfig, RunConfig, TransformerXLConfig
 from transformer_xl.data.bpe import train_bpe
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import pieces
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.files import SEAL
 from transformer_xl.interop import read_model, read_vocabulary, write_original
-from transformer_xl.interop.unpickle import StandIn, module_state, read_pickle
+from transformer_xl.interop.pickles.unpickle import StandIn, module_state, read_pickle
 from transformer_xl.interop.vocabulary import pickled_vocabulary
-from transformer_xl.recipe import HINTS, SECTIONS, load_recipe, packaged_recipes, split_overrides, write_toml
-from transformer_xl.settings import CorpusConfig, RunConfig, TransformerXLConfig
+from transformer_xl.model.baselines import build_model
+from transformer_xl.runtime.files import SEAL
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import hostile
@@ -238,7 +238,7 @@ class Foreign:
     """Folders of other programs: settings that contradict the weights, weights that are cut or of other names."""
 
     def __init__(self, folder: Path):
-        from transformer_xl.hf import export_huggingface  # which takes seconds
+        from transformer_xl.hf import export_huggingface
 
         vocab = Vocab.build("word", [TEXT])
         shape = TransformerXLConfig(vocab_size=len(vocab), n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=5)

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from transformer_xl.bench.measure import peak_memory
-from transformer_xl.interop.unpickle import module_state, read_pickle
+from transformer_xl.interop.pickles.unpickle import module_state, read_pickle
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import hostile

@@ -27,7 +27,7 @@ def here(run: str, folder: Path) -> None:
     from safetensors.torch import save_file
 
     from transformer_xl.checkpoint import load_model
-    from transformer_xl.generate import Sampling, stream
+    from transformer_xl.evaluation.generate import Sampling, stream
     from transformer_xl.hf import export_huggingface
 
     loaded = load_model(run)

@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from tyro.conf import Positional
 
-from transformer_xl.commands import COMMANDS, Analyse
-from transformer_xl.recipe import HINTS
+from transformer_xl.cli.options import COMMANDS, Analyse
+from transformer_xl.config.recipe import HINTS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from mangled import ODD_TEXTS, mangled

@@ -100,13 +100,13 @@ def serve() -> int:
     asked, told = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0), os.dup2(null, 1)
-    import transformer_xl.cli
+    import transformer_xl.cli.journeys.analyse
+    import transformer_xl.cli.journeys.attention
+    import transformer_xl.cli.journeys.convert
+    import transformer_xl.cli.journeys.generate
+    import transformer_xl.cli.journeys.train
+    import transformer_xl.cli.main
     import transformer_xl.interop
-    import transformer_xl.run.analyse
-    import transformer_xl.run.attention
-    import transformer_xl.run.convert
-    import transformer_xl.run.generate
-    import transformer_xl.run.train
 
     print("ready", file=told, flush=True)
     for line in asked:

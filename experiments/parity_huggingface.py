@@ -30,12 +30,12 @@ from torch import Tensor
 from transformers import TransfoXLLMHeadModel
 
 from transformer_xl import TransformerXL
+from transformer_xl.config.settings import Lengths
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.reading import read_file
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import read_model
-from transformer_xl.memory import Memory
-from transformer_xl.settings import Lengths
+from transformer_xl.model.memory import Memory
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "golden"))
 from make_huggingface import new_model, random_memory, random_model, read, scores_as_they_are

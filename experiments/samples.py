@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 
 from transformer_xl import load_model
+from transformer_xl.data.corpora.detokenise import readable
 from transformer_xl.data.datasets import open_corpus, tokenised
-from transformer_xl.data.detokenise import readable
-from transformer_xl.device import reuse_memory
-from transformer_xl.generate import Sampling, generate
+from transformer_xl.evaluation.generate import Sampling, generate
+from transformer_xl.runtime.device import reuse_memory
 
 
 def main() -> None:

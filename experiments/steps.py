@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from unittest.mock import patch
 
 from transformer_xl.bench.measure import peak_memory
-from transformer_xl.recipe import load_recipe, packaged_recipes
+from transformer_xl.config.recipe import load_recipe, packaged_recipes
 
 COLUMNS = "parameters       T     M   first s  second s   peak GB  bound GB"
 
@@ -46,9 +46,9 @@ def measure(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps:
     """Build the recipe's model and take two steps; to be called in a fresh process, whose peak memory it reports."""
     import torch
 
-    from transformer_xl.device import autocast, reuse_memory
-    from transformer_xl.memory import Memory
-    from transformer_xl.model import TransformerXL
+    from transformer_xl.model.memory import Memory
+    from transformer_xl.model.transformer_xl import TransformerXL
+    from transformer_xl.runtime.device import autocast, reuse_memory
 
     reuse_memory()
     config = load_recipe(recipe)
@@ -85,7 +85,7 @@ def _first_band_only():
     def rows(bands, band):
         return band.argsort().split([len(band)] + [0] * (len(bands.sizes) - 1))
 
-    return patch("transformer_xl.adaptive._Bands._rows", rows)
+    return patch("transformer_xl.model.adaptive._Bands._rows", rows)
 
 
 def alone(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps | str:

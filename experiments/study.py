@@ -186,8 +186,8 @@ def sentences(folder: Path) -> Path:
     """Penn Treebank's sentences, each split's in one random order: no context reaches beyond a line but by style."""
     import numpy as np
 
+    from transformer_xl.config.settings import CorpusConfig
     from transformer_xl.data.datasets import open_corpus
-    from transformer_xl.settings import CorpusConfig
 
     for split in ("train", "valid", "test"):
         file = folder / f"{split}.txt"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformer_xl.metrics import read_metrics
+from transformer_xl.train.metric_log import read_metrics
 
 CLOCK = {"seconds", "tokens_per_second"}
 

@@ -2,7 +2,8 @@
 
     log_probs, memory = read(weights, config, lengths, ids, memory)
 
-`weights` has the names of `TransformerXL.state_dict()`, `config` and `lengths` the fields of `transformer_xl.settings`.
+`weights` has the names of `TransformerXL.state_dict()`, `config` and `lengths` the fields of
+`transformer_xl.config.settings`.
 `memory` is one array [M, D] for each layer. A batch is its rows one by one: a row that holds less has a shorter memory,
 and what pads it is not read at all. There is no dropout.
 

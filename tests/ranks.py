@@ -1,4 +1,6 @@
-"""What each rank does for tests/test_distributed.py: `torchrun tests/ranks.py FOLDER` leaves the findings of rank 0.
+"""What each rank does for tests/train/test_distributed.py.
+
+`torchrun tests/ranks.py FOLDER` leaves the findings of rank 0.
 
 One start serves all cases, for starting is what takes time.
 """
@@ -17,11 +19,12 @@ from small_models import VOCAB, small_model
 from torch import Tensor
 
 from transformer_xl.checkpoint import set_weights, weights
+from transformer_xl.config.settings import TrainConfig
 from transformer_xl.data.loader import StreamLoader
-from transformer_xl.distributed import Ranks, together, whole
-from transformer_xl.evaluate import evaluate
-from transformer_xl.settings import TrainConfig
+from transformer_xl.evaluation.score import evaluate
+from transformer_xl.runtime.ranks import Ranks, together
 from transformer_xl.train import MOST_SKIPPED, Trainer
+from transformer_xl.train.parallel import whole
 
 TRAIN = TrainConfig(
     tgt_len=5, mem_len=7, batch_size=8, max_steps=6, lr=0.01, device="cpu", precision="fp32", backend="strided"

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_xl.baselines import build_model
-from transformer_xl.memory import Memory
-from transformer_xl.model import TransformerXL
-from transformer_xl.settings import Lengths, TransformerXLConfig
+from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.model.baselines import build_model
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.transformer_xl import TransformerXL
 
 VOCAB = 23
 VARIANTS: dict[str, dict[str, Any]] = {

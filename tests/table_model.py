@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.settings import Lengths
+from transformer_xl.config.settings import Lengths
 
 
 class Tally(NamedTuple):

@@ -9,20 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_xl.interop import load_model
-    from transformer_xl.memory import Memory
-    from transformer_xl.model import TransformerXL
-    from transformer_xl.settings import Lengths, TransformerXLConfig
+    from .config.settings import Lengths, TransformerXLConfig
+    from .interop import load_model
+    from .model.memory import Memory
+    from .model.transformer_xl import TransformerXL
 
     __version__: str
 
 __all__ = ["Lengths", "Memory", "TransformerXL", "TransformerXLConfig", "__version__", "load_model"]
 
 _HOMES = {
-    "TransformerXL": "model",
-    "TransformerXLConfig": "settings",
-    "Lengths": "settings",
-    "Memory": "memory",
+    "TransformerXL": "model.transformer_xl",
+    "TransformerXLConfig": "config.settings",
+    "Lengths": "config.settings",
+    "Memory": "model.memory",
     "load_model": "interop",
 }
 
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
         value = version("transformer-xl")
     elif name in _HOMES:
-        value = getattr(import_module(f"transformer_xl.{_HOMES[name]}"), name)
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     else:
         raise AttributeError(f"module 'transformer_xl' has no attribute {name!r}")
     globals()[name] = value

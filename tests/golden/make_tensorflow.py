@@ -3,7 +3,7 @@
     python -m venv tf && tf/bin/pip install tensorflow-cpu numpy
     tf/bin/python tests/golden/make_tensorflow.py DIR         # tests/golden/tensorflow is made like this
     tf/bin/python tests/golden/make_tensorflow.py --all DIR   # more than a hundred cases
-    TXL_GOLDEN_TENSORFLOW=DIR pytest tests/test_tensorflow.py -s
+    TXL_GOLDEN_TENSORFLOW=DIR pytest tests/interop/test_tensorflow.py -s
 
 The model is a graph of our own after the equations and the variable names of github.com/kimiyoung/transformer-xl, tf/.
 Weights are random everywhere: no bias is zero and no norm is one. `bundles.zip` holds checkpoints for the reader alone.

@@ -21,11 +21,11 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
-from transformer_xl.attention import RelativeMultiheadAttention
-from transformer_xl.data.loader import Segment
-from transformer_xl.device import autocast
-from transformer_xl.model import TransformerXL
-from transformer_xl.settings import Lengths
+from ..config.settings import Lengths
+from ..data.loader import Segment
+from ..model.attention import RelativeMultiheadAttention
+from ..model.transformer_xl import TransformerXL
+from ..runtime.device import autocast
 
 KINDS = ("attention", "a", "b", "c", "d")
 """What is averaged: attention itself, and the softmax of each term alone."""

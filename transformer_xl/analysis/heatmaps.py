@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from transformer_xl.files import write_whole
+from ..runtime.files import write_whole
 
 COLOURS = "magma_r"
 """Its lightness falls all the way, so darker is more on grey paper too."""

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transformer_xl.baselines.sliding import Sliding
-from transformer_xl.data.corpus import Split
-from transformer_xl.data.loader import StreamLoader
-from transformer_xl.data.vocab import Vocab
-from transformer_xl.evaluate import EvalResult, evaluate
-from transformer_xl.metrics import followed
-from transformer_xl.settings import EvalConfig, Lengths, RunConfig
-
+from ..config.settings import EvalConfig, Lengths, RunConfig
+from ..data.corpus import Split
+from ..data.loader import StreamLoader
+from ..data.vocab import Vocab
+from ..evaluation.score import EvalResult, evaluate
+from ..evaluation.sliding import Sliding
+from ..runtime.terminal import followed
 from .recl import ABSOLUTE, RECURRENT
 
 TOLERANCE = 0.001

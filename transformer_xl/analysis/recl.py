@@ -31,9 +31,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
-from transformer_xl.device import autocast
-from transformer_xl.metrics import followed
-from transformer_xl.settings import Lengths, RunConfig
+from ..config.settings import Lengths, RunConfig
+from ..runtime.device import autocast
+from ..runtime.terminal import followed
 
 ABSOLUTE = ("vaswani", "al-rfou")
 """Kinds of model whose positions count from the start of a segment: they know none beyond their `tgt_len`."""

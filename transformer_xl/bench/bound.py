@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from transformer_xl.settings import TransformerXLConfig
+from ..config.settings import TransformerXLConfig
 
 
 class Product(NamedTuple):

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.download import megabytes_per_second
-from transformer_xl.data.reading import read_file
-from transformer_xl.data.vocab import EOS, id_type
-from transformer_xl.show import show_table
-
+from ..data.corpora.download import megabytes_per_second
+from ..data.corpus import Corpus
+from ..data.reading import read_file
+from ..data.vocab import EOS, id_type
+from ..runtime.terminal import show_table
 from .measure import measured
 
 _PIECE = 1 << 22

@@ -9,9 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.settings import RunConfig
-from transformer_xl.step import has_compiler
-
+from ..config.settings import RunConfig
+from ..model.step import has_compiler
 from . import bound
 from .gate import check_op, check_same
 from .options import Options, finish, hardware, header, job, show, write_text, zipf_weights

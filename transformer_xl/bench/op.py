@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformer_xl.ops import BACKENDS
-
+from ..ops import BACKENDS
 from . import bound
 from .gate import check_op
 from .options import Options, finish, header, show

@@ -13,11 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from transformer_xl.device import resolve_device
-from transformer_xl.recipe import load_recipe
-from transformer_xl.settings import RunConfig
-from transformer_xl.show import show_table
-
+from ..config.recipe import load_recipe
+from ..config.settings import RunConfig
+from ..runtime.device import resolve_device
+from ..runtime.terminal import show_table
 from .race import Contender
 
 _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "d_embed": None}

@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment
-from transformer_xl.device import reuse_memory
 from transformer_xl.interop import read_model
-from transformer_xl.memory import Memory
-from transformer_xl.model import TransformerXL
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.step import Step, stepping
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import relative_attention
-from transformer_xl.optim import build_optimizers
-from transformer_xl.settings import Lengths, TrainConfig, TransformerXLConfig
-from transformer_xl.step import Step, stepping
+from transformer_xl.runtime.device import reuse_memory
 from transformer_xl.train import train_step
+from transformer_xl.train.optim import build_optimizers
 
 
 def random_weights(job: dict[str, Any]) -> None:

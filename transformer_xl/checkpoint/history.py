@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from transformer_xl.files import check_seal, remove_folder
-
+from ..runtime.files import check_seal, remove_folder
 from .parts import FILES, read_header, whole_and_ours
 
 

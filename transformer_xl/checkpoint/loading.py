@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from transformer_xl.baselines import build_model
-from transformer_xl.data.vocab import Vocab
-from transformer_xl.model import TransformerXL
-from transformer_xl.recipe import HINTS
-from transformer_xl.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
-from transformer_xl.values import fits
-
+from ..config.recipe import HINTS
+from ..config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+from ..config.values import fits
+from ..data.vocab import Vocab
+from ..model.baselines import build_model
+from ..model.transformer_xl import TransformerXL
 from .history import find_checkpoint
 from .parts import read_header, read_json, read_tensors, whole_and_ours
 from .saving import TrainingState

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from transformer_xl.files import check_seal, plain_file
+from ..runtime.files import check_seal, plain_file
 
 FORMAT = "transformer-xl checkpoint"
 VERSION = 1

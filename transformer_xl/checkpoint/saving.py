@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from transformer_xl.data.vocab import Vocab
-from transformer_xl.files import remove_unfinished, seal, whole_folder
-from transformer_xl.settings import RunConfig
-
+from ..config.settings import RunConfig
+from ..data.vocab import Vocab
+from ..runtime.files import remove_unfinished, seal, whole_folder
 from .history import prune
 from .parts import FORMAT, VERSION, write_json, write_tensors
 from .tensors import weights

@@ -21,12 +21,12 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Int, Integer
 
-from transformer_xl.data.header import PREPARE_AGAIN, Header, SplitHeader, read_json
-from transformer_xl.data.numbering import Numbering, PairNumbering, WordNumbering
-from transformer_xl.data.published import SPLITS, WHOLE
-from transformer_xl.data.reading import Text, pieces
-from transformer_xl.data.vocab import Newlines, Unit, Vocab
-from transformer_xl.files import explained, remove_unfinished, whole_folder
+from ..runtime.files import explained, remove_unfinished, whole_folder
+from .corpora.published import SPLITS, WHOLE
+from .header import PREPARE_AGAIN, Header, SplitHeader, read_json
+from .numbering import Numbering, PairNumbering, WordNumbering
+from .reading import Text, pieces
+from .vocab import Newlines, Unit, Vocab
 
 _IDS = 1 << 20
 """Bytes of ids at a time: many beside a count of all symbols, and few enough for the cache."""

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import platformdirs
 
-from transformer_xl.data.archive import unpacked
-from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.published import DATASETS, Dataset
-from transformer_xl.data.reading import expanded, read_file
-from transformer_xl.data.texts import read_splits
-from transformer_xl.data.vocab import Newlines, Vocab
-from transformer_xl.settings import CorpusConfig
+from ..config.settings import CorpusConfig
+from .corpora.archive import unpacked
+from .corpora.published import DATASETS, Dataset
+from .corpus import Corpus
+from .reading import expanded, read_file
+from .texts import read_splits
+from .vocab import Newlines, Vocab
 
 
 def cache_folder() -> Path:
@@ -53,8 +53,7 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
         close = difflib.get_close_matches(config.name, DATASETS, n=1)
         raise FileNotFoundError(
             f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
-            f"{config.name}."
-            + (f" Did you mean {close[0]}?" if close else "")
+            f"{config.name}." + (f" Did you mean {close[0]}?" if close else "")
         )
     if vocab is not None and vocab != corpus.vocab:
         corpus = corpus.renumbered(vocab)

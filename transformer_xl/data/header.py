@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.data.published import SPLITS, WHOLE
-from transformer_xl.data.vocab import Newlines, Unit
-from transformer_xl.files import plain_file
+from ..runtime.files import plain_file
+from .corpora.published import SPLITS, WHOLE
+from .vocab import Newlines, Unit
 
 FORMAT = "transformer-xl token store"
 VERSION = 1

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
-from transformer_xl.data.corpus import Split
+from .corpus import Split
 
 _MOST_STREAMS = 1 << 20
 _PIECE = 1 << 24

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.data.bpe import border as bpe_border
-from transformer_xl.data.vocab import Unit
-from transformer_xl.files import plain_file
+from ..runtime.files import plain_file
+from .bpe import border as bpe_border
+from .vocab import Unit
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_xl.data.published import SPLITS, WHOLE
-from transformer_xl.data.reading import Span, border, chunks, encoding_of, open_file, reading
-from transformer_xl.data.vocab import Unit
+from .corpora.published import SPLITS, WHOLE
+from .reading import Span, border, chunks, encoding_of, open_file, reading
+from .vocab import Unit
 
 NAMES = {
     "train": ("train", "training"),

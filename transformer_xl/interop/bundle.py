@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Integer, UInt8, UInt32
 from torch import Tensor
 
-from .inert import mapped
+from .pickles.inert import mapped
 
 _DTYPES = {
     1: torch.float32,

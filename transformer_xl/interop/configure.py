@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from transformer_xl.recipe import (
+from ..config.recipe import (
     Setting,
     assembled,
     changed_settings,
@@ -15,8 +15,7 @@ from transformer_xl.recipe import (
     parse_overrides,
     settings_in,
 )
-from transformer_xl.settings import CorpusConfig, RunConfig
-
+from ..config.settings import CorpusConfig, RunConfig
 from .mapping import shape_of
 from .source import Source
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from transformer_xl import checkpoint
-from transformer_xl.checkpoint import LoadedModel, save_checkpoint
-from transformer_xl.data.datasets import cache_folder
-
+from .. import checkpoint
+from ..checkpoint import LoadedModel, save_checkpoint
+from ..data.datasets import cache_folder
 from .huggingface import VOCABULARIES, WEIGHTS
 from .reading import read_model
 
@@ -53,9 +52,7 @@ def local(path: str | Path) -> Path:
         from huggingface_hub import model_info, snapshot_download
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
-        raise ValueError(
-            f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it."
-        ) from None
+        raise ValueError(f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it.") from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
     if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they become a path in the cache
         raise ValueError(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")

@@ -12,11 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.checkpoint import EXPORTED_VOCAB, FORMAT, config_of
-from transformer_xl.settings import Lengths, RunConfig, TransformerXLConfig
-
+from ..checkpoint import EXPORTED_VOCAB, FORMAT, config_of
+from ..config.settings import Lengths, RunConfig, TransformerXLConfig
+from .pickles.unpickle import read_pickle
 from .source import Source, is_state, read_json
-from .unpickle import read_pickle
 from .vocabulary import read_vocabulary
 
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_xl.baselines import build_model
-from transformer_xl.checkpoint import dimensions
-from transformer_xl.settings import TransformerXLConfig
-
+from ..checkpoint import dimensions
+from ..config.settings import TransformerXLConfig
+from ..model.baselines import build_model
 from .source import Source
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from .pickles.unpickle import StandIn, read_pickle
 from .source import Source, is_state
-from .unpickle import StandIn, read_pickle
 from .vocabulary import pickled_vocabulary
 
 _NAMES = {

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from transformer_xl.checkpoint import EXPORTED_VOCAB, LoadedModel, write_json
-from transformer_xl.files import whole_folder
-from transformer_xl.settings import Lengths, TransformerXLConfig
-
+from ..checkpoint import EXPORTED_VOCAB, LoadedModel, write_json
+from ..config.settings import Lengths, TransformerXLConfig
+from ..runtime.files import whole_folder
 from .mapping import to_theirs
+from .pickles.unpickle import StandIn, module_state, read_pickle
 from .source import DIALECTS, Source, is_state
-from .unpickle import StandIn, module_state, read_pickle
 from .vocabulary import read_vocabulary
 
 STATE_DICT = "state_dict.pt"

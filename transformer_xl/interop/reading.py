@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_xl.baselines import build_model
-from transformer_xl.checkpoint import LoadedModel
-from transformer_xl.data.vocab import Vocab
-from transformer_xl.model import TransformerXL
-from transformer_xl.settings import RunConfig
-
+from ..checkpoint import LoadedModel
+from ..config.settings import RunConfig
+from ..data.vocab import Vocab
+from ..model.baselines import build_model
+from ..model.transformer_xl import TransformerXL
 from .configure import run_settings
 from .huggingface import read_huggingface
 from .mapping import to_ours

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeGuard, get_args
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint import EXPORTED_VOCAB, dimensions
-from transformer_xl.data.vocab import Vocab
-from transformer_xl.settings import RunConfig
+from ..checkpoint import EXPORTED_VOCAB, dimensions
+from ..config.settings import RunConfig
+from ..data.vocab import Vocab
 
 Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
 PROGRAMS: tuple[Program, ...] = get_args(Program)

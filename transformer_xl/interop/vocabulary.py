@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.data.reading import read_file
-from transformer_xl.data.vocab import EOS, LINE_ENDS, Newlines, Vocab, is_text, listed_words
-
+from ..data.reading import read_file
+from ..data.vocab import EOS, LINE_ENDS, Newlines, Vocab, is_text, listed_words
+from .pickles.unpickle import StandIn, read_pickle
 from .source import Symbols, read_json
-from .unpickle import StandIn, read_pickle
 
 _PICKLED = (".pt", ".pth", ".pkl", ".bin")
 _DEPTH = 3

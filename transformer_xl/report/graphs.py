@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from transformer_xl.metrics import clock
-
+from ..runtime.terminal import clock
 from .curves import Series, chart
 from .markup import Markup, join, tag
 from .record import Record, number

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from transformer_xl.files import plain_file
-from transformer_xl.metrics import figure, read_metrics
+from ..evaluation.measures import figure
+from ..runtime.files import plain_file
+from ..train.metric_log import read_metrics
 
 MOST_PICTURE_BYTES = 8 << 20
 TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.metrics import clock, perplexity
-
+from ..evaluation.measures import perplexity
+from ..runtime.terminal import clock
 from .curves import short
 from .markup import Markup, join, table, tag
 from .record import Record, number, place

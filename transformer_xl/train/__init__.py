@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .loop import fit, validate
-from .trainer import MOST_SKIPPED, Trainer, train_step, trained
+from .step import MOST_SKIPPED, Trainer, train_step, trained
 
 __all__ = ["MOST_SKIPPED", "Trainer", "fit", "train_step", "trained", "validate"]

@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..device import autocast
-from ..distributed import Ranks, whole
-from ..memory import Memory
-from ..settings import TrainConfig
+from ..config.settings import TrainConfig
+from ..model.memory import Memory
+from ..runtime.device import autocast
+from ..runtime.ranks import Ranks
+from .parallel import whole
 
 Chunk = tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Memory]
 """Ids, targets and memory of a call."""

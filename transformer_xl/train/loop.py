@@ -18,21 +18,22 @@ from typing import Any
 import torch
 
 from ..checkpoint import latest, load_training, load_weights, save_checkpoint, step_folder, weights
+from ..config.settings import RunConfig, TrainConfig
+from ..data.corpora.detokenise import readable
 from ..data.corpus import Corpus
 from ..data.datasets import tokenised
-from ..data.detokenise import readable
 from ..data.loader import LineShuffle, StreamLoader
-from ..distributed import Ranks
-from ..evaluate import EvalResult, evaluate
-from ..files import remove_unfinished
-from ..generate import Sampling, generate
-from ..metrics import MetricLog, Progress, ProgressPrinter, seconds_left
-from ..model import TransformerXL
-from ..optim import learning_rate
-from ..settings import RunConfig, TrainConfig
-from ..trackers import Trackers
-from .aside import Aside
-from .trainer import Pace, Trainer
+from ..evaluation.generate import Sampling, generate
+from ..evaluation.score import EvalResult, evaluate
+from ..model.transformer_xl import TransformerXL
+from ..runtime.files import remove_unfinished
+from ..runtime.ranks import Ranks
+from ..runtime.terminal import seconds_left
+from .metric_log import MetricLog, Progress, ProgressPrinter
+from .optim import learning_rate
+from .step import Pace, Trainer
+from .trackers import Trackers
+from .writer import Aside
 
 
 def fit(

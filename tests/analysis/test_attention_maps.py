@@ -1,0 +1,369 @@
+"""Attention maps: what heads really attended, its terms apart, and averages that no cut of the work changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VARIANTS, layers_of, lengths, small_model, text
+from torch import nn
+
+from transformer_xl.analysis.attention import (
+    AverageAttention,
+    Maps,
+    average_attention,
+    glance,
+    seen_by_distance,
+    terms_by_distance,
+    watched,
+)
+from transformer_xl.analysis.heatmaps import Passage, draw_by_distance, draw_passages
+from transformer_xl.checkpoint import save_checkpoint
+from transformer_xl.cli.journeys.attention import attention
+from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
+from transformer_xl.data.loader import Segment, StreamLoader
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.ops.masks import visible
+from transformer_xl.ops.reference import scores_by_term
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "zero memory": {"zero_memory": True},
+    "shared projection": {"share_position_projection": True},
+    "shaw": {"kind": "shaw", "positions": 7},
+    "vaswani": {"kind": "vaswani"},
+    "al-rfou": {"kind": "al-rfou", "positions": 17},
+}
+MODELS = VARIANTS | OTHERS
+each_model = pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+each_call = pytest.mark.parametrize("attn_len", [None, 4])
+
+
+def by_key(maps: torch.Tensor, keys: int) -> torch.Tensor:
+    """Columns of distances as columns of keys, 0 where there is none."""
+    *_, T, columns = maps.shape
+    out = maps.new_zeros(*maps.shape[:-1], keys)
+    for i in range(T):
+        last = keys - T + i
+        count = min(columns, last + 1)
+        out[..., i, last + 1 - count : last + 1] = maps[..., i, :count].flip(-1)
+    return out
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(0, 6),
+    st.none() | st.integers(1, 7),
+    st.none() | st.lists(st.integers(-2, 6), min_size=2, max_size=2),
+)
+def test_terms_are_the_references_and_the_masks_too(T: int, M: int, attn_len: int | None, valid: list[int] | None):
+    S, rows = M + T, None if valid is None else torch.tensor(valid).clamp(max=M)
+    generator = torch.Generator().manual_seed(T)
+    shapes = [(2, 3, T, 5), (2, 3, S, 5), (3, S + 2, 5), (3, 5), (3, 5)]
+    given = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    columns = S if attn_len is None else min(S, attn_len)
+    seen = seen_by_distance(T, S, columns, rows)
+    hidden = visible(T, S, attn_len=attn_len, valid=rows)
+    assert torch.equal(by_key(seen.double(), S).bool(), hidden)
+    ours = by_key(terms_by_distance(*given, columns), S)
+    torch.testing.assert_close(ours * hidden, torch.stack(scores_by_term(*given)) * hidden)
+
+
+def attended(model: nn.Module, ids: torch.Tensor, memory: Any, call: Lengths) -> tuple[Any, list[Any], list[Any]]:
+    """A call, the maps it made, and what each layer's heads gave: the values they attended, summed."""
+    maps: list[Maps] = []
+    given: list[Any] = []
+    heads: list[torch.Tensor] = []
+    hooks = []
+    for layer in layers_of(model):  # type: ignore[arg-type]
+        attention = layer.attention
+        hooks.append(attention.output.register_forward_pre_hook(lambda _, args: heads.append(args[0])))
+        hooks.append(attention.register_forward_pre_hook(lambda module, args: given.append((module, *args[:2]))))
+    with watched(model, maps.append), torch.no_grad():  # type: ignore[arg-type]
+        _, memory = model.hidden(ids, memory, call)  # type: ignore[operator]
+    for hook in hooks:
+        hook.remove()
+    values = []
+    for module, x, past in given:
+        _, _, v = module._heads(module.qkv(module.norm(x) if module.pre_lnorm else x), 3)
+        values.append(torch.cat([module.keys_values(past)[1], v], dim=2))
+    return memory, list(zip(maps, values, strict=True)), heads
+
+
+@each_model
+@each_call
+def test_maps_are_what_the_model_attended(changes: dict[str, Any], attn_len: int | None):
+    model = small_model(**changes)
+    clamp_len = 3 if changes.get("kind") not in ("vaswani", "al-rfou") else None
+    call, memory = lengths(6, attn_len, clamp_len), None
+    if model.takes_padding:
+        memory = model.empty_memory(3, torch.tensor([0, -2, 0]))
+    for part in text(3, 15).split((5, 3, 7), dim=1):
+        memory, found, heads = attended(model, part, memory, call)
+        assert len(found) == 3
+        for (maps, v), gave in zip(found, heads, strict=True):
+            p = by_key(maps.probability[0], v.shape[2])
+            torch.testing.assert_close((p @ v).transpose(1, 2).flatten(2), gave)
+            sees = maps.seen.any(-1).expand(p.shape[:3]).double()
+            for kind in maps.probability:
+                torch.testing.assert_close(kind.sum(-1), sees)
+
+
+def test_what_watched_leaves_is_the_model_as_it_was():
+    model, ids = small_model(), text(2, 5)
+    before = model.hidden(ids, None, lengths(4))[0]
+    with watched(model, lambda maps: None):
+        torch.testing.assert_close(model.hidden(ids, None, lengths(4))[0], before, rtol=0, atol=0)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def averaged(model: nn.Module, ids: np.ndarray, call: Lengths, batch_size: int = 2, **how: Any) -> AverageAttention:
+    return average_attention(model, StreamLoader(ids, batch_size=batch_size, tgt_len=call.tgt_len), call, **how)  # type: ignore[arg-type]
+
+
+def the_same(one: AverageAttention, other: AverageAttention) -> None:
+    assert one.queries == other.queries
+    for name in ("sums", "counts", "mean_distance", "entropy"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_averages_are_those_of_all_maps_at_once():
+    model, ids, M, T = small_model(untie_r=True), text(1, 24)[0].numpy(), 7, 5
+    ours = averaged(model, ids, Lengths(tgt_len=T, mem_len=M), batch_size=1)
+    sums, counts, beyond, nats = np.zeros((3, 2, M + T)), np.zeros(M + T), np.zeros((3, 2)), np.zeros((3, 2))
+    memory = None
+    for start in range(0, 23, T):
+        part = torch.from_numpy(ids[None, start : min(start + T, 23)])
+        memory, found, _ = attended(model, part, memory, lengths(M))
+        for layer, (maps, v) in enumerate(found):
+            p = by_key(maps.probability[0], v.shape[2])[0].numpy()
+            past = p.shape[2] - p.shape[1]
+            for i in range(p.shape[1]):
+                for j in range(past + i + 1):
+                    sums[layer, :, past + i - j] += p[:, i, j]
+                    counts[past + i - j] += layer == 0
+                    beyond[layer] += p[:, i, j] * (j < past)
+                    nats[layer] -= p[:, i, j] * np.log(p[:, i, j])
+    assert ours.queries == 23
+    np.testing.assert_allclose(ours.sums[0], sums)
+    np.testing.assert_array_equal(ours.counts, counts)
+    np.testing.assert_allclose(ours.probability[0], sums / np.maximum(counts, 1))
+    np.testing.assert_allclose(ours.beyond_segment, beyond / 23)
+    np.testing.assert_allclose(ours.entropy, nats / 23)
+    np.testing.assert_allclose(ours.mean_distance, sums @ np.arange(M + T) / 23)
+    np.testing.assert_allclose(ours.sums.sum(-1), 23, err_msg="each query gives out one in all")
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 400), st.integers(3, 40))
+def test_neither_cuts_nor_blocks_change_an_average(tgt_len: int, block: int, length: int):
+    model, ids = small_model(n_layer=2, pre_lnorm=True), text(1, length)[0].numpy()
+    one = averaged(model, ids, Lengths(tgt_len=7, mem_len=5, attn_len=6))
+    the_same(averaged(model, ids, Lengths(tgt_len=tgt_len, mem_len=5, attn_len=6), block=block), one)
+
+
+def test_rows_are_summed():
+    model, ids, call = small_model(), text(1, 43)[0].numpy(), Lengths(tgt_len=4, mem_len=6)
+    streams = [StreamLoader(ids, batch_size=3, tgt_len=4, rows=slice(b, b + 1)) for b in range(3)]
+    together, each = averaged(model, ids, call, 3), [average_attention(model, stream, call) for stream in streams]
+    np.testing.assert_allclose(together.sums, sum(part.sums for part in each))
+    np.testing.assert_allclose(together.beyond, sum(part.beyond for part in each))
+    np.testing.assert_array_equal(together.counts, sum(part.counts for part in each))
+    assert together.queries == sum(part.queries for part in each) == 42
+
+
+def test_a_document_does_not_attend_the_one_before():
+    model, ids, call = small_model(), text(1, 22)[0].numpy(), Lengths(tgt_len=4, mem_len=6)
+    both = average_attention(model, StreamLoader(ids, batch_size=1, tgt_len=4, documents=[0, 9]), call)
+    each = [averaged(model, part, call, 1) for part in (ids[:9], ids[9:])]
+    np.testing.assert_allclose(both.sums, each[0].sums + each[1].sums)
+    np.testing.assert_array_equal(both.counts, each[0].counts + each[1].counts)
+
+
+def test_what_is_not_scored_is_not_counted():
+    model, ids = small_model(), text(1, 7)
+    targets = torch.tensor([[1, 1, 1, 1, -1, -1, -1]])
+    call = Lengths(tgt_len=7, mem_len=3)
+    padded = average_attention(model, [Segment(ids, targets, None)], call)
+    alone = average_attention(model, [Segment(ids[:, :4], targets[:, :4], None)], call)
+    the_same(padded, alone)
+
+
+def looking_back(distance: int, sharpness: float = 400.0) -> Any:
+    """A model whose every head attends the key so far back: u, k and q are 0, and v is that distance's encoding."""
+    model = small_model(d_model=10, d_head=10, n_head=1)
+    with torch.no_grad():
+        for layer in layers_of(model):
+            layer.attention.qkv.weight[:20] = 0
+            layer.attention.position.weight.copy_(torch.eye(10))
+        angle = distance * 10000 ** -(torch.arange(0, 10, 2, dtype=torch.float64) / 10)
+        model.content_bias.zero_()
+        model.position_bias[:] = sharpness * torch.cat([angle.sin(), angle.cos()])
+    return model
+
+
+def test_a_model_that_looks_three_back_is_seen_to():
+    model, ids = looking_back(3), text(1, 50)[0].numpy()
+    average = averaged(model, ids, Lengths(tgt_len=5, mem_len=6), batch_size=1)
+    whole, a, b, c, d = average.probability
+    np.testing.assert_allclose(whole, d)
+    assert (whole[..., 3] > 0.99).all() and (whole[..., 4:] < 1e-3).all()
+    even = average.sums[0] * 0
+    for query in range(49):
+        keys = min(query - query % 5, 6) + query % 5 + 1
+        even[..., :keys] += 1 / keys
+    for term in (a, b, c):
+        np.testing.assert_allclose(term, even / np.maximum(average.counts, 1), err_msg="0 everywhere is even attention")
+    assert (average.entropy < 0.05).all()
+    np.testing.assert_allclose(average.mean_distance, (46 * 3 + 2 + 1) / 49, rtol=1e-2)
+    np.testing.assert_allclose(average.beyond_segment, 3 / 5, atol=0.08)  # the first segment has none behind it
+    seen = glance(model, ids, 20, Lengths(tgt_len=5, mem_len=10))
+    assert seen.ids.tolist() == ids[10:21].tolist() and (seen.probability[..., -4] > 0.99).all()
+    assert seen.top().sum(-1).tolist() == [[2]] * 3 and seen.top()[..., -4].all()
+
+
+def test_heads_are_ranked_by_how_far_they_look():
+    sums = np.zeros((5, 2, 2, 3))
+    sums[0] = [[[4, 0, 0], [0, 0, 4]], [[0, 4, 0], [2, 0, 2]]]
+    average = AverageAttention(sums, np.array([4.0, 4, 4]), 4, np.zeros((2, 2)), np.zeros((2, 2)))
+    assert average.widest(2) == [(0, 1), (1, 0)]
+    assert average.mean_distance.tolist() == [[0, 2], [1, 1]]
+
+
+@pytest.mark.parametrize(("position", "start"), [(1, 0), (4, 0), (30, 0), (30, 27)])
+def test_a_glance_is_the_attention_of_a_token_behind_its_memory(position: int, start: int):
+    """What lies further back than the layers can reach makes no difference."""
+    model, ids, call = small_model(n_layer=2), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=6, attn_len=7)
+    seen = glance(model, ids, position, call, start=start)
+    memory = None
+    for part in torch.from_numpy(ids[None, start:position]).split(4, dim=1):
+        _, memory = model.hidden(part, memory, call)
+    _, found, _ = attended(model, torch.from_numpy(ids[None, position : position + 1]), memory, call)
+    count = min(6, position - start) + 1
+    assert seen.ids.tolist() == ids[position + 1 - count : position + 1].tolist()
+    assert seen.top().sum(-1).tolist() == [[-(-(count - 1) // 5)] * 2] * 2 and not seen.top()[..., -1].any()
+    np.testing.assert_allclose(seen.probability.sum(-1), 1)
+    for layer, (maps, _) in enumerate(found):
+        np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, 0].flip(-1))
+
+
+WORDS = "the cat sat on the mat and cost $ 5 in 日本 for the dog ate the cat\n" * 20
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory):
+    """A run over words and its text."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "text.txt").write_text(WORDS)
+    vocab = Vocab.build("word", [WORDS])
+    model = small_model(vocab_size=len(vocab), dtype=torch.float32)
+    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=8, mem_len=10))
+    save_checkpoint(folder / "run", model=model, vocab=vocab, config=config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        yield folder
+
+
+def looked(home: Path, out: Path, **options: Any) -> dict[str, Any]:
+    given = {"data": str(home / "text.txt"), "split": "train", "precision": "fp32", "out": out} | options
+    return attention(home / "run", **given)
+
+
+def test_the_command_leaves_pictures_arrays_and_their_names(home: Path, tmp_path: Path, capsys):
+    facts = looked(home, tmp_path, heads=["2.1", "3.2"], positions=[9, 40], max_tokens=150, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    names = ["average", "terms", "position-9", "position-40"]
+    assert told.pop("files") == [str(tmp_path / f"{name}.{form}") for name in names for form in ("png", "svg")]
+    assert told == facts == json.loads((tmp_path / "attention.json").read_text())
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes()[1:4] == b"PNG" and "<svg" in (
+            tmp_path / f"{name}.svg"
+        ).read_text()
+    with np.load(tmp_path / "attention.npz", allow_pickle=False) as arrays:
+        sizes = dict(zip(facts["axes"]["sums"], arrays["sums"].shape, strict=True))
+        assert sizes == {"kind": len(facts["kinds"]), "layer": 3, "head": 2, "distance": 18}
+        np.testing.assert_allclose(arrays["sums"].sum(-1), facts["queries"], rtol=1e-5)
+        np.testing.assert_allclose(arrays["sums"] / np.maximum(arrays["counts"], 1), arrays["probability"])
+        mean = arrays["sums"][0] @ np.arange(18) / facts["queries"]
+        assert [head["mean_distance_tokens"] for head in facts["heads"]] == pytest.approx(mean.ravel().tolist())
+        for look in facts["positions"]:
+            assert arrays[look["array"]].shape == (3, 2, len(look["tokens"]))
+            assert list(look["top"]) == ["2.1", "3.2"]
+    assert facts["queries"] == 150 and facts["lengths"]["mem_len"] == 10
+    symbols = [word for line in WORDS.splitlines() for word in [*line.split(), "¶"]]
+    assert facts["positions"][1]["tokens"] == symbols[30:41]
+
+
+def test_the_command_prints_a_table_and_chooses_for_itself(home: Path, tmp_path: Path, capsys):
+    facts = looked(home, tmp_path, mem_len=5, tgt_len=4)
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["1", "2", "3"]
+    assert "beyond segment" in printed and str(tmp_path) in printed
+    [look] = facts["positions"]
+    furthest = sorted(facts["heads"], key=lambda head: -head["mean_distance_tokens"])[:3]
+    assert list(look["top"]) == [head["head"] for head in furthest]
+    assert facts["lengths"]["mem_len"] == 5 and facts["lengths"]["tgt_len"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"heads": ["4.1"]}, r"--heads must be layer.head, from 1.1 to 3.2, got '4.1'"),
+        ({"heads": ["0.1"]}, "got '0.1'"),
+        ({"heads": ["2"]}, "got '2'"),
+        ({"positions": [0]}, "--positions must be from 1 to"),
+        ({"positions": [10**6]}, r"--positions must be .* got 1000000"),
+        ({"max_tokens": -1}, "--max-tokens must be at least 0, got -1"),
+        ({"tgt_len": 0}, "tgt_len must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_is_said(home: Path, tmp_path: Path, options: dict, sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        looked(home, tmp_path, **options)
+
+
+@pytest.mark.parametrize("changes", [{"kind": "shaw", "positions": 7, "score_biases": True}])
+def test_another_attention_is_refused(changes: dict):
+    with pytest.raises(ValueError, match=r'"al-rfou" without score_biases, and the model is of kind "shaw" with'):
+        averaged(small_model(**changes), text(1, 9)[0].numpy(), Lengths(tgt_len=4, mem_len=3))
+
+
+def test_pictures_are_the_same_bytes_each_time_and_many_heads_have_room(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    panel = rng.dirichlet(np.ones(33), (6, 8))
+    marked = np.arange(40) % 5 == 0
+    passage = Passage("head", ["$x_1$ ", "word " * 30] + ["日 "] * 38, rng.dirichlet(np.ones(40)), marked)
+    files = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        paths = draw_by_distance(tmp_path / name / "average", {"all": panel}, "title", panel @ np.arange(33.0))
+        paths += draw_passages(tmp_path / name / "at", [passage], "title")
+        files.append([path.read_bytes() for path in paths])
+    assert files[0] == files[1] and len(files[0]) == 4
+
+
+def test_without_matplotlib_a_sentence_names_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match="pip install matplotlib"):
+        draw_by_distance(tmp_path / "average", {"": np.ones((1, 1, 3))}, "title")
+
+
+def test_a_backend_that_matplotlib_lacks_is_told_in_a_sentence():
+    script = """if True:
+        from transformer_xl.analysis.heatmaps import load_matplotlib
+        try:
+            load_matplotlib()
+        except ValueError as error:
+            print(error)
+    """
+    told = subprocess.run([sys.executable, "-c", script], env=os.environ | {"MPLBACKEND": "none"}, capture_output=True)
+    assert told.stdout.startswith(b"MPLBACKEND must be unset"), told

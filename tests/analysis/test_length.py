@@ -1,0 +1,199 @@
+"""Attention lengths at test time: each figure is that of `evaluate`, the shortest good one; and both commands whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import small_model, text
+
+from transformer_xl.analysis.figures import Curve, Panel, draw_curves
+from transformer_xl.analysis.length import Sweep, attention_lengths, sweep
+from transformer_xl.checkpoint import save_checkpoint
+from transformer_xl.cli.journeys.analyse import length, recl
+from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.data.corpus import Split
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluation.score import EvalResult, evaluate
+from transformer_xl.model.baselines import build_model
+
+BYTES = Vocab.build("byte", [])
+SIZES = {"vocab_size": 256, "n_layer": 2, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11, "init_std": 0.3}
+CONFIG = RunConfig(model=TransformerXLConfig(**SIZES), train=TrainConfig(tgt_len=8, mem_len=8))
+VASWANI = replace(CONFIG, model=TransformerXLConfig(**SIZES, kind="vaswani"), train=TrainConfig(tgt_len=8, mem_len=0))
+HOW = EvalConfig(batch_size=3)
+
+
+def split_of(tokens: int) -> Split:
+    return Split(text(1, tokens, vocab=256).numpy()[0].astype(np.uint8), None, "test")
+
+
+def with_losses(losses: list[float], unit: str) -> Sweep:
+    results = [EvalResult(loss, 1, 1.0, Lengths(tgt_len=1, mem_len=0), unit=unit) for loss in losses]
+    return Sweep(range(1, len(losses) + 1), results, "")
+
+
+@given(losses=st.lists(st.floats(0.5, 6), min_size=1), unit=st.sampled_from(["word", "byte"]))
+@settings(deadline=None)
+def test_the_shortest_is_as_good_as_the_best_and_every_shorter_one_is_not(losses, unit):
+    found = with_losses(losses, unit)
+    figures = [math.exp(loss) if unit == "word" else loss / math.log(2) for loss in losses]
+    assert figures[found.best] == pytest.approx(min(figures)) and found.shortest <= found.best
+    assert figures[found.shortest] <= min(figures) * 1.001 * (1 + 1e-9)
+    assert all(figure > min(figures) * 1.001 * (1 - 1e-9) for figure in figures[: found.shortest])
+
+
+def test_a_tenth_of_a_percent_is_of_perplexity_for_words_and_of_bits_for_bytes():
+    """0.0015 nats are 0.15 % of a perplexity, and 0.04 % of 4 nats."""
+    losses = [4.1, 4.0015, 4.0]
+    assert with_losses(losses, "word").shortest == 2 and with_losses(losses, "byte").shortest == 1
+
+
+@pytest.mark.parametrize("kind", ["transformer-xl", "shaw"])
+def test_behind_a_memory_a_length_is_a_window_of_that_many_keys(kind):
+    model = small_model(vocab_size=256) if kind == "transformer-xl" else build(kind, positions=5)
+    config, split = (
+        replace(CONFIG, model=replace(CONFIG.model, kind=kind, positions=5 * (kind == "shaw"))),
+        split_of(100),
+    )
+    found = sweep(model, config, split, [16, 1, 5], BYTES, how=HOW)
+    assert list(found.attn_lens) == [1, 5, 16]
+    for attn_len, result in zip(found.attn_lens, found.results, strict=True):
+        other = Lengths(tgt_len=11, mem_len=attn_len - 1, attn_len=attn_len)
+        loader = StreamLoader(split, batch_size=3, tgt_len=11)
+        assert math.isclose(result.loss, evaluate(model, loader, other).loss, rel_tol=1e-9)
+        assert result.targets == 99
+
+
+def build(kind: str, **changes: int) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return build_model(TransformerXLConfig(**SIZES, kind=kind, **changes)).double().eval()  # type: ignore[arg-type]
+
+
+def test_without_recurrence_a_length_is_a_window_of_that_many_tokens():
+    model, split = build("vaswani"), split_of(60)
+    found = sweep(model, VASWANI, split, [3, 8, 9], BYTES, how=HOW, stride=1)
+    assert list(found.attn_lens) == [3, 8] and "from nothing" in found.told
+    ids = torch.from_numpy(split.ids.astype(np.int64))[None]
+    for attn_len, result in zip(found.attn_lens, found.results, strict=True):
+        nats = 0.0
+        for t in range(1, 60):
+            piece = ids[:, max(0, t - attn_len) : t + 1]
+            with torch.no_grad():
+                nll, _ = model(piece[:, :-1], piece[:, 1:], None, Lengths(tgt_len=attn_len, mem_len=0))
+            nats += nll[0, -1].item()
+        assert math.isclose(result.nats, nats, rel_tol=1e-9)
+    with pytest.raises(ValueError, match="attn_len must be at most 8 for a model of kind vaswani"):
+        sweep(model, VASWANI, split, [9, 10], BYTES, how=HOW)
+
+
+def test_a_part_of_the_split_may_do():
+    model = small_model(vocab_size=256)
+    found = sweep(model, CONFIG, split_of(100), [5], BYTES, how=replace(HOW, max_tokens=40))
+    assert found.results[0].targets == 40
+
+
+def test_lengths_go_from_a_quarter_of_a_segment_to_eight():
+    assert attention_lengths([VASWANI, CONFIG]) == [2, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    assert attention_lengths([replace(CONFIG, train=TrainConfig(tgt_len=1))])[0] == 1
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory):
+    """Two runs over bytes, one over words, and a text."""
+    folder = tmp_path_factory.mktemp("home")
+    words = "the cat sat on the mat and the dog ate the cat\n" * 60
+    (folder / "text.txt").write_text(words)
+    for name, config in {"xl": CONFIG, "vaswani": VASWANI}.items():
+        save_checkpoint(folder / name, model=build(config.model.kind).float(), vocab=BYTES, config=config)
+    vocab = Vocab.build("word", [words])
+    model = small_model(vocab_size=len(vocab), dtype=torch.float32)
+    save_checkpoint(folder / "words", model=model, vocab=vocab, config=replace(CONFIG, model=model.config))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        yield folder
+
+
+SMALL = {"step": 4, "max_context": 16, "positions": 40, "split": "train"}
+
+
+def test_recl_compares_a_group_and_leaves_figures_arrays_and_pictures(home: Path, tmp_path: Path, capsys):
+    runs, data = [home / "xl", home / "vaswani"], str(home / "text.txt")
+    facts = recl(runs, data=data, out=tmp_path, as_json=True, r=(0.5,), **SMALL)
+    assert json.loads(capsys.readouterr().out) == facts == json.loads((tmp_path / "recl.json").read_text())
+    saved = np.load(tmp_path / "recl.npz")
+    assert saved["losses"].shape == (2, 4, 40) and saved["contexts"].tolist() == facts["contexts"] == [4, 8, 12, 16]
+    for name in ("gains", "gains_relative", "context"):
+        assert (tmp_path / f"recl_{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (tmp_path / f"recl_{name}.svg").read_text()
+    losses = saved["losses"]
+    np.testing.assert_array_equal(losses[1, 2:], losses[1, 1:2].repeat(2, 0))  # 8 tokens are all it sees
+    assert [run["kind"] for run in facts["runs"]] == ["transformer-xl", "vaswani"]
+    np.testing.assert_allclose([run["loss"] for run in facts["runs"]], losses.mean(-1), rtol=1e-5)
+    [share] = facts["recl"]
+    xl, vaswani = share["runs"]
+    assert vaswani["recl"] <= 8 and vaswani["reached"] and vaswani["net"]["tokens"] <= 8  # no gain from 8 to 12
+    assert xl["interval"][0] <= xl["interval"][1] and len(xl["relative"]) == len(xl["back"]) == 3
+    recl(runs, data=data, **SMALL)
+    told = capsys.readouterr().out
+    assert "r = 0.1" in told and "bpc by context" in told and "the last 8 tokens at most" in told
+
+
+def test_the_same_seed_gives_the_same_and_another_other_places(home: Path, capsys):
+    first, again, other = (
+        recl([home / "xl"], data=str(home / "text.txt"), seed=seed, as_json=True, **SMALL) for seed in (1, 1, 2)
+    )
+    assert first == again and first["runs"][0]["loss"] != other["runs"][0]["loss"]
+
+
+def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, capsys):
+    asked = {"data": str(home / "text.txt"), "split": "train", "max_tokens": 200, "attn_len": (2, 8, 16)}
+    facts = length([home / "xl", home / "vaswani"], out=tmp_path, **asked)
+    told = capsys.readouterr().out
+    assert told.count("best,") + told.count("best\n") == 2 and "shortest within 0.1% of the best bpc" in told
+    assert [len(run["results"]) for run in facts["runs"]] == [3, 2]
+    assert facts == json.loads((tmp_path / "length.json").read_text()) and (tmp_path / "length.svg").exists()
+    losses = {result["attn_len"]: result["loss"] for result in facts["runs"][0]["results"]}
+    assert losses[facts["runs"][0]["best"]] == min(losses.values())
+    length([home / "xl"], as_json=True, **asked)
+    assert json.loads(capsys.readouterr().out)["runs"][0]["best"] == facts["runs"][0]["best"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"r": (0.0, 2.0)}, r"r must be above 0 and at most 1, got 0\.\nr must be above 0 and at most 1, got 2"),
+        ({"step": 0}, "step must be at least 1, got 0"),
+        ({"max_context": 6}, "max_context must be a multiple of step = 4, at least twice it, got 6"),
+        ({"max_context": 4}, "at least twice it, got 4"),
+        ({"threshold": 1.0}, "threshold must be above 0 and below 1, got 1"),
+        ({"positions": 100_000}, "positions must be at most"),
+    ],
+)
+def test_what_recl_cannot_do_is_told(home: Path, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        recl([home / "xl"], data=str(home / "text.txt"), **SMALL | options)
+
+
+def test_runs_with_other_symbols_are_refused(home: Path):
+    for command in (recl, length):
+        with pytest.raises(ValueError, match=r"words has .* words.*, and .*xl 256 bytes"):
+            command([home / "xl", home / "words"], data=str(home / "text.txt"))
+        with pytest.raises(ValueError, match="name a file, a folder or a corpus by --data"):
+            command([home / "xl"])
+    with pytest.raises(ValueError, match=r"attn_len must be at least 1, got 0\.\nbatch_size must be at least 1"):
+        length([home / "xl"], attn_len=(4, 0), batch_size=0)
+
+
+def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: Path):
+    """As gains of more context are where a model gains nothing; a logarithmic axis has no room for them."""
+    nothing = Curve(np.array([5, 10]), np.zeros(2))
+    assert draw_curves(tmp_path / "flat", [Panel("", {"run": nothing})], "context", "gain", log=True)

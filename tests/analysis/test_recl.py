@@ -1,0 +1,315 @@
+"""RECL: its definition by hand, groups whose answer is known in closed form, and losses that see what they should."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from small_models import small_model, text
+from torch import nn
+
+from transformer_xl.analysis.recl import (
+    draw,
+    effective,
+    feeding,
+    gains,
+    mean_losses,
+    measure,
+    sample_positions,
+    true_losses,
+)
+from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
+
+CONTEXTS = np.arange(5, 56, 5)
+
+
+def groups(models: int = 3, contexts: int = 4, positions: int = 13):
+    shape = st.tuples(st.integers(1, models), st.integers(2, contexts), st.integers(1, positions))
+    return shape.flatmap(lambda s: arrays.arrays(np.float64, s, elements=st.floats(0, 9, width=32)))
+
+
+def by_definition(losses: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """f_i(c, c) and f_i(c, c'), position by position."""
+    models, contexts, positions = losses.shape
+    before, after = np.empty((models, contexts - 1)), np.empty((models, contexts - 1))
+    for i, c in product(range(models), range(contexts - 1)):
+        baseline = [min(losses[m, c, t] for m in range(models)) for t in range(positions)]
+        hardest = sorted(range(positions), key=lambda t: -baseline[t])[: max(1, round(share * positions))]
+        before[i, c] = sum(min(baseline[t], losses[i, c, t]) for t in hardest) / len(hardest)
+        after[i, c] = sum(min(baseline[t], losses[i, c + 1, t]) for t in hardest) / len(hardest)
+    return before, after
+
+
+@given(losses=groups(), share=st.floats(0.01, 1))
+@settings(deadline=None)
+def test_gains_follow_the_definition(losses, share):
+    found = gains(losses, share)
+    before, after = by_definition(losses, share)
+    for model in before:  # all models have one f(c, c)
+        np.testing.assert_allclose(found.before[0], model, rtol=1e-12)
+    np.testing.assert_allclose(found.after[0], after, rtol=1e-12)
+    np.testing.assert_allclose(found.relative[0], (np.exp(before) - np.exp(after)) / np.exp(before), atol=1e-12)
+    np.testing.assert_allclose(found.perplexity[0], np.exp(before) - np.exp(after), rtol=1e-9, atol=1e-9)
+    assert (found.relative >= -1e-12).all() and (found.relative < 1).all()
+
+
+@given(losses=groups(), share=st.floats(0.01, 1), data=st.data())
+@settings(deadline=None)
+def test_a_weight_is_a_position_so_many_times(losses, share, data):
+    counts = st.integers(0, 3)
+    weights = data.draw(arrays.arrays(np.int64, losses.shape[2], elements=counts).filter(lambda w: w.sum() > 0))
+    weighted = gains(losses, share, weights[None])
+    repeated = gains(np.repeat(losses, weights, axis=2), share)
+    for a, b in zip(weighted, repeated, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@given(losses=groups(), share=st.floats(0.01, 1))
+@settings(deadline=None)
+def test_a_model_that_is_always_worse_leaves_the_others_as_they_are(losses, share):
+    worse = losses.max(0, keepdims=True) + 0.5
+    alone, beside = gains(losses, share), gains(np.concatenate([losses, worse]), share)
+    np.testing.assert_array_equal(alone.relative, beside.relative[:, :-1])
+
+
+def falling(contexts: np.ndarray, cuts: list[int], slopes: np.ndarray) -> np.ndarray:
+    """l_i(c, t) = 9 - slope_t log(min(c, cut_i)): model i learns from more text up to its cut."""
+    seen = np.minimum(contexts, np.array(cuts)[:, None])
+    return 9 - slopes * np.log(seen)[..., None]
+
+
+def answer(contexts: np.ndarray, cut: int, slope: float, threshold: float) -> int:
+    """Where (c' / c)^-slope, cut off, is nearer to 1 than the threshold."""
+    step = contexts[0]
+    return next(
+        int(c) for c in contexts if c >= cut or 1 - (min(c + step, cut) / c) ** -slope < threshold or c == contexts[-1]
+    )
+
+
+@given(
+    cuts=st.lists(st.integers(1, 120), min_size=1, max_size=4),
+    slope=st.floats(0.01, 1.5),
+    step=st.integers(3, 11),
+    share=st.floats(0.05, 1),
+)
+@settings(deadline=None)
+def test_a_group_that_learns_up_to_its_cuts_has_the_answer_of_the_formula(cuts, slope, step, share):
+    contexts = step * np.arange(1, 12)
+    losses = falling(contexts, cuts, np.full(17, slope))
+    found = gains(losses, share)
+    before = 9 - slope * np.log(np.minimum(contexts, max(cuts)))
+    np.testing.assert_allclose(found.before[0], before[:-1], rtol=1e-12)
+    for i, cut in enumerate(cuts):
+        c, later = contexts[:-1], np.minimum(contexts[1:], cut)
+        expected = 1 - np.maximum(1, later / np.minimum(c, max(cuts))) ** -slope
+        np.testing.assert_allclose(found.relative[0, i], expected, atol=1e-12)
+        [tokens], _ = effective(found.relative[:, i], contexts, 0.01)
+        close = np.isclose(expected, 0.01, rtol=1e-6).any()  # a rounding decides
+        assert close or tokens == answer(contexts, cut, slope, 0.01)
+
+
+def test_the_hardest_positions_are_chosen_anew_at_each_context():
+    """Half of the positions are hardest first and learn until 20 tokens, the others are hardest then, until 40."""
+    early = 9 - 0.30 * np.minimum(CONTEXTS, 20)
+    late = 5.5 - 0.05 * np.minimum(CONTEXTS, 40)
+    losses = np.stack([early] * 4 + [late] * 4, axis=1)[None]
+    results = {share: effective(gains(losses, share).relative, CONTEXTS)[0].item() for share in (0.5, 1.0)}
+    assert results == {0.5: 40, 1.0: 40}
+    fixed = effective(gains(losses[:, :, :4], 1.0).relative, CONTEXTS)[0].item()
+    assert fixed == 20
+
+
+def test_the_share_decides_where_only_rare_positions_need_a_long_context():
+    easy, hard = 2 - 0.1 * np.minimum(CONTEXTS, 15), 9 - 0.1 * np.minimum(CONTEXTS, 45)
+    losses = np.stack([hard] + [easy] * 99, axis=1)[None]
+    found = {share: effective(gains(losses, share).relative, CONTEXTS)[0].item() for share in (0.01, 0.5, 1.0)}
+    assert found == {0.01: 45, 0.5: 15, 1.0: 15}
+
+
+def test_a_gain_that_does_not_end_is_not_reached():
+    relative = np.array([[0.5, 0.02, 0.02], [0.5, 0.005, 0.5], [0.001, 0.5, 0.5]])
+    tokens, reached = effective(relative, np.array([10, 20, 30, 40]), 0.01)
+    assert tokens.tolist() == [40, 20, 10] and reached.tolist() == [False, True, True]
+
+
+def test_intervals_hold_the_truth_and_shrink_to_it_without_noise():
+    random = np.random.default_rng(5)
+    places = np.sort(random.choice(20_000, 600, replace=False))
+    exact = falling(CONTEXTS, [20, 40], np.full(600, 0.5))
+    draws = draw(places, 55, seed=1, replicates=50)
+    found = measure(exact, CONTEXTS, 0.5, draws)
+    for tokens, reached, interval in (found.length, found.net):
+        assert tokens.tolist() == [20, 40] and (interval == tokens).all() and reached.all()
+    np.testing.assert_allclose(found.relative_interval, [found.relative, found.relative], atol=1e-12)
+    noisy = exact + random.normal(0, 1, 600)
+    mean, interval = mean_losses(noisy, draws)
+    assert (interval[0] < mean).all() and (mean < interval[1]).all()
+    width = (interval[1] - interval[0]).mean()  # of four standard errors of independent noise, from 50 draws
+    assert 0.6 < width / (4 / math.sqrt(600)) < 1.4
+
+
+def test_losses_that_only_change_gain_but_nothing_net():
+    """Half of the targets are at 0.1 nats above the others, another half at each context: g = 1 - exp(-0.025)."""
+    random = np.random.default_rng(2)
+    losses = 4 + 0.1 * (random.random((1, len(CONTEXTS), 40_000)) < 0.5)
+    draws = draw(np.arange(40_000), 55, seed=1, replicates=20)
+    found = measure(losses, CONTEXTS, 1.0, draws)
+    np.testing.assert_allclose([found.relative, found.back], 1 - math.exp(-0.025), rtol=0.05)
+    assert not found.length.reached[0] and found.net.reached[0] and found.net.tokens[0] == CONTEXTS[0]
+
+
+@given(losses=groups())
+@settings(deadline=None)
+def test_what_going_back_gains_follows_the_definition(losses):
+    found = measure(losses, CONTEXTS[: losses.shape[1]], 0.5, np.ones((1, losses.shape[2]), np.int64))
+    before, after = by_definition(losses[:, ::-1], 0.5)
+    np.testing.assert_allclose(found.back[:, ::-1], 1 - np.exp(after - before), atol=1e-12)
+
+
+@given(losses=groups())
+@settings(deadline=None)
+def test_what_going_back_gains_is_nothing_where_losses_only_fall(losses):
+    falls = np.sort(losses, axis=1)[:, ::-1]
+    found = measure(falls, CONTEXTS[: falls.shape[1]], 0.5, np.ones((1, falls.shape[2]), np.int64))
+    np.testing.assert_allclose(found.back, 0, atol=1e-12)
+    assert (found.net.tokens == found.length.tokens).all()
+
+
+def test_draws_take_stretches_of_text_whole():
+    places = np.array([3, 5, 12, 19, 40])
+    draws = draw(places, 10, seed=1, replicates=200)
+    assert draws.shape == (200, 5) and (draws[:, 0] == draws[:, 1]).all() and (draws[:, 2] == draws[:, 3]).all()
+    assert (draws[:, [0, 2, 4]].sum(1) == 3).all() and (draws == draw(places, 10, seed=1, replicates=200)).all()
+
+
+@given(
+    tokens=st.integers(60, 400),
+    step=st.integers(1, 7),
+    steps=st.integers(2, 6),
+    starts=st.sets(st.integers(1, 300), max_size=4),
+    seed=st.integers(0, 5),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_sampled_places_are_distinct_and_have_their_context_in_their_document(tokens, step, steps, starts, seed, data):
+    documents, longest = [0, *sorted(start for start in starts if start < tokens)], step * steps
+    options = {"step": step, "longest": longest, "seed": seed, "documents": documents}
+    with pytest.raises(ValueError, match="positions must be at most"):
+        sample_positions(tokens, tokens + 1, **options)
+    room = sum(max(0, b - a - longest) // step * step for a, b in zip(documents, [*documents[1:], tokens], strict=True))
+    if room == 0:
+        return
+    places = sample_positions(tokens, data.draw(st.integers(1, room)), **options)
+    assert (np.diff(places) > 0).all() and places.max() < tokens
+    assert (sample_positions(tokens, len(places), **options) == places).all()
+    for place in places:
+        begin = max(start for start in documents if start <= place)
+        assert place - begin >= longest
+
+
+def test_places_are_spread_over_the_text_in_runs():
+    places = sample_positions(100_000, 320, step=10, longest=100, seed=3)
+    assert len(np.unique(places // 10_000)) >= 5
+    assert np.mean(np.diff(places) == 10) > 0.9
+
+
+class Listener(nn.Module):
+    """Each target costs the number of tokens read before it, and a trifle that names them: the sum of their ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.read = 0
+
+    def for_inference(self, precision="fp32"):
+        return self
+
+    def empty_cache(self, batch, lengths):
+        return torch.zeros(batch, 2, dtype=torch.float64)
+
+    def hidden(self, ids, memory, lengths):
+        self.read += ids.numel()
+        heard = torch.stack([torch.ones_like(ids), ids], -1).double().cumsum(1) + memory[:, None]
+        return heard, heard[:, -1] if lengths.mem_len else torch.zeros_like(memory)
+
+    def forward(self, ids, targets, memory, lengths):
+        heard, after = self.hidden(ids, memory, lengths)
+        return heard[..., 0] + heard[..., 1] / 1e6 + targets / 1e9, after
+
+
+def heard(ids: np.ndarray, places: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+    return np.array([[c + ids[t - c : t].sum() / 1e6 + ids[t] / 1e9 for t in places] for c in contexts])
+
+
+@given(
+    step=st.integers(1, 7),
+    steps=st.integers(2, 6),
+    tgt_len=st.integers(1, 19),
+    batch_size=st.integers(1, 9),
+    most=st.integers(1, 50),
+    recurrent=st.booleans(),
+)
+@settings(deadline=None)
+def test_every_scored_position_sees_just_so_many_tokens(step, steps, tgt_len, batch_size, most, recurrent):
+    ids = text(1, 200, seed=step).numpy()[0].astype(np.uint8)
+    longest = step * steps
+    places = sample_positions(200, 60, step=step, longest=longest, seed=1)
+    contexts = np.minimum(np.arange(step, longest + 1, step), most)
+    lengths = Lengths(tgt_len=tgt_len, mem_len=longest if recurrent else 0)
+    losses = true_losses(Listener(), ids, places, contexts, lengths, batch_size=batch_size)
+    np.testing.assert_allclose(losses, heard(ids.astype(int), places, contexts), rtol=1e-14)
+
+
+def test_a_window_serves_all_contexts_at_once():
+    """Runs of 40 places, 10 contexts of 10 tokens: 11 % more than a window of 100 for each place."""
+    ids, listener = np.zeros(30_000, np.uint8), Listener()
+    places = sample_positions(30_000, 320, step=10, longest=100, seed=0)
+    true_losses(listener, ids, places, np.arange(10, 101, 10), Lengths(tgt_len=30, mem_len=100), batch_size=1)
+    assert 1.0 <= listener.read / (320 * 100) < 1.25
+
+
+@pytest.mark.parametrize("clamp_len", [None, 8])
+def test_losses_of_a_model_are_those_of_one_call_over_the_context(clamp_len):
+    model = small_model(vocab_size=23)
+    ids = text(1, 120).numpy()[0]
+    places = sample_positions(120, 20, step=6, longest=24, seed=2)
+    contexts = np.arange(6, 25, 6)
+    lengths = Lengths(tgt_len=7, mem_len=24, clamp_len=clamp_len)
+    found = true_losses(model, ids, places, contexts, lengths, batch_size=4)
+    whole = Lengths(tgt_len=24, mem_len=0, clamp_len=clamp_len)
+    for k, c in enumerate(contexts):
+        for p, t in enumerate(places):
+            piece = torch.from_numpy(ids[t - c : t + 1])[None]
+            with torch.no_grad():
+                nll, _ = model(piece[:, :-1], piece[:, 1:], None, whole)
+            assert math.isclose(found[k, p], nll[0, -1].item(), rel_tol=1e-10)
+
+
+def config(kind: str, *, mem_len: int, clamp_len: int | None = None, positions: int = 0) -> RunConfig:
+    return RunConfig(
+        model=TransformerXLConfig(vocab_size=23, kind=kind, positions=positions),  # type: ignore[arg-type]
+        train=TrainConfig(tgt_len=32, mem_len=mem_len),
+        eval=EvalConfig(clamp_len=clamp_len),
+    )
+
+
+def test_what_a_model_is_given():
+    xl = feeding(config("transformer-xl", mem_len=32, clamp_len=100), 400)
+    assert (xl.most, xl.lengths) == (400, Lengths(tgt_len=32, mem_len=400, clamp_len=100))
+    assert feeding(config("transformer-xl", mem_len=32), 400, clamp_len=50).lengths.clamp_len == 50
+    alone = config("shaw", mem_len=0, positions=9)
+    assert feeding(alone, 400).most == 400 and feeding(alone, 400, trained_context=True).most == 32
+    for kind in ("vaswani", "al-rfou"):
+        absolute = config(kind, mem_len=0, positions=32)
+        told = feeding(absolute, 400)
+        assert (told.most, told.lengths.mem_len) == (32, 0) and "last 32" in told.told
+        assert feeding(absolute, 20).most == 20
+    for kind in ("lstm", "qrnn"):
+        told = feeding(config(kind, mem_len=0), 400, trained_context=True)
+        assert (told.most, told.lengths.mem_len) == (400, 400) and "state" in told.told

@@ -1,0 +1,268 @@
+"""Timings of the model: bounds count what is multiplied, nothing wrong is timed, and processes fail in one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import text
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer_xl import ops
+from transformer_xl.bench import bound, gate, race, rates
+from transformer_xl.bench.options import Options
+from transformer_xl.bench.ours import op_inputs
+from transformer_xl.bench.textbook import Model, attend
+from transformer_xl.bench.vanilla import Vanilla
+from transformer_xl.bench.worker import Worker
+from transformer_xl.cli.main import main
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.model.transformer_xl import TransformerXL
+
+SIZES = TransformerXLConfig(vocab_size=23, n_layer=3, n_head=2, d_head=5, d_model=14, d_inner=11, init_std=0.3)
+BANDS = replace(SIZES, cutoffs=(5, 13), tie_projs=(False, True, True))
+B, T, M = 3, 7, 11
+
+
+def textbook_of(model: TransformerXL) -> Model:
+    textbook = Model(asdict(model.config))
+    textbook.load_state_dict(model.state_dict())
+    return textbook
+
+
+def empty_state(model: Model, length: int = 0, batch: int = B) -> list[torch.Tensor]:
+    return [torch.zeros(batch, length, model.sizes["d_model"]) for _ in model.layers]
+
+
+@pytest.mark.parametrize("config", [SIZES, BANDS], ids=["plain", "bands"])
+def test_the_textbook_reads_as_ours(config: TransformerXLConfig) -> None:
+    torch.manual_seed(0)
+    ours = TransformerXL(replace(config, untie_r=True)).eval()
+    textbook = textbook_of(ours).eval()
+    ids, state, memory = text(B, 4 * T + 1), empty_state(textbook), None
+    for start in range(0, 4 * T, T):
+        x, y = ids[:, start : start + T], ids[:, start + 1 : start + T + 1]
+        nll, memory = ours(x, y, memory, Lengths(tgt_len=T, mem_len=M))
+        hidden, state = textbook(x, state, M)
+        found = textbook.softmax.nll(hidden.flatten(0, 1), y.flatten()).view_as(nll)
+        torch.testing.assert_close(found, nll, rtol=1e-5, atol=1e-5)  # float32, and a few sums on the way
+        follows = textbook.softmax.log_probs(hidden.flatten(0, 1)).gather(1, y.reshape(-1, 1)).view_as(nll)
+        torch.testing.assert_close(-follows, nll, rtol=1e-5, atol=1e-5)
+
+
+def counted(config: TransformerXLConfig, *, training: bool) -> float:
+    """FLOP of the textbook model as PyTorch counts them."""
+    model = Model(asdict(config)).train(training)
+    ids = text(B, T + 1)
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(ids[:, :-1], empty_state(model, M), M)
+        nll = model.softmax.nll(hidden.flatten(0, 1), ids[:, 1:].flatten())
+        if training:
+            nll.mean().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("config", [SIZES, BANDS], ids=["plain", "bands"])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_the_formula_counts_what_the_textbook_multiplies(config: TransformerXLConfig, training: bool) -> None:
+    targets = text(B, T + 1)[:, 1:]
+    tails = [int(((targets >= low) & (targets < high)).sum()) for low, high in ((5, 13), (13, 23))]
+    unmasked = bound.Work(B, T, M, tails if config.cutoffs else (), attn_len=M + T)
+    total = sum(product.flop for product in bound.products(config, unmasked, training=training))
+    inside, layers = config.n_head * config.d_head, config.n_layer
+    memory = 2 * B * M * config.d_model * inside * layers  # one projection of the memory
+    if training:  # the textbook projects the memory's queries, to and fro, and sends gradients to the memory
+        total += memory * (2 + 3)
+    else:  # it projects the memory and the positions anew
+        total += memory * 3 + 2 * (M + T) * config.d_model * inside * layers
+    assert counted(config, training=training) == pytest.approx(total, rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_given_the_whole_position_term() -> None:
+    sizes = {"batch": 2, "heads": 3, "head_size": 16, "tgt_len": 7, "mem_len": 11}  # it wants heads of 16 at least
+    inputs = op_inputs(sizes | {"precision": "fp32", "device": "cpu", "backward": False})
+    mask = create_block_mask(lambda b, h, i, j: j <= i + 11, None, None, 7, 18, device="cpu")
+    flex = Worker()._module("flex.py")  # as a process loads it; dynamo cannot read what the tests' import hook wraps
+    torch.testing.assert_close(flex._attend(**inputs, mask=mask), attend(**inputs))
+
+
+def test_a_mask_leaves_out_what_no_query_sees() -> None:
+    seen = bound.seen_share(bound.Work(B, T, M)) * T * (M + T)
+    assert seen == pytest.approx(sum(M + i + 1 for i in range(T)))
+    assert bound.seen_share(bound.Work(B, T, M, attn_len=5)) * T * (M + T) == pytest.approx(5 * T)
+
+
+@pytest.mark.parametrize("name", ["enwik8-12l", "wikitext103-standard", "wikitext103-large", "lm1b-base"])
+def test_weights_are_those_of_the_models_matrices(name: str) -> None:
+    config = load_recipe(name).model
+    with torch.device("meta"):
+        model = TransformerXL(config)
+    matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2 and "cluster" not in name}
+    tied = sum(p.numel() for name, p in matrices.items() if "softmax.projections" in name)
+    every = sum(p.numel() for p in matrices.values())
+    assert bound.weights(config) == pytest.approx(every - tied, rel=2e-3)
+
+
+def test_vanilla_works_only_for_the_last_position() -> None:
+    sizes, windows, attn_len = asdict(SIZES), 3, 13
+    torch.manual_seed(0)
+    model = Vanilla(sizes, attn_len).eval()
+    ids = text(windows, attn_len)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        found = model(ids)
+    x = model.embedding(ids) + model.positions
+    for layer in model.layers:
+        x = layer(x, last=False)
+    torch.testing.assert_close(found, model.softmax(x[:, -1]).log_softmax(-1))
+    products = bound.vanilla_products(SIZES, windows, attn_len)
+    causal = (attn_len + 1) / 2 / attn_len
+    whole = [p._replace(times=p.times / causal) if p.n == attn_len or p.k == attn_len else p for p in products]
+    whole = [p._replace(times=1) if p.name.startswith("last") else p for p in whole]
+    assert counter.get_total_flops() == pytest.approx(sum(p.flop for p in whole))
+
+
+def test_time_of_products_is_the_sum_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"products": [(1, 2, 3, 5, 4), (7, 2, 3, 5, 0.5)], "precision": "fp32", "device": "cpu"}
+    products = rates.Products(job)
+    monkeypatch.setattr(rates, "_seconds", lambda call, times: 1.0)
+    assert products.seconds() == 4.5
+
+
+class Recorded:
+    """Takes the seconds it is given, and notes its turns."""
+
+    def __init__(self, name: str, seconds: float, turns: list[tuple[str, int]]) -> None:
+        self.name, self.seconds, self.turns = name, seconds, turns
+
+    def run(self, times: int) -> float:
+        self.turns.append((self.name, times))
+        return self.seconds
+
+
+def test_contenders_take_turns() -> None:
+    turns: list[tuple[str, int]] = []
+    runners = {"slow": Recorded("slow", 1.0, turns), "fast": Recorded("fast", 0.1, turns)}
+    timings = race.race(runners, 3, turn_seconds=0.35)
+    assert turns[4:] == [("slow", 1), ("fast", 4)] * 3
+    assert timings == {"slow": race.Timing(1.0, 1.0, 1.0), "fast": race.Timing(0.1, 0.1, 0.1)}
+
+
+class Reads:
+    """A contender that says these losses."""
+
+    def __init__(self, *nll: float) -> None:
+        self.nll = list(nll)
+
+    def call(self, name: str, pieces: list[int]) -> list[float]:
+        return self.nll
+
+
+def test_other_losses_end_it() -> None:
+    near: Any = {"textbook fp32": Reads(2.0, 4.0), "ours fp32": Reads(2.0001, 4.0), "ours bf16": Reads(2.015, 4.015)}
+    found = gate.check_same(near, "textbook fp32", [2])
+    assert found["ours bf16"] == pytest.approx(0.005) and found["textbook fp32"] == 0
+    for far in (4.0, 2.0), (2.0, math.nan):  # the same mean does not help
+        with pytest.raises(AssertionError, match="No speed is shown: losses of ours bf16"):
+            gate.check_same(near | {"ours bf16": Reads(*far)}, "textbook fp32", [2])
+
+
+def test_losses_tell_a_wrong_attention() -> None:
+    model = TransformerXL(Options(size="toy").config().model).eval()
+    ids, mean_square = text(B, 65), torch.zeros(())
+    for change in ("position_bias", "layers.0.attention.position.weight"):
+        read = []
+        for changed in (False, True):
+            with torch.no_grad():
+                if changed:
+                    model.get_parameter(change).zero_()
+                read.append(model(ids[:, :-1], ids[:, 1:], None, Lengths(tgt_len=64, mem_len=0))[0])
+        mean_square = (read[1] - read[0]).square().mean().sqrt() / read[0].mean()
+        assert mean_square > 10 * gate.TOLERANCES["fp32"]
+    assert mean_square > gate.TOLERANCES["bf16"], "without a position term"
+
+
+def test_a_broken_backend_shows_no_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, whole in list(ops.BACKENDS.items()):
+        if name != "reference":
+            broken = lambda *a, whole=whole, **k: whole(*a, **k) * 1.01  # noqa: E731
+            monkeypatch.setitem(ops.BACKENDS, name, broken)
+    for part in ("train", "op", "sliding"):
+        with pytest.raises(AssertionError, match="No speed is shown: attention by"):
+            main(["bench", part, "--size", "toy", "--precision", "fp32"])
+    assert capsys.readouterr().out == ""
+
+
+def script(folder: Path, line: str) -> str:
+    file = folder / "python"
+    file.write_text(f"#!/bin/sh\n{line}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("echo nonsense; cat > /dev/null", "answered 'nonsense"),
+        ("echo 3; cat > /dev/null", "answered '3"),
+        ("read request; echo so be it >&2; exit 3", "ended with status 3; its last words: so be it"),
+        (f"exec {sys.executable} -S $2", "must be the Python of an environment with torch and transformers"),
+    ],
+)
+def test_a_peer_that_is_none_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    peer = script(tmp_path, line)
+    assert main(["bench", "train", "--size", "toy", "--precision", "fp32", "--peers", peer]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and told in err and peer in err
+    assert len(err.splitlines()) == 1 and err.startswith("txl: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", "--peers", "nowhere/python"], "--peers must be a Python interpreter"),
+        (["train", "--batch-size", "17"], "--batch-size must be at most 16"),
+        (["train", "--tgt-len", "0"], "--tgt-len must be at least 1"),
+        (["train", "--recipe", "wikitext103-large"], "the textbook model has no projected embeddings"),
+        (["train", "--recipe", "text-small"], "must name its vocab_size"),
+        (["decode", "--tgt-len", "3"], "--tgt-len has no effect on decode"),
+        (["data", "--size", "toy"], "--size has no effect on data"),
+    ],
+)
+def test_options_that_do_not_fit(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    part, *others = words
+    size = [] if part == "data" else ["--size", "toy", "--precision", "fp32"]
+    assert main(["bench", part, *size, *others]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+def test_all_of_it_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "all", "--size", "toy", "--precision", "fp32", "--repeats", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    results = {result["part"]: result for result in map(json.loads, (x for x in lines if x.startswith("{")))}
+    assert list(results) == ["train", "eval", "decode", "op", "sliding", "memory"]
+    for result in results.values():
+        assert result["cases"] and result["hardware"]["threads"] >= 1 and result["size"] == "toy"
+    for part in ("train", "eval", "decode"):
+        for case in results[part]["cases"]:
+            rows = {row["contender"]: row for row in case["rows"]}
+            assert list(rows) == ["textbook", "ours", "bound"]
+            assert rows["ours"]["difference"] < gate.TOLERANCES["fp32"]
+            tokens, ours = case["batch"] * case["tgt_len"], rows["ours"]["seconds"]
+            assert rows["ours"]["tokens_per_second"] == pytest.approx(tokens / ours, rel=1e-4)
+            assert rows["ours"]["ratio"] == pytest.approx(rows["textbook"]["seconds"] / ours, rel=1e-4)
+            assert rows["ours"]["share_of_bound"] == pytest.approx(rows["bound"]["seconds"] / ours, rel=1e-4)
+    assert {row["contender"] for row in results["op"]["cases"][0]["rows"]} >= {"textbook", "strided"}
+    assert results["memory"]["cases"][0]["peak_megabytes"] < 100

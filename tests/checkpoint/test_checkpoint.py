@@ -1,0 +1,338 @@
+"""A checkpoint gives back what was saved, is whole or not there, and says in one sentence what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import signal
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from transformer_xl.checkpoint import (
+    TrainingState,
+    best,
+    checkpoints,
+    find_checkpoint,
+    latest,
+    load_config,
+    load_model,
+    load_training,
+    load_weights,
+    parts,
+    save_checkpoint,
+    step_folder,
+)
+from transformer_xl.checkpoint.history import prune
+from transformer_xl.config.settings import (
+    CorpusConfig,
+    EvalConfig,
+    Lengths,
+    RunConfig,
+    TrainConfig,
+    TransformerXLConfig,
+)
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.runtime import files
+
+VOCAB = Vocab("char", tuple("abcdefghijklmnopqrs"))
+SHAPE = TransformerXLConfig(
+    vocab_size=19, n_layer=2, n_head=3, d_head=5, d_model=14, d_inner=11,
+    cutoffs=(7, 13), div_val=2, tie_projs=(False, True, True),
+)  # fmt: skip
+CONFIG = RunConfig(
+    model=replace(SHAPE, vocab_size=0),
+    corpus=CorpusConfig(name="letters", unit="char"),
+    train=TrainConfig(tgt_len=5, mem_len=7, betas=(0.8, 0.9)),
+    eval=EvalConfig(mem_len=23),
+)
+LENGTHS = Lengths(tgt_len=5, mem_len=7)
+
+
+@pytest.fixture
+def model() -> TransformerXL:
+    torch.manual_seed(0)
+    return TransformerXL(SHAPE)
+
+
+def save(run, model, step, **options):
+    return save_checkpoint(step_folder(run, step), model=model, vocab=VOCAB, config=CONFIG, step=step, **options)
+
+
+def altered(folder):
+    """The checkpoint, to be changed on purpose: without the checksums that would tell of it."""
+    (folder / files.SEAL).unlink()
+    return folder
+
+
+def snapshot(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_loaded_computes_what_was_saved(tmp_path, model):
+    folder = save(tmp_path, model, 3)
+    model.eval()
+    ids = torch.randint(19, (2, 5))
+    expected, _ = model(ids, ids, None, LENGTHS)
+    loaded = load_model(folder)
+    got, _ = loaded.model(ids, ids, None, LENGTHS)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert not loaded.model.training
+    assert loaded.vocab == VOCAB
+    assert loaded.config == replace(CONFIG, model=SHAPE)  # the model's own sizes, where the recipe left them open
+
+
+def test_tied_weights_are_stored_once_and_tied_again(tmp_path, model):
+    folder = save(tmp_path, model, 3)
+    stored = parts.read_tensors(folder / "model.safetensors")
+    assert sum(value.numel() for value in stored.values()) == sum(p.numel() for p in model.parameters())
+    loaded = load_model(folder).model
+    assert loaded.softmax.tables[1] is loaded.embedding.tables[1]
+    assert loaded.softmax.projections[2] is loaded.embedding.projections[2]
+    assert loaded.softmax.projections[0] is not loaded.embedding.projections[0]
+
+
+def test_a_tie_may_be_stored_under_any_of_its_names(tmp_path, model):
+    folder = altered(save(tmp_path, model, 3))
+    path = folder / "model.safetensors"
+    stored = parts.read_tensors(path)
+    stored["softmax.tables.1"] = stored.pop("embedding.tables.1")
+    parts.write_tensors(path, stored)
+    torch.testing.assert_close(load_model(folder).model.embedding.tables[1], model.embedding.tables[1], rtol=0, atol=0)
+
+
+def test_overlapping_views_of_one_storage_are_saved_apart(tmp_path):
+    whole = torch.arange(6.0)
+    parts.write_tensors(tmp_path / "x.safetensors", {"low": whole[:4], "high": whole[2:], "odd": whole[1::2]})
+    read = parts.read_tensors(tmp_path / "x.safetensors")
+    got = {name: value.tolist() for name, value in read.items()}
+    assert got == {"low": [0, 1, 2, 3], "high": [2, 3, 4, 5], "odd": [1, 3, 5]}
+
+
+def test_loading_leaves_the_callers_random_numbers_alone(tmp_path, model):
+    folder = save(tmp_path, model, 3)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    load_model(folder)
+    torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
+
+
+def test_the_training_state_comes_back_to_the_bit(tmp_path, model):
+    training = TrainingState(
+        step=3,
+        scalars={"best_loss": float("inf"), "lr": 0.1 + 0.2, "rows": [1, 2], "nested": {"a": None}},
+        tensors={"memory.0": torch.randn(2, 7, 14), "rng": torch.get_rng_state(), "count": torch.tensor(5)},
+    )
+    folder = save_checkpoint(step_folder(tmp_path, 3), model=model, vocab=VOCAB, config=CONFIG, training=training)
+    got = load_training(folder)
+    assert (got.step, got.scalars) == (training.step, training.scalars)
+    assert got.tensors.keys() == training.tensors.keys()
+    for name, value in training.tensors.items():
+        torch.testing.assert_close(got.tensors[name], value, rtol=0, atol=0)
+        assert got.tensors[name].dtype == value.dtype
+
+
+def test_weights_go_into_a_model_of_another_dtype(tmp_path, model):
+    folder = save(tmp_path, model, 3)
+    other = TransformerXL(SHAPE).double()
+    load_weights(other, folder)
+    torch.testing.assert_close(other.content_bias, model.content_bias.double(), rtol=0, atol=0)
+    assert other.softmax.tables[0] is other.embedding.tables[0]
+
+
+def test_the_layout_is_the_documented_one_and_nothing_is_pickled(tmp_path, model):
+    folder = save(tmp_path, model, 4000, training=TrainingState(4000))
+    assert folder == tmp_path / "checkpoints" / "step_00004000"
+    names = {path.name for path in folder.iterdir()}
+    training = {"training.safetensors", "training.json"}
+    assert names == {"model.safetensors", "config.json", "vocab.json", "SHA256SUMS"} | training
+    for content in snapshot(folder).values():
+        with pytest.raises((pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, AttributeError)):
+            pickle.loads(content)
+
+
+def test_all_files_are_as_readable_as_new_ones_are(tmp_path, model):
+    (tmp_path / "new").touch()
+    folder = save(tmp_path, model, 1)
+    assert {file.stat().st_mode for file in folder.iterdir()} == {(tmp_path / "new").stat().st_mode}
+
+
+def test_saving_a_step_again_replaces_it_whole(tmp_path, model):
+    save(tmp_path, model, 3, training=TrainingState(3))
+    nn.init.constant_(model.content_bias, 2.0)
+    folder = save(tmp_path, model, 3)
+    assert load_model(folder).model.content_bias.eq(2.0).all()
+    assert not (folder / "training.json").exists()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
+
+
+def test_every_mismatch_is_told_at_once(tmp_path, model):
+    folder = save(tmp_path, model, 3)
+    other = TransformerXL(replace(SHAPE, n_layer=3, d_inner=13, final_norm=True))
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(ValueError) as caught:
+        load_weights(other, folder)
+    message = str(caught.value)
+    assert "missing: layers.2." in message and "and 5 more" in message
+    assert "wrong shape: layers.0.feed_forward.inner.weight is 11x14 in the file and 13x14 in the model" in message
+    with pytest.raises(ValueError, match=r"unexpected: layers\.1"):
+        load_weights(TransformerXL(replace(SHAPE, n_layer=1)), folder)
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.json", "training.safetensors"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_file_cut_short_is_one_sentence(tmp_path, model, name, share):
+    folder = save(tmp_path, model, 3, training=TrainingState(3, tensors={"x": torch.ones(3)}))
+    path = folder / name
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(ValueError, match=rf"{name} is cut short, damaged or of another kind"):
+        (load_training if name.startswith("training") else load_model)(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.json"])
+def test_a_missing_file_is_one_sentence(tmp_path, model, name):
+    folder = save(tmp_path, model, 3)
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        load_model(folder)
+
+
+def test_foreign_files_are_one_sentence(tmp_path, model):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist\. Name a run folder"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        load_model(tmp_path)
+    torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
+    with pytest.raises(FileNotFoundError, match=r"model\.pt is a file"):
+        load_model(tmp_path / "model.pt")
+    folder = save(tmp_path, model, 3)
+    (tmp_path / "model.pt").replace(altered(folder) / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors is cut short, damaged or of another kind"):
+        load_model(folder)
+    (folder / "config.json").write_text('{"architectures": ["TransfoXLLMHeadModel"]}')
+    with pytest.raises(ValueError, match="not a checkpoint of transformer-xl"):
+        load_model(folder)
+
+
+def test_other_settings_in_the_config_are_named(tmp_path, model):
+    folder = altered(save(tmp_path, model, 3))
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"model": content["model"] | {"n_layers": 3}, "train": {"speed": "fast"}}))
+    with pytest.raises(ValueError, match=r"does not know: model\.n_layers, train\.speed"):
+        load_config(folder)
+    path.write_text(json.dumps(content | {"version": 2}))
+    with pytest.raises(ValueError, match="format version 2"):
+        load_config(folder)
+    path.write_text(json.dumps(content | {"model": content["model"] | {"n_layer": "three"}}))
+    with pytest.raises(ValueError, match="wrong type"):
+        load_config(folder)
+    del content["train"]["betas"], content["eval"]
+    path.write_text(json.dumps(content))  # an older version, that did not have these
+    assert load_config(folder).train.betas == TrainConfig().betas
+
+
+def test_a_vocabulary_of_another_size_is_refused(tmp_path, model):
+    folder = altered(save(tmp_path, model, 3))
+    (folder / "vocab.json").write_text(json.dumps(Vocab("char", ("a", "b")).to_json()))
+    with pytest.raises(ValueError, match=r"2 symbols and config\.json says model\.vocab_size = 19"):
+        load_model(folder)
+
+
+def test_a_run_means_its_best_checkpoint_and_resuming_its_last(tmp_path, model):
+    assert latest(tmp_path) is None and best(tmp_path) is None
+    save(tmp_path, model, 5)
+    assert find_checkpoint(tmp_path) == step_folder(tmp_path, 5)
+    for step, loss in ((10, 2.0), (20, 1.5), (30, 1.75), (40, float("nan"))):
+        save(tmp_path, model, step, valid_loss=loss, training=TrainingState(step))
+    assert find_checkpoint(tmp_path) == best(tmp_path) == step_folder(tmp_path, 20)
+    assert find_checkpoint(tmp_path, which="last") == latest(tmp_path) == step_folder(tmp_path, 40)
+    assert load_training(tmp_path).step == 40
+
+
+def test_pruning_keeps_the_last_and_the_best(tmp_path, model):
+    for step, loss in ((10, 2.0), (20, 1.5), (30, None), (40, 1.75)):
+        save(tmp_path, model, step, valid_loss=loss)
+    prune(tmp_path, keep=1)
+    assert checkpoints(tmp_path) == [step_folder(tmp_path, 20), step_folder(tmp_path, 40)]
+    save(tmp_path, model, 50, valid_loss=1.25, keep=2)
+    assert checkpoints(tmp_path) == [step_folder(tmp_path, 40), step_folder(tmp_path, 50)]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_resuming_where_there_is_no_training_state_is_one_sentence(tmp_path, model):
+    save(tmp_path, model, 3)
+    with pytest.raises(FileNotFoundError, match="holds no training state"):
+        load_training(tmp_path)
+
+
+@contextmanager
+def largest_file(size: int):
+    """A disk on which no file grows beyond `size` bytes: the kernel refuses, as it does when the disk is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000, 12000])
+def test_a_full_disk_leaves_older_checkpoints_whole(tmp_path, model, size):
+    save(tmp_path, model, 3, training=TrainingState(3, tensors={"x": torch.ones(2)}))
+    before = snapshot(tmp_path)
+    training = TrainingState(4, tensors={"x": torch.ones(5000)})
+    for step in (3, 4):
+        with pytest.raises(OSError, match=r"could not be written: .+\. Free some space"), largest_file(size):
+            save(tmp_path, model, step, training=training)
+        assert snapshot(tmp_path) == before
+        assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+    load_model(tmp_path)
+
+
+def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, model, monkeypatch):
+    """Each call to the system that save makes is, in turn, the last one the process makes before it dies."""
+    save(tmp_path, model, 3)
+
+    class Killed(BaseException):
+        pass
+
+    moments, reached = 0, False
+    while not reached:
+        calls = 0
+
+        def dying(path, moment=moments):
+            nonlocal calls
+            calls += 1
+            if calls > moment:
+                raise Killed
+
+        monkeypatch.setattr(files, "sync", dying)
+        monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)  # the dead clean nothing up
+        try:
+            save(tmp_path, model, 4)
+            reached = True
+        except Killed:
+            for folder in checkpoints(tmp_path):
+                load_model(folder)
+        monkeypatch.undo()
+        moments += 1
+    assert moments > 5
+    save(tmp_path, model, 5)
+    assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
+
+
+def test_a_place_one_cannot_write_to_is_one_sentence(tmp_path, model):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"could not be written: Not a directory\. Choose a place"):
+        save(tmp_path / "file", model, 3)

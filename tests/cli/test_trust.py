@@ -1,0 +1,564 @@
+"""What a week of training relies on: checkpoints that are known to be whole, one writer, a reason when it ends."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from figures import without_clock
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import ALONE, trainer_of
+
+from transformer_xl.checkpoint import checkpoints, latest, load_model, parts, put_damaged_aside
+from transformer_xl.checkpoint.history import prune
+from transformer_xl.checkpoint.parts import FILES
+from transformer_xl.cli.journeys.train import STOPPED, refuse_run
+from transformer_xl.cli.main import main
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.runtime.files import SEAL, check_seal, held, seal
+from transformer_xl.train import MOST_SKIPPED, Trainer
+from transformer_xl.train import metric_log as metrics
+from transformer_xl.train.metric_log import read_metrics
+from transformer_xl.train.writer import Aside
+
+RECIPE = """
+[model]
+vocab_size = 0
+n_layer = 1
+n_head = 1
+d_head = 4
+d_model = 6
+d_inner = 5
+dropout = 0.1
+[corpus]
+unit = "byte"
+[train]
+tgt_len = 8
+mem_len = 8
+batch_size = 4
+max_steps = 12
+log_every = 1
+save_every = 3
+keep = 9
+precision = "fp32"
+device = "cpu"
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A recipe, its text, and a run by it."""
+    folder = tmp_path_factory.mktemp("trust")
+    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    assert main(words(folder, folder / "run")) == 0
+    return folder
+
+
+@pytest.fixture
+def run(home, tmp_path) -> Path:
+    """A copy of the run."""
+    shutil.copytree(home / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def words(home: Path, run: Path, *more: str) -> list[str]:
+    return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(run), *more]
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place // 8 % len(content)] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+@given(data=st.binary(max_size=50), place=st.integers(0, 10**6))
+def test_a_flipped_bit_is_seen(tmp_path_factory, data, place):
+    folder = tmp_path_factory.mktemp("sealed")
+    (folder / "a b").write_bytes(data + b"x")
+    (folder / "other").write_bytes(data)
+    seal(folder)
+    check_seal(folder / "a b")
+    flip(folder / "a b", place)
+    with pytest.raises(ValueError, match=f"checksum is not the one in {SEAL}"):
+        check_seal(folder / "a b")
+    flip(folder / "a b", place)
+    check_seal(folder / "a b")
+    check_seal(folder / "other")
+
+
+def test_the_checksums_are_those_of_coreutils(run):
+    tool = shutil.which("sha256sum")
+    if tool is None:
+        pytest.skip("there is no sha256sum")
+    subprocess.run([tool, "--check", "--strict", "--quiet", SEAL], cwd=latest(run), check=True)
+
+
+@pytest.mark.parametrize("name", [*FILES, SEAL])
+def test_a_damaged_last_checkpoint_is_put_aside_and_the_run_ends_with_the_same_bits(home, run, name, capsys):
+    weights = {path.name: (path / "model.safetensors").read_bytes() for path in checkpoints(run)}
+    figures = without_clock(run)
+    flip(latest(run) / name, 8 * 20 + 3)
+    assert main(words(home, run, "--resume")) == 0
+    told = capsys.readouterr().out
+    assert "damaged_step_00000012 now, and does not count." in told
+    assert (run / "checkpoints" / "damaged_step_00000012").is_dir()
+    assert {path.name: (path / "model.safetensors").read_bytes() for path in checkpoints(run)} == weights
+    assert without_clock(run) == figures
+
+
+def test_a_run_all_of_whose_checkpoints_are_damaged_is_one_sentence(home, run, capsys):
+    for folder in checkpoints(run):
+        flip(folder / "model.safetensors", 12345)
+    assert main(words(home, run, "--resume")) == 2
+    assert "holds no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_not_scored(run, capsys):
+    flip(latest(run) / "model.safetensors", 54321)
+    assert main(["eval", str(latest(run))]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "model.safetensors is cut short, damaged or of another kind" in told
+
+
+def test_which_checkpoint_is_the_best_is_no_guess(run, capsys):
+    """A damaged header may be that of the best: another one is not taken for it in silence, and training goes on."""
+    flip(checkpoints(run)[0] / "config.json", 8 * 30)
+    assert main(["eval", str(run)]) == 2
+    assert "config.json is cut short, damaged or of another kind" in capsys.readouterr().err
+    prune(run, keep=2)
+    assert [path.name for path in checkpoints(run)] == ["step_00000009", "step_00000012"]
+
+
+def test_resuming_a_finished_run_scores_it_again_and_tells_it_once(home, run):
+    figures = without_clock(run)
+    assert main(words(home, run, "--resume")) == 0
+    assert without_clock(run) == figures and figures[-1]["checkpoint"] == "step_00000012"
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command line is refused with."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "Traceback" not in shown.err
+    return shown.err
+
+
+def test_resuming_takes_no_weights_from_elsewhere_and_leaves_the_run_as_it_was(home, run, capsys):
+    before = content(run)
+    assert "--init must be left out with --resume" in refusal(words(home, run, "--resume", "--init", str(run)), capsys)
+    assert content(run) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "must"),
+    [
+        (["--model.n-layer", "2"], "--model.n-layer must be 1 with --init"),
+        (["--model.vocab-size", "9"], "--model.vocab-size must be 256 with --init"),
+        (["--corpus.unit", "char"], '--corpus.unit must be "byte" with --init'),
+        (["--corpus.newlines", "drop"], '--corpus.newlines must be "keep" with --init'),
+        (["--corpus.min-count", "5"], "--corpus.min-count must be 1 with --init"),
+    ],
+)
+def test_what_contradicts_the_run_to_start_from_is_refused(home, tmp_path, given, must, capsys):
+    sentence = refusal(words(home, tmp_path / "new", "--init", str(home / "run"), *given), capsys)
+    assert sentence.startswith(f"txl: {must}") and f"got {given[1]}" in sentence.replace('"', "")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_recipe_trains_another_shape_and_not_another_unit(home, tmp_path, capsys):
+    """The shape is that of the run to start from; what agrees with it may be said, and dropout may differ."""
+    line = ["train", "text-words", *words(home, tmp_path / "new", "--init", str(home / "run"))[2:]]
+    short = ["--train.max-steps", "1", "--train.batch-size", "4", "--train.eval-tokens", "20"]
+    sentence = refusal(line, capsys)
+    assert 'corpus.unit in recipe text-words must be "byte"' in sentence and "--corpus.unit byte" in sentence
+    agreed = ["--corpus.unit", "byte", "--model.n-layer", "1", "--model.vocab-size", "0", "--model.dropout", "0.3"]
+    assert main([*line, *agreed, *short]) == 0
+    model = load_recipe(tmp_path / "new" / "config.toml").model
+    assert (model.d_model, model.d_inner, model.dropout) == (6, 5, 0.3)
+
+
+def test_a_run_goes_on_by_the_recipe_it_began_with(home, run, tmp_path, capsys):
+    before = content(run)
+    (tmp_path / "tiny.toml").write_text(RECIPE + "lr = 0.5\n")
+    for other in ("ptb-small", str(tmp_path / "tiny.toml")):
+        sentence = refusal(["train", other, "--out", str(run), "--resume"], capsys)
+        assert "RECIPE must be tiny.toml" in sentence and f"{run}/config.toml, got {Path(other).name}" in sentence
+    assert content(run) == before
+    assert main(["train", str(run / "config.toml"), "--resume", "--out", str(run)]) == 0
+    assert main(words(home, run, "--resume")) == 0
+    facts = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps({name: facts[name] for name in facts if name != "recipe"}))
+    assert main(["train", "ptb-small", "--out", str(run), "--resume"]) == 0  # of a version that did not note it
+
+
+def test_one_line_begins_a_run_and_goes_on_with_it(home, tmp_path, capsys):
+    line = words(home, tmp_path / "run", "--init", str(home / "run"), "--resume", "auto")
+    assert main(line) == 0
+    assert "Resumed" not in capsys.readouterr().out
+    for folder in checkpoints(tmp_path / "run")[1:]:
+        shutil.rmtree(folder)
+    assert main(line) == 0
+    sentence = "Resumed from step 3 of 12 (step_00000003)."
+    assert sentence in capsys.readouterr().out and sentence in (tmp_path / "run" / "log.txt").read_text()
+    for folder in checkpoints(tmp_path / "run"):  # as a run that was killed before it saved
+        shutil.rmtree(folder)
+    assert main(line) == 0 and latest(tmp_path / "run").name == "step_00000012"
+    assert "Resumed" not in capsys.readouterr().out
+    for folder in checkpoints(tmp_path / "run"):
+        flip(folder / "model.safetensors", 12345)
+    for _ in range(2):  # nothing is thrown away because it is damaged
+        assert main(line) == 2 and "holds no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_a_start_is_logged_before_what_is_said_of_its_text(run):
+    log = (run / "log.txt").read_text().splitlines()
+    assert "M parameters on " in log[0] and log[1].startswith("train, valid, test: text.txt")
+
+
+def test_beginning_again_never_takes_a_run_that_saved_in_the_meantime(run):
+    with pytest.raises(FileExistsError, match="Go on with it by --resume"):
+        refuse_run(run, resume=False, afresh=True)
+
+
+def test_a_folder_that_is_no_run_is_left_alone(home, tmp_path, capsys):
+    (tmp_path / "letters").write_text("keep me")
+    for more in ([], ["--resume", "auto"]):
+        assert f"{tmp_path} exists. Choose another folder" in refusal(words(home, tmp_path, *more), capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["letters"]
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"], ["--resume", "auto"]])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_in_progress_is_in_use_whether_it_saved_or_not(home, run, more, saved, capsys):
+    if not saved:
+        shutil.rmtree(run / "checkpoints")
+    with held(run):
+        assert refusal(words(home, run, *more), capsys).startswith(f"txl: {run} is in use by another process. Wait")
+
+
+class Failing(io.StringIO):
+    """Standard output that can be written so often, and then no more."""
+
+    def __init__(self, number: int, writes: int = 3):
+        super().__init__()
+        self.number, self.left = number, writes
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
+
+
+def test_a_reader_that_leaves_ends_a_run_as_sigterm_does(home, tmp_path, monkeypatch, capsys):
+    line = words(home, tmp_path / "run")
+    monkeypatch.setattr(sys, "stdout", Failing(errno.EPIPE))
+    assert main(line) == STOPPED
+    ended = f"Stopped by a closed pipe, and saved. Go on with --resume --out {tmp_path / 'run'}."
+    assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1] == ended
+    assert capsys.readouterr().err.splitlines() == [ended]
+    monkeypatch.undo()
+    assert 0 < int(latest(tmp_path / "run").name.removeprefix("step_")) < 12
+    assert main([*line, "--resume"]) == 0
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_run_outlives_its_output(home, tmp_path, number, monkeypatch, capsys):
+    """A full disk holds standard output, or the terminal of a run in the background was closed."""
+    monkeypatch.setattr(sys, "stdout", Failing(number))
+    assert main(words(home, tmp_path / "run")) == 0
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence == f"txl: standard output: {os.strerror(number)}. The work goes on without it."
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+    assert "step 12/12" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_run_needs_no_output(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words(home, tmp_path / "run")) == 0
+
+
+def test_a_second_interrupt_ends_at_once_with_a_sentence(home, tmp_path, monkeypatch, capsys):
+    advance = Trainer.advance
+
+    def interrupted(trainer):
+        for _ in range(2 * (trainer.step == 7)):  # what step 6 saves may be half-written
+            os.kill(os.getpid(), signal.SIGINT)
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(words(home, tmp_path / "run")) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    told = rf"txl: Interrupted. step_0000000[36] is saved: go on with --resume --out {tmp_path / 'run'}.\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
+def test_a_run_whose_terminal_closes_saves(home, tmp_path):
+    import pty
+
+    own, its = pty.openpty()
+    line = words(home, tmp_path / "run", "--train.max-steps", "9999", "--train.save-every", "0")
+    command = [sys.executable, "-c", TERMINAL, *line]
+    streams: dict[str, Any] = {"stdin": its, "stdout": its, "stderr": its}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "200"}
+    with subprocess.Popen(command, **streams, env=environment, start_new_session=True) as process:
+        os.close(its)
+        shown = b""
+        while b"loss" not in shown:
+            shown += os.read(own, 10_000)
+        os.close(own)
+        assert process.wait(100) == STOPPED
+    assert len(checkpoints(tmp_path / "run")) == 1
+    assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1].startswith("Stopped by a signal, and saved.")
+
+
+TERMINAL = """
+import fcntl, signal, sys, termios
+from transformer_xl.cli.main import main
+
+fcntl.ioctl(0, termios.TIOCSCTTY)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("option", ["--data", "--out", "--corpus.vocab"])
+def test_a_name_that_no_config_can_hold_is_refused(home, tmp_path, option, capsys):
+    odd = tmp_path / "odd\udcff"
+    odd.write_text("to be or not to be\n" * 60)
+    line = words(home, tmp_path / "new", option, str(odd if option != "--out" else tmp_path / "run\udcff"))
+    assert f"{option} must be a name in UTF-8, got '" in refusal(line, capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["odd\udcff"]
+
+
+def test_what_is_whole_stays(run):
+    names = [path.name for path in checkpoints(run)]
+    put_damaged_aside(run, lambda told: pytest.fail(told))
+    assert [path.name for path in checkpoints(run)] == names
+
+
+def _hold(folder: Path, ready, done) -> None:
+    with held(folder):
+        ready.set()
+        done.wait(60)
+
+
+def test_a_folder_is_held_by_one_process_until_that_ends(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(tmp_path / "run", ready, done))
+    other.start()
+    assert ready.wait(60)
+    with pytest.raises(BlockingIOError, match="in use by another process"), held(tmp_path / "run"):
+        pass
+    os.kill(other.pid or 0, 9)
+    other.join()
+    with held(tmp_path / "run"):
+        (tmp_path / "run" / "kept").touch()
+    assert (tmp_path / "run" / "kept").exists()
+
+
+def test_holding_a_folder_leaves_nothing_where_nothing_was(tmp_path):
+    with held(tmp_path / "a" / "b"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_leave_no_garbage_but_the_last_ones(home, tmp_path, monkeypatch):
+    found, advance = {}, Trainer.advance
+
+    def collected(trainer):
+        if trainer.step in (7, 87):
+            found[trainer.step] = gc.collect()
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", collected)
+    assert main(words(home, tmp_path / "run", "--train.max-steps", "90", "--train.save-every", "2")) == 0
+    assert found[87] < 300  # what one leaves is 127 objects; left to itself, Python has some 600 here
+
+
+def test_copies_stay_as_they_are_until_the_work_on_them_is_done_and_their_memory_is_used_again():
+    aside, tensor, found = Aside(), torch.arange(6.0).view(2, 3).T, []
+    for number in range(3):
+        copy = aside.snapshot().take("tensor", tensor + number)
+        aside.begin(lambda copy=copy: (threading.Event().wait(0.05), found.append((copy.clone(), copy.data_ptr()))))
+    aside.wait()
+    assert [int(copy[0, 0]) for copy, _ in found] == [0, 1, 2]
+    assert all(torch.equal(copy, tensor + number) for number, (copy, _) in enumerate(found))
+    assert len({place for _, place in found}) == 1
+    assert aside.snapshot().take("tensor", tensor.double()).dtype == torch.float64
+    assert Aside(kept=False).snapshot().take("tensor", tensor).numel() == 0
+
+
+def test_work_goes_on_aside_in_order_and_its_failure_is_told():
+    gate, done, aside = threading.Event(), [], Aside()
+
+    def work():
+        gate.wait(60)
+        done.append(1)
+
+    aside.begin(work)
+    assert not done
+    gate.set()
+    aside.begin(lambda: done.append(2))
+    aside.wait()
+    assert done == [1, 2]
+
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"), aside:
+        aside.begin(fail)
+    aside.check()
+    with pytest.raises(FloatingPointError), aside:
+        aside.begin(lambda: done.append(3))
+        raise FloatingPointError
+    assert done == [1, 2, 3]
+    with pytest.raises(FloatingPointError) as caught, aside:
+        aside.begin(fail)
+        raise FloatingPointError
+    assert "No space left" in caught.value.__notes__[0]
+
+
+def test_a_step_folder_without_its_files_is_damaged(run):
+    for path in latest(run).iterdir():
+        path.unlink()
+    told = []
+    put_damaged_aside(run, told.append)
+    assert len(told) == 1 and latest(run).name == "step_00000009"
+
+
+@pytest.mark.parametrize("rest", ["\0" * 50, '{"step": 9, "loss', '\0\n{"step": 8}\n\0'])
+def test_metrics_behind_the_last_checkpoint_may_be_garbled(tmp_path, rest):
+    log = metrics.MetricLog(tmp_path / "metrics.jsonl")
+    for step in (2, 4, 6):
+        log.log({"step": step})
+    log.path.write_text(log.path.read_text() + rest)
+    log.truncate(4)
+    assert [entry["step"] for entry in read_metrics(log.path)] == [2, 4]
+    log.path.write_text('\0\n{"step": 4}\n')
+    with pytest.raises(ValueError, match="line 1 is not a JSON object"):
+        log.truncate(4)
+
+
+def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monkeypatch, capsys):
+    save = parts.save_file
+    saved = []
+
+    def full(tensors, path):
+        saved.append(path)
+        if len(saved) > 4:
+            raise OSError(28, "No space left on device")
+        save(tensors, path)
+
+    monkeypatch.setattr(parts, "save_file", full)
+    assert main(words(home, tmp_path / "run")) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "could not be written: No space left on device. Free some space" in told
+    monkeypatch.undo()
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000003", "step_00000006"]
+    assert main(words(home, tmp_path / "run", "--resume")) == 0
+    a, b = (load_model(latest(folder)).model for folder in (home / "run", tmp_path / "run"))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+
+
+def test_a_snapshot_does_not_change_while_training_goes_on():
+    trainer = trainer_of("averaged", ALONE)
+    for _ in range(3):
+        trainer.advance()
+    state = trainer.state()
+    kept = {name: value.clone() for name, value in state.tensors.items()}
+    trainer.advance()
+    assert kept and all(torch.equal(value, kept[name]) for name, value in state.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("module", "what layers.1.feed_forward.outer returns"),
+        ("gradient", "the gradient of softmax.bias"),
+        ("weight", "the weight layers.2.attention.qkv.weight"),
+        ("memory", "the memory of layer 1"),
+    ],
+)
+def test_what_is_not_finite_first_is_named(where, told):
+    trainer = trainer_of("plain", ALONE)
+    trainer.advance()
+    layer, bias = trainer.model.layers[1], trainer.model.softmax.bias
+    if where == "module":
+        layer.feed_forward.outer.register_forward_hook(lambda m, i, out: out * float("inf"))
+    elif where == "gradient":
+        bias.register_hook(lambda gradient: gradient * float("nan"))
+    elif where == "weight":
+        with torch.no_grad():
+            trainer.model.layers[2].attention.qkv.weight[0, 0] = float("nan")
+    else:
+        trainer.memory.layers[1][0, 0, 0] = float("inf")
+    with pytest.raises(FloatingPointError, match=rf"appears first in {told}\. Lower train\.lr") as caught:
+        for _ in range(MOST_SKIPPED):
+            assert trainer.advance().skipped
+    assert f"{MOST_SKIPPED} steps in a row" in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is(monkeypatch):
+    trainer = trainer_of("plain", ALONE)
+    regular = trainer.model.objective
+
+    def infinite(*call):
+        loss, nll, after = regular(*call)
+        return loss, nll + float("inf"), after
+
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    monkeypatch.setattr(trainer.model, "objective", infinite)
+    assert trainer.advance().skipped and trainer.memory.length == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_on_them(home, tmp_path, monkeypatch):
+    order, rename = [], Path.rename
+
+    def renamed(path: Path, to: Path) -> Path:
+        order.append(to.name)
+        return rename(path, to)
+
+    monkeypatch.setattr(metrics, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(Path, "rename", renamed)
+    assert main(words(home, tmp_path / "run")) == 0
+    steps = [i for i, name in enumerate(order) if name.startswith("step_")]
+    assert len(steps) == 4
+    for number, i in enumerate(steps, start=1):
+        assert order[:i].count("metrics.jsonl") >= number
+
+
+def test_several_processes_are_for_training_only(home, monkeypatch, capsys):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["eval", str(home / "run")]) == 2
+    assert "rank 1: txl eval runs in one process" in capsys.readouterr().err

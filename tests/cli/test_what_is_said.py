@@ -1,0 +1,274 @@
+"""What is told to a user is true and can be followed: help, sentences, titles and documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+from shlex import split as words
+
+import pytest
+import torch
+
+from transformer_xl import TransformerXLConfig, load_model
+from transformer_xl.checkpoint import save_checkpoint
+from transformer_xl.cli.main import main
+from transformer_xl.config.recipe import load_recipe, split_overrides
+from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.model.baselines import build_model
+from transformer_xl.runtime.device import resolve_device
+from transformer_xl.runtime.ranks import together
+
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 2 --train.log-every 2")
+TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for folder, pattern in (("transformer_xl", "*.py"), ("docs", "*.md"), (".", "README.md"), ("tests", "*.py"))
+    for path in (ROOT / folder).rglob(pattern)
+    if ".venv" not in path.parts and path != Path(__file__)
+)
+
+
+def shown_help(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+
+
+def test_nothing_asks_pip_for_this_package_by_name():
+    """It is not published, so `pip install transformer-xl[...]` fails; from a clone `-e ".[...]"` works."""
+    asked = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in PAGES for line in path.read_text().splitlines()
+             if re.search(r"transformer-xl\[", line)]  # fmt: skip
+    assert not asked, "\n".join(asked)
+
+
+def test_the_oldest_torch_that_is_declared_has_every_optimizer():
+    [torch] = [
+        need
+        for need in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        if need.startswith("torch")
+    ]
+    assert torch == "torch>=2.9", "torch.optim.Muon, which every small recipe trains with, came with 2.9"
+
+
+def test_report_promises_no_model_of_the_hub(capsys):
+    assert "hf:" not in shown_help("report", capsys)
+    assert "hf:NAME" in shown_help("analyse recl", capsys)
+
+
+LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets the variables of a launcher, and of no other."""
+
+    def give(**variables: str) -> None:
+        for name in (*LAUNCH, "LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
+@pytest.mark.parametrize("missing", LAUNCH)
+@pytest.mark.parametrize("value", [None, "", " "])
+def test_what_is_no_whole_launch_is_one_process(missing, value, environment, capsys):
+    given = {name: word for name, word in LAUNCH.items() if name != missing}
+    environment(**given, **({} if value is None else {missing: value}))
+    with together("cpu") as ranks:
+        assert (ranks.rank, ranks.size) == (0, 1)
+    told = capsys.readouterr().err
+    if missing == "WORLD_SIZE":
+        assert told == ""
+    else:
+        assert told == f"WORLD_SIZE is 2 without {missing}: this process trains alone. torchrun sets all of them.\n"
+    assert main(["eval", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("txl: nowhere does not exist.")
+
+
+@pytest.mark.parametrize("export", [{"WORLD_SIZE": ""}, {"WORLD_SIZE": "8"}, {"WORLD_SIZE": "many"}, {"RANK": "x"}])
+@pytest.mark.parametrize("command", ["eval nowhere", "train nowhere", "train"])
+def test_an_export_of_a_scheduler_leaves_every_sentence_as_it_is(export, command, environment, capsys):
+    told = []
+    for variables in ({}, export):
+        environment(**variables)
+        try:
+            told.append((main(command.split()), capsys.readouterr()))
+        except SystemExit as exit:
+            told.append((exit.code, capsys.readouterr()))
+    assert told[0] == told[1] and told[0][0] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"WORLD_SIZE": "two"}, {"WORLD_SIZE": "-2"}, {"RANK": "2"}, {"RANK": "9" * 5000}, {"MASTER_PORT": "65536"}],
+)
+def test_a_launch_of_wrong_numbers_is_a_sentence(wrong, environment, capsys):
+    environment(**LAUNCH | wrong)
+    for command in ("eval nowhere", "train nowhere"):
+        assert main(command.split()) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("txl: The variable ") and told.count("\n") == 1 and next(iter(wrong)) in told
+
+
+@pytest.mark.parametrize("width", ["5", "1", "0", "-3", "wide", "1000000000"])
+def test_help_comes_on_a_terminal_of_any_width(width, monkeypatch, capsys):
+    """tyro's columns never end on a terminal of five columns or fewer."""
+    monkeypatch.setenv("COLUMNS", width)
+    assert "--dynamic" in shown_help("eval", capsys)
+
+
+def test_help_comes_on_a_terminal_that_says_it_has_a_column(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "")
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((1, 24)))
+    assert "--dynamic" in shown_help("eval", capsys)
+
+
+@pytest.mark.parametrize("device", ["mps", "gpu", "tpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0"])
+def test_a_device_that_was_never_run_is_refused_without_the_words_of_torch(device):
+    with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda or cuda:N, got '.*'\.$") as error:
+        resolve_device(device)
+    assert f"got {device!r}." in str(error.value)
+
+
+def test_a_cuda_device_that_is_not_there_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cuda:2", "cuda:999999999"):
+        with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda, or cuda:N with N below 2, got '"):
+            resolve_device(device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(ValueError, match=r"^device must be auto or cpu: torch finds no CUDA device here, got '"):
+            resolve_device(device)
+
+
+@pytest.mark.parametrize(("kind", "positions"), [("transformer-xl", 0), ("shaw", 3), ("vaswani", 0), ("al-rfou", 3)])
+def test_a_model_without_symbols_is_not_built(kind, positions):
+    with pytest.raises(ValueError, match="vocab_size must be at least 1 to build a model, got 0"):
+        build_model(TransformerXLConfig(vocab_size=0, kind=kind, positions=positions))
+
+
+@pytest.mark.parametrize("command", ["train text-small --data nope", "train text-small --corpus.name nope"])
+def test_a_text_that_is_missing_is_named_with_the_option_that_gives_it(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("txl: --data (corpus.name) must be a text file, a folder or one of ") and "no nope." in told
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NONE"])
+def test_none_is_spelled_alike_wherever_it_means_something(word, monkeypatch):
+    asked = {}
+    monkeypatch.setattr("transformer_xl.cli.journeys.evaluate.evaluate", lambda run, **given: asked.update(given))
+    assert main(["eval", "run", "--clamp-len", word, "5", "--attn-len", word]) == 0
+    assert asked["clamp_len"] == (None, 5) and asked["attn_len"] == (None,)
+    assert load_recipe("text-small", ["--train.clamp-len", word]).train.clamp_len is None
+
+
+def test_help_says_none_as_it_is_given(capsys):
+    assert "--clamp-len N|none ..." in shown_help("eval", capsys)
+
+
+@pytest.mark.parametrize("option", ["eval run --tgt-len", "score run file --mem-len", "analyse recl run --clamp-len"])
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_none_is_refused_where_it_would_mean_the_default(option, word, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([*option.split(), word])
+    shown = capsys.readouterr()
+    assert exit.value.code == 2 and option.split()[-1] in shown.err + shown.out and "NoneType" not in shown.err
+
+
+@pytest.mark.parametrize("word", ["nobody", "1.5", "-3x", ""])
+def test_what_is_neither_a_length_nor_none_is_refused(word, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["eval", "run", "--clamp-len", word])
+    shown = capsys.readouterr()
+    assert exit.value.code == 2 and "--clamp-len" in shown.err + shown.out
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides", "others"),
+    [
+        ("--train.trackers tensorboard wandb text-small", "--train.trackers tensorboard wandb", "text-small"),
+        ("--model.cutoffs 10 20 my.toml --out x", "--model.cutoffs 10 20", "my.toml --out x"),
+        ("--model.tie-projs false true demo", "--model.tie-projs false true", "demo"),
+        ("--train.trackers= demo", "--train.trackers=", "demo"),
+        ("demo --model.cutoffs 10 2O", "--model.cutoffs 10 2O", "demo"),
+        ("demo --train.trackers tensorbord wandb", "--train.trackers tensorbord wandb", "demo"),
+        ("--model.cutoffs [10, 20] demo", "--model.cutoffs [10, 20]", "demo"),
+    ],
+)
+def test_a_list_ends_before_the_recipe(line, overrides, others):
+    assert split_overrides(line.split()) == (overrides.split(), others.split())
+
+
+def test_a_list_ends_before_a_folder_that_is_to_be_converted(tmp_path):
+    found = split_overrides(["--model.cutoffs", "10", str(tmp_path), "--to", "x"])
+    assert found == (["--model.cutoffs", "10"], [str(tmp_path), "--to", "x"])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a run of words, its text, and a text with words that it does not know."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        patch.chdir(folder)
+        Path("text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+        Path("other.txt").write_text("the slow brown fox jumps over the lazy cat\n" * 40)
+        assert main([*words("train text-words --data text.txt --out run --corpus.min-count 2"), *TINY]) == 0
+        yield folder
+
+
+DIVERGING = "eval run --dynamic sgd --dynamic-lr 1e30 --mem-len 0 3"
+
+
+def test_a_result_that_is_not_finite_is_shown_and_is_a_failure(home, capsys):
+    capsys.readouterr()
+    assert main(DIVERGING.split()) == 2
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 4 and "nan" in shown.out
+    [told] = [line for line in shown.err.splitlines() if "finite" in line]
+    assert re.fullmatch(r"txl: 2 of 2 results are not finite: .* Lower --dynamic-lr, which is 1e\+30\.", told)
+    assert main([*DIVERGING.split(), "--json"]) == 2
+    results = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["results"]
+    assert [(result["finite"], result["loss"]) for result in results] == [(False, None)] * 2
+
+
+def test_a_model_whose_weights_are_not_finite_is_no_success(home, tmp_path, capsys):
+    broken = load_model("run")
+    with torch.no_grad():
+        broken.model.softmax.bias[0] = torch.nan
+    save_checkpoint(tmp_path / "nan", model=broken.model, vocab=broken.vocab, config=broken.config)
+    for command in ("eval {}", "score {} text.txt"):
+        assert main(command.format(tmp_path / "nan").split()) == 2
+        shown = capsys.readouterr()
+        assert "nan" in shown.out and "finite" in shown.err and "dynamic" not in shown.err
+
+
+def test_bits_per_byte_of_a_text_with_unknown_words_say_that_they_compare_with_none(home, capsys):
+    told = "bits/byte is not comparable with other vocabularies: <unk> hides what it stands for"
+    assert main(words("eval run --data other.txt")) == 0
+    assert told in capsys.readouterr().out.splitlines()[0]
+    assert main(words("eval run --data text.txt")) == 0
+    shown = capsys.readouterr().out
+    assert "bits/byte" in shown and told not in shown
+    assert main(words("score run other.txt")) == 0
+    assert capsys.readouterr().err.endswith("are unknown to the model, so bits are not comparable with other models.\n")
+    assert main(words("score run text.txt")) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_words_of_a_text_without_spaces_are_a_warning(home, capsys):
+    Path("lines.txt").write_text("\n".join(["".join(map(chr, range(0x4E00, 0x4E00 + 200)))] * 100))
+    assert main(["train", "text-words", "--data", "lines.txt", "--out", "lines", *TINY]) == 0
+    assert "lines.txt has 300 bytes for each word, " in capsys.readouterr().err
+    for unit, text in (("char", "lines.txt"), ("byte", "lines.txt"), ("word", "text.txt")):
+        assert open_corpus(CorpusConfig(name=text, unit=unit)).caution == ""

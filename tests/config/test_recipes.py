@@ -1,0 +1,280 @@
+"""Recipes: every packaged one loads and its header is true, files and command lines are read by one law, and TOML goes
+there and back."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+from shlex import split as words
+
+import pytest
+import torch
+
+from transformer_xl.config.recipe import (
+    SECTIONS,
+    changed_settings,
+    data_settings,
+    load_recipe,
+    packaged_recipes,
+    split_overrides,
+    write_toml,
+)
+from transformer_xl.config.settings import (
+    CorpusConfig,
+    EvalConfig,
+    Lengths,
+    RunConfig,
+    TrainConfig,
+    TransformerXLConfig,
+)
+from transformer_xl.model.transformer_xl import TransformerXL
+
+RECIPES = packaged_recipes()
+
+PAPER = {
+    # The original's test settings: tgt_len, mem_len, clamp_len, and same_length as attn_len.
+    "enwik8-12l": (80, 2100, 820, 2100),
+    "enwik8-18l": (128, 3800, 1000, 3800),
+    "enwik8-24l": (128, 3800, 1000, 3800),
+    "text8-24l": (128, 3800, 1000, 3800),
+    "wikitext103-standard": (64, 640, 400, 640),
+    "wikitext103-large": (128, 1600, 1000, 1600),
+    "wikitext103-large-16l": (128, 1600, 1000, 1600),
+    "wikitext103-128m": (128, 128, None, None),
+    "lm1b-base": (32, 128, None, 128),
+    "lm1b-large": (32, 128, None, 128),
+    "lm1b-20l": (32, 128, None, 128),
+    "ptb-24m": (10, 0, None, None),
+}
+
+UNUSUAL = RunConfig(
+    model=TransformerXLConfig(
+        vocab_size=10_000,
+        d_embed=64,
+        cutoffs=(200, 3_000),
+        div_val=2,
+        tie_projs=(False, True, True),
+        embedding_scale=0.5,
+        layer_norm_epsilon=1e-12,
+        pre_lnorm=True,
+    ),
+    corpus=CorpusConfig(name='a "quoted" \\ name\twith ü, \x7f and\nlines', unit="word", reset_documents=True),
+    train=TrainConfig(
+        clamp_len=3,
+        attn_len=100,
+        betas=(0.5, 0.25),
+        lr=1e-16,
+        optimizer="sgd",
+        momentum=0.5,
+        seed=-7,
+        trackers=("wandb", "trackio"),
+    ),
+    eval=EvalConfig(tgt_len=11, mem_len=0, attn_len=1, split="valid"),
+)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_packaged_recipe_loads_and_its_header_names_its_command(name: str):
+    config = load_recipe(name)
+    text = RECIPES[name].read_text()
+    assert config.eval_lengths.tgt_len > 0
+    assert "vocab_size" in tomllib.loads(text)["model"]
+    assert " · " in text.splitlines()[0]
+    assert f"txl train {name}" in text
+
+
+def header(name: str) -> str:
+    return RECIPES[name].read_text().split("\n\n")[0]
+
+
+def parameters(config: TransformerXLConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in TransformerXL(config).parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if load_recipe(name).model.vocab_size])
+def test_header_counts_the_parameters_tied_ones_once(name: str):
+    count = parameters(load_recipe(name).model)
+    assert re.findall(r"^# Parameters: (.*)$", header(name), re.MULTILINE) == [f"{count:,}"]
+    for millions, decimals in re.findall(r"(\d+\.?(\d*))M parameters", header(name).splitlines()[0]):
+        assert millions == f"{count / 1e6:.{len(decimals)}f}"
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "overrides"),
+    [
+        (40_964_635, "enwik8-12l", "--model.vocab-size 27"),  # text8, 12 layers
+        (151_123_537, "wikitext103-standard", "--model.vocab-size 267744 --model.untie-r"),  # fairseq's copy
+        (357_812_082, "lm1b-base", "--model.n-layer 18 --model.d-inner 4096"),  # the original's lm1b script
+    ],
+)
+def test_published_counts_of_models_without_a_recipe(count: int, name: str, overrides: str):
+    assert parameters(load_recipe(name, words(overrides)).model) == count
+
+
+def test_the_papers_recipes_are_those_with_a_published_number():
+    assert {name for name in RECIPES if " · published: " in header(name).splitlines()[0]} == PAPER.keys()
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_recipe_of_the_paper_has_its_settings_and_tells_their_source(name: str):
+    config, text = load_recipe(name), header(name)
+    tgt_len, mem_len, clamp_len, attn_len = PAPER[name]
+    assert config.eval_lengths == Lengths(tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len, attn_len=attn_len)
+    assert (config.train.clamp_len, config.train.attn_len) == (None, None)
+    assert (config.train.optimizer, config.train.schedule, config.train.clip) == ("adam", "cosine", 0.25)
+    assert not (config.model.pre_lnorm or config.model.final_norm)
+    assert re.search(r"published: (perplexity )?\d+\.\d+ .*\(paper, Tables? \d", text)
+    assert "Source: " in text and "\n# Measured here: " in text
+    assert f"txl data {config.corpus.name}\n" in text and f"txl eval runs/{name}" in text
+    for overrides in re.findall(rf"txl train {name} (.*)", text):  # what another script of the authors has
+        assert load_recipe(name, words(overrides)) != config
+
+
+def test_there_are_recipes_for_the_demo_the_benchmarks_and_a_users_own_text():
+    assert {"demo", "enwik8-small", "enwik8-12l", "ptb-small", "text-small", "text-words"} <= RECIPES.keys()
+
+
+@pytest.mark.parametrize("config", [*map(load_recipe, RECIPES), RunConfig(), UNUSUAL])
+def test_toml_there_and_back_is_the_same_config(config: RunConfig, tmp_path: Path):
+    file = tmp_path / "config.toml"
+    file.write_text(write_toml(config), encoding="utf-8")
+    assert load_recipe(file) == config
+
+
+def words_of(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, tuple) else [str(value)]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_setting_can_be_given_on_the_command_line(section: str, tmp_path: Path):
+    (tmp_path / "empty.toml").write_text("")
+    wanted = getattr(UNUSUAL, section)
+    overrides = []
+    for field in fields(wanted):
+        overrides += [f"--{section}.{field.name.replace('_', '-')}", *words_of(getattr(wanted, field.name))]
+    assert split_overrides(overrides) == (overrides, [])
+    assert getattr(load_recipe(tmp_path / "empty.toml", overrides), section) == wanted
+
+
+def test_the_last_word_wins_over_the_recipe_and_over_data():
+    config = load_recipe(
+        "enwik8-small",
+        ["--train.lr", "3", "--train.lr=0.5", "--model.no-pre-lnorm", "--train.compile", "--model.vocab_size", "7"],
+        defaults=data_settings("some text"),
+    )
+    assert (config.train.lr, config.model.pre_lnorm, config.train.compile) == (0.5, False, True)
+    assert (config.corpus.name, config.corpus.newlines, config.model.vocab_size) == ("some text", "drop", 7)
+
+
+def test_data_keeps_line_ends_and_lets_the_vocabulary_follow(tmp_path: Path):
+    (tmp_path / "text").write_text("abc")
+    config = load_recipe("enwik8-small", defaults=data_settings(str(tmp_path / "text")))
+    assert (config.corpus.newlines, config.model.vocab_size) == ("keep", 0)
+    assert config.corpus.name == str((tmp_path / "text").resolve())
+    named = load_recipe("lm1b-small", defaults=data_settings("lm1b-partial"))
+    assert (named.corpus.name, named.corpus.newlines) == ("lm1b-partial", "sentence")
+    assert load_recipe("enwik8-small").corpus.newlines == "drop"
+
+
+def test_overrides_are_parted_from_other_words_by_the_types_of_the_settings():
+    given = "enwik8 --train.compile a --train.betas 0.1 0.2 b --train.no-compile c --train.lr -1 --out d --train.lr=2 e"
+    overrides, others = split_overrides(given.split())
+    assert others == ["enwik8", "a", "b", "c", "--out", "d", "e"]
+    assert overrides == words("--train.compile --train.betas 0.1 0.2 --train.no-compile --train.lr -1 --train.lr=2")
+
+
+def test_all_problems_of_file_and_command_line_come_at_once(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        """
+        stray = 1
+        [trian]
+        [model]
+        d_modle = 64
+        n_layer = "four"
+        d_head = -1
+        [train]
+        mem_lenn = 3
+        lr = true
+        optimizer = "adma"
+        betas = [0.9]
+        batch_chunk = 3
+        [eval]
+        attn_len = 4
+        mem_len = 0
+        """
+    )
+    with pytest.raises(ValueError) as caught:
+        load_recipe(file, words("--train.batch-size 7 --train.qqq 3 --modle.n-layer 2 --eval.split all --train.seed"))
+    problems = str(caught.value).splitlines()
+    of = f" of recipe {file}"
+    assert set(problems) == {
+        f"stray is not a setting{of}; `txl train --help` lists them all.",
+        f"[trian] is not a section{of}; did you mean [train]?",
+        f"model.d_modle is not a setting{of}; did you mean model.d_model?",
+        f'model.n_layer in recipe {file} must be a whole number, got "four".',
+        f"model.d_head in recipe {file} must be at least 1, got -1.",
+        f"train.mem_lenn is not a setting{of}; did you mean train.mem_len?",
+        f"train.lr in recipe {file} must be a number, got true.",
+        f'train.optimizer in recipe {file} must be "adam", "adamw", "sgd" or "muon", got "adma".',
+        f"train.betas in recipe {file} must be 2 numbers, got [0.9].",
+        "--train.batch-size must be a multiple of batch_chunk = 3, got 7.",
+        "--train.qqq is not a setting; `txl train --help` lists them all.",
+        "--modle.n-layer is not a setting; did you mean --model.n-layer?",
+        '--eval.split must be "train", "valid" or "test", got "all".',
+        "--train.seed needs a value: it must be a whole number.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("--model.lr=1", "--model.lr is not a setting; did you mean --train.lr?"),
+        ("--train.tgt-length=1", "--train.tgt-length is not a setting; did you mean --train.tgt-len?"),
+        ("--train.mem-len=1.5", '--train.mem-len must be a whole number, got "1.5".'),
+        ("--train.lr=nan", "--train.lr must be a number, got nan."),
+        ("--model.d-embed=wide", '--model.d-embed must be a whole number (or none), got "wide".'),
+        ("--model.tie-projs=1", '--model.tie-projs must be a list of values that are true or false, got ["1"].'),
+        ("--train.mem-len=-1", "--train.mem-len must be at least 0, got -1."),
+    ],
+)
+def test_sentence_of_one_mistake(override: str, sentence: str):
+    with pytest.raises(ValueError) as caught:
+        load_recipe("demo", [override])
+    assert str(caught.value) == sentence
+
+
+def test_test_lengths_that_do_not_go_with_the_training_ones_are_told_before_training():
+    with pytest.raises(ValueError, match="attn_len must be at most mem_len"):
+        load_recipe("demo", words("--train.attn-len 100 --eval.mem-len 5"))
+
+
+def test_none_takes_back_what_a_recipe_sets():
+    assert load_recipe("enwik8-12l").eval.clamp_len == 820
+    assert load_recipe("enwik8-12l", ["--eval.clamp-len", "none"]).eval.clamp_len is None
+
+
+def test_unknown_recipes_name_the_nearest(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="Did you mean enwik8-small"):
+        load_recipe("enwik8-smal")
+    with pytest.raises(FileNotFoundError, match="There is no recipe file"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(IsADirectoryError, match=r"Did you mean .*config\.toml"):
+        load_recipe(tmp_path)
+
+
+def test_a_file_that_is_no_toml_says_where(tmp_path: Path):
+    (tmp_path / "bad.toml").write_text("[model]\nn_layer 3\n")
+    with pytest.raises(ValueError, match=r"not valid TOML: .*line 2"):
+        load_recipe(tmp_path / "bad.toml")
+
+
+def test_changed_settings_lists_what_differs_and_nothing_else():
+    config = replace(UNUSUAL, train=replace(UNUSUAL.train, max_steps=5))
+    changed, different = changed_settings(config, words("--train.max-steps 9 --train.momentum 0.5 --eval.tgt-len 3"))
+    assert changed == replace(config, train=replace(config.train, max_steps=9), eval=replace(config.eval, tgt_len=3))
+    assert {(setting.section, setting.field) for setting in different} == {("train", "max_steps"), ("eval", "tgt_len")}

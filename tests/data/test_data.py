@@ -1,0 +1,989 @@
+"""Vocabularies, token stores, published corpora and other people's files."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import lzma
+import os
+import tarfile
+import tracemalloc
+import zipfile
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server import serving
+
+from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.data.bpe import BytePairs, train_bpe
+from transformer_xl.data.corpora.download import Origin
+from transformer_xl.data.corpora.preparing import prepare
+from transformer_xl.data.corpora.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol, Substitute
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.datasets import open_corpus, tokenised
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
+from transformer_xl.data.texts import read_splits
+from transformer_xl.data.vocab import EOS, UNK, Vocab
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the corpora are not here")
+UNITS = ("byte", "char", "word")
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text("ab \n\u00e9\u2028", max_size=60)
+splits = {"train": b"a b\n\nb c\n", "valid": b"a b\n", "test": b"b c\n"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+class TestVocab:
+    @settings(deadline=None)
+    @given(data=st.binary(max_size=80), closed=st.booleans())
+    def test_bytes_come_back(self, data: bytes, closed: bool) -> None:
+        vocab = Vocab.build("byte", [data], closed=closed)
+        assert vocab.decode_bytes(vocab.encode(data)) == data
+        dropping = Vocab.build("byte", [data], newlines="drop", closed=closed)
+        assert dropping.decode_bytes(dropping.encode(data)) == data.replace(b"\n", b"")
+        assert set(dropping.symbols) == set(vocab.symbols) - {10}
+
+    @settings(deadline=None)
+    @given(text=texts, closed=st.booleans())
+    def test_characters_come_back(self, text: str, closed: bool) -> None:
+        vocab = Vocab.build("char", [text], closed=closed)
+        assert vocab.decode(vocab.encode(text)) == text
+        assert len(vocab.encode(text)) == len(text)
+        assert vocab.symbol_bytes()[vocab.encode(text)].sum() == len(text.encode())
+
+    @settings(deadline=None)
+    @given(lines=st.lists(st.lists(st.sampled_from(["the", "cat", "\u00e9t\u00e9", "<unk>"]), max_size=4), max_size=6))
+    def test_words_come_back(self, lines: list[list[str]]) -> None:
+        text = "\n".join(" ".join(line) for line in lines)
+        vocab = Vocab.build("word", [text])
+        ids = vocab.encode(text)
+        assert vocab.decode(ids) == text
+        assert len(ids) == sum(map(len, lines)) + max(len(lines) - 1, 0)
+        assert vocab.decode(vocab.encode(" " + text.replace(" ", "  ") + "\t")) == text
+        for cut in range(len(ids)):
+            assert text.startswith(vocab.decode(ids[:cut]))
+
+    @settings(deadline=None)
+    @given(text=texts, size=st.integers(1, 9), unit=st.sampled_from(UNITS))
+    def test_pieces_have_the_symbols_of_the_whole(self, text: str, size: int, unit) -> None:
+        raw = text.encode()
+        vocab = Vocab.build(unit, [text])
+        parts = [vocab.encode(piece) for piece in pieces(raw, unit, size)]
+        whole = text + "\n" if unit == "word" and text and not text.endswith("\n") else text
+        assert np.concatenate([[], *parts]).tolist() == vocab.encode(whole).tolist()
+
+    def test_order_is_by_frequency_then_first_occurrence(self) -> None:
+        assert Vocab.build("word", ["b a\nc a\n", "d c\n"]).symbols == (EOS, "a", "c", "b", "d", UNK)
+        assert Vocab.build("char", ["cbbaab"]).symbols == ("b", "a", "c", UNK)
+        assert Vocab.build("byte", [b"cb", b"baab"], closed=True).symbols == tuple(b"bac")
+        assert Vocab.build("byte", [b"cab"], closed=True).symbols == tuple(b"cab")
+        assert Vocab.build("byte", [b"ba"]).symbols == tuple(range(256))
+        assert Vocab.build("word", ["b a\nc a\n"], closed=True, newlines="drop").symbols == ("a", "b", "c")
+
+    def test_rare_words_lend_their_frequency_to_unk(self) -> None:
+        assert Vocab.build("word", ["a a b c d"], min_count=2).symbols == (EOS, UNK, "a")
+        vocab = Vocab.build("char", ["aabcd"], min_count=2)
+        assert vocab.symbols == ("a", UNK)
+        assert vocab.decode(vocab.encode("axa")) == "a\ufffda"
+
+    def test_size_decides_the_type(self) -> None:
+        for size, dtype in ((256, np.uint8), (257, np.uint16), (65_536, np.uint16), (65_537, np.int32)):
+            vocab = Vocab("word", tuple(map(str, range(size))))
+            ids = vocab.encode(f"0 {size - 1}")
+            assert ids.dtype == dtype and ids.tolist() == [0, size - 1]
+
+    @pytest.mark.parametrize(("unit", "text"), [("byte", b"aba?a"), ("char", "aba?a"), ("word", "a b a ? a")])
+    def test_a_symbol_without_id_is_named_with_its_place(self, unit, text: str | bytes) -> None:
+        vocab = Vocab.build(unit, ["a b" if unit == "word" else b"ab" if unit == "byte" else "ab"], closed=True)
+        with pytest.raises(ValueError, match=r"'\?', \w+ 3 of the text"):
+            vocab.encode(text)
+        with pytest.raises(ValueError, match=r"'\?', \w+ 13 of the text"):
+            vocab.encode(text, start=10)
+
+    def test_bytes_of_a_word_count_the_space_behind(self) -> None:
+        vocab = Vocab.build("word", ["\u00e9t\u00e9 a\n"])
+        assert vocab.symbol_bytes().tolist() == [1, 6, 2, 6]
+        assert Vocab.build("byte", []).symbol_bytes().sum() == 256
+
+    @pytest.mark.parametrize("unit", UNITS)
+    def test_json_holds_all_of_it(self, unit) -> None:
+        vocab = Vocab.build(unit, ["b a\n\u00e9"], newlines="drop")
+        again = Vocab.from_json(json.loads(json.dumps(vocab.to_json())))
+        assert again == vocab and again.fingerprint == vocab.fingerprint
+        other = Vocab.build(unit, ["b a\n\u00e9"])
+        assert other != vocab and other.fingerprint != vocab.fingerprint
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"unit": "sound"},
+            {"symbols": [1, 1]},
+            {"symbols": [300]},
+            {"symbols": []},
+            {"newlines": "x"},
+            {"symbols": 3},
+        ],
+    )
+    def test_damaged_json_is_refused(self, wrong: dict) -> None:
+        with pytest.raises(ValueError, match=r"vocab\.json"):
+            Vocab.from_json({"unit": "byte", "newlines": "keep", "symbols": [1, 2]} | wrong)
+
+    def test_bytes_of_a_command_line_survive(self) -> None:
+        vocab = Vocab.build("byte", [])
+        assert vocab.decode_bytes(vocab.encode(os.fsdecode(b"a\xff"))) == b"a\xff"
+        assert vocab.decode(vocab.encode(b"a\xff")) == "a\ufffd"
+
+
+class TestCorpus:
+    def test_what_was_built_is_what_opens(self, tmp_path: Path) -> None:
+        built = Corpus.build(tmp_path / "store", splits, name="letters", unit="word", source="a test")
+        corpus = Corpus.open(tmp_path / "store", verify=True)
+        assert corpus == built and corpus.vocab.symbols == (EOS, "b", "a", "c", UNK)
+        train = corpus.split("train")
+        assert train.ids.tolist() == [2, 1, 0, 0, 1, 3, 0] and isinstance(train.ids, np.memmap)
+        assert train.ids.dtype == np.uint8 and train.documents is None and train.name == "train"
+        header = corpus.header.splits["train"]
+        assert (header.tokens, header.types, header.bytes, header.unknown) == (7, 4, 9, 0)
+        assert header.sha256 == hashlib.sha256((tmp_path / "store" / "train.bin").read_bytes()).hexdigest()
+        assert {p.name for p in (tmp_path / "store").iterdir()} == {
+            "corpus.json", "vocab.json", "train.bin", "valid.bin", "test.bin"
+        }  # fmt: skip
+
+    def test_unknown_words_are_counted(self, tmp_path: Path) -> None:
+        corpus = Corpus.build(tmp_path / "store", splits | {"test": b"x b <unk>\n"}, unit="word")
+        assert corpus.header.splits["test"].unknown == 2
+
+    @pytest.mark.parametrize("unit", UNITS)
+    def test_documents_start_where_their_text_does(self, tmp_path: Path, unit) -> None:
+        texts = [b"a b", b"", b"c\nd", b"a"]
+        corpus = Corpus.build(tmp_path / "store", {"train": texts}, unit=unit, documents=True)
+        split = corpus.split("train")
+        assert split.documents is not None
+        parts = np.split(split.ids, split.documents[1:])
+        end = b"\n" if unit == "word" else b""
+        assert [corpus.vocab.decode_bytes(part) for part in parts] == [text + end for text in texts if text]
+
+    def test_a_given_vocabulary_is_used(self, tmp_path: Path) -> None:
+        vocab = Vocab.build("word", ["c b"], newlines="drop")
+        corpus = Corpus.build(tmp_path / "store", {"test": splits["test"]}, vocab=vocab)
+        assert corpus.vocab == vocab and corpus.split("test").ids.tolist() == [1, 0]
+        with pytest.raises(ValueError, match=r"no valid split, only test"):
+            corpus.split("valid")
+        with pytest.raises(ValueError, match="must have a train split"):
+            Corpus.build(tmp_path / "other", {"test": splits["test"]})
+
+    @pytest.mark.parametrize(
+        ("file", "content", "sentence"),
+        [
+            ("train.bin", b"\0", "but its header says"),
+            ("corpus.json", b"{", "is damaged"),
+            ("corpus.json", b"[]", "is damaged"),
+            ("corpus.json", b"{}", "is not a transformer-xl token store of version 1"),
+            ("corpus.json", b'{"format": "transformer-xl token store", "version": 1}', "is damaged"),
+            ("vocab.json", b'{"unit": "byte", "newlines": "keep", "symbols": [1]}', "is not the vocabulary"),
+        ],
+    )
+    def test_damage_is_refused(self, tmp_path: Path, file: str, content: bytes, sentence: str) -> None:
+        store = Corpus.build(tmp_path / "store", splits).path
+        (store / file).write_bytes(content)
+        with pytest.raises(ValueError, match=sentence):
+            Corpus.open(store)
+        assert Corpus.build(store, splits, reuse=True).split("train").ids.size == 9
+
+    def test_the_hash_finds_what_sizes_do_not(self, tmp_path: Path) -> None:
+        store = Corpus.build(tmp_path / "store", splits).path
+        (store / "train.bin").write_bytes(bytes(9))
+        Corpus.open(store)
+        with pytest.raises(ValueError, match="SHA-256"):
+            Corpus.open(store, verify=True)
+
+    def test_a_missing_store_is_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="There is no token store"):
+            Corpus.open(tmp_path / "store")
+
+    def test_a_full_disk_leaves_the_old_store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = Corpus.build(tmp_path / "store", splits).path
+
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"store could not be written: No space left on device\. Free some space"):
+            Corpus.build(store, splits | {"train": b"other text"})
+        assert Corpus.open(store, verify=True).header.splits["train"].tokens == 9
+        assert {p.name for p in tmp_path.iterdir()} == {"store", ".store.lock"}
+
+    def test_a_store_replaces_a_store_and_nothing_else(self, tmp_path: Path) -> None:
+        Corpus.build(tmp_path / "store", splits)
+        assert Corpus.build(tmp_path / "store", splits | {"train": b"xyz"}).header.splits["train"].tokens == 3
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "thesis.txt").touch()
+        with pytest.raises(ValueError, match="is not a token store"):
+            Corpus.build(tmp_path / "mine", splits)
+        assert (tmp_path / "mine" / "thesis.txt").exists()
+
+    def test_a_split_has_a_target(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="valid split of store must have at least 2 tokens"):
+            Corpus.build(tmp_path / "store", splits | {"valid": b"a"})
+        assert not (tmp_path / "store").exists()
+
+
+def texts_of(path: Path, unit, **how) -> dict[str, list[bytes]]:
+    """The texts of each split, read."""
+    found = read_splits(path, unit, **how).splits
+    return {split: [b"".join(chunks(text)) for text in texts] for split, texts in found.items()}
+
+
+class TestAnyText:
+    @settings(deadline=None)
+    @given(text=texts, unit=st.sampled_from(UNITS))
+    def test_cutting_a_file_loses_nothing(self, tmp_path_factory: pytest.TempPathFactory, text: str, unit) -> None:
+        file = tmp_path_factory.getbasetemp() / "cut.txt"
+        text = (text.replace("\0", "").replace("\ufeff", "") + " ") * 100 + "\n"
+        file.write_bytes(text.encode())
+        parts = {split: b"".join(texts) for split, texts in texts_of(file, unit).items()}
+        assert parts["train"] + parts["valid"] + parts["test"] == text.encode()
+        if unit == "char":
+            assert "".join(part.decode() for part in parts.values()) == text
+        if unit == "word":
+            assert [word for part in parts.values() for word in part.decode().split()] == text.split()
+
+    def test_shares_are_90_5_5(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(bytes(2000))
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt")))
+        assert [corpus.header.splits[split].tokens for split in ("train", "valid", "test")] == [1800, 100, 100]
+        assert corpus.name == "a.txt"
+
+    def test_words_are_cut_behind_lines_unless_these_are_long(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"word word\n" * 95)
+        assert all(b"".join(texts).endswith(b"\n") for texts in texts_of(tmp_path / "a.txt", "word").values())
+        (tmp_path / "a.txt").write_bytes(b"word " * 195 + b"\nword\n")
+        assert len(texts_of(tmp_path / "a.txt", "word")["valid"][0].split()) == 10
+
+    def test_words_on_one_line_are_cut_between_words(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"word " * 199 + b"word")
+        parts = texts_of(tmp_path / "a.txt", "word")
+        assert {split: len(b"".join(texts).split()) for split, texts in parts.items()} == {
+            "train": 181, "valid": 10, "test": 9
+        }  # fmt: skip
+
+    def test_files_named_after_splits_are_those(self, tmp_path: Path) -> None:
+        for name, text in {"x.train.txt": b"tr", "validation.txt": b"va", "test.md": b"te", "README": b"no"}.items():
+            (tmp_path / name).write_bytes(text)
+        assert texts_of(tmp_path, "byte") == {"train": [b"tr"], "valid": [b"va"], "test": [b"te"]}
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            "train.txt val.txt test.txt",
+            "train.txt dev.txt test.txt",
+            "train-00001-of-00002.txt train-00002-of-00002.txt validation.txt test.txt",
+            "train/a.txt train/b.txt valid/c.txt test/d.txt",
+            "own/training/a.txt own/development/c.txt own/testing/d.txt",
+            "wiki-train/a.txt wiki-dev/b.txt wiki-test/c.txt",
+            "training-data/train/a.txt training-data/dev/b.txt training-data/test/c.txt",
+            "corpus.train corpus.valid corpus.test",
+            "train.en valid.en test.en",
+            "my_train.txt my_dev.txt my_test.txt",
+            "train.txt valid.txt test.txt poems.txt",
+        ],
+    )
+    def test_the_usual_names_are_those_splits(self, tmp_path: Path, names: str) -> None:
+        """The test set must not train the model: a file is in the split that it names, and in no other."""
+        for name in names.split():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(f"{name} ".encode() * 30)
+        texts = texts_of(tmp_path, "byte")
+        assert texts.keys() == {"train", "valid", "test"}
+        spelt = {"train": "train", "val": "valid", "dev": "valid", "test": "test"}
+        for split, found in texts.items():
+            own = [name for name in names.split() if spelt[max(spelt, key=name.rfind)] == split and name != "poems.txt"]
+            assert found == [f"{name} ".encode() * 30 for name in own] and own
+
+    def test_a_folder_without_a_valid_split_takes_it_from_train(self, tmp_path: Path) -> None:
+        for name, text in {"train.txt": b"r" * 190 + b"v" * 10, "test.txt": b"t" * 50, "README.md": b"no"}.items():
+            (tmp_path / name).write_bytes(text)
+        texts = read_splits(tmp_path, "byte")
+        assert texts_of(tmp_path, "byte") == {"train": [b"r" * 190], "valid": [b"v" * 10], "test": [b"t" * 50]}
+        assert texts.notes == [
+            "train, valid: train.txt (200 bytes); test: test.txt (50 bytes); "
+            "valid is the last 5 % of train, as no file names it.",
+            "Left out: README.md (names no split).",
+        ]
+
+    @pytest.mark.skipif(os.name != "posix", reason="names of any bytes, and links")
+    def test_notes_name_what_is_no_utf8_and_links_to_folders(self, tmp_path: Path) -> None:
+        (tmp_path / "text").mkdir()
+        (tmp_path / "text" / os.fsdecode(b"caf\xe9.txt")).write_bytes(b"text")
+        (tmp_path / "text" / "more").symlink_to(tmp_path, target_is_directory=True)
+        notes = read_splits(tmp_path / "text", "byte", whole=True).notes
+        assert notes == ["all: caf\\udce9.txt (4 bytes).", "Left out: more (a link to a folder)."]
+
+    def test_a_folder_of_train_files_alone_is_cut_with_or_without_a_readme(self, tmp_path: Path) -> None:
+        (tmp_path / "train.txt").write_bytes(b"r" * 180 + b"v" * 10 + b"t" * 10)
+        alone = texts_of(tmp_path, "byte")
+        assert alone == {"train": [b"r" * 180], "valid": [b"v" * 10], "test": [b"t" * 10]}
+        (tmp_path / "README.md").write_bytes(b"no")
+        assert texts_of(tmp_path, "byte") == alone
+        assert read_splits(tmp_path, "byte", whole=True).splits.keys() == {"all"}
+
+    @pytest.mark.parametrize(
+        ("names", "sentence"),
+        [
+            ("test.txt poems.txt", r"test\.txt names one, but not poems\.txt"),
+            ("train.txt test.txt poems.txt", r"train\.txt names one, but not poems\.txt"),
+            ("train.txt poems.txt", r"train\.txt names one, but not poems\.txt"),
+            ("a.txt b.txt test/c.txt", r"test/c\.txt names one, but not a\.txt, b\.txt"),
+            ("train.test.txt a.txt", r"train\.test\.txt names test and train"),
+        ],
+    )
+    def test_what_names_splits_by_half_is_refused(self, tmp_path: Path, names: str, sentence: str) -> None:
+        for name in names.split():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(b"text " * 30)
+        with pytest.raises(ValueError, match=sentence):
+            read_splits(tmp_path, "byte")
+
+    def test_names_that_only_hold_such_a_word_are_cut(self, tmp_path: Path) -> None:
+        for name in ("how-to-train-your-dragon.txt", "contest.txt", "tests.txt"):
+            (tmp_path / name).write_bytes(b"text " * 30)
+        assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 90
+
+    def test_what_is_not_text_is_left_out_and_said(self, tmp_path: Path) -> None:
+        with zipfile.ZipFile(tmp_path / "old.zip", "w") as archive:
+            archive.writestr("a.txt", "no" * 50)
+        np.savez(tmp_path / "arrays.npz", np.zeros(9))
+        (tmp_path / "logo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+        (tmp_path / "m.pyc").write_bytes(b"\xa7\r\r\n\0\0\0\0")
+        for kind, marks in {"run": ("config.toml", "environment.json"), "store": ("corpus.json", "vocab.json")}.items():
+            (tmp_path / kind / "inner").mkdir(parents=True)
+            for name in (*marks, "log.txt", "inner/text.txt"):
+                (tmp_path / kind / name).write_text("not a text")
+        (tmp_path / "a.txt").write_bytes(b"text " * 40)
+        (tmp_path / "empty.txt").touch()
+        texts = read_splits(tmp_path, "byte")
+        assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 40
+        [told] = texts.notes[1:]
+        assert told.startswith("Left out: ") and told.endswith(" and 2 more.")
+        for name, reason in {"arrays.npz": "binary", "logo.png": "binary", "run": "a run", "old.zip": "binary"}.items():
+            assert f"{name} ({reason})" in told
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+    @pytest.mark.parametrize("unit", UNITS)
+    def test_a_byte_order_mark_names_the_encoding(self, tmp_path: Path, encoding: str, unit) -> None:
+        text = "été 中文 line\n" * 40
+        (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+        (tmp_path / "b.txt").write_bytes(text.encode())
+        ours, theirs = (texts_of(tmp_path / name, unit) for name in ("a.txt", "b.txt"))
+        assert ours == theirs and f"read as {encoding.upper()}" in read_splits(tmp_path / "a.txt", unit).notes[0]
+        (tmp_path / "a.txt").write_bytes(text.encode(encoding)[:-1])
+        with pytest.raises(ValueError, match=r"a\.txt begins as UTF-(16|32) text and goes on otherwise"):
+            read_splits(tmp_path / "a.txt", unit)
+
+    @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+    def test_an_archive_is_the_folder_that_was_packed(self, tmp_path: Path, kind: str) -> None:
+        folder = tmp_path / "texts"
+        for name in ("train/a.txt", "valid/b.txt", "test/c.txt", "logo.png"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(name * 20 if name != "logo.png" else "\0")
+        archive = tmp_path / f"texts.{kind}"
+        if kind == "zip":
+            with zipfile.ZipFile(archive, "w") as packed:
+                for file in sorted(folder.rglob("*")):
+                    packed.write(file, Path("texts") / file.relative_to(folder))
+        else:
+            with tarfile.open(archive, "w:gz" if kind == "tar.gz" else "w") as packed:
+                packed.add(folder, "texts")
+        found, packed = open_corpus(CorpusConfig(name=str(folder))), open_corpus(CorpusConfig(name=str(archive)))
+        assert all((found.split(split).ids == packed.split(split).ids).all() for split in SPLITS)
+        assert "Left out: texts/logo.png (binary)." in packed.notes
+
+    def test_a_large_text_stays_on_disk(self, tmp_path: Path) -> None:
+        file = tmp_path / "large.txt"
+        file.write_bytes(b"a line of text\n" * (1 << 21))
+        tracemalloc.start()
+        try:
+            corpus = open_corpus(CorpusConfig(name=str(file)))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert sum(split.tokens for split in corpus.header.splits.values()) == file.stat().st_size
+        assert peak < file.stat().st_size / 2
+
+    def test_a_hostile_archive_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+        for name, content in {"../a.txt": b"a" * 90, "bomb.txt": b"\0" * 999}.items():
+            with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+                archive.writestr(name, content)
+            monkeypatch.setattr("transformer_xl.data.corpora.archive._UNPACKED", 99)
+            monkeypatch.setattr("transformer_xl.data.corpora.archive._RATIO", 0)
+            with pytest.raises(ValueError, match=r"points outside|more than 99 bytes"):
+                open_corpus(CorpusConfig(name=str(tmp_path / "bad.zip")))
+            assert [*(tmp_path / "home").rglob("*")] == [tmp_path / "home" / ".bad.zip.lock"]
+
+    def test_what_a_killed_process_unpacked_goes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+        (tmp_path / "home" / ".tmp-a.zip-abcdefgh" / "a.zip").mkdir(parents=True)
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.writestr("a.txt", "text " * 40)
+        open_corpus(CorpusConfig(name=str(tmp_path / "a.zip")))
+        assert not [*(tmp_path / "home").glob(".tmp-*")]
+
+    def test_a_folder_may_hold_a_test_split_only(self, tmp_path: Path) -> None:
+        (tmp_path / "test.txt").write_bytes(b"b a")
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path)), Vocab.build("word", ["a b"]))
+        assert corpus.split("test").ids.tolist() == [2, 1, 0]
+
+    def test_source_code_with_a_train_file_is_not_taken_apart(self, tmp_path: Path) -> None:
+        for name in ("train.py", "test.py", "model.py"):
+            (tmp_path / name).write_bytes(name.encode() * 10)
+        parts = texts_of(tmp_path, "byte")
+        glued = b"".join(b"".join(texts) for texts in parts.values())
+        assert glued == b"model.py" * 10 + b"test.py" * 10 + b"train.py" * 10
+
+    def test_files_are_glued_in_order_and_hidden_ones_left_out(self, tmp_path: Path) -> None:
+        (tmp_path / "b" / ".git").mkdir(parents=True)
+        for name in ("b/c", "a", "b/.git/x", ".hidden", "z"):
+            (tmp_path / name).write_bytes(f"{name} ".encode() * 40)
+        (tmp_path / "empty").touch()
+        os.mkfifo(tmp_path / "pipe")
+        parts = read_splits(tmp_path, "word").splits
+        glued = b"".join(b"".join(pieces(text, "word")) for texts in parts.values() for text in texts)
+        assert glued.split() == [b"a"] * 40 + [b"b/c"] * 40 + [b"z"] * 40
+        assert b"a \nb/c" in glued and b"b/c \nz" in glued, "no line runs on into the next file"
+
+    @settings(deadline=None)
+    @given(sizes=st.lists(st.integers(1, 50), min_size=3, max_size=12))
+    def test_whole_files_are_held_out(self, tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+        folder = tmp_path_factory.mktemp("files")
+        for i, size in enumerate(sizes):
+            (folder / f"{i:02}").write_bytes(bytes([i + 1]) * size)
+        parts = texts_of(folder, "byte", whole_files=True)
+        texts = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+        assert parts["train"] + parts["valid"] + parts["test"] == texts
+        assert all(parts.values())
+        held_out = sum(map(len, parts["test"]))
+        assert held_out >= sum(sizes) / 20 or len(parts["train"] + parts["valid"]) == 2
+        assert held_out - len(parts["test"][0]) < sum(sizes) / 20
+
+    def test_documents_reach_the_corpus(self, tmp_path: Path) -> None:
+        for name in "abcd":
+            (tmp_path / name).write_text(name * 50)
+        config = CorpusConfig(name=str(tmp_path), reset_documents=True)
+        starts = open_corpus(config).split("train").documents
+        assert starts is not None and starts.tolist() == [0, 50]
+        assert open_corpus(CorpusConfig(name=str(tmp_path))).split("train").documents is None
+
+    def test_a_changed_file_is_tokenised_again(self, tmp_path: Path) -> None:
+        file, config = tmp_path / "a.txt", CorpusConfig(name=str(tmp_path / "a.txt"))
+        file.write_bytes(b"a" * 100)
+        first = open_corpus(config)
+        written = (first.path / "train.bin").stat().st_mtime_ns
+        assert open_corpus(config).path == first.path
+        assert (first.path / "train.bin").stat().st_mtime_ns == written
+        file.write_bytes(b"b" * 100)
+        assert open_corpus(config).split("train").ids[0] == ord("b")
+        assert open_corpus(CorpusConfig(name=str(file), unit="char")).unit == "char"
+
+    @pytest.mark.parametrize("suffix", ["xz", "gz", "bz2"])
+    def test_compressed_text_is_text(self, tmp_path: Path, suffix: str) -> None:
+        file = tmp_path / f"a.txt.{suffix}"
+        with OPENERS[f".{suffix}"](file, "wb") as out:
+            out.write(b"abc" * 100)
+        assert texts_of(file, "char")["train"] == [b"abc" * 90]
+        file.write_bytes(file.read_bytes()[:-9])
+        with pytest.raises((ValueError, OSError), match=r"a\.txt"):
+            texts_of(file, "char")
+
+    def test_a_byte_order_mark_is_a_byte_and_no_character(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"ab " * 40)
+        assert texts_of(tmp_path / "a.txt", "byte")["train"][0].startswith(b"\xef\xbb\xbfab")
+        for unit in ("char", "word"):
+            assert texts_of(tmp_path / "a.txt", unit)["train"][0].startswith(b"ab")
+
+    @pytest.mark.parametrize("unit", ["char", "word"])
+    @pytest.mark.parametrize(("content", "place"), [(b"abc\0def", "byte 3 is 0x00"), (b"ab\xff", "byte 2 is 0xff")])
+    def test_binary_is_no_text(self, tmp_path: Path, unit, content: bytes, place: str) -> None:
+        (tmp_path / "image.png").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"image\.png must be UTF-8 text .* {place}"):
+            open_corpus(CorpusConfig(name=str(tmp_path / "image.png"), unit=unit))
+
+    @pytest.mark.parametrize(
+        ("name", "error", "sentence"),
+        [
+            ("empty.txt", ValueError, "no text for the train split: it is empty"),
+            ("short.txt", ValueError, "no text for the valid split: it is empty or too short"),
+            ("folder", ValueError, "no text for the train split"),
+            ("pipe", ValueError, "a pipe or a device"),
+            ("missing.txt", FileNotFoundError, "there is no .*missing.txt"),
+        ],
+    )
+    def test_a_users_mistake_gets_a_sentence(self, tmp_path: Path, name: str, error: type, sentence: str) -> None:
+        (tmp_path / "empty.txt").touch()
+        (tmp_path / "short.txt").write_text("abc")
+        (tmp_path / "folder").mkdir()
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(error, match=sentence):
+            open_corpus(CorpusConfig(name=str(tmp_path / name)))
+
+    def test_names_are_explained(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="it is empty"):
+            open_corpus(CorpusConfig())
+        with pytest.raises(FileNotFoundError, match="Did you mean enwik8"):
+            open_corpus(CorpusConfig(name="enwiki8"))
+        (tmp_path / "one").write_text("one")
+        with pytest.raises(ValueError, match="at least 3"):
+            open_corpus(CorpusConfig(name=str(tmp_path / "one"), reset_documents=True))
+
+
+def digest(text: bytes) -> str:
+    return "sha256:" + hashlib.sha256(text).hexdigest()
+
+
+class TestPublished:
+    """On corpora a few bytes long, with all that real ones have."""
+
+    TEXT = b"ab\nb" * 5
+    PART = b"ab\nb" * 3
+
+    @pytest.fixture
+    def tiny(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """One file to cut, in two protocols, the second with wrong counts."""
+        known = Dataset(
+            unit="byte",
+            files={"tiny": File(20, digest(self.TEXT))},
+            packages=(),
+            protocols={
+                "drop": Protocol(2, dict(zip(SPLITS, (Counts(8, 2), Counts(3, 2), Counts(4, 2)), strict=True))),
+                "keep": Protocol(4, dict(zip(SPLITS, (Counts(10, 3), Counts(5, 3), Counts(6, 3)), strict=True))),
+            },
+            cuts=(10, 15),
+            substitutes={
+                "tiny": Substitute(
+                    "tiny.begin", digest(self.PART), "the first 12 of 20 bytes", {"train": Counts(5)}, (6, 9)
+                )
+            },
+        )
+        monkeypatch.setitem(DATASETS, "tiny", known)
+        (tmp_path / "source").mkdir()
+        (tmp_path / "source" / "tiny.xz").write_bytes(lzma.compress(self.TEXT))
+        return tmp_path / "source"
+
+    @pytest.fixture
+    def words(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Two training files, one for validation and test, and a vocabulary that counts lines as sentences."""
+        files = {"a.1": b"the cat sat\nthe dog\n", "a.2": b"a dog\n", "b": b"the bird sat\n"}
+        files["list"] = b"the 3\n<S> 2\ndog 2\n"
+        known = Dataset(
+            unit="word",
+            files={name: File(len(text), digest(text)) for name, text in files.items()},
+            packages=(),
+            protocols={"sentence": Protocol(4, {"test": Counts(5, 3, 2), "train": Counts(11, 4, 3)})},
+            splits={"train": ("a.1", "a.2"), "valid": ("b",), "test": ("b",)},
+            counted=("train",),
+            vocab_file="list",
+            tokenised=True,
+        )
+        monkeypatch.setitem(DATASETS, "words", known)
+        folder = tmp_path / "words"
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_bytes(text)
+        return folder
+
+    def test_protocols_are_two_stores(self, tiny: Path, home: Path) -> None:
+        config = CorpusConfig(name="tiny", newlines="drop")
+        with pytest.raises(FileNotFoundError, match="run `txl data tiny`, with --source PATH for a local copy"):
+            open_corpus(config)
+        assert prepare("tiny", tiny / "tiny.xz").path == home / "corpora" / "tiny"
+        with pytest.raises(FileNotFoundError, match="run `txl data tiny --newlines keep`"):
+            open_corpus(CorpusConfig(name="tiny"))
+        corpus = open_corpus(config)
+        assert corpus.vocab.symbols == tuple(b"ba") and corpus.caveat == ""
+        assert corpus.vocab.decode(corpus.split("valid").ids) == "bab"
+
+    def test_other_content_and_other_counts_are_refused(self, tiny: Path, home: Path, monkeypatch) -> None:
+        with pytest.raises(ValueError, match=r"came to 3 symbols, not 4; 5 tokens in test, not 6\. Its files are not"):
+            prepare("tiny", tiny, newlines="keep")
+        assert not (home / "corpora" / "tiny-keep").exists()
+        before = prepare("tiny", tiny)
+        known = DATASETS["tiny"]
+        monkeypatch.setitem(DATASETS, "tiny", replace(known, protocols={"drop": known.protocols["keep"]}))
+        with pytest.raises(ValueError, match="came to 2 symbols, not 4"):
+            prepare("tiny", tiny)
+        assert Corpus.open(before.path, verify=True) == before, "the good store stays"
+        monkeypatch.setitem(DATASETS, "tiny", known)
+        (tiny / "tiny").write_bytes(b"something else")
+        with pytest.raises(ValueError, match="is not the published tiny: its content has SHA256"):
+            prepare("tiny", tiny)
+        (tiny / "tiny").write_bytes(self.TEXT * 2)
+        with pytest.raises(ValueError, match="is not the published tiny"):
+            prepare("tiny", tiny)
+        with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere"):
+            prepare("tiny", tiny / "nowhere")
+        with pytest.raises(ValueError, match=r"one of enwik8, .* got 'text9'\. Did you mean text8"):
+            prepare("text9", tiny)
+        with pytest.raises(ValueError, match="--newlines must be 'keep' for ptb"):
+            prepare("ptb", tiny, newlines="drop")
+
+    def test_a_folder_without_the_files_says_which_are_missing(self, tiny: Path) -> None:
+        (tiny / "tiny.xz").unlink()
+        for partial in (False, True):
+            with pytest.raises(FileNotFoundError, match=r"must hold tiny, and lacks tiny\. Give a whole copy, or"):
+                prepare("tiny", tiny, partial=partial)
+
+    def test_the_wrong_unit_or_vocabulary_is_refused(self, tiny: Path) -> None:
+        path = str(prepare("tiny", tiny).path)
+        for name in ("tiny", path):
+            with pytest.raises(ValueError, match=r'corpus\.unit must be "byte"'):
+                open_corpus(CorpusConfig(name=name, unit="char", newlines="drop"))
+            with pytest.raises(ValueError, match=r"\(256 bytes, newlines kept\) is not that of .*\(2 bytes"):
+                open_corpus(CorpusConfig(name=name, newlines="drop"), Vocab.build("byte", []))
+            with pytest.raises(ValueError, match=r"corpus\.vocab is for a text file"):
+                open_corpus(CorpusConfig(name=name, newlines="drop", vocab="words.txt"))
+            assert open_corpus(CorpusConfig(name=name, newlines="drop")).name == "tiny"
+        with pytest.raises(ValueError, match=r'corpus\.newlines must be "drop"'):
+            open_corpus(CorpusConfig(name=path))
+
+    def test_symbols_in_another_order_are_renumbered(self, tiny: Path) -> None:
+        own = open_corpus(CorpusConfig(name=str(prepare("tiny", tiny).path), newlines="drop"))
+        other = replace(own.vocab, symbols=own.vocab.symbols[::-1])
+        found = open_corpus(CorpusConfig(name="tiny", newlines="drop"), other)
+        for split in SPLITS:
+            ids = found.split(split).ids
+            assert other.decode(ids) == own.vocab.decode(own.split(split).ids)
+            assert (found.renumbered(own.vocab).split(split).ids == own.split(split).ids).all()
+            assert (ids == len(other) - 1 - own.split(split).ids.astype(int)).all()
+
+    def test_a_models_line_ends_say_nothing_of_another_corpus(self, tiny: Path, monkeypatch) -> None:
+        prepare("tiny", tiny)
+        known = DATASETS["tiny"]
+        monkeypatch.setitem(DATASETS, "tiny", replace(known, protocols={"drop": known.protocols["drop"]}))
+        with pytest.raises(ValueError, match="is not that of the corpus tiny"):
+            open_corpus(CorpusConfig(name="tiny", newlines="keep"), Vocab.build("byte", []))
+
+    def test_a_part_is_taken_only_when_asked_for_and_called_one(self, tiny: Path, home: Path) -> None:
+        (tiny / "tiny.xz").unlink()
+        (tiny / "tiny.begin").write_bytes(self.PART)
+        with pytest.raises(FileNotFoundError, match=r"or take what there is of a folder with --partial"):
+            prepare("tiny", tiny)
+        corpus = prepare("tiny", tiny, partial=True)
+        assert corpus.path == home / "corpora" / "tiny-partial" and corpus.name == "tiny-partial"
+        assert corpus.caveat == "; partial: the first 12 of 20 bytes"
+        assert corpus.vocab.decode_bytes(corpus.split("test").ids) == b"bb"
+        with pytest.raises(FileNotFoundError, match=r"Prepared are tiny-partial: take one with --corpus\.name"):
+            open_corpus(CorpusConfig(name="tiny", newlines="drop"))
+        assert open_corpus(CorpusConfig(name="tiny-partial", newlines="drop")) == corpus
+        (tiny / "tiny.begin").write_bytes(self.PART[:-1])
+        with pytest.raises(ValueError, match="is not the published tiny"):
+            prepare("tiny", tiny, partial=True)
+
+    def test_what_is_whole_is_not_partial(self, tiny: Path, home: Path) -> None:
+        assert prepare("tiny", tiny, partial=True).path == home / "corpora" / "tiny"
+
+    def test_files_may_lie_deeper_or_in_an_archive(self, words: Path, tmp_path: Path) -> None:
+        (tmp_path / "deep" / "er").mkdir(parents=True)
+        words.rename(tmp_path / "deep" / "er" / "words")
+        from_folder = prepare("words", tmp_path / "deep")
+        with tarfile.open(tmp_path / "words.tgz", "w:gz") as archive:
+            archive.add(tmp_path / "deep" / "er" / "words", "anything")
+        (tmp_path / "list.xz").write_bytes(lzma.compress((tmp_path / "deep" / "er" / "words" / "list").read_bytes()))
+        from_archive = prepare("words", tmp_path / "words.tgz", vocab_file=tmp_path / "list.xz")
+        assert from_archive == from_folder
+        with pytest.raises(ValueError, match=r"--partial needs a folder"):
+            prepare("words", tmp_path / "words.tgz", partial=True)
+        with pytest.raises(ValueError, match=r"say with --source"):
+            prepare("words", partial=True)
+
+    def test_sentences_stand_between_their_marks(self, words: Path) -> None:
+        corpus = prepare("words", words)
+        assert corpus.vocab.symbols == ("<unk>", "the", "<S>", "dog")
+        assert corpus.split("train").ids.tolist() == [2, 1, 0, 0, 2, 1, 3, 2, 0, 3, 2]
+        assert corpus.split("valid").ids.tolist() == [2, 1, 0, 0, 2]
+        assert corpus.vocab.opening.tolist() == [2] and corpus.vocab.line_end == 2
+        assert corpus.vocab.decode(corpus.split("train").ids[1:]) == "the <unk> <unk>\nthe dog\n<unk> dog\n"
+
+    def test_what_is_missing_is_listed(self, words: Path, home: Path) -> None:
+        (words / "list").rename(words / "kept")
+        corpus = prepare("words", words, partial=True)
+        assert corpus.header.partial == "no vocabulary file; its words are those of its train part"
+        (words / "kept").rename(words / "list")
+        (words / "a.2").unlink()
+        corpus = prepare("words", words, partial=True)
+        assert corpus.header.partial == "1 of 2 files of its train part" and len(corpus.vocab) == 4
+        (words / "a.1").unlink()
+        (words / "list").unlink()
+        corpus = prepare("words", words, partial=True)
+        notes = ("no train part", "no vocabulary file", "its words are those of its valid and test part")
+        assert corpus.header.partial == "; ".join(notes)
+        assert corpus.vocab.symbols == ("<S>", "the", "bird", "sat", UNK)
+        assert set(corpus.header.splits) == {"valid", "test"}
+
+    def test_another_vocabulary_is_another_store(self, words: Path, tmp_path: Path, home: Path) -> None:
+        (tmp_path / "mine.txt").write_text("dog\ncat\n<UNK>\n")
+        corpus = prepare("words", words, vocab_file=tmp_path / "mine.txt")
+        assert corpus.path == home / "corpora" / "words+mine" and corpus.name == "words+mine"
+        assert corpus.vocab.symbols == ("<S>", "dog", "cat", "<UNK>") and corpus.vocab.unk == 3
+        for name in ("words", "words-partial", "words+mine", "words+mine-partial", "wikitext-2-raw"):
+            assert tokenised(name)
+        for name in ("wordsmith", "ptb-char", "enwik8", "text8-partial", "a/path"):
+            assert not tokenised(name)
+
+    def test_a_list_that_stands_for_the_training_part_is_taken_where_that_is_not_whole(self, words: Path, monkeypatch):
+        known = DATASETS["words"]
+        files = {name: file for name, file in known.files.items() if name != "list"}
+        monkeypatch.setitem(DATASETS, "words", replace(known, files=files, listed=known.files["list"]))
+        with pytest.raises(ValueError, match="bird"):  # the training part's own words are closed
+            prepare("words", words)
+        assert prepare("words", words, vocab_file=words / "list").name == "words+list"
+        (words / "a.2").unlink()
+        corpus = prepare("words", words, partial=True)
+        assert corpus.name == "words-partial" and corpus.vocab.symbols == ("<unk>", "the", "<S>", "dog")
+        (words / "list").write_bytes(b"the\n<S>\n")
+        with pytest.raises(ValueError, match="is not the published list"):
+            prepare("words", words, partial=True)
+
+    def test_every_address_names_its_file(self) -> None:
+        names = {
+            origin.name
+            for dataset in DATASETS.values()
+            for way in dataset.packages
+            for package in way
+            for origin in package.origins
+        }
+        assert "simple-examples.tgz" in names and len(names) == 12
+
+    def test_published_spelling_becomes_plain_text(self, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        spelled = b"a b _ c \n "
+        known = DATASETS["ptb-char"]
+        files = {name: File(len(spelled), digest(spelled)) for name in known.files}
+        protocol = Protocol(5, dict.fromkeys(SPLITS, Counts(5, 5)))
+        monkeypatch.setitem(DATASETS, "ptb-char", replace(known, files=files, protocols={"keep": protocol}))
+        for name in files:
+            (tiny / name).write_bytes(spelled)
+        corpus = prepare("ptb-char", tiny)
+        assert corpus.vocab.decode(corpus.split("test").ids) == "ab c\n"
+
+    @pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2"])
+    def test_a_damaged_copy_says_which(self, tiny: Path, suffix: str) -> None:
+        (tiny / "tiny.xz").unlink()
+        file = tiny / f"tiny{suffix}"
+        with OPENERS[suffix](file, "wb") as out:
+            out.write(self.TEXT)
+        sound = file.read_bytes()
+        for place in range(len(sound)):
+            file.write_bytes(sound[:place] + bytes([sound[place] ^ 0xFF]) + sound[place + 1 :])
+            for source in (tiny, file):
+                try:
+                    corpus = prepare("tiny", source)
+                except ValueError as error:  # in the header, or by its digest
+                    assert str(error).startswith(str(file)), error
+                else:
+                    assert corpus.header.splits["train"].tokens == 8  # a byte that says nothing of the content
+        file.write_bytes(sound[:-9])
+        with pytest.raises(ValueError, match=rf"tiny\{suffix} is not"):
+            prepare("tiny", tiny)
+
+    def test_a_file_without_a_digest_must_be_text_to_its_end(self, words: Path, monkeypatch) -> None:
+        known = DATASETS["words"]
+        monkeypatch.setitem(DATASETS, "words", replace(known, files=known.files | {"a.1": File(99)}))
+        for content in (b"\xff cat\n", "caf\u00e9".encode()[:-1]):
+            (words / "a.1").write_bytes(content)
+            with pytest.raises(ValueError, match=r"a\.1 is not the published a\.1: it is not UTF-8 text, or cut off"):
+                prepare("words", words)
+        (words / "a.1").write_bytes(b"a" * 100)
+        with pytest.raises(ValueError, match="it has more than 99 bytes"):
+            prepare("words", words)
+
+
+class TestDownloaded:
+    """A published corpus from a server that misbehaves."""
+
+    @pytest.mark.parametrize("published", [True, False])
+    def test_the_second_address_serves_where_the_first_fails(self, published: bool, home: Path, monkeypatch) -> None:
+        text = TestPublished.TEXT
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("folder/tiny", text)
+            archive.writestr("../../evil", b"evil")
+        with serving() as server:
+            server.put("tiny.zip", packed.getvalue())
+            gone, there = Origin(server.url("gone.zip")), server.url("tiny.zip")
+            known = (len(packed.getvalue()), digest(packed.getvalue())) if published else ()
+            package = Package(("tiny",), (gone, Origin(there, *known)))
+            protocol = Protocol(2, {"train": Counts(8, 2)})
+            known = Dataset("byte", {"tiny": File(20, digest(text))}, ((package,),), {"drop": protocol}, cuts=(10, 15))
+            monkeypatch.setitem(DATASETS, "tiny", known)
+            assert prepare("tiny").path == home / "corpora" / "tiny"
+        assert prepare("tiny").header.source == "tiny", "the second time there is no server"
+        assert {path.name for path in (home / "downloads" / "tiny").iterdir() if path.suffix == ".zip"} == {"tiny.zip"}
+        assert not list(home.rglob("*evil*")) and not list(home.rglob("unpacked-*"))
+
+    def test_wrong_content_is_not_kept(self, home: Path, monkeypatch) -> None:
+        with serving() as server:
+            server.put("tiny", b"wrong")
+            address = server.url("tiny")
+            known = Dataset(
+                "byte",
+                {"tiny": File(20, digest(TestPublished.TEXT))},
+                ((Package(("tiny",), (Origin(address),)),),),
+                {"drop": Protocol(2, {})},
+                cuts=(10, 15),
+            )
+            monkeypatch.setitem(DATASETS, "tiny", known)
+            with pytest.raises(OSError, match=r"is not the published tiny"):
+                prepare("tiny")
+        assert not (home / "downloads" / "tiny" / "tiny").exists() and not (home / "corpora").exists()
+
+
+class TestVocabFile:
+    @pytest.mark.parametrize("newlines", ["keep", "sentence", "drop"])
+    @pytest.mark.parametrize("counted", [True, False])
+    def test_words_keep_the_order_of_the_file(self, counted: bool, newlines) -> None:
+        lines = "the 9\nof 7\n<unk> 2\n" if counted else "the\nof\n<unk>"
+        first = {"keep": ("<eos>",), "sentence": ("<S>",), "drop": ()}[newlines]
+        assert Vocab.read(lines.encode(), "file", newlines=newlines).symbols == (*first, "the", "of", "<unk>")
+
+    def test_an_unk_that_is_missing_stands_behind_the_line_end(self) -> None:
+        assert Vocab.read(b"the\nof\n", "file").symbols == (EOS, UNK, "the", "of")
+        assert Vocab.read(b"<UNK>\nof\n<eos>\n", "file").symbols == ("<UNK>", "of", EOS)
+
+    def test_numbers_are_words_too(self) -> None:
+        assert Vocab.read(b"1990 3\n12 2\n", "file").symbols == (EOS, UNK, "1990", "12")
+        assert Vocab.read(b"1990\n12\n", "file").symbols == (EOS, UNK, "1990", "12")
+
+    @pytest.mark.parametrize(
+        ("content", "sentence"),
+        [
+            (b"the 1\n\nof the 2\n", r"one a line, .* line 3 is 'of the 2'"),
+            (b"the 1\nof\n", r"line 2 is 'of'"),
+            (b"the\nof 1\n", r"line 2 is 'of 1'"),
+            (b"the\nof\nthe\n", r"each word once, .* line 3 is 'the'"),
+            (b"\n\n", "is empty"),
+            (b"\xff", "UTF-8"),
+        ],
+    )
+    def test_another_file_is_refused(self, content: bytes, sentence: str) -> None:
+        with pytest.raises(ValueError, match=f"^file must .*{sentence}"):
+            Vocab.read(content, "file")
+
+    def test_it_is_for_words_and_byte_pairs(self) -> None:
+        with pytest.raises(ValueError, match=r'for unit = "word" or "bpe", got "char"'):
+            Vocab.read(b"a", "file", unit="char")
+
+    def test_any_text_can_take_one(self, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text("the cat\n" * 40)
+        (tmp_path / "vocab.txt").write_text("cat\nbird\n")
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="word", vocab=str(tmp_path / "vocab.txt")))
+        assert corpus.vocab.symbols == (EOS, UNK, "cat", "bird")
+        assert corpus.header.splits["train"].unknown == 37
+        with pytest.raises(FileNotFoundError, match="There is no file"):
+            open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="word", vocab=str(tmp_path / "none.txt")))
+
+
+class TestBytePairs:
+    TEXT = "the cat sat\n  on the mat, été 中文\n\n" * 40
+
+    def test_text_comes_back_and_frequent_pairs_come_first(self, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text(self.TEXT)
+        config = CorpusConfig(name=str(tmp_path / "text"), unit="bpe", bpe_size=270)
+        corpus = open_corpus(config)
+        vocab, ids = corpus.vocab, corpus.split("train").ids
+        assert vocab.decode_bytes(ids) == self.TEXT.encode()[: len(self.TEXT.encode()) * 9 // 10]
+        assert vocab.symbol_bytes()[ids].sum() == corpus.header.splits["train"].bytes
+        counts = np.bincount(ids, minlength=len(vocab))
+        assert (np.diff(counts) <= 0).all(), "ids go by frequency"
+        assert vocab.line_end == vocab.encode("\n").item() and len(vocab) == 270
+        again = Vocab.from_json(json.loads(json.dumps(vocab.to_json())))
+        assert again == vocab and again.fingerprint == vocab.fingerprint
+        assert open_corpus(config).path == corpus.path
+        assert open_corpus(replace(config, bpe_size=265)).path != corpus.path
+
+    def test_a_tokenizer_that_is_there_keeps_its_ids(self, tmp_path: Path) -> None:
+        tokenizer = train_bpe([self.TEXT], 270)
+        (tmp_path / "tokenizer.json").write_text(tokenizer)
+        (tmp_path / "text").write_text(self.TEXT)
+        config = CorpusConfig(name=str(tmp_path / "text"), unit="bpe", vocab=str(tmp_path / "tokenizer.json"))
+        corpus = open_corpus(config)
+        assert corpus.vocab.symbols == BytePairs(tokenizer).symbols
+        assert corpus.vocab.decode(corpus.vocab.encode("a\ud800b")) == "a\ufffd\ufffd\ufffdb"
+        with pytest.raises(ValueError, match=r"must hold the tokenizer"):
+            Vocab.from_json({"unit": "bpe", "newlines": "keep", "symbols": ["a"]})
+
+    def test_dropped_newlines_are_not_there(self, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text(self.TEXT)
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="bpe", bpe_size=270, newlines="drop"))
+        assert b"\n" not in corpus.vocab.decode_bytes(corpus.split("train").ids)
+
+
+@needs_data
+def test_enwik8_is_the_published_one(tmp_path: Path) -> None:
+    """One test for both protocols, for each preparation reads 100 MB."""
+    (tmp_path / "enwik8").write_bytes(read_file(DATA / "enwik8" / "enwik8.xz"))
+    drop = prepare("enwik8", tmp_path / "enwik8")
+    keep = prepare("enwik8", tmp_path, newlines="keep")
+    assert (len(drop.vocab), len(keep.vocab)) == (204, 205)
+    assert [s.tokens for s in drop.header.splits.values()] == [88_982_818, 4_945_742, 4_943_417]
+    assert [s.tokens for s in keep.header.splits.values()] == [90_000_000, 5_000_000, 5_000_000]
+    assert [s.types for s in keep.header.splits.values()] == [205, 203, 198]
+    assert drop.vocab.symbols == tuple(b for b in keep.vocab.symbols if b != 10)
+    text = keep.vocab.decode_bytes(keep.split("test").ids)
+    assert hashlib.sha256(text).hexdigest() == "86f62c0adeb6c27763f308b8913bec743626421a4d2b4010f1e177a40eef7750"
+    assert drop.vocab.decode_bytes(drop.split("test").ids) == text.replace(b"\n", b"")
+
+
+@needs_data
+def test_ptb_is_the_published_one() -> None:
+    corpus = prepare("ptb", DATA / "ptb", newlines="keep")
+    assert [s.tokens for s in corpus.header.splits.values()] == [929_589, 73_760, 82_430]
+    assert [s.unknown for s in corpus.header.splits.values()] == [45_020, 3_485, 4_794]
+    assert len(corpus.vocab) == 10_000 and corpus.vocab.symbols[:4] == (EOS, "the", UNK, "N")
+    source = read_file(DATA / "ptb" / "ptb.test.txt.xz").decode()
+    decoded = corpus.vocab.decode(corpus.split("test").ids)
+    assert [line.split() for line in decoded.split("\n")] == [line.split() for line in source.split("\n")]
+    assert corpus.vocab.encode("zyzzyva").tolist() == [2]
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["ptb-char", "wikitext-2", "wikitext-2-raw", "text8", "wikitext-103", "lm1b"])
+def test_every_corpus_that_is_here_has_the_published_counts(name: str) -> None:
+    """`prepare` compares them all; what is not whole is called partial."""
+    whole = name not in ("text8", "wikitext-103", "lm1b")
+    if not whole:
+        with pytest.raises(FileNotFoundError, match="--partial"):
+            prepare(name, DATA / name)
+    corpus = prepare(name, DATA / name, partial=not whole)
+    assert corpus.name == (name if whole else f"{name}-partial") and bool(corpus.caveat) != whole
+    if name == "lm1b":
+        test = corpus.split("test").ids
+        assert StreamLoader(test, batch_size=10, tgt_len=32).targets == 159_658
+        assert (test == corpus.vocab.line_end).sum() == 6_075 + 1
+    if name == "ptb-char":
+        words = read_file(DATA / "ptb" / "ptb.test.txt.xz").decode()
+        lines = [line.strip() for line in words.splitlines()]
+        assert corpus.vocab.decode(corpus.split("test").ids) == "\n".join([*lines, ""])
+    if name == "wikitext-103":
+        published = read_file(DATA / name / "vocab.counts.txt.xz").decode().splitlines()
+        assert corpus.vocab.symbols == (EOS, UNK, *(line.split()[0] for line in published))
+
+
+@needs_data
+def test_wikitext_2_on_the_fly() -> None:
+    corpus = open_corpus(CorpusConfig(name=str(DATA / "wikitext-2"), unit="word"))
+    assert [s.tokens for s in corpus.header.splits.values()] == [2_088_628, 217_646, 245_569]
+    assert len(corpus.vocab) == 33_278
+    prepared = prepare("wikitext-2", DATA / "wikitext-2").vocab
+    assert set(corpus.vocab.symbols) == set(prepared.symbols), "no word of validation or test is new"

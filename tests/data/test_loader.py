@@ -1,0 +1,292 @@
+"""Streams: re-joined they are the corpus, and every target is scored once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.data.corpus import Split
+from transformer_xl.data.loader import LineShuffle, Segment, ShuffledLines, StreamLoader, random_cuts
+
+lengths = st.integers(2, 200)
+batches = st.integers(1, 9)
+segments = st.integers(1, 17)
+
+
+def read_rows(loader: StreamLoader) -> list[tuple[list[int], list[int]]]:
+    """Per row, the ids and targets that are scored, in order."""
+    rows: list[tuple[list[int], list[int]]] = [([], []) for _ in range(loader.segment(0).ids.shape[0])]
+    for segment in loader:
+        for (ids, targets), row_ids, row_targets in zip(rows, segment.ids, segment.targets, strict=True):
+            scored = row_targets != -1
+            ids += row_ids[scored].tolist()
+            targets += row_targets[scored].tolist()
+    return rows
+
+
+def assert_same(a: Segment, b: Segment) -> None:
+    assert torch.equal(a.ids, b.ids) and torch.equal(a.targets, b.targets)
+    assert (a.reset is None) == (b.reset is None)
+    assert a.reset is None or b.reset is None or torch.equal(a.reset, b.reset)
+
+
+@settings(deadline=None)
+@given(n=lengths, batch_size=batches, tgt_len=segments)
+def test_streams_rejoined_are_the_corpus(n: int, batch_size: int, tgt_len: int) -> None:
+    loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
+    rows = read_rows(loader)
+    assert [i for ids, _ in rows for i in ids] == list(range(n - 1))
+    assert [i for _, targets in rows for i in targets] == list(range(1, n))
+    sizes = [len(targets) for _, targets in rows]
+    assert max(sizes) - min(sizes) <= 1
+    assert loader.targets == sum(sizes) == n - 1
+    assert len(loader) == -(-max(sizes) // tgt_len)
+
+
+@settings(deadline=None)
+@given(n=lengths, batch_size=batches, tgt_len=segments)
+def test_segments_have_their_shape_and_padding_comes_last(n: int, batch_size: int, tgt_len: int) -> None:
+    loader = StreamLoader(np.arange(n, dtype=np.uint8), batch_size=batch_size, tgt_len=tgt_len)
+    for index, (ids, targets, reset) in enumerate(loader):
+        assert ids.dtype == targets.dtype == torch.int64 and ids.shape == targets.shape
+        assert ids.shape[0] == batch_size and ids.min() >= 0
+        assert ids.shape[1] == tgt_len or (index == len(loader) - 1 and ids.shape[1] < tgt_len)
+        assert (targets != -1).any(0).all(), "no column is padding alone"
+        scored = targets != -1
+        assert torch.equal(scored, scored.cummin(1).values)
+        assert (reset is not None and bool(reset.all())) if index == 0 else reset is None
+
+
+def test_eleven_tokens_by_hand() -> None:
+    loader = StreamLoader(np.arange(11), batch_size=4, tgt_len=2)
+    first, second = loader
+    assert first.ids.tolist() == [[0, 1], [3, 4], [6, 7], [8, 9]]
+    assert first.targets.tolist() == [[1, 2], [4, 5], [7, 8], [9, 10]]
+    assert second.ids[:2].tolist() == [[2], [5]] and second.targets.tolist() == [[3], [6], [-1], [-1]]
+
+
+documents = st.lists(st.integers(1, 30), min_size=1, max_size=25).filter(lambda sizes: max(sizes) > 1)
+
+
+@settings(deadline=None)
+@given(sizes=documents, batch_size=batches, tgt_len=segments)
+def test_each_document_starts_a_segment_with_reset(sizes: list[int], batch_size: int, tgt_len: int) -> None:
+    ids, starts = np.arange(sum(sizes)), np.cumsum([0, *sizes[:-1]])
+    loader = StreamLoader(Split(ids, starts, "train"), batch_size=batch_size, tgt_len=tgt_len)
+    targets = [i for _, row in read_rows(loader) for i in row]
+    assert sorted(targets) == sorted(set(ids.tolist()) - set(starts.tolist()))
+    assert loader.targets == len(targets) == sum(sizes) - len(sizes)
+    begun = []
+    for index, segment in enumerate(loader):
+        for row in range(batch_size):
+            scored = segment.targets[row] != -1
+            if not scored.any():
+                continue
+            first = int(segment.ids[row, 0])
+            reset = segment.reset is not None and bool(segment.reset[row])
+            assert reset == (first in starts)
+            assert not set(segment.ids[row, 1:][scored[1:]].tolist()) & set(starts.tolist()), "a document begins inside"
+            begun += [first] if reset else []
+        if index == 0:
+            assert segment.reset is not None and segment.reset.all()
+    assert sorted(begun) == [start for start, size in zip(starts.tolist(), sizes, strict=True) if size > 1]
+
+
+@settings(deadline=None)
+@given(sizes=documents, batch_size=batches, tgt_len=segments)
+def test_a_row_reads_each_document_whole_and_in_order(sizes: list[int], batch_size: int, tgt_len: int) -> None:
+    starts = np.cumsum([0, *sizes[:-1]])
+    loader = StreamLoader(np.arange(sum(sizes)), batch_size=batch_size, tgt_len=tgt_len, documents=starts)
+    for ids, targets in read_rows(loader):
+        assert ids == sorted(ids) and [i + 1 for i in ids] == targets
+        owners = np.searchsorted(starts, ids, side="right")
+        for owner in set(owners.tolist()):
+            assert int((owners == owner).sum()) == sizes[owner - 1] - 1
+    lasting = [-(-(size - 1) // tgt_len) for size in sizes]
+    assert len(loader) <= sum(lasting) / batch_size + max(lasting), "no stream gets much more than its share"
+
+
+@settings(deadline=None)
+@given(n=lengths, tgt_len=segments, cuts=st.lists(st.integers(1, 7), max_size=3), by_document=st.booleans())
+def test_rows_partition_the_batch(n: int, tgt_len: int, cuts: list[int], by_document: bool) -> None:
+    options = {"batch_size": 8, "tgt_len": tgt_len, "documents": [0, n // 2] if by_document and n > 3 else None}
+    whole = StreamLoader(np.arange(n), **options)
+    edges = sorted({0, *cuts, 8})
+    parts = [StreamLoader(np.arange(n), rows=slice(a, b), **options) for a, b in pairwise(edges)]
+    assert sum(part.targets for part in parts) == whole.targets
+    for index, segment in enumerate(whole):
+        pieces = [part.segment(index) for part in parts]
+        assert torch.equal(torch.cat([piece.ids for piece in pieces]), segment.ids)
+        assert torch.equal(torch.cat([piece.targets for piece in pieces]), segment.targets)
+        resets = [torch.zeros(len(p.ids), dtype=torch.bool) if p.reset is None else p.reset for p in pieces]
+        whole_reset = torch.zeros(8, dtype=torch.bool) if segment.reset is None else segment.reset
+        assert torch.equal(torch.cat(resets), whole_reset)
+    assert all(len(part) == len(whole) for part in parts)
+
+
+@settings(deadline=None)
+@given(n=lengths, batch_size=batches, tgt_len=segments, data=st.data())
+def test_a_segment_depends_on_its_index_alone(n: int, batch_size: int, tgt_len: int, data: st.DataObject) -> None:
+    loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
+    index = data.draw(st.integers(0, len(loader) - 1))
+    read = loader.segment(index)
+    read.ids.fill_(-7)
+    read.targets.fill_(-7)
+    assert_same(loader.segment(index), list(StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len))[index])
+
+
+@settings(deadline=None)
+@given(n=lengths, batch_size=batches, tgt_len=segments, limit=st.integers(1, 250), by_document=st.booleans())
+def test_max_tokens_scores_the_first(n: int, batch_size: int, tgt_len: int, limit: int, by_document: bool) -> None:
+    starts = [0, 2] if by_document and n > 3 else None
+    loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, max_tokens=limit, documents=starts)
+    targets = sorted(i for _, row in read_rows(loader) for i in row)
+    possible = [i for i in range(1, n) if starts is None or i != 2]
+    assert targets == possible[:limit] and loader.targets == len(targets)
+
+
+def test_mistakes_get_a_sentence() -> None:
+    ids = np.arange(10)
+    for option in ("batch_size", "tgt_len", "max_tokens"):
+        options: dict[str, Any] = {"batch_size": 2, "tgt_len": 2, option: -1}
+        with pytest.raises(ValueError, match=f"{option} must be at least [01], got -1"):
+            StreamLoader(ids, **options)
+    for size in (0, 1):
+        with pytest.raises(ValueError, match=f"The valid split must have at least 2 tokens.*got {size}"):
+            StreamLoader(Split(ids[:size], None, "valid"), batch_size=1, tgt_len=1)
+    with pytest.raises(ValueError, match="nothing to score"):
+        StreamLoader(ids[:2], batch_size=1, tgt_len=1, documents=[0, 1])
+    with pytest.raises(AssertionError, match="count from 0, got -1"):
+        StreamLoader(ids, batch_size=1, tgt_len=2).segment(-1)
+
+
+def test_epochs_follow_one_another() -> None:
+    loader = StreamLoader(np.arange(11), batch_size=2, tgt_len=2)
+    for index in range(len(loader)):
+        assert_same(loader.segment(index), loader.segment(index + 2 * len(loader)))
+    last = loader.segment(len(loader) - 1)
+    assert last.reset is None, "only the first segment of an epoch empties memory"
+
+
+lines = st.lists(st.lists(st.integers(1, 90), max_size=7), min_size=1, max_size=30)
+
+
+def lines_of(tokens: list[int]) -> list[tuple[int, ...]]:
+    """The lines of tokens in which 0 ends one."""
+    found, line = [], []
+    for token in tokens:
+        line.append(token)
+        if token == 0:
+            found.append(tuple(line))
+            line = []
+    return [*found, tuple(line)] if line else found
+
+
+@settings(deadline=None)
+@given(lines=lines, seed=st.integers(0, 99), ended=st.booleans())
+def test_shuffled_lines_are_the_same_lines(lines: list[list[int]], seed: int, ended: bool) -> None:
+    tokens = [token for line in lines for token in (*line, 0)] + ([] if ended else [1])
+    shuffled = ShuffledLines(np.array(tokens), 0, (seed,))
+    read = shuffled[0 : len(tokens)].tolist()
+    assert len(shuffled) == len(tokens) and sorted(read) == sorted(tokens)
+    if ended:
+        assert sorted(lines_of(read)) == sorted(lines_of(tokens))
+        assert lines_of(read)[0] == lines_of(tokens)[0], "the first line stays: its first token is context only"
+    for start in range(0, len(tokens), 3):
+        assert shuffled[start : start + 5].tolist() == read[start : start + 5]
+
+
+@settings(deadline=None)
+@given(lines=lines, batch_size=batches, tgt_len=segments, seed=st.integers(0, 9))
+def test_each_epoch_has_the_same_targets_in_another_order(
+    lines: list[list[int]], batch_size: int, tgt_len: int, seed: int
+) -> None:
+    tokens = np.array([0, *(token for line in lines for token in (*line, 0))])
+    loader = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=LineShuffle(0, seed))
+    for epoch in range(3):
+        found = [loader.segment(epoch * len(loader) + index).targets for index in range(len(loader))]
+        assert sorted(target for part in found for target in part.flatten().tolist() if target >= 0) == sorted(
+            tokens[1:].tolist()
+        )
+    again = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=LineShuffle(0, seed))
+    index = 2 * len(loader)
+    assert_same(loader.segment(index), again.segment(index))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    tokens = np.array([0, *(token for line in range(1, 60) for token in (line, 0))])
+
+    def order(seed: int, epoch: int) -> list[int]:
+        loader = StreamLoader(tokens, batch_size=1, tgt_len=len(tokens), shuffle=LineShuffle(0, seed))
+        return loader.segment(epoch).targets[0].tolist()
+
+    assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def targets_of(loader: StreamLoader, indices: range) -> list[int]:
+    return [i for index in indices for i in loader.segment(index).targets.flatten().tolist() if i != -1]
+
+
+@settings(deadline=None)
+@given(n=lengths, batch_size=batches, tgt_len=segments, context_len=st.integers(0, 20), data=st.data())
+def test_a_context_is_what_came_before_and_every_target_is_scored_once(
+    n: int, batch_size: int, tgt_len: int, context_len: int, data: st.DataObject
+) -> None:
+    starts = [0, n // 2] if n > 3 and data.draw(st.booleans()) else None
+    seed = data.draw(st.none() | st.integers(0, 9)) if starts is None else None
+    options: dict[str, Any] = {"batch_size": batch_size, "tgt_len": tgt_len, "documents": starts, "random_seed": seed}
+    loader = StreamLoader(np.arange(n), context_len=context_len, **options)
+    bare = StreamLoader(np.arange(n), **options)
+    assert len(loader) == len(bare)
+    scored = targets_of(loader, range(len(loader)))
+    assert sorted(scored) == sorted(targets_of(bare, range(len(bare)))) and len(scored) == loader.targets
+    assert len(scored) == n - (1 if starts is None else 2)
+    for segment, new in zip(loader, bare, strict=True):
+        for ids, targets, fresh, new_targets in zip(*segment[:2], new.ids, new.targets, strict=True):
+            if not (new_targets != -1).any():
+                assert (targets == -1).all()
+                continue
+            begin = int((targets != -1).nonzero()[0])
+            begun = int(np.searchsorted(starts or [0], int(fresh[0]), side="right")) - 1
+            rows = int(fresh[0]) - (starts or [0])[begun]
+            assert begin <= context_len and (begin == context_len or begin <= rows)
+            count = begin + int((new_targets != -1).sum())
+            assert torch.equal(ids[:count], torch.arange(count) + int(fresh[0]) - begin)
+            assert targets[targets != -1].tolist() == new_targets[new_targets != -1].tolist()
+
+
+@settings(deadline=None)
+@given(n=lengths, batch_size=batches, tgt_len=segments, seed=st.integers(0, 9), index=st.integers(0, 200))
+def test_random_lengths_come_anew_each_epoch_and_from_the_index_alone(n, batch_size, tgt_len, seed, index) -> None:
+    def loader() -> StreamLoader:
+        return StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, random_seed=seed)
+
+    read = loader()
+    begins = [i for i in range(index + 1) if (reset := read.segment(i).reset) is not None and reset.all()]
+    assert begins[0] == 0
+    for begin, end in pairwise(begins):
+        assert sorted(targets_of(read, range(begin, end))) == list(range(1, n))
+    assert_same(loader().segment(index), read.segment(index))
+
+
+def test_random_cuts_have_the_law_of_awd_lstm() -> None:
+    ends = random_cuts(1_000_000, 70, (1, 2))
+    sizes = np.diff(ends, prepend=0)
+    assert ends[-1] == 1_000_000 and sizes[:-1].min() >= 5
+    short = sizes < 52
+    assert short.mean() == pytest.approx(0.05, abs=0.006)
+    assert sizes[~short].mean() == pytest.approx(69.5, abs=0.2) and sizes[short].mean() == pytest.approx(34.5, abs=1)
+    assert sizes[~short].std() == pytest.approx(5, abs=0.2)
+    assert np.diff(random_cuts(10_000, 3, (1, 2)))[:-1].min() == 5
+    drawn = [StreamLoader(np.arange(9_999), batch_size=1, tgt_len=70, random_seed=seed) for seed in (1, 2)]
+    begin = len(drawn[0])
+    widths = [[one.segment(i).ids.shape[1] for i in range(k, k + 9)] for one in drawn for k in (0, begin)][:3]
+    assert widths[0] != widths[1] and widths[0] != widths[2], "epochs and seeds have lengths of their own"
+    with pytest.raises(ValueError, match="random_tgt_len must be false"):
+        StreamLoader(np.arange(9), batch_size=1, tgt_len=3, documents=[0, 4], random_seed=1)

@@ -1,0 +1,206 @@
+"""Laws of dynamic evaluation: a target is scored before anything is learned from it, by weights that are a copy."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VARIANTS, lengths, small_model, text
+
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.evaluation.dynamic import Dynamic, DynamicConfig, relative_rms
+from transformer_xl.evaluation.score import Tempered, evaluate
+from transformer_xl.evaluation.sliding import Sliding
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.runtime.device import autocast
+
+CALL = lengths(7, tgt_len=5)
+RULES = {"sgd": {"lr": 0.3, "decay": 0.2}, "rms": {"lr": 0.05, "decay": 0.2, "epsilon": 0.3}}
+each_rule = pytest.mark.parametrize("rule", RULES)
+
+
+def segments(ids: np.ndarray, batch_size: int = 1) -> StreamLoader:
+    return StreamLoader(ids, batch_size=batch_size, tgt_len=5)
+
+
+def dynamic(model: Any, rule: str, **changes: float) -> Dynamic:
+    config = DynamicConfig(rule=rule, **RULES[rule] | changes)  # type: ignore[arg-type]
+    other = segments(text(1, 41, seed=9)[0].numpy())
+    return Dynamic(model, config, relative_rms(model, other, CALL) if rule == "rms" else None)
+
+
+def losses(model: Any, ids: np.ndarray, batch_size: int = 1, precision: str = "fp32") -> torch.Tensor:
+    """Nats of each target, in order, in the model's own precision."""
+    found: list[torch.Tensor] = []
+    evaluate(model, segments(ids, batch_size), CALL, precision=precision, dump=lambda _, nll: found.append(nll.clone()))
+    return torch.cat(found, 1)
+
+
+def text_of(length: int, seed: int = 0) -> np.ndarray:
+    return text(1, length, seed=seed)[0].numpy()
+
+
+@each_rule
+@pytest.mark.parametrize("variant", ["post-norm", "bands"])
+def test_the_first_segment_is_as_without_and_a_rate_of_zero_changes_nothing(rule: str, variant: str) -> None:
+    model, ids = small_model(**VARIANTS[variant], dropout=0.4, train=True), text_of(32)
+    static, learning = losses(model, ids), losses(dynamic(model, rule), ids)
+    torch.testing.assert_close(learning[:, :5], static[:, :5])
+    assert ((learning - static)[:, 5:].abs() > 1e-6).all()
+    still = losses(dynamic(model, rule, lr=0.0), ids)
+    torch.testing.assert_close(still, static, rtol=1e-12, atol=1e-12)
+    model.eval()
+    memory = None
+    for place in range(0, 31, 5):
+        part = torch.from_numpy(ids[None, place : place + 6])
+        nll, memory = model(part[:, :-1], part[:, 1:], memory, CALL)
+        assert torch.equal(still[:, place : place + 5], nll)
+
+
+@each_rule
+@settings(max_examples=5, deadline=None)
+@given(place=st.integers(0, 30), token=st.integers(0, 22))
+def test_what_comes_later_never_changes_a_loss(rule: str, place: int, token: int) -> None:
+    model, ids = dynamic(small_model(), rule), text_of(32)
+    other = ids.copy()
+    other[place + 1 :] = (other[place + 1 :] + token) % 23
+    assert torch.equal(losses(model, ids)[:, :place], losses(model, other)[:, :place])
+
+
+@each_rule
+def test_the_trained_weights_stay_and_every_pass_starts_from_them(rule: str) -> None:
+    model = small_model(train=True)
+    before = [p.clone() for p in model.parameters()]
+    learning = dynamic(model, rule)
+    first = losses(learning, text_of(32))
+    assert model.training and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert torch.equal(losses(learning, text_of(32)), first)
+    with pytest.raises(AssertionError, match="must not learn"):
+        learning(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), None, CALL)
+
+
+@each_rule
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_steps_are_those_of_the_equation(rule: str, batch_size: int) -> None:
+    model, ids = small_model(**VARIANTS["bands"]), text_of(40)
+    learning, found = dynamic(model, rule), []
+    copy, memory, how = small_model(**VARIANTS["bands"]), None, RULES[rule]
+    for segment in segments(ids, batch_size):
+        nll, memory = copy(segment.ids, segment.targets, memory, CALL)
+        found.append(nll.detach())
+        copy.zero_grad()
+        (nll.sum() / (segment.targets >= 0).sum()).backward()
+        with torch.no_grad():
+            for i, (w, w0) in enumerate(zip(copy.parameters(), model.parameters(), strict=True)):
+                assert w.grad is not None
+                r = torch.ones_like(w) if learning.rms is None else learning.rms[i]
+                rate = how["lr"] / (r + how["epsilon"]) if rule == "rms" else how["lr"]
+                w += (how["decay"] * r).clamp(max=1) * (w0 - w) - rate * w.grad
+    torch.testing.assert_close(losses(learning, ids, batch_size), torch.cat(found, 1))
+
+
+def test_roots_are_those_of_the_mean_square_and_their_mean_is_one() -> None:
+    model, loader = small_model(dropout=0.4, train=True), segments(text_of(38, seed=3))
+    rms = relative_rms(model, loader, CALL)
+    assert model.training
+    copy, memory, squares = small_model(), None, []
+    for segment in loader:
+        nll, memory = copy(segment.ids, segment.targets, memory, CALL)
+        gradients = torch.autograd.grad(nll.sum() / nll.numel(), list(copy.parameters()))
+        squares.append([g.square() for g in gradients])
+    roots = [torch.stack(square).mean(0).sqrt() for square in zip(*squares, strict=True)]
+    mean = torch.cat([root.flatten() for root in roots]).mean()
+    for r, root in zip(rms, roots, strict=True):
+        torch.testing.assert_close(r, root / mean)
+
+
+def test_with_every_root_one_the_rules_are_the_same() -> None:
+    model, ids = small_model(), text_of(32)
+    ones = [torch.ones_like(p) for p in model.parameters()]
+    one = Dynamic(model, DynamicConfig(rule="rms", lr=0.3, decay=0.2, epsilon=0.5), ones)
+    other = Dynamic(model, DynamicConfig(rule="sgd", lr=0.2, decay=0.2))
+    torch.testing.assert_close(losses(one, ids), losses(other, ids))
+
+
+@each_rule
+def test_it_leads_back_to_the_trained_weights_and_not_beyond(rule: str) -> None:
+    model, part = small_model(), text(1, 6)
+    learner = dynamic(model, rule, decay=1e6, lr=0.0).for_inference()
+    with torch.no_grad():
+        for w in learner.model.parameters():
+            w += 1
+    learner(part, part, None, CALL)
+    roots = learner.rms or [torch.ones_like(w) for w in model.parameters()]
+    for w, w0, r in zip(learner.model.parameters(), model.parameters(), roots, strict=True):
+        torch.testing.assert_close(w[r * 1e6 > 1], w0[r * 1e6 > 1])
+
+
+@each_rule
+def test_a_text_that_repeats_is_learned(rule: str) -> None:
+    model, ids = small_model(dtype=torch.float32, init_std=0.1), np.tile(text_of(11), 12)
+    static, learning = losses(model, ids), losses(dynamic(model, rule, decay=0.0), ids)
+    assert learning[:, -30:].mean() < static[:, -30:].mean() - 0.4
+
+
+@each_rule
+def test_under_bf16_it_scores_by_the_weights_that_it_learned(rule: str) -> None:
+    """And not by those that autocast rounded before the step."""
+    learner, part = dynamic(small_model(dtype=torch.float32), rule).for_inference(), text(1, 6)
+    with torch.no_grad(), autocast("bf16", torch.device("cpu")):
+        learner(part[:, :-1], part[:, 1:], None, CALL)
+        with torch.enable_grad():  # which takes another backend
+            fresh, _ = deepcopy(learner.model)(part[:, :-1], part[:, 1:], None, CALL)
+        assert torch.equal(learner(part[:, :-1], part[:, 1:], None, CALL)[0], fresh)
+
+
+def test_a_reset_empties_the_memory_and_leaves_the_weights() -> None:
+    model, ids = small_model(), text_of(23)
+    loader = StreamLoader(ids, batch_size=1, tgt_len=5, documents=[0, 11])
+    found: list[torch.Tensor] = []
+    evaluate(dynamic(model, "sgd"), loader, CALL, dump=lambda _, nll: found.append(nll))
+    learner, memory = dynamic(model, "sgd").for_inference(), None
+    for place, segment in enumerate(loader):
+        memory = None if place == 2 else memory
+        nll, memory = learner(segment.ids, segment.targets, memory, CALL)
+        torch.testing.assert_close(found[place], nll)
+
+
+@each_rule
+def test_windows_and_temperatures_learn_too(rule: str) -> None:
+    model, ids = Tempered(Sliding(small_model(), 5, 2), 1.3), text_of(32)
+    static, learning = losses(model, ids), losses(dynamic(model, rule), ids)
+    torch.testing.assert_close(learning[:, :5], static[:, :5])
+    assert ((learning - static)[:, 5:].abs() > 1e-6).all()
+
+
+def test_weights_without_a_part_in_it_stay() -> None:
+    class More(TransformerXL):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.more = torch.nn.Parameter(torch.ones(3))
+
+    model, ids = small_model(), text_of(32)
+    more = More(model.config).to(torch.float64)
+    more.load_state_dict(model.state_dict(), strict=False)
+    for rule in RULES:
+        assert losses(dynamic(more, rule), ids).isfinite().all()
+    torch.testing.assert_close(losses(dynamic(more, "sgd"), ids), losses(dynamic(model, "sgd"), ids))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"lr": -1.0, "decay": float("nan")}, r"--dynamic-lr must be at least 0, got -1.0.\n--dynamic-decay .* nan"),
+        ({"epsilon": 0.0}, "--dynamic-epsilon must be above 0"),
+        ({"tokens": -1}, "--dynamic-tokens must be at least 0"),
+    ],
+)
+def test_mistakes_are_told(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        DynamicConfig(**options)

@@ -1,0 +1,440 @@
+"""Scores: sums and counts, memory between segments, order of a dump, and lines that do not depend on each other."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from small_models import VARIANTS, small_model
+from small_models import text as random_text
+from table_model import TableModel
+
+from transformer_xl.checkpoint import save_checkpoint
+from transformer_xl.cli.journeys.evaluate import evaluate as evaluate_run
+from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
+from transformer_xl.data.loader import Segment, StreamLoader
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluation.lines import LineScore, score_lines
+from transformer_xl.evaluation.score import EvalResult, Tempered, TokenLog, evaluate
+from transformer_xl.evaluation.sliding import Sliding
+
+LENGTHS = Lengths(tgt_len=5, mem_len=7)
+TEXT = "the cat sat on a mat\nthe dog ate the cat\n"
+BYTES = Vocab.build("byte", [])
+CHARS = Vocab.build("char", [TEXT])
+WORDS = Vocab.build("word", [TEXT])
+DROPPED = Vocab.build("char", [TEXT], newlines="drop")
+
+
+def tokens(length: int, vocab_size: int = 7) -> np.ndarray:
+    return np.random.default_rng(length).integers(0, vocab_size, length).astype(np.uint8)
+
+
+def nll_of(model: TableModel, text: np.ndarray) -> np.ndarray:
+    """Nats of text[1:] for a stream that starts with it."""
+    moments = np.arange(len(text) - 1) % len(model.table)
+    return -model.table.detach().numpy()[moments, text[:-1], text[1:]]
+
+
+class Given(TableModel):
+    """Each target costs what it says."""
+
+    def forward(self, ids, targets, memory, lengths):
+        return targets.clamp(min=0).float(), memory
+
+
+def segments_of(targets: list[list[int]]) -> list[Segment]:
+    return [Segment(torch.zeros(1, len(row), dtype=torch.int64), torch.tensor([row]), None) for row in targets]
+
+
+def test_figures_by_hand():
+    result = EvalResult(nats=4 * math.log(8), targets=4, seconds=2.0, lengths=LENGTHS, bytes=6, unit="word")
+    assert math.isclose(result.loss, math.log(8))
+    assert math.isclose(result.ppl, 8)
+    assert math.isclose(result.bpc, 3)
+    assert result.bits_per_byte is not None and math.isclose(result.bits_per_byte, 2)
+    assert result.tokens_per_second == 2
+    assert result.headline == ("ppl", result.ppl)
+    assert EvalResult(1.0, 1, 1.0, LENGTHS).headline[0] == "bpc"
+    assert "ppl 8.0000" in str(result) and "4 targets" in str(result) and "bits per byte 2.0000" in str(result)
+
+
+def test_json_holds_every_figure_and_the_lengths():
+    result = EvalResult(nats=4 * math.log(8), targets=4, seconds=2.0, lengths=LENGTHS, bytes=6, unit="word")
+    told = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert told == told | {"targets": 4, "bytes": 6, "tgt_len": 5, "mem_len": 7, "attn_len": None, "finite": True}
+    assert math.isclose(told["ppl"], 8) and math.isclose(told["bits_per_byte"], 2)
+
+
+def test_a_perplexity_beyond_floats_is_infinite():
+    assert EvalResult(nats=5000.0, targets=2, seconds=1.0, lengths=LENGTHS).ppl == math.inf
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_sum_is_that_of_the_table(batch_size):
+    model, text = TableModel(), tokens(47)
+    loader = StreamLoader(text, batch_size=batch_size, tgt_len=5)
+    result = evaluate(model, loader, LENGTHS)
+    edges = [0, *np.cumsum([len(part) for part in np.array_split(text[1:], batch_size)])]
+    expected = sum(nll_of(model, text[a : b + 1]).sum() for a, b in pairwise(edges))
+    assert result.targets == 46 and result.lengths is LENGTHS
+    assert math.isclose(result.nats, expected, rel_tol=1e-6)
+
+
+def test_memory_runs_on_and_a_reset_row_is_a_fresh_one():
+    model = small_model(vocab_size=7)
+    text = torch.from_numpy(tokens(21).astype(np.int64))
+    halves = torch.stack([text[:10], text[10:20]]), torch.stack([text[1:11], text[11:21]])
+    parts = [(halves[0][:, :5], halves[1][:, :5]), (halves[0][:, 5:], halves[1][:, 5:])]
+    reset = torch.tensor([False, True])
+    nats = {}
+    for name, mark in {"on": None, "reset": reset}.items():
+        nats[name] = TokenLog()
+        segments = [Segment(*parts[0], torch.tensor([True, True])), Segment(*parts[1], mark)]
+        evaluate(model, segments, LENGTHS, dump=nats[name])
+    alone = -model(parts[1][0][1:], parts[1][1][1:], None, LENGTHS)[0][0].detach()
+    assert np.array_equal(nats["on"].log_probs[:15], nats["reset"].log_probs[:15])
+    np.testing.assert_allclose(nats["reset"].log_probs[15:], alone.float(), atol=1e-6)
+    assert np.abs(nats["on"].log_probs[15:] - alone.numpy()).max() > 1e-3
+
+
+def test_a_window_makes_the_cut_irrelevant():
+    model, text = small_model(vocab_size=7, dropout=0.3), tokens(60)
+    results = [
+        evaluate(model, StreamLoader(text, batch_size=2, tgt_len=cut), Lengths(tgt_len=cut, mem_len=8, attn_len=9))
+        for cut in (1, 4, 30)
+    ]
+    for result in results:
+        assert math.isclose(result.nats, results[0].nats, rel_tol=1e-9) and result.targets == 59
+
+
+def test_sums_are_float64():
+    result = evaluate(Given(), segments_of([[2**25], *[[1]] * 9]), LENGTHS)
+    assert result.nats == 2**25 + 9 and result.targets == 10
+
+
+@pytest.mark.parametrize("documents", [None, [0, 4, 5, 19, 28, 30, 41]], ids=["glued", "documents"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_a_dump_is_in_corpus_order(batch_size, documents, tmp_path):
+    model, text, log = TableModel(), tokens(47), TokenLog()
+    loader = StreamLoader(text, batch_size=batch_size, tgt_len=5, documents=documents)
+    result = evaluate(model, loader, LENGTHS, dump=log)
+    scored = np.delete(text, documents or [0])
+    assert np.array_equal(log.targets, scored)
+    assert math.isclose(-log.log_probs.sum(dtype=np.float64), result.nats, rel_tol=1e-6)
+    if documents:
+        parts = [nll_of(model, part) for part in np.split(text, documents[1:])]
+        np.testing.assert_allclose(log.log_probs, -np.concatenate(parts), rtol=1e-6)
+    log.save(tmp_path / "tokens.npz")
+    with np.load(tmp_path / "tokens.npz") as saved:
+        assert np.array_equal(saved["targets"], log.targets) and np.array_equal(saved["log_probs"], log.log_probs)
+
+
+def test_bits_per_byte_count_the_bytes_of_targets():
+    model, text = TableModel(len(WORDS)), WORDS.encode(TEXT)
+    loader = StreamLoader(text, batch_size=2, tgt_len=3)
+    result = evaluate(model, loader, LENGTHS, unit="word", symbol_bytes=WORDS.symbol_bytes())
+    assert result.bytes == WORDS.symbol_bytes()[text[1:]].sum()
+    assert result.bits_per_byte == result.nats / math.log(2) / WORDS.symbol_bytes()[text[1:]].sum()
+    assert evaluate(model, loader, LENGTHS).bits_per_byte is None
+
+
+def test_every_module_keeps_its_mode_even_after_an_error():
+    model = small_model(vocab_size=7, train=True)
+    model.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    evaluate(model, StreamLoader(tokens(20), batch_size=2, tgt_len=5), LENGTHS)
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(ValueError, match="targets must be at most"):
+        evaluate(model, segments_of([[0], [99]]), LENGTHS)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_nothing_of_a_training_model_is_dropped():
+    loader = StreamLoader(tokens(20), batch_size=2, tgt_len=5)
+    models = [small_model(vocab_size=7, dropout=0.5, train=train) for train in (True, False)]
+    results = [evaluate(model, loader, LENGTHS) for model in models]
+    assert results[0].nats == results[1].nats
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_sum_that_is_not_finite_is_reported(bad):
+    model = TableModel()
+    with torch.no_grad():
+        model.table[:, 2, 3] = -bad
+    result = evaluate(model, StreamLoader(np.array([1, 2, 3, 4]), batch_size=1, tgt_len=5), LENGTHS)
+    assert not math.isfinite(result.nats) and result.targets == 3 and "NOT FINITE" in str(result)
+    told = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert told["finite"] is False and told["nats"] is None and told["ppl"] is None
+
+
+def test_bf16_is_used_where_asked_for():
+    model = small_model(vocab_size=7, dtype=torch.float32)
+    loader = StreamLoader(tokens(200), batch_size=4, tgt_len=5)
+    exact, rough = (evaluate(model, loader, LENGTHS, precision=precision) for precision in ("fp32", "bf16"))
+    assert exact.nats != rough.nats
+    assert math.isclose(exact.loss, rough.loss, rel_tol=0.02)
+
+
+def test_a_text_without_a_target_is_refused():
+    with pytest.raises(ValueError, match="at least 2 tokens"):
+        evaluate(TableModel(), segments_of([[-1, -1]]), LENGTHS)
+
+
+LINES = ["the cat", "", "a mat", "the cat sat on a mat the cat sat on a mat", "the dog ate", "at", "the cat"]
+
+
+@pytest.mark.parametrize("vocab", [BYTES, CHARS, WORDS, DROPPED], ids=["byte", "char", "word", "dropped"])
+@pytest.mark.parametrize("batch_tokens", [1, 13, 10_000])
+def test_a_line_scores_as_if_it_were_alone(vocab, batch_tokens):
+    model = small_model(vocab_size=len(vocab), dtype=torch.float32, dropout=0.3, train=True)
+    together = score_lines(model, vocab, LINES, LENGTHS, batch_tokens=batch_tokens)
+    assert model.training
+    for line, score in zip(LINES, together, strict=True):
+        (alone,) = score_lines(model, vocab, [line], LENGTHS)
+        assert score[1:] == alone[1:]
+        assert math.isclose(score.nats, alone.nats, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "line", "context", "targets", "size"),
+    [
+        (WORDS, "the cat sat", "\n", "the cat sat\n", 4 + 4 + 4 + 1),
+        (CHARS, "the cat", "\n", "the cat\n", 8),
+        (BYTES, "thé cat", "\n", "thé cat\n", 9),
+        (BYTES, "", "\n", "\n", 1),
+        (DROPPED, "the cat", "t", "he cat", 6),
+    ],
+)
+def test_a_line_stands_between_line_ends_where_the_vocabulary_has_them(vocab, line, context, targets, size):
+    model = TableModel(len(vocab))
+    (score,) = score_lines(model, vocab, [line], Lengths(tgt_len=3, mem_len=4))
+    text = np.concatenate([vocab.encode(context), vocab.encode(targets)]).astype(np.int64)
+    assert score.targets == len(text) - 1 and score.bytes == size
+    assert math.isclose(score.nats, nll_of(model, text).sum(), rel_tol=1e-6)
+
+
+def test_lines_may_come_from_a_file_with_their_ends_on():
+    model = TableModel(256)
+    plain = score_lines(model, BYTES, ["one", "two"], LENGTHS)
+    assert score_lines(model, BYTES, iter(["one\n", "two\n"]), LENGTHS) == plain
+    assert score_lines(model, BYTES, [b"one\n", b"two"], LENGTHS) == plain
+    assert score_lines(model, BYTES, [], LENGTHS) == []
+
+
+def test_a_line_without_targets_has_no_perplexity():
+    (empty, one) = score_lines(TableModel(len(DROPPED)), DROPPED, ["", "t"], LENGTHS)
+    assert empty == one == LineScore(0.0, 0, 0)
+    assert math.isnan(empty.ppl) and empty.to_json()["ppl"] is None and empty.bits == 0
+
+
+def test_figures_of_a_line():
+    score = LineScore(nats=3 * math.log(4), targets=3, bytes=5)
+    assert math.isclose(score.ppl, 4) and math.isclose(score.bits, 6) and score.log_prob == -score.nats
+    assert score.to_json()["log_prob"] == score.log_prob
+
+
+def test_an_unknown_symbol_is_told_with_its_line():
+    closed = Vocab.build("word", [TEXT], closed=True)
+    with pytest.raises(ValueError, match=r"^Line 2: .*'zebra'"):
+        score_lines(TableModel(len(closed)), closed, ["the cat", "the zebra"], LENGTHS)
+
+
+def test_lines_of_like_length_share_calls_within_the_budget():
+    model = TableModel(256)
+    lines = ["x" * length for length in (1, 9, 2, 8, 3)]
+    score_lines(model, BYTES, lines, Lengths(tgt_len=4, mem_len=4), batch_tokens=8)
+    assert model.calls == [(2, 4), (2, 4), (2, 2), (2, 4), (1, 2)]
+
+
+@settings(deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 9) | st.integers(0, 200), min_size=1, max_size=30),
+    tgt_len=st.integers(1, 17),
+    batch_tokens=st.integers(1, 300),
+)
+@example(counts=[400, *[10] * 29], tgt_len=10, batch_tokens=300)
+def test_whatever_the_lengths_at_least_half_of_the_positions_read_are_targets(counts, tgt_len, batch_tokens):
+    model = TableModel(256)
+    lines = ["x" * count for count in counts]
+    scores = score_lines(model, BYTES, lines, Lengths(tgt_len=tgt_len, mem_len=4), batch_tokens=batch_tokens)
+    assert sum(rows * width for rows, width in model.calls) <= 2 * sum(score.targets for score in scores)
+    assert all(rows * width <= max(batch_tokens, width) for rows, width in model.calls)
+    expected = [nll_of(model, np.array([10, *[120] * count, 10])).sum() for count in counts]
+    assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-5)
+
+
+STATES: dict[str, Any] = {
+    "cache": lambda: small_model(),
+    "cache of zeros": lambda: small_model(zero_memory=True),
+    "windows": lambda: Sliding(small_model(), 4),
+    "tempered": lambda: Tempered(small_model(), 1.3),
+    "recurrent": lambda: small_model(kind="lstm", n_head=10, d_head=50, init_std=0.02),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_lines_that_end_leave_the_others_as_they_were_in_every_kind_of_state(state):
+    chars = Vocab.build("char", ["".join(map(chr, range(97, 97 + 22))) + "\n"])
+    model, lines = STATES[state](), ["abcdefghijklmnopqrstuv", "a", "bcdefgh", "cdefghijklmn", "ddd", "efgabcf"]
+    together = score_lines(model, chars, lines, LENGTHS)
+    alone = [score for line in lines for score in score_lines(model, chars, [line], LENGTHS)]
+    for one, other in zip(together, alone, strict=True):
+        assert one[1:] == other[1:] and math.isclose(one.nats, other.nats, rel_tol=1e-9)  # float64
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("temperature", [0.5, 1.08, 3.0])
+def test_a_temperature_is_that_of_the_whole_distribution(variant, temperature, monkeypatch):
+    model, ids, targets = small_model(**VARIANTS[variant]), random_text(2, 9), random_text(2, 9, seed=1)
+    targets[1, 4] = -1
+    with torch.no_grad():
+        scores, _ = model.log_probs(ids, None, LENGTHS)
+        expected = -(scores / temperature).log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+        nll, memory = Tempered(model, temperature)(ids, targets, None, LENGTHS)
+        torch.testing.assert_close(nll, expected.masked_fill(targets < 0, 0))
+        torch.testing.assert_close(memory.layers, model(ids, targets, None, LENGTHS)[1].layers)
+        monkeypatch.setattr("transformer_xl.evaluation.score._SCORES", 4 * 23)  # four positions at a time
+        torch.testing.assert_close(Tempered(model, temperature)(ids, targets, None, LENGTHS)[0], nll)
+
+
+def test_temperature_one_changes_nothing_and_others_pass_through_evaluation():
+    model, loader = (
+        small_model(**VARIANTS["bands"]),
+        StreamLoader(random_text(1, 47)[0].numpy(), batch_size=2, tgt_len=5),
+    )
+    plain, one, hot = (evaluate(each, loader, LENGTHS) for each in (model, Tempered(model, 1.0), Tempered(model, 1e9)))
+    assert math.isclose(one.nats, plain.nats, rel_tol=1e-12) and math.isclose(hot.loss, math.log(23), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
+def test_a_temperature_that_is_none_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature must be above 0, got"):
+        Tempered(small_model(), temperature)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("eval")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+        model = small_model(vocab_size=256, dtype=torch.float32)
+        config = RunConfig(
+            corpus=CorpusConfig(name=str(folder / "text.txt")),
+            train=TrainConfig(tgt_len=8, mem_len=8, attn_len=5),
+            eval=EvalConfig(batch_size=2, max_tokens=60),
+        )
+        yield save_checkpoint(folder / "run", model=model, vocab=BYTES, config=config)
+
+
+class TestRun:
+    """`txl eval`: what is asked for goes together, or is refused in a sentence."""
+
+    def told(self, run: Path, capsys: pytest.CaptureFixture[str], **asked: Any) -> dict[str, Any]:
+        capsys.readouterr()
+        evaluate_run(run, device="cpu", precision="fp32", as_json=True, **asked)
+        return json.loads(capsys.readouterr().out)
+
+    def test_what_is_asked_for_is_told(self, run, capsys):
+        plain = self.told(run, capsys)
+        assert plain == plain | {"sliding": None, "temperature": 1.0, "dynamic": None}
+        asked = self.told(run, capsys, sliding=2, temperature=1.08, dynamic={"rule": "sgd", "lr": 0.1, "tokens": None})
+        assert asked["sliding"] == 2 and asked["temperature"] == 1.08 and asked["dynamic"]["lr"] == 0.1
+        assert asked["results"][0] == asked["results"][0] | {
+            "targets": 60,
+            "tgt_len": 8,
+            "mem_len": 0,
+            "attn_len": None,
+        }
+
+    def test_the_title_tells_how_it_was_read(self, run, capsys):
+        evaluate_run(run, device="cpu", sliding=2, temperature=1.08, dynamic={"rule": "rms", "tokens": 40})
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "windows sliding by 2; temperature 1.08; dynamic rms, lr 0.1, decay 0, epsilon 0.1" in shown
+
+    def test_windows_read_one_stream_and_slide(self, run, capsys):
+        found = self.told(run, capsys, sliding=3, tgt_len=6)["results"][0]["nats"]
+        alone = evaluate(
+            Sliding(small_model(vocab_size=256, dtype=torch.float32), 6, 3),
+            StreamLoader(BYTES.encode(self._test_part(run)), batch_size=1, tgt_len=7, max_tokens=60),
+            LENGTHS,
+        )
+        assert math.isclose(found, alone.nats, rel_tol=1e-6)
+
+    def _test_part(self, run: Path) -> str:
+        """The text's last 5 %, by whole lines, is its test part."""
+        lines = (run.parent / "text.txt").read_text().splitlines(keepends=True)
+        return "".join(lines[-2:])
+
+    def test_a_text_without_splits_is_scored_whole(self, run, capsys, tmp_path):
+        """Every target of the file that was named, not those of its last 5 %."""
+        (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)
+        asked = {"data": str(tmp_path / "other.txt"), "scope": {"max_tokens": 0, "split": None}}
+        found = self.told(run, capsys, **asked)
+        assert found["split"] == "all" and found["results"][0]["targets"] == 30 * 16 - 1
+        asked["scope"]["split"] = "all"
+        assert self.told(run, capsys, **asked)["results"][0]["nats"] == found["results"][0]["nats"]
+        asked["scope"]["split"] = "test"
+        assert self.told(run, capsys, **asked)["results"][0]["targets"] == 24 - 1
+        evaluate_run(run, device="cpu", data=asked["data"])
+        shown = capsys.readouterr()
+        assert "other.txt, all" in shown.out and "all: other.txt (480 bytes)" in shown.err
+
+    def test_a_text_that_names_its_splits_has_a_test_split(self, run, capsys, tmp_path):
+        for split, count in {"train": 9, "dev": 5, "test": 3}.items():
+            (tmp_path / f"{split}.txt").write_text("a fox\n" * count)
+        for split, targets in {None: 3 * 6 - 1, "all": 17 * 6 - 1}.items():
+            found = self.told(run, capsys, data=str(tmp_path), scope={"max_tokens": 0, "split": split})
+            assert found["results"][0]["targets"] == targets
+
+    def test_text_that_trained_the_model_is_said_to_be_that(self, run, capsys):
+        own = str(run.parent / "text.txt")
+        assert self.told(run, capsys, scope={"split": "all", "max_tokens": 0})["results"][0]["targets"] == 40 * 44 - 1
+        capsys.readouterr()
+        evaluate_run(run, device="cpu", data=own)
+        assert "trained this model, and is read whole: --split test" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("how", [{"rule": "sgd", "lr": 0.02}, {"rule": "rms", "lr": 0.1, "tokens": 40}])
+    def test_dynamic_evaluation_learns_and_at_a_rate_of_zero_does_not(self, run, capsys, how, tmp_path):
+        plain = self.told(run, capsys, scope={"batch_size": 1})["results"][0]["loss"]
+        still = self.told(run, capsys, dynamic=how | {"lr": 0.0})["results"][0]["loss"]
+        learned = [result["loss"] for result in self.told(run, capsys, dynamic=how, mem_len=[8, 3])["results"]]
+        assert math.isclose(still, plain, rel_tol=1e-6) and learned[0] < plain - 0.05 and learned[1] != learned[0]
+        self.told(run, capsys, dynamic=how, dump=tmp_path / "log.npz")
+        with np.load(tmp_path / "log.npz") as log:
+            assert math.isclose(-log["log_probs"].mean(dtype=np.float64), learned[0], rel_tol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("asked", "sentence"),
+        [
+            ({"sliding": 9}, "stride of sliding windows must be from 1 to their width, 8 tokens, got 9"),
+            ({"sliding": 0, "tgt_len": 5}, "their width, 5 tokens, got 0"),
+            ({"sliding": 1, "mem_len": [8]}, "--sliding reads windows without memory: leave out"),
+            ({"sliding": 1, "same_length": True}, "--sliding reads windows without memory: leave out"),
+            ({"sliding": 1, "attn_len": [3]}, "--sliding reads windows without memory: leave out"),
+            ({"sliding": 1, "tgt_len": "auto"}, "neither --sliding nor --dynamic"),
+            ({"dynamic": {"rule": "sgd"}, "tgt_len": "auto"}, "neither --sliding nor --dynamic"),
+            ({"dynamic": {"lr": 0.1}}, "--dynamic-lr needs --dynamic sgd or --dynamic rms"),
+            ({"dynamic": {"rule": "sgd", "epsilon": 0.1}}, "--dynamic-epsilon is for --dynamic rms, got sgd"),
+            ({"dynamic": {"rule": "rms", "lr": -1.0}}, "--dynamic-lr must be at least 0, got -1.0"),
+            ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ],
+    )
+    def test_what_does_not_go_together_is_refused_in_one_sentence(self, run, asked, sentence):
+        with pytest.raises(ValueError, match=sentence) as refused:
+            evaluate_run(run, device="cpu", **asked)
+        assert len(str(refused.value).splitlines()) == 1
+
+    def test_all_mistakes_are_told_at_once(self, run):
+        with pytest.raises(ValueError) as refused:
+            evaluate_run(run, sliding=9, mem_len=[3], temperature=0.0, dynamic={"lr": 1.0}, scope={"batch_size": 0})
+        assert len(str(refused.value).splitlines()) >= 3

@@ -1,0 +1,353 @@
+"""Sampling filters, the id stream, and text: what holds whatever the model says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import small_model
+from table_model import TableModel
+
+from transformer_xl.config.settings import Lengths
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluation.generate import Sampling, filtered, generate, sample, stream, stream_text
+
+GREEDY = Sampling(temperature=0)
+LENGTHS = Lengths(tgt_len=5, mem_len=7)
+
+
+def transformer():
+    return small_model(vocab_size=7, dropout=0.3, cutoffs=(3,))
+
+
+def prompt(length: int, seed: int = 0, vocab_size: int = 7) -> np.ndarray:
+    return np.random.default_rng(seed + length).integers(0, vocab_size, length)
+
+
+def ids_of_rows(model, prompts, sampling, max_tokens, lengths=LENGTHS, **options) -> list[list[int]]:
+    rows: list[list[int]] = [[] for _ in prompts]
+    for step in stream(model, prompts, lengths, sampling, max_tokens, **options):
+        for row, new in step:
+            rows[row].append(new)
+    return rows
+
+
+def rows_of_scores(rows: int, symbols: int):
+    """Few different values, so that equals are common."""
+    score = st.sampled_from([-3.0, -1.0, -0.5, 0.0, 2.0])
+    return st.lists(st.lists(score, min_size=symbols, max_size=symbols), min_size=rows, max_size=rows)
+
+
+@settings(deadline=None)
+@given(rows_of_scores(2, 11), st.integers(1, 13), st.sampled_from([0.3, 1.0, 2.5]))
+def test_top_k_keeps_exactly_the_k_likeliest_and_the_lower_id_among_equals(scores, k, temperature):
+    log_probs = torch.tensor(scores).log_softmax(-1)
+    probs = filtered(log_probs, Sampling(top_k=k, temperature=temperature))
+    order = log_probs.argsort(dim=1, descending=True, stable=True)[:, :k]
+    kept = torch.zeros_like(probs, dtype=torch.bool).scatter_(1, order, True)
+    assert torch.equal(probs > 0, kept)
+    expected = (log_probs.double() / temperature).masked_fill(~kept, -torch.inf).softmax(-1)
+    torch.testing.assert_close(probs, expected)
+
+
+@settings(deadline=None)
+@given(rows_of_scores(2, 11), st.floats(0.01, 0.99))
+def test_top_p_keeps_the_smallest_set_that_holds_p(scores, p):
+    whole = torch.tensor(scores, dtype=torch.float64).softmax(-1)
+    probs = filtered(whole.log(), Sampling(top_k=0, top_p=p))
+    torch.testing.assert_close(probs.sum(-1), torch.ones(2, dtype=torch.float64))
+    for before, after in zip(whole, probs, strict=True):
+        kept = before[after > 0]
+        rounding = 1e-12
+        assert kept.sum() >= p - rounding
+        assert kept.sum() - kept.min() < p + rounding, "a smaller set would do"
+        assert kept.min() >= before[after == 0].max() if (after == 0).any() else True
+
+
+def test_filters_by_hand():
+    log_probs = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+    squared = torch.tensor([[0.01, 0.16, 0.04, 0.09]], dtype=torch.float64) / 0.30
+    cases = {
+        Sampling(top_k=0): [[0.1, 0.4, 0.2, 0.3]],
+        Sampling(top_k=2): [[0, 4 / 7, 0, 3 / 7]],
+        Sampling(top_k=0, top_p=0.75): [[0, 4 / 9, 2 / 9, 3 / 9]],
+        Sampling(top_k=2, top_p=0.5): [[0, 1, 0, 0]],  # top_p is over what top_k left: 4/7 > 0.5
+        Sampling(top_k=0, temperature=0.5): squared.tolist(),
+        GREEDY: [[0, 1, 0, 0]],
+    }
+    for sampling, expected in cases.items():
+        wanted = torch.tensor(expected, dtype=torch.float64)
+        torch.testing.assert_close(filtered(log_probs, sampling), wanted, atol=1e-7, rtol=0)
+
+
+def test_samples_follow_the_distribution():
+    probs = torch.tensor([0.05, 0.5, 0.0, 0.15, 0.3])
+    generators = Sampling(seed=11).generators(1) * 20_000
+    drawn = sample(probs.log().expand(20_000, 5), Sampling(top_k=0), generators)
+    counts = torch.bincount(drawn, minlength=5)
+    assert counts[2] == 0
+    torch.testing.assert_close(counts / 20_000, probs, atol=0.015, rtol=0)  # over 4 standard deviations
+
+
+def test_what_has_no_probability_is_not_drawn_at_the_edge(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *size, dtype, **_: torch.zeros(size, dtype=dtype))
+    drawn = sample(torch.tensor([[0.0, 0.0, 0.4, 0.6]]).log(), Sampling(), Sampling(seed=1).generators(1))
+    assert drawn.tolist() == [2]
+
+
+def test_nan_is_not_drawn_from():
+    with pytest.raises(FloatingPointError, match="nan"):
+        sample(torch.tensor([[0.0, float("nan")]]), Sampling(), Sampling(seed=1).generators(1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
+        ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
+        ({"top_k": -1}, "top_k must be at least 0, got -1"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.5}, "top_p must be above 0"),
+        ({"stop": ("a", "")}, "stop must be a tuple of strings that are not empty"),
+    ],
+)
+def test_sampling_refuses(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Sampling(**wrong)
+
+
+def test_a_bare_string_is_no_tuple_of_stop_strings():
+    with pytest.raises((ValueError, TypeError), match="stop"):  # TypeError: the type checker of the tests is first
+        Sampling(stop="end")  # pyright: ignore[reportArgumentType]
+
+
+def test_all_mistakes_are_told_at_once():
+    with pytest.raises(ValueError) as error:
+        Sampling(temperature=-1, top_k=-1, top_p=2)
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_greedy_ignores_the_seed_and_sampling_obeys_it():
+    model = TableModel()
+    texts = [ids_of_rows(model, [prompt(4)], Sampling(temperature=0, seed=seed), 30) for seed in (1, 2)]
+    assert texts[0] == texts[1]
+    drawn = {seed: ids_of_rows(model, [prompt(4)], Sampling(seed=seed), 30) for seed in (1, 2)}
+    assert drawn[1] == ids_of_rows(model, [prompt(4)], Sampling(seed=1), 30) != drawn[2]
+
+
+def test_greedy_follows_the_table():
+    model, first = TableModel(), prompt(4)
+    (new,) = ids_of_rows(model, [first], GREEDY, 9)
+    history = [*first.tolist(), *new]
+    for position in range(3, len(history) - 1):
+        assert history[position + 1] == model.table[position % 3, history[position]].argmax()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7)], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("make", [TableModel, transformer], ids=["table", "transformer"])
+@pytest.mark.parametrize("lengths", [LENGTHS, Lengths(tgt_len=3, mem_len=20), Lengths(tgt_len=4, mem_len=1)], ids=str)
+def test_a_batch_of_unequal_prompts_equals_each_prompt_alone(make, sampling, lengths):
+    model = make()
+    prompts = [prompt(length) for length in (1, 17, 5, 6, 2)]
+    together = ids_of_rows(model, prompts, sampling, 12, lengths)
+    for row, one in enumerate(prompts):
+        own = sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + row)
+        assert ids_of_rows(model, [one], own, 12, lengths) == [together[row]]
+
+
+@pytest.mark.parametrize("make", [TableModel, transformer], ids=["table", "transformer"])
+@pytest.mark.parametrize("lives", [(4, 30, 1), (1, 4, 30), (30, 1, 4)], ids=str)
+def test_rows_end_while_others_go_on(make, lives):
+    model, sampling = make(), Sampling(seed=7)
+    prompts = [prompt(length) for length in (3, 8, 4)]
+    whole = ids_of_rows(model, prompts, sampling, 30)
+    got = [0, 0, 0]
+
+    def ended(row: int) -> bool:
+        got[row] += 1
+        return got[row] >= lives[row]
+
+    cut = [text[:life] for text, life in zip(whole, lives, strict=True)]
+    assert ids_of_rows(model, prompts, sampling, 30, ended=ended) == cut
+
+
+def test_nothing_is_computed_once_all_rows_ended():
+    model = TableModel()
+    steps = list(stream(model, [prompt(2), prompt(3)], LENGTHS, GREEDY, 50, ended=lambda row: True))
+    assert len(steps) == len(model.calls) == 1
+
+
+def test_prompts_are_read_in_segments_and_tokens_one_by_one():
+    model = TableModel()
+    ids_of_rows(model, [prompt(12), prompt(3)], GREEDY, 4)
+    assert model.calls == [(2, 2), (2, 5), (2, 5), (2, 1), (2, 1), (2, 1)]
+
+
+def test_one_token_at_a_time_equals_one_call_over_the_whole_text():
+    model = transformer()
+    lengths = Lengths(tgt_len=5, mem_len=6, attn_len=7)
+    (new,) = ids_of_rows(model, [prompt(13)], GREEDY, 20, lengths)
+    text = torch.tensor([*prompt(13).tolist(), *new])
+    with torch.no_grad():
+        log_probs, _ = model.log_probs(text[None, :-1], None, lengths)
+    assert log_probs[0, 12:].argmax(-1).tolist() == new
+
+
+def test_rows_that_begin_with_zeros_are_read_apart_and_written_together():
+    model = small_model(vocab_size=7, zero_memory=True)
+    prompts = [prompt(12), prompt(3), prompt(1)]
+    alone = [ids_of_rows(model, [each], GREEDY, 6)[0] for each in prompts]
+    assert ids_of_rows(model, prompts, GREEDY, 6) == alone
+    with pytest.raises(AssertionError, match="rows of one length"):
+        model.empty_memory(2, valid=torch.tensor([0, -1]))
+
+
+def test_the_state_stays_as_small_as_mem_len(monkeypatch):
+    model, sizes = transformer(), []
+    log_probs = model.log_probs
+
+    def watched(ids, memory, lengths, last=None):
+        sizes.append(memory.length)
+        return log_probs(ids, memory, lengths, last=last)
+
+    monkeypatch.setattr(model, "log_probs", watched)
+    ids_of_rows(model, [prompt(40), prompt(3)], GREEDY, 60)
+    assert max(sizes) == LENGTHS.mem_len and sizes[-50:] == [LENGTHS.mem_len] * 50
+
+
+def test_the_model_keeps_its_mode_and_gradients_between_tokens():
+    model = TableModel().train()
+    steps = stream(model, [prompt(2)], LENGTHS, GREEDY, 5)
+    for _ in range(3):
+        next(steps)
+        assert model.training and torch.is_grad_enabled()
+    del steps
+    assert model.training
+
+
+def test_no_prompts_and_no_tokens_give_nothing():
+    assert ids_of_rows(TableModel(), [], GREEDY, 5) == []
+    assert ids_of_rows(TableModel(), [prompt(2)], GREEDY, 0) == [[]]
+
+
+BYTES = Vocab.build("byte", [])
+TEXT = "the cat sat on a mat\nthé cät ßat on 日本語 🎉\n\n"
+CHARS = Vocab.build("char", [TEXT])
+WORDS = Vocab.build("word", [TEXT])
+VOCABS = pytest.mark.parametrize("vocab", [BYTES, CHARS, WORDS], ids=["byte", "char", "word"])
+
+
+class Script(TableModel):
+    """Writes the given ids, one a call, whatever it reads."""
+
+    def __init__(self, vocab: Vocab, ids: np.ndarray):
+        super().__init__(len(vocab))
+        self.script = iter(ids.tolist())
+
+    def log_probs(self, ids, memory, lengths, last=None):
+        log_probs = torch.full((len(ids), 1, self.table.shape[-1]), -9.0)
+        log_probs[:, :, next(self.script)] = 0.0
+        return log_probs, memory
+
+
+def pieces_of(vocab: Vocab, start: str, text: str, stop: tuple[str, ...] = (), cut: int = 0) -> list[str]:
+    """What `stream_text` writes, piece by piece, when the model writes `text` behind `start`, but for `cut` tokens."""
+    new = vocab.encode(start + text)[len(vocab.encode(start)) :]
+    sampling = Sampling(temperature=0, stop=stop)
+    lengths = Lengths(tgt_len=64, mem_len=1)
+    return [piece for _, piece in stream_text(Script(vocab, new), vocab, [start], lengths, sampling, len(new) - cut)]
+
+
+@VOCABS
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        ("the cat", " sat on a mat\n\nthé cät 🎉"),
+        ("the cat\n", "sat on 日本語"),
+        ("on 日本語", "\n\nßat\n"),
+        ("", "ßat on a mat"),
+    ],
+)
+def test_pieces_join_to_the_text_that_was_written(vocab, start, text):
+    pieces = pieces_of(vocab, start, text)
+    assert "".join(pieces) == text
+    assert len(pieces) > 1 and "" not in pieces
+
+
+def test_a_character_of_several_bytes_is_shown_whole():
+    pieces = pieces_of(BYTES, "x", "é日🎉a")
+    assert pieces == ["é", "日", "🎉", "a"]
+
+
+def test_a_character_cut_by_the_token_limit_shows_as_replaced():
+    assert pieces_of(BYTES, "x", "a🎉", cut=2) == ["a", "\ufffd"]
+
+
+def test_a_prompt_may_end_inside_a_character():
+    whole = "🎉".encode()
+    model = Script(BYTES, BYTES.encode(whole[2:]))
+    assert generate(model, BYTES, [whole[:2]], LENGTHS, GREEDY, 2) == ["🎉"]
+
+
+@VOCABS
+@pytest.mark.parametrize(
+    ("stop", "kept"),
+    [
+        (("t on",), "sa"),
+        (("mat\n",), "sat on a "),
+        (("\n",), "sat on a mat"),
+        (("é c", "\nthé"), "sat on a mat"),
+        (("nowhere", "a mau"), "sat on a mat\nthé cat"),
+        (("sat", "s"), ""),
+        (("at", "sa"), ""),
+        (("sat", "a"), "s"),
+    ],
+)
+def test_a_row_ends_before_the_first_stop_string(vocab, stop, kept):
+    pieces = pieces_of(vocab, "the\n", "sat on a mat\nthé cat", stop)
+    assert "".join(pieces) == kept
+
+
+def test_what_may_begin_a_stop_string_is_held_back():
+    assert pieces_of(CHARS, "the\n", "aaasat", ("aas",)) == ["a"]
+    assert pieces_of(CHARS, "the\n", "aaon", ("aas",)) == ["aao", "n"]
+    assert pieces_of(CHARS, "the\n", "aa", ("aas",)) == ["aa"]
+
+
+@VOCABS
+def test_an_empty_prompt_starts_a_line(vocab):
+    model = TableModel(len(vocab))
+    behind_line_end = generate(model, vocab, ["\n"], LENGTHS, GREEDY, 6)
+    assert generate(model, vocab, [""], LENGTHS, GREEDY, 6) == behind_line_end
+
+
+def test_an_empty_prompt_without_line_ends_starts_behind_the_most_frequent_symbol():
+    vocab = Vocab.build("char", ["abracadabra\n"], newlines="drop")
+    model = TableModel(len(vocab))
+    assert generate(model, vocab, ["\n"], LENGTHS, GREEDY, 6) == generate(model, vocab, ["a"], LENGTHS, GREEDY, 6)
+
+
+def test_texts_of_a_batch_equal_each_prompt_alone():
+    model = small_model(vocab_size=len(CHARS))
+    prompts = ["the cat sat on a mat", "a", "", "cät"]
+    sampling = Sampling(seed=3, stop=("a",))
+    together = generate(model, CHARS, prompts, LENGTHS, sampling, 25)
+    for row, start in enumerate(prompts):
+        alone = Sampling(seed=3 + row, stop=("a",))
+        assert generate(model, CHARS, [start], LENGTHS, alone, 25) == [together[row]]
+    assert len({len(text) for text in together}) > 1, "rows should end at different times"
+
+
+def test_without_a_memory_each_token_is_written_from_the_last_ones():
+    model, ids = small_model(train=False), [3, 1, 4, 1, 5, 2, 6]
+    lengths = Lengths(tgt_len=4, mem_len=0)
+    steps = stream(model, [np.array(ids)], lengths, Sampling(temperature=0), 5)
+    for step in steps:
+        log_probs, _ = model.log_probs(torch.tensor([ids[-4:]]), None, lengths, last=1)
+        [(_, new)] = step
+        assert new == log_probs.argmax().item()
+        ids.append(new)

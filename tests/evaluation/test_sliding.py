@@ -1,0 +1,168 @@
+"""Laws of `Sliding`: what each prediction sees, however a text is cut and whoever shares a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VARIANTS, lengths, small_model, text
+
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluation.generate import Sampling, generate, stream
+from transformer_xl.evaluation.lines import score_lines
+from transformer_xl.evaluation.score import evaluate
+from transformer_xl.evaluation.sliding import Sliding, Window
+
+CALL = lengths(0, tgt_len=5)
+sizes = st.integers(1, 6).flatmap(lambda context: st.tuples(st.just(context), st.integers(1, context)))
+cuts = st.sampled_from([[17], [1] * 17, [3] * 5 + [2], [7, 1, 1, 8]])
+
+
+def seen(t: int, context: int, stride: int) -> int:
+    """How many tokens the prediction of token t (from 0) sees: the law."""
+    return min(t + 1, context - stride + 1 + t % stride)
+
+
+def alone(model: Any, row: torch.Tensor, context: int, stride: int) -> torch.Tensor:
+    """Features of each place, read with what it sees and nothing else; those that see as much share a call."""
+    counts = [seen(t, context, stride) for t in range(len(row))]
+    found = torch.empty(len(row), model.config.d_model, dtype=torch.float64)
+    for count in set(counts):
+        places = [t for t, other in enumerate(counts) if other == count]
+        with torch.no_grad():
+            windows = torch.stack([row[t + 1 - count : t + 1] for t in places])
+            found[places] = model.hidden(windows, None, CALL)[0][:, -1]
+    return found
+
+
+def read(model: Sliding, ids: torch.Tensor, pieces: list[int], state: Window | None = None) -> torch.Tensor:
+    found = []
+    with torch.no_grad():
+        for part in ids.split(pieces, dim=1):
+            hidden, state = model.hidden(part, state, CALL)
+            found.append(hidden)
+    return torch.cat(found, 1)
+
+
+@settings(max_examples=12, deadline=None)
+@given(sizes=sizes, pieces=cuts, variant=st.sampled_from(list(VARIANTS)))
+def test_each_prediction_sees_what_the_law_says(sizes: tuple[int, int], pieces: list[int], variant: str) -> None:
+    model, ids = small_model(**VARIANTS[variant]), text(2, 17)
+    expected = torch.stack([alone(model, row, *sizes) for row in ids])
+    torch.testing.assert_close(read(Sliding(model, *sizes), ids, pieces), expected)
+
+
+@given(sizes=sizes, t=st.integers(0, 10**6))
+def test_that_is_from_context_less_stride_to_context_once_there_is_so_much(sizes: tuple[int, int], t: int) -> None:
+    context, stride = sizes
+    assert min(t, context - stride) + 1 <= seen(t, context, stride) <= context
+    assert stride > 1 or seen(t, context, stride) == min(t + 1, context)
+
+
+def test_the_picture_in_the_docstring() -> None:
+    words = ["a", "ab", "abc", "abcd", "cde", "cdef", "efg", "efgh", "ghi"]
+    assert [len(word) for word in words] == [seen(t, 4, 2) for t in range(9)]
+
+
+@settings(max_examples=6, deadline=None)
+@given(sizes=sizes, data=st.data())
+def test_rows_begin_late_are_reset_chosen_and_joined(sizes: tuple[int, int], data: st.DataObject) -> None:
+    model, ids = small_model(), text(3, 13)
+    sliding = Sliding(model, *sizes)
+    padding = data.draw(st.lists(st.integers(0, 5), min_size=3, max_size=3))
+    reset = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
+    order = data.draw(st.permutations(range(3)))
+    with torch.no_grad():
+        late, state = sliding.hidden(ids[:, :6], sliding.empty_memory(3, -torch.tensor(padding)), CALL)
+        state = state.reset(torch.tensor(reset)).select(torch.tensor(order))
+        state = Window.cat([state.select(torch.tensor([0])), sliding.empty_memory(1), state.select(slice(1, None))])
+        rows = [order[0], 0, *order[1:]]
+        later, _ = sliding.hidden(ids[rows, 6:], state, CALL)
+    for row, pad in enumerate(padding):
+        torch.testing.assert_close(late[row, pad:], alone(model, ids[row, pad:6], *sizes))
+    for place, row in enumerate(rows):
+        start = 6 if place == 1 or reset[row] else padding[row]
+        torch.testing.assert_close(later[place], alone(model, ids[row, start:], *sizes)[6 - start :])
+
+
+def test_losses_are_those_of_the_log_probabilities_and_the_objective_is_their_mean() -> None:
+    sliding, ids, targets = Sliding(small_model(**VARIANTS["bands"]), 5, 2), text(2, 9), text(2, 9, seed=1)
+    targets[0, 3] = -1
+    with torch.no_grad():
+        log_probs, _ = sliding.log_probs(ids, None, CALL)
+        mean, nll, _ = sliding.objective(ids, targets, None, CALL)
+    expected = -log_probs.gather(-1, targets.clamp(min=0)[..., None])[..., 0].masked_fill(targets < 0, 0)
+    torch.testing.assert_close(nll, expected)
+    torch.testing.assert_close(mean, nll.sum() / 17)
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_the_last_predictions_read_their_own_windows_only(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = small_model(), text(2, 11)
+    sliding, read_rows = Sliding(model, 5), []
+    whole = sliding.log_probs(ids, None, CALL)[0][:, -last:]
+    plain = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda ids, *rest: read_rows.append(len(ids)) or plain(ids, *rest))
+    torch.testing.assert_close(sliding.log_probs(ids, None, CALL, last)[0], whole)
+    assert read_rows == [2 * last]
+
+
+def test_calls_are_bounded_and_the_state_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = small_model(), text(2, 40)
+    sliding, shapes = Sliding(model, 5, 2), []
+    whole, state = sliding.hidden(ids, None, CALL)
+    assert state.ids.shape == (2, 4) and state.seen.tolist() == [40, 40]
+    plain = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda ids, *rest: shapes.append(ids.shape) or plain(ids, *rest))
+    monkeypatch.setattr("transformer_xl.evaluation.sliding._TOKENS", 23)
+    torch.testing.assert_close(sliding.hidden(ids, None, CALL)[0], whole)
+    assert max(rows * width for rows, width in shapes) <= 23 and len(shapes) == 10
+
+
+def test_distances_are_clamped_as_the_call_says() -> None:
+    model, ids = small_model(), text(1, 6)
+    with torch.no_grad():
+        near, far = (Sliding(model, 6, 6).hidden(ids, None, lengths(0, clamp_len=c))[0] for c in (2, None))
+        expected, _ = model.hidden(ids, None, lengths(0, clamp_len=2))
+    torch.testing.assert_close(near, expected)
+    assert not torch.allclose(near[0, -1], far[0, -1])
+
+
+def test_evaluation_is_that_of_windows_whatever_the_segments_are() -> None:
+    model, ids = small_model(dropout=0.3, train=True), text(1, 30)[0]
+    rows = alone(small_model(), ids[:-1], 7, 3)
+    expected = small_model().softmax.nll(rows[None], ids[None, 1:]).sum().item()
+    for cut in (1, 7, 30):
+        loader = StreamLoader(ids.numpy(), batch_size=1, tgt_len=cut)
+        assert evaluate(Sliding(model, 7, 3), loader, lengths(0, tgt_len=cut)).nats == pytest.approx(expected, rel=1e-9)
+
+
+def test_lines_score_and_prompts_go_on_as_if_alone() -> None:
+    vocab = Vocab.build("byte", [])
+    sliding = Sliding(small_model(vocab_size=256), 6, 2)
+    lines = ["the cat", "", "the cat sat on a mat", "at"]
+    together = score_lines(sliding, vocab, lines, CALL)
+    assert together == [
+        (pytest.approx(score.nats), *score[1:]) for line in lines for score in score_lines(sliding, vocab, [line], CALL)
+    ]
+    prompts = [line for line in lines if line]
+    texts = generate(sliding, vocab, prompts, CALL, Sampling(temperature=0), 4)
+    assert texts == [generate(sliding, vocab, [p], CALL, Sampling(temperature=0), 4)[0] for p in prompts]
+
+
+def test_what_is_written_depends_on_the_window_only() -> None:
+    sliding, window = Sliding(small_model(), 4), text(1, 4)[0].numpy()
+    prompts = [np.concatenate([text(1, n, seed=n)[0].numpy(), window]) for n in (0, 3, 8)]
+    steps = list(stream(sliding, prompts, CALL, Sampling(temperature=0), 12))
+    assert all(len({token for _, token in step}) == 1 for step in steps)
+
+
+@pytest.mark.parametrize("stride", [0, 6])
+def test_a_stride_that_leaves_gaps_is_refused(stride: int) -> None:
+    with pytest.raises(ValueError, match=f"from 1 to their width, 5 tokens, got {stride}"):
+        Sliding(small_model(), 5, stride)

@@ -1,0 +1,494 @@
+"""In Hugging Face's transformers: the same numbers, the same text, the same ids, from a folder that stands alone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VARIANTS, VOCAB, read, small_model, text
+
+from transformer_xl.checkpoint import LoadedModel
+from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluation.generate import Sampling, generate
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
+
+from transformer_xl.hf import TransformerXLForCausalLM, TransformerXLHFConfig, export_huggingface  # noqa: E402
+from transformer_xl.interop.hf import export  # noqa: E402
+
+transformers.utils.logging.disable_progress_bar()
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+"""float32 sums over some ten terms, added up in another order."""
+ROOT = Path(__file__).parents[2]
+WORDS = Vocab("word", ("<eos>", "the", "<unk>", *(f"w{i}" for i in range(VOCAB - 3))))
+
+
+def loaded(vocab: Vocab = WORDS, *, tgt_len: int = 5, mem_len: int = 64, attn_len=None, **shape) -> LoadedModel:
+    """A model of random weights, in float32 as checkpoints are."""
+    model = small_model(dtype=torch.float32, **({"vocab_size": len(vocab)} | shape))
+    test = EvalConfig(tgt_len=tgt_len, mem_len=mem_len, attn_len=attn_len)
+    run = RunConfig(
+        model=model.config, corpus=CorpusConfig(name="mine", unit=vocab.unit), train=TrainConfig(), eval=test
+    )
+    return LoadedModel(model, vocab, run)
+
+
+def exported(folder: Path, **changes) -> tuple[LoadedModel, TransformerXLForCausalLM]:
+    ours = loaded(**changes)
+    export_huggingface(ours, folder)
+    return ours, AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[LoadedModel, TransformerXLForCausalLM, Path]:
+    folder = tmp_path_factory.mktemp("hf") / "model"
+    return *exported(folder), folder
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_probabilities_are_ours_to_the_bit(variant, tmp_path):
+    ours, theirs = exported(tmp_path / "model", **VARIANTS[variant])
+    ids = text(2, 13)
+    hidden = read(ours.model, ids, ours.config.eval_lengths, pieces=[3, 5, 5]).hidden
+    with torch.no_grad():
+        logits = theirs(ids).logits
+        assert torch.equal(logits, ours.model.softmax.log_probs(hidden))
+        for keep, kept in ((2, [-2, -1]), (7, [*range(-7, 0)]), (torch.tensor([1, 7]), [1, 7])):
+            torch.testing.assert_close(theirs(ids, logits_to_keep=keep).logits, logits[:, kept], **CLOSE)
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 13))
+    assert {name.removeprefix("model.") for name in theirs.state_dict()} == set(ours.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changes"),
+    [(200, {}), (20, {"mem_len": 6, "attn_len": 7}), (20, {"zero_memory": True, "mem_len": 9}), (20, {"mem_len": 0})],
+)
+def test_greedy_text_is_ours(tokens, changes, tmp_path):
+    ours, theirs = exported(tmp_path / "model", **changes)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    prompt = "the w3 w9\nw1 w1 w4 nowhere w7 the w0"
+    ids = theirs.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=tokens)[0]
+    written = generate(ours.model, ours.vocab, [prompt], ours.config.eval_lengths, Sampling(temperature=0), tokens)[0]
+    assert tokenizer.decode(ids) == ours.vocab.decode(ours.vocab.encode(prompt)) + written
+
+
+@pytest.mark.parametrize("changes", [{}, {"mem_len": 6, "attn_len": 7}])
+def test_with_memory_is_without_where_each_token_sees_the_same(changes, tmp_path):
+    _, theirs = exported(tmp_path / "model", **changes)
+    cached, uncached = (theirs.generate(text(2, 7), max_new_tokens=15, use_cache=cache) for cache in (True, False))
+    assert torch.equal(cached, uncached)
+
+
+def test_a_beam_for_every_symbol_finds_the_best_of_all_continuations(pair):
+    _, theirs, _ = pair
+    prompt = text(1, 6)
+    found = theirs.generate(
+        prompt, max_new_tokens=2, num_beams=VOCAB, return_dict_in_generate=True, output_scores=True, length_penalty=1.0
+    )
+    every = torch.cartesian_prod(torch.arange(VOCAB), torch.arange(VOCAB))
+    with torch.no_grad():
+        logits = theirs(torch.cat([prompt.expand(len(every), -1), every], dim=1)).logits
+    scores = logits[:, -3:-1].gather(2, every[..., None]).sum((1, 2))
+    assert found.sequences[0, -2:].tolist() == every[scores.argmax()].tolist()
+    torch.testing.assert_close(found.sequences_scores[0], scores.max() / 2, **CLOSE)
+
+
+def test_beams_of_padded_rows_are_those_of_each_alone(pair):
+    _, theirs, _ = pair
+    ids, mask = padded(text(2, 9), [0, 4])
+    options = {"max_new_tokens": 12, "num_beams": 3, "num_return_sequences": 2}
+    both = theirs.generate(ids, attention_mask=mask, **options)
+    for row, begin in ((0, 0), (1, 4)):
+        assert torch.equal(both[2 * row : 2 * row + 2, begin:], theirs.generate(ids[row : row + 1, begin:], **options))
+
+
+def test_several_samples_of_a_prompt_are_samples_of_several_prompts(pair):
+    _, theirs, _ = pair
+    options = {"max_new_tokens": 20, "do_sample": True, "top_k": 5}
+    torch.manual_seed(3)
+    several = theirs.generate(text(1, 4), num_return_sequences=3, **options)
+    torch.manual_seed(3)
+    assert torch.equal(several, theirs.generate(text(1, 4).repeat(3, 1), **options))
+    assert len(set(map(tuple, several.tolist()))) > 1
+
+
+def test_going_on_from_a_memory_is_going_on(pair):
+    _, theirs, _ = pair
+    options = {"max_new_tokens": 9, "return_dict_in_generate": True}
+    first = theirs.generate(text(2, 8), **options)
+    memory = first.past_key_values
+    assert memory.get_seq_length() == 8 + 9 - 1  # the newest token is not read yet
+    second = theirs.generate(first.sequences, past_key_values=memory, **options)
+    assert torch.equal(second.sequences, theirs.generate(text(2, 8), max_new_tokens=18))
+    for _ in range(2):
+        three = theirs.generate(first.sequences, past_key_values=memory, num_return_sequences=3, num_beams=3, **options)
+        read = theirs.generate(first.sequences, num_return_sequences=3, num_beams=3, **options)
+        assert torch.equal(three.sequences, read.sequences)
+    again = theirs.generate(first.sequences, past_key_values=memory, **options)
+    assert torch.equal(again.sequences, second.sequences), "a call left its mark on the memory it was given"
+    for tokens in (1, 8, memory.get_seq_length()):
+        with pytest.raises(ValueError, match=f"more than the 16 tokens that past_key_values has seen, got {tokens}. "):
+            theirs.generate(first.sequences[:, :tokens], past_key_values=memory, **options)
+
+
+def test_the_positions_that_transformers_passed_before_5_4_are_taken(pair):
+    _, theirs, _ = pair
+    ids = text(2, 5)
+    inputs = theirs.prepare_inputs_for_generation(ids, cache_position=torch.arange(5))
+    output = theirs(**inputs)
+    assert torch.equal(output.logits, theirs(ids).logits)
+    with pytest.raises(ValueError, match="more than the 5 tokens that past_key_values has seen, got 5"):
+        theirs.prepare_inputs_for_generation(
+            ids, cache_position=torch.arange(0), past_key_values=output.past_key_values
+        )
+
+
+def padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """`ids` with so many of each row's first tokens taken for padding, and the mask."""
+    mask = (torch.arange(ids.shape[1]) >= torch.tensor(counts)[:, None]).long()
+    return ids * mask, mask
+
+
+@given(counts=st.lists(st.integers(0, 10), min_size=1, max_size=4), more=st.integers(1, 7))
+@settings(max_examples=15, deadline=None)
+def test_a_padded_row_is_what_it_is_alone(pair, counts, more):
+    _, theirs, _ = pair
+    ids, mask = padded(text(len(counts), 11), counts)
+    new = text(len(counts), more, seed=1)
+    with torch.no_grad():
+        both = theirs(ids, attention_mask=mask)
+        after = theirs(
+            new, attention_mask=torch.cat([mask, torch.ones_like(new)], 1), past_key_values=both.past_key_values
+        )
+        for row, count in enumerate(counts):
+            alone = theirs(ids[row : row + 1, count:])
+            torch.testing.assert_close(both.logits[row, count:], alone.logits[0], **CLOSE)
+            then = theirs(new[row : row + 1], past_key_values=alone.past_key_values)
+            torch.testing.assert_close(after.logits[row], then.logits[0], **CLOSE)
+
+
+def test_the_loss_is_our_mean_nll_and_so_is_its_gradient(pair):
+    ours, theirs, _ = pair
+    ids = text(3, 5)
+    nll, _ = ours.model(ids[:, :-1], ids[:, 1:], None, ours.config.eval_lengths)
+    torch.testing.assert_close(theirs(ids, labels=ids).loss, nll.mean())
+    labels = ids.masked_fill(torch.rand(3, 5, generator=torch.Generator().manual_seed(0)) < 0.4, -100)
+    scored = labels[:, 1:] >= 0
+    output = theirs(ids, labels=labels)
+    torch.testing.assert_close(output.loss, nll[scored].mean())
+    assert output.logits.shape == (3, 5, VOCAB)
+    torch.testing.assert_close(theirs(ids, labels=labels, num_items_in_batch=7).loss, nll[scored].sum() / 7)
+    theirs.train()
+    output = theirs(ids, labels=ids, use_cache=False)
+    theirs.eval()
+    assert output.logits is None and output.past_key_values is None
+    output.loss.backward()
+    nll.mean().backward()
+    for one, other in zip(theirs.model.parameters(), ours.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    theirs.zero_grad()
+    ours.model.zero_grad()
+
+
+def test_padding_is_neither_scored_nor_predicts(pair):
+    _, theirs, _ = pair
+    ids, mask = padded(text(2, 9), [0, 4])
+    loss = theirs(ids, attention_mask=mask, labels=ids).loss
+    alone = [theirs(row, labels=row).loss for row in (ids[:1], ids[1:, 4:])]
+    torch.testing.assert_close(loss, (8 * alone[0] + 4 * alone[1]) / 12)
+
+
+def test_labels_of_another_type_are_the_same_labels(pair):
+    _, theirs, _ = pair
+    ids = text(2, 5)
+    assert torch.equal(theirs(ids, labels=ids.int()).loss, theirs(ids, labels=ids).loss)
+
+
+@pytest.mark.parametrize("variant", ["bands", "projected", "post-norm"])
+def test_saved_again_it_is_the_same_tied_weights_once(variant, tmp_path):
+    ours, theirs = exported(tmp_path / "one", **VARIANTS[variant])
+    theirs.save_pretrained(tmp_path / "two")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "two")
+    state = again.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in theirs.state_dict().items())
+    assert all(torch.equal(value, state[f"model.{name}"]) for name, value in ours.model.state_dict().items())
+    stored = load_file(tmp_path / "two" / "model.safetensors")
+    assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in ours.model.parameters())
+    assert len(list(again.parameters())) == len(list(ours.model.parameters()))
+    assert (tmp_path / "two" / "transformer_xl_vocab.json").exists()
+    for file in (tmp_path / "two").iterdir():
+        assert file.read_bytes() == (tmp_path / "one" / file.name).read_bytes(), file.name
+
+
+def test_the_folder_holds_what_the_way_back_needs(pair):
+    ours, theirs, folder = pair
+    stored = json.loads((folder / "config.json").read_text())
+    assert json.loads(json.dumps(asdict(ours.model.config))).items() <= stored.items()
+    assert asdict(ours.config.eval_lengths).items() <= stored.items()
+    whole = json.loads(json.dumps(asdict(ours.config)))
+    assert stored["run"] == {name: whole[name] for name in ("corpus", "train", "eval")}
+    assert Vocab.from_json(json.loads((folder / "transformer_xl_vocab.json").read_text())) == ours.vocab
+    assert theirs.config.shape == ours.model.config and theirs.config.lengths == ours.config.eval_lengths
+    assert theirs.config.hidden_size == ours.model.config.d_model
+    assert TransformerXLHFConfig(num_hidden_layers=3).shape.n_layer == 3
+
+
+def test_the_folder_holds_the_licence_and_everyone_may_read_what_one_may(pair):
+    folder = pair[2]
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
+
+
+def test_a_weight_that_is_missing_is_drawn_and_no_other(pair, tmp_path):
+    _, theirs, _ = pair
+    theirs.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.attention.qkv.weight"
+    drawn = weights.pop(name)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    state = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(state[other], value) for other, value in weights.items())
+    assert not torch.equal(state[name], drawn) and 0.2 < state[name].std() < 0.4, "init_std is 0.3"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions_are_near(pair, dtype):
+    _, theirs, folder = pair
+    other = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    assert other.dtype == dtype
+    ids = text(1, 9)
+    with torch.no_grad():
+        difference = (other(ids).logits.exp() - theirs(ids).logits.exp()).abs().max()
+    assert difference < 0.1  # of a probability; bfloat16 has 8 bits, and these weights are large
+    assert other.generate(ids, max_new_tokens=4).shape == (1, 13)
+
+
+def test_a_pipeline_writes(pair):
+    ours, theirs, folder = pair
+    writer = transformers.pipeline("text-generation", model=theirs, tokenizer=AutoTokenizer.from_pretrained(folder))
+    # Before 5.9 a pipeline decodes the prompt too, and so finds the space itself.
+    end = " " if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 9) else ""
+    prompts = [f"the w3{end}", "w1\n"]
+    for prompt, (answer,) in zip(prompts, writer(prompts, max_new_tokens=5, do_sample=False), strict=True):
+        written = generate(ours.model, ours.vocab, [prompt], ours.config.eval_lengths, Sampling(temperature=0), 5)[0]
+        assert answer["generated_text"] == ours.vocab.decode(ours.vocab.encode(prompt)) + written
+    options = {"max_new_tokens": 80, "do_sample": True, "temperature": 3.0}
+    torch.manual_seed(0)
+    ids = theirs.generate(torch.from_numpy(ours.vocab.encode("the")).long()[None], **options)[0]
+    torch.manual_seed(0)
+    (answer,) = writer(f"the{end}", **options)
+    assert answer["generated_text"] == ours.vocab.decode(ids)
+    assert "\n" in answer["generated_text"] and "<unk>" in answer["generated_text"]
+
+
+def test_a_text_of_bytes_ends_behind_a_stop_string(tmp_path):
+    _, theirs = exported(tmp_path / "model", vocab=Vocab.build("byte", []))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    prompt = tokenizer("the ", return_tensors="pt")
+    options = {"do_sample": True, "top_k": 5}
+    torch.manual_seed(0)
+    ids = theirs.generate(**prompt, max_new_tokens=60, **options)[0]
+    stop = next(i for i in range(24, 64) if ids[i] < 0x80)
+    end = ids[4:].tolist().index(ids[stop]) + 4
+    torch.manual_seed(0)
+    stopped = theirs.generate(
+        **prompt, max_new_tokens=60, stop_strings=[chr(ids[stop])], tokenizer=tokenizer, **options
+    )
+    assert stopped[0].tolist() == ids[: end + 1].tolist()
+
+
+def test_memory_as_a_cache(pair):
+    _, theirs, _ = pair
+    with torch.no_grad():
+        cache = theirs(text(3, 7)).past_key_values
+    assert (len(cache), cache.batch_size, cache.get_seq_length()) == (3, 3, 7)
+    before = cache.memory
+    cache.batch_repeat_interleave(2)
+    assert torch.equal(cache.memory.layers[1], before.layers[1].repeat_interleave(2, 0))
+    cache.batch_select_indices(torch.tensor([0, 2, 4]))
+    assert torch.equal(cache.memory.layers[1], before.layers[1])
+    cache.reorder_cache(torch.tensor([2, 2, 0]))
+    assert torch.equal(cache.memory.layers[1], before.layers[1][[2, 2, 0]])
+    cache.reset()
+    assert (len(cache), cache.batch_size, cache.get_seq_length()) == (0, -1, 0)
+    assert torch.equal(theirs(text(3, 7), past_key_values=cache).logits, theirs(text(3, 7)).logits)
+
+
+REFUSED = {
+    "right padding": ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]] * 2)}, 'padding_side = "left"'),
+    "a hole": ({"attention_mask": torch.tensor([[0, 1, 0, 1, 1]] * 2)}, 'padding_side = "left"'),
+    "nothing but padding": ({"attention_mask": torch.tensor([[0] * 5, [1] * 5])}, 'padding_side = "left"'),
+    "a mask of pairs": ({"attention_mask": torch.ones(2, 1, 5, 5)}, "of the shape of input_ids"),
+    "no token": ({"input_ids": torch.empty(2, 0, dtype=torch.long)}, "Leave it out of generate"),
+    "short labels": ({"labels": text(2, 4)}, r"input_ids, \(2, 5\), got \(2, 4\)"),
+    "a row of labels": ({"labels": text(1, 5)[0]}, r"input_ids, \(2, 5\), got \(5,\)"),
+    "a short mask": ({"attention_mask": torch.tensor([[0, 1]] * 2)}, "of the shape of input_ids"),
+    "vectors": ({"inputs_embeds": torch.zeros(2, 5, 14)}, "Give input_ids"),
+    "attentions": ({"output_attentions": True}, "output_attentions must be False"),
+    "another's cache": ({"past_key_values": DynamicCache()}, "got a DynamicCache"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_in_a_sentence(pair, case):
+    options, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=sentence):
+        pair[1](**{"input_ids": text(2, 5)} | options)
+
+
+def test_a_model_of_no_symbols_is_refused():
+    with pytest.raises(ValueError, match="vocab_size must be the number of symbols, got 0"):
+        TransformerXLForCausalLM(TransformerXLHFConfig())
+
+
+def test_memory_refuses_other_rows_padding_and_going_back(pair, tmp_path):
+    _, theirs, _ = pair
+    cache = theirs(text(2, 5)).past_key_values
+    with pytest.raises(ValueError, match="3, got 2"):
+        theirs(text(3, 5), past_key_values=cache)
+    with pytest.raises(ValueError, match="behind a memory"):
+        theirs(text(2, 3), attention_mask=torch.tensor([[1] * 5 + [0, 1, 1]] * 2), past_key_values=cache)
+    with pytest.raises(ValueError, match="of the shape of input_ids"):
+        theirs(text(2, 3), attention_mask=torch.ones(2, 1, 3, 8), past_key_values=cache)
+    with pytest.raises(ValueError, match="cannot be cropped"):
+        cache.crop(1)
+    with pytest.raises(ValueError, match="cannot be resized"):
+        theirs.resize_token_embeddings(99)
+    _, zeros = exported(tmp_path / "model", zero_memory=True)
+    with pytest.raises(ValueError, match="of one length"):
+        zeros(text(2, 3), attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]))
+
+
+def test_nothing_is_left_where_an_export_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "fast_tokenizer", lambda vocab: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export_huggingface(loaded(), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+# The folder alone
+
+
+ALONE = """
+import re, sys
+from pathlib import Path
+sys.modules |= dict.fromkeys(("transformer_xl", "jaxtyping", "beartype"))
+import torch
+torch.manual_seed(0)
+exec(re.search(r"```python\\n(.*?)```", Path("model/README.md").read_text(), re.DOTALL)[1])
+torch.save(model(torch.load("ids.pt")).logits.detach(), "logits.pt")
+model.save_pretrained("again")
+model = AutoModelForCausalLM.from_pretrained("again", trust_remote_code=True)
+assert torch.equal(model(torch.load("ids.pt")).logits, torch.load("logits.pt"))
+assert "transformers_modules" in type(model).__module__
+"""
+
+
+def test_elsewhere_the_model_card_runs_without_this_package(pair, tmp_path):
+    _, theirs, folder = pair
+    (tmp_path / "model").symlink_to(folder)
+    torch.save(text(2, 13), tmp_path / "ids.pt")
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", ALONE],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), theirs(text(2, 13)).logits)
+    alone = {p.name for p in folder.iterdir()} - {"README.md", "tokenizer.json", "tokenizer_config.json"}
+    assert {p.name for p in (tmp_path / "again").iterdir()} == alone
+    for name in ("transformer_xl_vocab.json", "LICENSE"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_the_code_of_the_folder_imports_itself_and_what_is_there(pair):
+    folder = pair[2]
+    here = {path.stem for path in folder.glob("*.py")}
+    assert "modeling_transformer_xl" in here and not (folder / "hf.py").exists()
+    first = (folder / "modeling_transformer_xl.py").read_text()
+    read = re.findall(r"^from \.(\S+) import", first, re.MULTILINE)  # which is all that transformers before 5.10 copies
+    assert {"modeling_transformer_xl", *read} == here
+    for path in folder.glob("*.py"):
+        assert path.read_text().startswith("# transformer_xl/") and "MIT" in path.read_text().splitlines()[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1
+                assert ({node.module} if node.module else {alias.name for alias in node.names}) <= here
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                assert {name.partition(".")[0] for name in names} <= {"torch", "transformers", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import numpy as np",
+        "from safetensors.torch import load_file",
+        "import jaxtyping",
+        "import transformer_xl.model.memory",
+        "from transformer_xl.model.memory import Memory",
+        "from ..nowhere import thing",
+        "from .. import __version__",
+        "def f():\n    from einops import rearrange",
+        "if True:\n    from jaxtyping import Float",
+        "from ..modeling_transformer_xl import twice",
+    ],
+)
+def test_an_import_that_cannot_be_rewritten_is_no_export(line, tmp_path, monkeypatch):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "modeling_transformer_xl.py").write_text(line + "\n")
+    (tmp_path / "modeling_transformer_xl.py").touch()  # of the same name in a flat folder
+    monkeypatch.setattr(export, "_PACKAGE", tmp_path)
+    with pytest.raises((AssertionError, SyntaxError)):
+        export.source_files()
+
+
+def test_imports_are_rewritten_wherever_they_stand(tmp_path, monkeypatch):
+    files = {
+        "hf/modeling_transformer_xl.py": "from ..deep import (\n    One,\n    two as three,\n)\nimport torch\n",
+        "deep/__init__.py": "from . import a as b, c\nfrom jaxtyping import Float\n",
+        "deep/a.py": "def f():\n    from ..flat import x\n    return x\n",
+        "deep/c.py": "from .a import f\n",
+        "flat.py": "x = 1\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(export, "_PACKAGE", tmp_path)
+    found = {name: content.splitlines()[1:] for name, content in export.source_files().items()}
+    assert found == {
+        "modeling_transformer_xl.py": [
+            "from .deep import One, two as three",
+            "import torch",
+            *(f"from .{name} import __name__ as _" for name in ("deep", "deep_c", "deep_a", "flat")),
+        ],
+        "deep.py": ["from . import deep_a as b, deep_c as c"],
+        "deep_a.py": ["def f():", "    from .flat import x", "    return x"],
+        "deep_c.py": ["from .deep_a import f"],
+        "flat.py": ["x = 1"],
+    }
+
+
+def test_without_transformers_a_sentence_names_it():
+    code = "import sys; sys.modules['transformers'] = None; import transformer_xl.hf"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "ValueError: Hugging Face" in run.stderr and 'pip install -U "transformers>=5"' in run.stderr

@@ -1,0 +1,167 @@
+"""Models of Hugging Face's transformers 4.37.2, converted: the same losses, memories and gradients (golden files)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from transformer_xl.interop import read_model
+from transformer_xl.model.memory import Memory
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "huggingface"
+CASES = sorted(path.name for path in GOLDEN.iterdir())
+WHOLE, TIED = "div1-partial", "div2-empty"
+"""One whose tables are not tied, and one with three bands whose tables, and projections but the first, are."""
+
+BAR = {torch.float64: 1e-12, torch.float32: 2e-6}
+"""A few last places of float32: losses are below 10. A gradient above 1 counts by the largest of its array."""
+
+NAMES = {
+    r"transformer\.word_emb\.emb_layers\.(\d)\.weight": r"embedding.tables.\1",
+    r"transformer\.word_emb\.emb_projs\.(\d)": r"embedding.projections.\1",
+    r"transformer\.layers\.(\d)\.dec_attn\.qkv_net\.weight": r"layers.\1.attention.qkv.weight",
+    r"transformer\.layers\.(\d)\.dec_attn\.r_net\.weight": r"layers.\1.attention.position.weight",
+    r"transformer\.layers\.(\d)\.dec_attn\.o_net\.weight": r"layers.\1.attention.output.weight",
+    r"transformer\.layers\.(\d)\.dec_attn\.layer_norm\.(\w+)": r"layers.\1.attention.norm.\2",
+    r"transformer\.layers\.(\d)\.pos_ff\.CoreNet\.0\.(\w+)": r"layers.\1.feed_forward.inner.\2",
+    r"transformer\.layers\.(\d)\.pos_ff\.CoreNet\.3\.(\w+)": r"layers.\1.feed_forward.outer.\2",
+    r"transformer\.layers\.(\d)\.pos_ff\.layer_norm\.(\w+)": r"layers.\1.feed_forward.norm.\2",
+    r"transformer\.layers\.(\d)\.dec_attn\.r_w_bias": r"content_bias[\1]",
+    r"transformer\.layers\.(\d)\.dec_attn\.r_r_bias": r"position_bias[\1]",
+    r"transformer\.r_w_bias": "content_bias[0]",
+    r"transformer\.r_r_bias": "position_bias[0]",
+    r"crit\.out_layers\.(\d)\.weight": r"softmax.tables.\1",
+    r"crit\.out_layers\.(\d)\.bias": r"softmax.bias[\1]",
+    r"crit\.out_projs\.(\d)": r"softmax.projections.\1",
+    r"crit\.cluster_(\w+)": r"softmax.cluster_\1",
+}
+"""Their parameters and ours; [i] is a row, or the words of a band where bands have tables of their own."""
+
+
+def ours(name: str, config: dict[str, Any], values: dict[str, Tensor]) -> tuple[str, Tensor]:
+    """The parameter that one of theirs stands for, and the part of `values`, which are by our names, that it is."""
+    found = next(match.expand(place) for theirs, place in NAMES.items() if (match := re.fullmatch(theirs, name)))
+    found, _, row = found.rstrip("]").partition("[")
+    if not row or (found == "softmax.bias" and config["div_val"] == 1):
+        return found, values[found]
+    edges = [0, *config["cutoffs"], config["vocab_size"]]
+    return found, values[found][slice(*edges[int(row) :][:2]) if found == "softmax.bias" else int(row)]
+
+
+def edited(case: str, folder: Path, *, config: dict[str, Any] | None = None, weights: Any = None) -> Path:
+    """A copy of a case with other settings, or with weights that `weights` changed in place."""
+    shutil.copytree(GOLDEN / case, folder, dirs_exist_ok=True)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | (config or {})))
+    if weights is not None:
+        state = load_file(folder / "model.safetensors")
+        weights(state)
+        save_file(state, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_memories_and_gradients_are_theirs(case):
+    expected = load_file(GOLDEN / case / "expected.safetensors")
+    imported = read_model(GOLDEN / case, "huggingface")
+    model, lengths, memory = imported.model(), imported.config.eval_lengths, None
+    bar = {"rtol": 0, "atol": BAR[expected["nll"].dtype]}
+    if "memory.0.0" in expected:
+        model.config = replace(model.config, zero_memory=False)
+        memory = Memory(tuple(expected[f"memory.0.{layer}"].transpose(0, 1) for layer in range(len(model.layers))))
+    loss = torch.zeros((), dtype=expected["nll"].dtype)
+    for number, (ids, targets) in enumerate(zip(expected["ids"], expected["targets"], strict=True)):
+        mean, nll, memory = model.objective(ids, targets, memory, lengths)
+        loss = loss + mean
+        torch.testing.assert_close(nll, expected["nll"][number], **bar)
+        for layer, states in enumerate(memory.layers):
+            torch.testing.assert_close(states.transpose(0, 1), expected[f"memory.{number + 1}.{layer}"], **bar)
+    loss.backward()
+    config = json.loads((GOLDEN / case / "config.json").read_text())
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    theirs = {key.removeprefix("gradient."): g for key, g in expected.items() if key.startswith("gradient.")}
+    for name, gradient in theirs.items():
+        scale = max(gradient.abs().max().item(), 1)
+        torch.testing.assert_close(ours(name, config, gradients)[1], gradient, rtol=0, atol=scale * bar["atol"])
+    assert {ours(name, config, gradients)[0] for name in theirs} == {name for name, _ in model.named_parameters()}
+    assert sum(g.numel() for g in theirs.values()) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_report_accounts_for_every_array(case):
+    pickled = GOLDEN / case / "pytorch_model.bin"
+    state = torch.load(pickled) if pickled.exists() else load_file(GOLDEN / case / "model.safetensors")
+    report = read_model(GOLDEN / case, "huggingface").report
+    assert report[0].startswith(f"{len(state) - 1} arrays ") and report[0].endswith("each used once.")
+    assert any("computed" in line and "transformer.pos_emb.inv_freq" in line for line in report)
+    assert any("zeros that are attended" in line for line in report)
+
+
+def test_words_come_from_the_pickled_tokenizer():
+    vocab = read_model(GOLDEN / "div2-empty", "huggingface").vocab
+    assert vocab is not None and (vocab.unit, vocab.newlines) == ("word", "keep")
+    assert vocab.symbols[:7] == ("<eos>", "<unk>", "the", ",", "naïve", "日本", "@-@")
+    assert vocab.symbols[7:] == tuple(f"word{i}" for i in range(7, 29))
+    assert read_model(GOLDEN / "plain-empty", "huggingface").vocab is None
+
+
+def test_tied_arrays_may_be_missing_and_may_be_there(tmp_path):
+    def add_tied(state: dict[str, Tensor]) -> None:
+        assert "crit.out_layers.0.weight" not in state and "crit.out_projs.1" not in state
+        for band in range(3):
+            state[f"crit.out_layers.{band}.weight"] = state[f"transformer.word_emb.emb_layers.{band}.weight"].clone()
+        for band in (1, 2):
+            state[f"crit.out_projs.{band}"] = state[f"transformer.word_emb.emb_projs.{band}"].clone()
+
+    alone = read_model(GOLDEN / TIED, "huggingface")
+    both = read_model(edited(TIED, tmp_path, weights=add_tied), "huggingface")
+    assert both.config == alone.config
+    torch.testing.assert_close(both.state, alone.state, rtol=0, atol=0)
+
+
+def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
+    def change(state: dict[str, Tensor]) -> None:
+        del state["transformer.layers.1.dec_attn.r_net.weight"]
+        state["transformer.layers.0.dec_attn.gate"] = torch.zeros(3)
+        state["transformer.layers.0.pos_ff.CoreNet.3.bias"] = torch.zeros(13)
+
+    with pytest.raises(ValueError) as told:
+        read_model(edited(WHOLE, tmp_path, weights=change), "huggingface")
+    problems = (
+        "1.dec_attn.r_net.weight is missing",
+        "0.dec_attn.gate is unexpected",
+        "0.pos_ff.CoreNet.3.bias must be 8",
+    )
+    assert all(f"layers.{problem}" in str(told.value) for problem in problems)
+
+
+def test_a_model_of_another_type_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"transfo-xl.*'gpt2'") as told:
+        read_model(edited(WHOLE, tmp_path, config={"model_type": "gpt2"}), "huggingface")
+    assert "\n" not in str(told.value)
+
+
+ABSURD = [{"vocab_size": 10**15}, {"n_layer": 10**12}, {"d_model": 10**13}, {"d_inner": 10**14}, {"n_head": 10**13}]
+
+
+@pytest.mark.parametrize("config", ABSURD, ids=lambda config: next(iter(config)))
+def test_absurd_sizes_are_refused_and_never_allocated(tmp_path, config):
+    with pytest.raises(ValueError, match=next(iter(config))):
+        read_model(edited(WHOLE, tmp_path, config=config), "huggingface")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_what_is_missing_in_the_folder_is_named(tmp_path, name):
+    folder = edited(WHOLE, tmp_path)
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=re.escape(name)):
+        read_model(folder, "huggingface")

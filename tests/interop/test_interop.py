@@ -1,0 +1,345 @@
+"""Other programs' checkpoints: every array lands in its place, and statements are carried and held against arrays."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from foreign import (
+    AUTHORS,
+    BANDS,
+    LENGTHS,
+    SHAPES,
+    SLICES,
+    WORDS,
+    authors_module,
+    bands_state,
+    classes,
+    nvidia_checkpoint,
+    same,
+    shuffled,
+    vocabulary,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from small_models import VOCAB, small_model, text
+
+from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.interop import read_model, read_vocabulary
+from transformer_xl.interop.mapping import entries, to_ours, to_theirs
+from transformer_xl.interop.source import Source
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.transformer_xl import TransformerXL
+
+shapes = st.sampled_from(
+    [
+        {},
+        {"tie_projs": (True,)},
+        {"cutoffs": (4, 9)},
+        {"cutoffs": (4, 9), "div_val": 2, "tie_projs": (False, True, False)},
+        {"cutoffs": (4,), "div_val": 4, "tie_projs": (True, True)},
+    ]
+)
+SIZES = {"vocab_size": 17, "n_layer": 2, "n_head": 2, "d_head": 3, "d_model": 8, "d_inner": 5}
+
+
+@settings(deadline=None)
+@given(shapes, st.sampled_from([None, 6]), st.booleans(), st.booleans(), st.booleans())
+def test_the_table_leads_there_and_back(shape, d_embed, tie_weight, untie_r, reverse):
+    config = TransformerXLConfig(**SIZES, **shape, d_embed=d_embed, tie_weight=tie_weight, untie_r=untie_r)
+    torch.manual_seed(0)
+    model = shuffled(TransformerXL(config).double())
+    theirs = to_theirs(dict(model.state_dict()), config, reverse=reverse)
+    assert len(theirs) == len(entries(config, reverse=reverse))
+    source = Source(Path("x"), "original" if reverse else "huggingface", dict(theirs))
+    state = to_ours(source, config)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:Couldn't retrieve source code:UserWarning")
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_authors_module(tmp_path, shape, old):
+    model = shuffled(small_model(dropout=0.1, dropatt=0.2, pre_lnorm=True, **shape))
+    with classes(**AUTHORS):
+        module = authors_module(model, LENGTHS)
+        torch.save(module, tmp_path / "model.pt", _use_new_zipfile_serialization=not old)
+    found = read_model(tmp_path, "original")
+    assert same(found.model(), model) and found.vocab is None
+    mine = found.config.model
+    assert (mine.dropout, mine.dropatt, mine.pre_lnorm, mine.zero_memory) == (0.1, 0.2, True, False)
+    assert found.config.eval_lengths == LENGTHS
+    assert any("pos_emb.inv_freq" in line for line in found.report)
+    assert any("reverse" in line for line in found.report) == bool(shape)
+
+
+def test_a_module_in_a_data_parallel_wrapper(tmp_path):
+    model = shuffled(small_model(**BANDS))
+    with classes(**AUTHORS):
+        torch.save(torch.nn.DataParallel(authors_module(model, LENGTHS)), tmp_path / "model.pt")
+    found = read_model(tmp_path / "model.pt", "original")
+    assert same(found.model(), model) and found.config.eval_lengths == LENGTHS
+
+
+def test_clusters_of_the_original_are_counted_from_the_end():
+    """Its log p of band i is the head's column -i; here that is checked by its own formula on its own arrays."""
+    model = shuffled(small_model(**BANDS))
+    theirs = to_theirs(dict(model.state_dict()), model.config, reverse=True)
+    hidden = torch.randn(4, 14, dtype=torch.float64)
+    weight = torch.cat([theirs["crit.out_layers.0.weight"], theirs["crit.cluster_weight"]])
+    bias = torch.cat([theirs["crit.out_layers.0.bias"], theirs["crit.cluster_bias"]])
+    head = (hidden @ theirs["crit.out_projs.0"] @ weight.T + bias).log_softmax(-1)
+    log_probs = [head[:, :5]]
+    for i in (1, 2):
+        part = hidden @ theirs[f"crit.out_projs.{i}"] @ theirs[f"crit.out_layers.{i}.weight"].T
+        log_probs.append(head[:, -i, None] + (part + theirs[f"crit.out_layers.{i}.bias"]).log_softmax(-1))
+    torch.testing.assert_close(model.softmax.log_probs(hidden), torch.cat(log_probs, -1), rtol=0, atol=1e-12)
+
+
+def test_nvidias_dict(tmp_path):
+    model = shuffled(small_model(dtype=torch.float32, dropout=0.1, **BANDS))
+    content = nvidia_checkpoint(model, replace(LENGTHS, attn_len=7, clamp_len=None))
+    with classes(Vocab="utils.vocabulary") as made:
+        content["vocab"] = vocabulary(made["Vocab"], WORDS.symbols)
+        torch.save(content, tmp_path / "checkpoint_best.pt")
+    found = read_model(tmp_path / "checkpoint_best.pt", "nvidia")
+    assert same(found.model(), model) and found.vocab == WORDS
+    assert found.config.eval_lengths == Lengths(tgt_len=4, mem_len=6, attn_len=7)  # its same_length sees one key more
+    assert found.config.model.dropout == 0.1 and found.config.corpus.unit == "word"
+    assert any("optimizer_state" in line and "train_step" in line for line in found.report)
+
+
+@pytest.mark.parametrize("key", [None, "model_state_dict"])
+def test_a_state_dict_with_what_is_stated_beside_it(tmp_path, key):
+    model = shuffled(small_model(dtype=torch.float32, **SLICES))
+    state = {f"module.{n}": v for n, v in to_theirs(dict(model.state_dict()), model.config, reverse=True).items()}
+    torch.save({key: state} if key else state, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"does not say where the bands .* end: give --model\.cutoffs"):
+        read_model(tmp_path, "original")
+    assert same(read_model(tmp_path, "original", ["--model.cutoffs", "5,11"]).model(), model)
+    stated = {"cutoffs": [0, 5, 11, VOCAB], "mem_len": 9, "tgt_len": 5, "clamp_len": -1, "same_length": False}
+    (tmp_path / "args.json").write_text(json.dumps(stated | {"n_layer": 3, "attn_type": 0, "unheard_of": "x"}))
+    found = read_model(tmp_path / "model.pt", "original")
+    assert same(found.model(), model) and found.config.eval_lengths == Lengths(tgt_len=5, mem_len=9)
+    changed = read_model(tmp_path, "original", ["--eval.mem-len", "99", "--model.dropout", "0.3"]).config
+    assert changed.eval_lengths.mem_len == 99 and changed.model.dropout == 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"module.r_w_bias": torch.zeros(2, 5)}, "must hold r_w_bias once, and has r_w_bias and module.r_w_bias"),
+        (
+            {"r_w_bias": torch.ones(2, 5, dtype=torch.int64)},
+            "must hold fractions in one to four dimensions, and r_w_bias",
+        ),
+        ({"r_w_bias": torch.ones(2, 5, dtype=torch.complex64)}, "asks for torch.ComplexFloatStorage"),
+        ({"word_emb.emb_layers.0.weight": torch.zeros(0, 2**40)}, "word_emb.emb_layers.0.weight is 0x1099511627776 of"),
+        ({"\x1b[2Jevil": torch.zeros(1)}, r"has '\x1b[2Jevil'"),
+        ({"r_w_bias": torch.full((2, 5), torch.nan)}, "r_w_bias must be finite"),
+        ({"crit.cluster_weight": torch.tensor(1.0)}, "crit.cluster_weight is a scalar of float32"),
+        ({"word_emb.emb_layers.1.weight": torch.tensor(1.0)}, "word_emb.emb_layers.1.weight is a scalar"),
+        ({"layers.100000000.x": torch.zeros(1)}, "layers.3.dec_attn.qkv_net.weight is missing"),
+        ({"layers.3.dec_attn.o_net.weight": torch.zeros(14, 10)}, "layers.3.dec_attn.qkv_net.weight is missing"),
+        ({3: torch.zeros(1)}, "must hold a module or its state dict"),
+        ({"word_emb.emb_layers.2.weight": None}, "lacks word_emb.emb_layers.2.weight"),
+        ({"layers.1.dec_attn.o_net.weight": None}, "layers.1.dec_attn.o_net.weight is missing."),
+        ({"crit.cluster_weight": torch.zeros(3, 14)}, "crit.cluster_weight must be 2x14, and is 3x14."),
+        ({"crit.out_projs.0": None}, "crit.out_projs.0 is missing"),
+        ({"crit.out_layers.0.weight": None}, "crit.out_layers.0.weight is missing"),
+        ({"r_w_bias": torch.zeros(1, 2, 5, 1, 1)}, "r_w_bias is 1x2x5x1x1 of float32"),
+        ({"layers.0.dec_attn.o_net.weight": torch.zeros(3)}, "has a 1-dimensional layers.0.dec_attn.o_net.weight"),
+    ],
+)
+def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
+    _, state = bands_state()
+    changed = {name: value for name, value in (state | change).items() if value is not None}
+    torch.save(changed, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        read_model(tmp_path, "original")
+
+
+def test_what_stands_beside_a_state_dict_is_named(tmp_path):
+    model, state = bands_state()
+    torch.save({"state_dict": state, "optimizer": {"step": 3}, "args": {"mem_len": 44}}, tmp_path / "model.pt")
+    for file, mem_len in (("a.json", 9), ("b.json", 30)):
+        (tmp_path / file).write_text(json.dumps({"mem_len": mem_len}))
+    found = read_model(tmp_path, "original")
+    assert same(found.model(), model) and found.config.train.mem_len == 30 and len(repr(found)) < 5000
+    told = "\n".join(found.report)
+    assert "optimizer, args" in told and "mem_len is not the same in a.json and b.json: the latter is taken" in told
+    assert "Nothing states tgt_len, clamp_len, same_length, pre_lnorm" in told
+    torch.save({"state_dict": state, "model_state_dict": state}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="must hold one state dict"):
+        read_model(tmp_path, "original")
+    with classes(Corpus="data_utils") as made:
+        corpus = made["Corpus"]()
+        corpus.dataset = "x"
+        torch.save(corpus, tmp_path / "model.pt")
+    with pytest.raises(
+        ValueError, match=r"must hold a model, and holds data_utils\.Corpus\. A vocabulary goes to --vocab"
+    ):
+        read_model(tmp_path, "original")
+
+
+def test_what_the_source_states_decides_what_is_tied(tmp_path):
+    model, _ = bands_state()
+    content = nvidia_checkpoint(model, LENGTHS)
+    content["model_config"]["tie_projs"] = [False, False, True]
+    torch.save(content, tmp_path / "nv.pt")
+    with pytest.raises(ValueError, match=r"crit\.out_projs\.1 is missing"):
+        read_model(tmp_path / "nv.pt", "nvidia")
+    content["model_config"]["tie_projs"] = [True, True, True]
+    torch.save(content, tmp_path / "nv.pt")
+    with pytest.raises(ValueError, match=r"crit\.out_projs\.0 must equal what it is tied to"):
+        read_model(tmp_path / "nv.pt", "nvidia")
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        (["--model.final-norm", "true"], r"final_norm\.weight of this package is nowhere in it"),
+        (["--model.layer-norm-epsilon", "-1"], r"--model\.layer-norm-epsilon must be above 0, got -1"),
+        (["--corpus.unit", "byte"], r"--corpus\.unit and --corpus\.newlines must be those of its vocabulary"),
+        (["--model.cutoffs", "x"], r"--model\.cutoffs must be a list of whole numbers"),
+    ],
+)
+def test_overrides_that_do_not_fit_are_refused(tmp_path, override, complaint):
+    _, state = bands_state()
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=complaint):
+        read_model(tmp_path, "original", override, vocab=WORDS)
+
+
+@pytest.mark.parametrize(
+    ("stated", "wanted"),
+    [
+        ({"tgt_len": 5, "clamp_len": 9}, Lengths(tgt_len=5, mem_len=128, clamp_len=9)),
+        ({"mem_len": 3, "clamp_len": 0, "same_length": None}, Lengths(tgt_len=128, mem_len=3)),
+        ({"mem_len": 3, "same_length": True}, Lengths(tgt_len=128, mem_len=3, attn_len=3)),
+    ],
+)
+def test_each_length_that_is_stated_is_taken(tmp_path, stated, wanted):
+    _, state = bands_state()
+    torch.save(state, tmp_path / "model.pt")
+    (tmp_path / "args.json").write_text(json.dumps(stated))
+    assert read_model(tmp_path, "original").config.eval_lengths == wanted
+
+
+@pytest.mark.parametrize(
+    ("stated", "complaint"),
+    [
+        ({"mem_len": -5}, r"train\.mem_len in args\.json must be at least 0, got -5"),
+        ({"mem_len": 0, "same_length": True}, r"train\.attn_len in args\.json must be at least 1, got 0"),
+        ({"dropout": 7}, r"model\.dropout in args\.json must be at least 0 and below 1, got 7"),
+        ({"evaluation": {"clamp_len": "x"}}, r"evaluation in args\.json must be a table of lengths, and is a dict"),
+        ({"cutoffs": [5]}, r"cutoffs in args\.json must part its 3 bands, and are \(5,\)"),
+        ({"mem_len": 10**12}, r"train\.mem_len in args\.json must be at most 2,147,483,648"),
+        ({"layer_norm_epsilon": 10**400}, r"model\.layer_norm_epsilon in args\.json must be a number"),
+        ({"mem_len": [["x"] * 9] * 9}, r"mem_len in args\.json must be a whole number, and is a list"),
+        ({"init_std": -1}, r"model\.init_std in args\.json must be at least 0, got -1"),
+        ({"n_layer": 4}, r"n_layer is 4 in args\.json and 3 by its arrays"),
+        ({"n_layer": 10**12}, "n_layer is 1000000000000 in args"),
+        ({"cutoffs": [4, 11]}, r"cutoffs is \(4, 11\) in args\.json and \(5, 11\) by its arrays"),
+        ({"mem_len": "long"}, "mem_len in args.json must be a whole number, and is 'long'"),
+        ({"cutoffs": [5, None]}, "cutoffs in args.json must be a list of whole numbers"),
+        ({"attn_type": 2}, r"attn_type is 2 in args\.json and 0 by its arrays"),
+        ({"n_head": 5, "d_head": 2}, "n_head is 5 .*; d_head is 2"),
+    ],
+)
+def test_statements_that_contradict_the_arrays_are_refused_together(tmp_path, stated, complaint):
+    model = shuffled(small_model(dtype=torch.float32, **BANDS))
+    torch.save(to_theirs(dict(model.state_dict()), model.config, reverse=True), tmp_path / "model.pt")
+    (tmp_path / "args.json").write_text(json.dumps(stated))
+    with pytest.raises(ValueError, match=complaint):
+        read_model(tmp_path, "original")
+
+
+def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
+    model = shuffled(small_model(dtype=torch.float32, **BANDS))
+    state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
+    del state["layers.1.dec_attn.r_net.weight"]
+    state["crit.cluster_bias"] = torch.zeros(3)
+    state["layers.2.dec_attn.k_net.weight"] = torch.zeros(2)
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(ValueError) as told:
+        read_model(tmp_path, "original")
+    for part in (
+        "layers.1.dec_attn.r_net.weight is missing",
+        "crit.cluster_bias must be 2, and is 3",
+        "layers.2.dec_attn.k_net.weight is unexpected",
+    ):
+        assert part in str(told.value)
+    state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
+    torch.save(state | {"layers.0.dec_attn.q_net.weight": torch.zeros(2)}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"q_net\.weight, so it is no Transformer-XL of that program"):
+        read_model(tmp_path, "original")
+
+
+@pytest.mark.parametrize(
+    ("symbols", "wanted"),
+    [
+        (["<eos>", "the", "<unk>"], Vocab("word", ("<eos>", "the", "<unk>"))),
+        (["<S>", "the", "<UNK>"], Vocab("word", ("<S>", "the", "<UNK>"), "sentence")),
+        (["101", "32", "255"], Vocab("byte", (101, 32, 255), "drop")),
+        (["101", "10"], Vocab("byte", (101, 10))),
+        (["_", "e", "t"], Vocab("char", (" ", "e", "t"), "drop")),
+    ],
+)
+def test_vocabularies_of_the_authors(tmp_path, symbols, wanted):
+    with classes(Corpus="data_utils", Vocab="vocabulary") as made:
+        corpus = made["Corpus"]()
+        vars(corpus).update(vocab=vocabulary(made["Vocab"], symbols), train=torch.arange(5), dataset="x")
+        torch.save(corpus, tmp_path / "cache.pt", _use_new_zipfile_serialization=False)
+    assert read_vocabulary(tmp_path / "cache.pt") == (wanted, [])
+    (tmp_path / "list").write_text("\n".join(symbols) + "\n")
+    (tmp_path / "ours.json").write_text(json.dumps(wanted.to_json()))
+    assert read_vocabulary(tmp_path / "list")[0] == read_vocabulary(tmp_path / "ours.json")[0] == wanted
+
+
+def test_a_vocabulary_of_another_size_is_refused(tmp_path):
+    model = shuffled(small_model(dtype=torch.float32))
+    torch.save(to_theirs(dict(model.state_dict()), model.config, reverse=True), tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"must hold the 23 symbols that there are weights for, and .* has 2\."):
+        read_model(tmp_path, "original", vocab=Vocab("word", ("<eos>", "<unk>")))
+
+
+@pytest.mark.parametrize("symbols", [["a", "a"], ["a", ""], ["a", "\ud800"], ["one two", "a"], ["a\nb", "c"]])
+def test_vocabularies_that_cannot_be_are_refused(tmp_path, symbols):
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": symbols}))
+    with pytest.raises(ValueError, match=r"vocab\.pkl must list"):
+        read_vocabulary(tmp_path / "vocab.pkl")
+
+
+def test_weights_in_several_files(tmp_path):
+    home = Path(__file__).parents[1] / "golden" / "huggingface" / "div2-partial"
+    shutil.copy(home / "config.json", tmp_path)
+    weights = next(home.glob("model.safetensors"), None) or home / "pytorch_model.bin"
+    state = load_file(weights) if weights.suffix == ".safetensors" else torch.load(weights, weights_only=True)
+    first, *others = state
+    save_file({first: state[first].clone()}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({name: state[name].clone() for name in others}, tmp_path / "model-00002-of-00002.safetensors")
+    assert same(read_model(tmp_path, "huggingface").model(), read_model(home, "huggingface").model())
+    save_file({name: value.clone() for name, value in state.items()}, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(ValueError, match=f"must hold other arrays than the files before it, and has {first} too"):
+        read_model(tmp_path, "huggingface")
+
+
+def test_zero_memory_is_zeros_that_are_attended():
+    model, plain, ids = small_model(zero_memory=True), small_model(), text(2, 7)
+    lengths = Lengths(tgt_len=7, mem_len=5)
+    zeros = Memory.zeros(3, 2, 5, 14, dtype=torch.float64)
+    nll, memory = model(ids, ids, None, lengths)
+    wanted, after = plain(ids, ids, zeros, lengths)
+    assert torch.equal(nll, wanted) and all(map(torch.equal, memory.layers, after.layers))
+    assert not torch.allclose(nll, plain(ids, ids, None, lengths)[0])
+    again = model(ids, ids, memory.reset(torch.tensor([True, False])), lengths)[0]
+    assert torch.equal(again[0], nll[0]) and not torch.allclose(again[1], nll[1])

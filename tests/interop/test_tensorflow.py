@@ -1,0 +1,162 @@
+"""Models of the authors' TensorFlow code, converted: the same losses, memories and gradients.
+
+The golden files are made by `golden/make_tensorflow.py`, which also makes a larger set; TXL_GOLDEN_TENSORFLOW names its
+folder, and `pytest -s` then shows the largest differences.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_xl.interop import read_model
+from transformer_xl.interop.bundle import read_bundle
+
+GOLDEN = Path(os.environ.get("TXL_GOLDEN_TENSORFLOW") or Path(__file__).parents[1] / "golden" / "tensorflow")
+CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+each_case = pytest.mark.parametrize("case", CASES)
+
+BAR = {torch.float64: {"rtol": 0, "atol": 1e-12}, torch.float32: {"rtol": 1e-6, "atol": 2e-6}}
+"""A few last places of losses below 20, memories below 10, and gradients of the mean loss, which are smaller."""
+
+
+class Place(NamedTuple):
+    """What a variable of theirs is in our model: a parameter, or its part of a band; matrices may be transposed."""
+
+    pattern: str
+    ours: str
+    transposed: bool = False
+
+
+PLACES = (
+    Place(r"adaptive_embed/lookup_table", "embedding.tables.0"),
+    Place(r"adaptive_embed/proj_W", "embedding.projections.0", True),
+    Place(r"adaptive_embed/cutoff_(\d)/lookup_table", r"embedding.tables.\1"),
+    Place(r"adaptive_embed/cutoff_(\d)/proj_W", r"embedding.projections.\1", True),
+    Place(r"adaptive_softmax/bias", "softmax.bias"),
+    Place(r"adaptive_softmax/cutoff_(\d)/b", r"softmax.bias[\1]"),
+    Place(r"adaptive_softmax/cutoff_(\d)/proj", r"softmax.projections.\1", True),
+    Place(r"adaptive_softmax/cutoff_0/cluster_W", "softmax.cluster_weight"),
+    Place(r"adaptive_softmax/cutoff_0/cluster_b", "softmax.cluster_bias"),
+    Place(r"layer_(\d)/rel_attn/qkv/kernel", r"layers.\1.attention.qkv.weight", True),
+    Place(r"layer_(\d)/rel_attn/r/kernel", r"layers.\1.attention.position.weight", True),
+    Place(r"layer_(\d)/rel_attn/o/kernel", r"layers.\1.attention.output.weight", True),
+    Place(r"layer_(\d)/rel_attn/LayerNorm/gamma", r"layers.\1.attention.norm.weight"),
+    Place(r"layer_(\d)/rel_attn/LayerNorm/beta", r"layers.\1.attention.norm.bias"),
+    Place(r"layer_(\d)/ff/layer_1/kernel", r"layers.\1.feed_forward.inner.weight", True),
+    Place(r"layer_(\d)/ff/layer_1/bias", r"layers.\1.feed_forward.inner.bias"),
+    Place(r"layer_(\d)/ff/layer_2/kernel", r"layers.\1.feed_forward.outer.weight", True),
+    Place(r"layer_(\d)/ff/layer_2/bias", r"layers.\1.feed_forward.outer.bias"),
+    Place(r"layer_(\d)/ff/LayerNorm/gamma", r"layers.\1.feed_forward.norm.weight"),
+    Place(r"layer_(\d)/ff/LayerNorm/beta", r"layers.\1.feed_forward.norm.bias"),
+    Place(r"r_w_bias", "content_bias"),
+    Place(r"r_r_bias", "position_bias"),
+)
+
+
+def theirs(name: str, ours: dict[str, Tensor], edges: list[int]) -> tuple[str, Tensor]:
+    """The parameter that a variable is, and what of `ours`, by our names, that is in the variable's layout."""
+    variable = name.removeprefix("transformer/")
+    place, match = next((p, m) for p in PLACES if (m := re.fullmatch(p.pattern, variable)))
+    parameter, _, band = match.expand(place.ours).rstrip("]").partition("[")
+    value = ours[parameter]
+    if band:
+        value = value[slice(*edges[int(band) :][:2])]
+    return parameter, value.T if place.transposed else value
+
+
+@pytest.fixture(scope="module")
+def furthest() -> Iterator[dict[str, list[float]]]:
+    """Differences by kind and dtype, of which the largest are shown at the end."""
+    found: dict[str, list[float]] = defaultdict(list)
+    yield found
+    print(
+        f"\n{len(CASES)} cases; largest differences: "
+        + "; ".join(f"{k} {max(v):.1e}" for k, v in sorted(found.items()))
+    )
+
+
+@each_case
+def test_losses_memories_and_gradients_are_theirs(case, furthest):
+    expected = {name: torch.from_numpy(array) for name, array in np.load(GOLDEN / case / "expected.npz").items()}
+    imported = read_model(GOLDEN / case, "tensorflow")
+    model, memory, dtype = imported.model(), None, expected["nll"].dtype
+
+    def compare(kind: str, actual: Tensor, wanted: Tensor) -> None:
+        if wanted.numel():
+            furthest[f"{kind} {dtype}"].append((actual.detach() - wanted).abs().max().item())
+        torch.testing.assert_close(actual, wanted, **BAR[dtype])
+
+    for ids, targets, nll, mems in zip(*(expected[name] for name in ("ids", "targets", "nll", "mems")), strict=True):
+        model.zero_grad()
+        loss, losses, memory = model.objective(ids.T, targets.T, memory, imported.config.eval_lengths)
+        compare("losses", losses.T, nll)
+        compare("memories", torch.stack(memory.layers).transpose(1, 2), mems)
+    loss.backward()
+    parameters = dict(model.named_parameters())
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    edges = [0, *imported.config.model.cutoffs, imported.config.model.vocab_size]
+    found, numbers = set(), 0
+    for name, gradient in expected.items():
+        if name.startswith("gradient/"):
+            parameter, actual = theirs(name.removeprefix("gradient/"), gradients, edges)
+            compare("gradients", actual.reshape(gradient.shape), gradient)
+            found.add(parameter)
+            numbers += gradient.numel()
+    for name in parameters.keys() - found:  # bands as wide as the model that they do not project
+        assert ".projections." in name and torch.equal(parameters[name], torch.eye(len(parameters[name]), dtype=dtype))
+    assert numbers == sum(parameters[name].numel() for name in found)
+
+
+@each_case
+def test_settings_are_theirs(case):
+    stated = json.loads((GOLDEN / case / "hparams.json").read_text())
+    corpus = json.loads((GOLDEN / case / "corpus-info.json").read_text())
+    config = read_model(GOLDEN / case, "tensorflow").config
+    same = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val", "untie_r", "dropout", "dropatt")
+    assert {name: getattr(config.model, name) for name in same} == {name: stated[name] for name in same}
+    assert config.model.embed_width == stated["d_embed"] and config.model.vocab_size == corpus["vocab_size"]
+    assert list(config.model.cutoffs) == [edge for edge in corpus["cutoffs"] if 0 < edge < corpus["vocab_size"]]
+    lengths = config.eval_lengths
+    assert (lengths.tgt_len, lengths.mem_len) == (stated["tgt_len"], stated["mem_len"])
+    assert lengths.clamp_len == (stated["clamp_len"] if stated["clamp_len"] > 0 else None)
+    assert lengths.attn_len == (stated["mem_len"] + 1 if stated["same_length"] else None)
+
+
+@each_case
+def test_every_variable_is_used_or_named(case):
+    variables = read_bundle(GOLDEN / case / "model.ckpt-7")
+    used = {name.removeprefix("gradient/") for name in np.load(GOLDEN / case / "expected.npz") if "/" in name}
+    report = read_model(GOLDEN / case, "tensorflow").report
+    numbers = sum(variables[name].numel() for name in used)
+    assert report[0] == f"{len(used)} arrays ({numbers:,} numbers), each used once."
+    (left_out,) = (line for line in report if line.startswith("Left out"))
+    assert set(re.findall(r"[\w/]+/Adam(?:_1)?|beta._power|global_step", left_out)) == variables.keys() - used
+    assert "training" in left_out
+
+
+def test_symbols_come_with_the_corpus():
+    folder = Path(__file__).parents[1] / "golden" / "tensorflow"
+    vocab = read_model(folder / "wt103", "tensorflow").vocab
+    assert vocab is not None and (vocab.unit, vocab.newlines) == ("word", "keep")
+    assert vocab.symbols == ("<eos>", *(f"word{i}" for i in range(1, 40)), "naïve")
+    assert read_model(folder / "lm1b", "tensorflow").vocab is None
+
+
+def test_the_golden_cases_hold_what_is_easily_wrong():
+    """Memory shorter than the segment, as long, longer and none; every kind of projection and tie."""
+    cases = [json.loads((GOLDEN / case / "hparams.json").read_text()) for case in CASES]
+    assert {(c["mem_len"] > 0) + np.sign(c["mem_len"] - c["tgt_len"]) for c in cases} == {-1, 0, 1, 2}
+    for name in ("div_val", "untie_r", "proj_same_dim", "proj_share_all_but_first", "same_length"):
+        assert len({c[name] for c in cases}) > 1, name
+    assert {np.sign(c["d_embed"] - c["d_model"]) for c in cases} == {-1, 0, 1}

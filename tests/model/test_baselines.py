@@ -1,0 +1,406 @@
+"""Transformers with other positions: the laws of Transformer-XL that hold for them, and their formulas by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VOCAB, layers_of, lengths, read, score, small_model, text
+from torch import Tensor, nn
+
+from transformer_xl.checkpoint import load_model
+from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.evaluation.sliding import Sliding
+from transformer_xl.model.baselines import build_model
+from transformer_xl.ops import BACKENDS
+from transformer_xl.train import fit
+
+KINDS: dict[str, dict[str, Any]] = {
+    "shaw": {"kind": "shaw", "positions": 7},
+    "shaw with biases": {"kind": "shaw", "positions": 7, "score_biases": True, "pre_lnorm": True, "final_norm": True},
+    "vaswani": {"kind": "vaswani", "d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},
+    "vaswani counting down": {"kind": "vaswani", "positions": 19, "pre_lnorm": True},
+    "al-rfou": {"kind": "al-rfou", "positions": 17},
+}
+AUXILIARY = {"kind": "al-rfou", "positions": 17, "intermediate_losses": True, "multiple_targets": True}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def made(train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+    """A small model in which what starts at 0 has an influence, too."""
+    model = small_model(train=train, dtype=dtype, **changes)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@each_kind
+def test_nothing_is_seen_before_its_time(kind: dict) -> None:
+    model, ids = made(**kind), text(2, 11)
+    other = ids.clone()
+    other[:, 7] = (other[:, 7] + 1) % VOCAB
+    before, after = (read(model, x, lengths(5), pieces=[4, 7]).hidden for x in (ids, other))
+    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=0)
+    assert not torch.isclose(before[:, 7:], after[:, 7:]).all(-1).any(), "each later token sees the change"
+
+
+@pytest.mark.parametrize("kind", ["shaw", "shaw with biases"])
+@settings(max_examples=6, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(1, 6), st.none() | st.integers(1, 9))
+def test_distances_do_not_depend_on_cuts(kind: str, pieces: list[int], attn_len: int, clamp_len: int | None) -> None:
+    model, ids, call = made(**KINDS[kind]), text(2, sum(pieces)), lengths(attn_len - 1, attn_len, clamp_len)
+    whole = read(model, ids, call).hidden
+    torch.testing.assert_close(read(model, ids, call, pieces=pieces).hidden, whole)
+
+
+@each_kind
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_a_cache_gives_the_numbers_of_memory(kind: dict, data: st.DataObject) -> None:
+    model, ids = made(**kind), text(2, 13)
+    mem_len = data.draw(st.integers(0, 9))
+    relative = kind["kind"] == "shaw"
+    clamp_len = data.draw(st.none() | st.integers(1, 9)) if relative else None
+    call = lengths(mem_len, data.draw(st.none() | st.integers(1, mem_len + 1)), clamp_len, tgt_len=3)
+    pieces = data.draw(st.sampled_from([[13], [1] * 13, [3] * 4 + [1], [6, 1, 1, 5]]))
+    with torch.no_grad():
+        cache = model.empty_cache(2, call)
+    losses = score(model, ids, call, pieces=pieces, memory=cache)
+    torch.testing.assert_close(losses, score(model, ids, call, pieces=pieces))
+
+
+@each_kind
+@settings(max_examples=6, deadline=None)
+@given(padding=st.lists(st.integers(0, 6), min_size=3, max_size=3), cached=st.booleans())
+def test_padding_on_the_left_changes_nothing(kind: dict, padding: list[int], cached: bool) -> None:
+    model, ids, call = made(**kind), text(3, 9), lengths(6, tgt_len=5)
+    valid = torch.tensor([-p for p in padding])
+    with torch.no_grad():
+        start = model.empty_cache(3, call, valid) if cached else model.empty_memory(3, valid)
+    found = read(model, ids, call, pieces=[5, 4], memory=start).hidden
+    assert found.isfinite().all()
+    for row, pad in enumerate(padding):
+        pieces = [size for size in (5 - pad, 4 - max(pad - 5, 0)) if size > 0]
+        alone = read(model, ids[row : row + 1, pad:], call, pieces=pieces).hidden
+        torch.testing.assert_close(found[row : row + 1, pad:], alone)
+
+
+@each_kind
+def test_zeros_that_are_attended_and_rows_that_start_anew(kind: dict) -> None:
+    model, call = made(zero_memory=True, **kind), lengths(6, tgt_len=4)
+    out = []
+    with torch.no_grad():
+        for state in (model.empty_memory(2), model.empty_cache(2, call)):
+            first, state = model.hidden(text(2, 4), state, call)
+            out.append(torch.cat([first, model.hidden(text(2, 3, seed=1), state, call)[0]], 1))
+        torch.testing.assert_close(*out)
+        plain = made(**kind)
+        _, state = plain.hidden(text(2, 4), None, call)
+        again, _ = plain.hidden(text(2, 3, seed=1), state.reset(torch.tensor([True, False])), call)
+        torch.testing.assert_close(again[:1], plain.hidden(text(2, 3, seed=1), None, call)[0][:1])
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), AUXILIARY], ids=[*KINDS, "al-rfou with auxiliary losses"])
+@pytest.mark.parametrize("mem_len", [0, 5])
+def test_every_weight_learns(kind: dict, mem_len: int) -> None:
+    model, ids, call = made(train=True, dropout=0.1, dropatt=0.1, **kind), text(3, 8), lengths(mem_len)
+    _, memory = model(ids, ids, None, call)
+    model.objective(ids, text(3, 8, seed=1), memory, call)[0].backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@each_kind
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_copy_for_inference(kind: dict, precision: str) -> None:
+    model, call, ids = made(train=True, dtype=torch.float32, dropout=0.5, **kind), lengths(6, tgt_len=4), text(2, 9)
+    copied = model.for_inference(precision)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        found = score(copied, ids, call, pieces=[4, 4, 1], memory=copied.empty_cache(2, call))
+    expected = score(model.eval(), ids, call, pieces=[4, 4, 1])
+    torch.testing.assert_close(found, expected, **({"rtol": 5e-2, "atol": 5e-2} if precision == "bf16" else {}))
+
+
+@each_kind
+def test_computing_a_layer_again_gives_the_same_gradients(kind: dict) -> None:
+    ids, call, gradients = text(2, 7), lengths(5), []
+    for recompute in (False, True):
+        model = made(**kind)
+        model.recompute = recompute
+        model.objective(ids, ids, None, call)[0].backward()
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+# Shaw's attention, one query and key at a time
+
+
+def by_hand(model: Any, layer: int, x: np.ndarray, mem: int, call: Lengths) -> np.ndarray:
+    """The sublayer's output before the residual, for one row; the last len(x) - mem positions are queries."""
+    attention, config = layers_of(model)[layer].attention, model.config
+    w_q, w_k, w_v = (w.reshape(config.n_head, config.d_head, -1) for w in np.split(array(attention.qkv.weight), 3))
+    out, farthest = [], config.positions - 1 if call.clamp_len is None else min(config.positions - 1, call.clamp_len)
+    for i in range(mem, len(x)):
+        heads = []
+        for h in range(config.n_head):
+            scores, values = [], []
+            for j in range(max(0, i + 1 - (call.attn_len or len(x))), i + 1):
+                row = config.positions - 1 - min(i - j, farthest)
+                query, key = w_q[h] @ x[i], w_k[h] @ x[j]
+                value = query @ key + query @ array(model.distances)[layer, row, h]
+                if config.score_biases:
+                    value += array(model.content_bias)[layer, h] @ key + array(model.distance_bias)[layer, row, h]
+                scores.append(value / math.sqrt(config.d_head))
+                values.append(w_v[h] @ x[j])
+            share = np.exp(np.array(scores) - max(scores))
+            heads.append((share / share.sum()) @ np.array(values))
+        out.append(array(attention.output.weight) @ np.concatenate(heads))
+    return np.array(out)
+
+
+def array(x: Tensor) -> np.ndarray:
+    return x.detach().numpy()
+
+
+@pytest.mark.parametrize("score_biases", [False, True])
+@pytest.mark.parametrize("call", [lengths(9), lengths(9, clamp_len=3), lengths(9, 4)], ids=["plain", "clamp", "window"])
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "triton"])
+def test_shaw_by_hand(score_biases: bool, call: Lengths, backend: str) -> None:
+    model = made(kind="shaw", positions=6, score_biases=score_biases, pre_lnorm=True)
+    for layer in layers_of(model):
+        layer.attention.backend = backend
+    ids = text(1, 11)
+    memory = read(model, ids[:, :6], call).memory
+    with torch.no_grad():
+        for number, layer in enumerate(layers_of(model)):
+            layer.feed_forward.outer.weight.zero_(), layer.feed_forward.outer.bias.zero_()
+            after = read(model, ids[:, 6:], call, memory=memory)
+            x = torch.cat([memory.layers[number], after.memory.layers[number][:, -5:]], 1)
+            outputs = [*(m[:, -5:] for m in after.memory.layers[1:]), after.hidden]
+            found = outputs[number] - x[:, 6:]
+            expected = by_hand(model, number, array(layer.attention.norm(x))[0], 6, call)
+            torch.testing.assert_close(found[0], torch.from_numpy(expected))
+
+
+# Absolute places
+
+
+def encoder_of(model: Any) -> nn.TransformerEncoder:
+    """PyTorch's own layers with these weights."""
+    config = model.config
+    one = nn.TransformerEncoderLayer(
+        config.d_model, config.n_head, config.d_inner, 0.0, batch_first=True, norm_first=config.pre_lnorm
+    )
+    encoder = nn.TransformerEncoder(one, config.n_layer, enable_nested_tensor=False).double().eval()
+    with torch.no_grad():
+        for theirs, ours in zip(encoder.layers, layers_of(model), strict=True):
+            attention, feed = ours.attention, ours.feed_forward
+            for bias in (theirs.self_attn.in_proj_bias, theirs.self_attn.out_proj.bias):
+                bias.zero_()
+            for a, b in (
+                (theirs.self_attn.in_proj_weight, attention.qkv.weight),
+                (theirs.self_attn.out_proj.weight, attention.output.weight),
+                (theirs.norm1.weight, attention.norm.weight),
+                (theirs.norm1.bias, attention.norm.bias),
+                (theirs.linear1.weight, feed.inner.weight),
+                (theirs.linear1.bias, feed.inner.bias),
+                (theirs.linear2.weight, feed.outer.weight),
+                (theirs.linear2.bias, feed.outer.bias),
+                (theirs.norm2.weight, feed.norm.weight),
+                (theirs.norm2.bias, feed.norm.bias),
+            ):
+                a.copy_(b)
+    return encoder
+
+
+def sinusoid(place: int, d_model: int) -> list[float]:
+    angles = [place / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
+    return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+
+
+@pytest.mark.parametrize("pre_lnorm", [False, True])
+@pytest.mark.parametrize("positions", [0, 13])
+def test_vaswani_is_pytorch_s_transformer(pre_lnorm: bool, positions: int) -> None:
+    model, ids = made(kind="vaswani", d_head=7, pre_lnorm=pre_lnorm, positions=positions), text(3, 11)
+    places = [positions - 1 - i if positions else i for i in range(11)]
+    x = model.embedding(ids) + torch.tensor([sinusoid(place, 14) for place in places], dtype=torch.float64)
+    expected = encoder_of(model)(x, mask=nn.Transformer.generate_square_subsequent_mask(11).double(), is_causal=True)
+    torch.testing.assert_close(read(model, ids, lengths(0)).hidden, expected.detach())
+
+
+def test_al_rfou_adds_a_vector_before_each_of_pytorch_s_layers() -> None:
+    model, ids = made(d_head=7, **KINDS["al-rfou"]), text(3, 11)
+    x, mask = model.embedding(ids), nn.Transformer.generate_square_subsequent_mask(11).double()
+    for layer, places in zip(encoder_of(model).layers, model.places, strict=True):
+        x = layer(x + places[:11], src_mask=mask)
+    torch.testing.assert_close(read(model, ids, lengths(0)).hidden, x.detach())
+
+
+@pytest.mark.parametrize("kind", ["vaswani", "al-rfou"])
+def test_memory_keeps_the_places_of_its_segment(kind: str) -> None:
+    model, ids, call = made(**KINDS[kind]), text(1, 9), lengths(9)
+    first = read(model, ids[:, :5], call)
+    after = read(model, ids[:, 5:], call, memory=first.memory)
+    torch.testing.assert_close(after.memory.layers[0][:, :5], first.memory.layers[0], rtol=0, atol=0)
+    fresh = read(model, ids[:, 5:], call)
+    torch.testing.assert_close(after.memory.layers[0][:, 5:], fresh.memory.layers[0], rtol=0, atol=0)
+    assert not torch.isclose(after.hidden, fresh.hidden).all(-1).any(), "memory is read"
+
+
+def after_next(targets: Tensor) -> Tensor:
+    """The targets one further on, where both are trained on."""
+    later = torch.full_like(targets, -1)
+    for b in range(targets.shape[0]):
+        for t in range(targets.shape[1] - 1):
+            if targets[b, t] >= 0:
+                later[b, t] = targets[b, t + 1]
+    return later
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (5, 11), "div_val": 2, "tie_projs": (True, True, False)}])
+@pytest.mark.parametrize("intermediate_losses", [False, True])
+@pytest.mark.parametrize("multiple_targets", [False, True])
+@pytest.mark.parametrize("progress", [0.0, 0.2, 0.4, 0.5])
+def test_auxiliary_losses_directly(
+    changes: dict, intermediate_losses: bool, multiple_targets: bool, progress: float
+) -> None:
+    flags = {"intermediate_losses": intermediate_losses, "multiple_targets": multiple_targets}
+    model = made(kind="al-rfou", positions=9, final_norm=True, **flags, **changes)
+    model.progress = progress
+    ids, targets, call = text(2, 8), text(2, 8, seed=1), lengths(0)
+    targets[0, :4] = targets[1, 6] = -1
+
+    def direct(model: Any) -> Tensor:
+        x, mask, outputs = model.embedding(ids), None, []
+        for layer, places in zip(model.layers, model.places, strict=True):
+            past = x.new_zeros(2, 0, x.shape[2])
+            x = layer(x + places[:8], past, x.new_zeros(1, 8, 0), None, None, attn_len=mask, valid=None)
+            outputs.append(model.final_norm(x))
+        # of three layers the first speaks up to 1/6 of training, the second up to 1/3
+        heard = [True] if not intermediate_losses else [progress < 1 / 6, progress < 1 / 3, True]
+        total = torch.zeros((), dtype=torch.float64)
+        for out, speaks in zip(outputs[-len(heard) :], heard, strict=True):
+            for softmax, wanted, weight in (
+                (model.softmax, targets, 1.0),
+                *([(model.second_softmax, after_next(targets), 0.5)] if multiple_targets else []),
+            ):
+                picked = softmax.log_probs(out).gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+                total = total - speaks * weight * (picked * (wanted >= 0)).sum()
+        return total / (targets >= 0).sum()
+
+    loss, nll, _ = model.objective(ids, targets, None, call)
+    torch.testing.assert_close(loss, direct(model))
+    torch.testing.assert_close(nll, model(ids, targets, None, call)[0])
+    parameters = list(model.parameters())
+    found, expected = (torch.autograd.grad(x, parameters, allow_unused=True) for x in (loss, direct(model)))
+    for name, a, b in zip((n for n, _ in model.named_parameters()), found, expected, strict=True):
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, msg=lambda text, name=name: name + text)
+
+
+def test_chunks_of_rows_add_up_to_the_whole() -> None:
+    model, ids, targets, call = made(**AUXILIARY), text(4, 8), text(4, 8, seed=1), lengths(0)
+    targets[0, :5] = -1
+    whole, _, _ = model.objective(ids, targets, None, call)
+    parts = [slice(0, 2), slice(2, 4)]
+    shares = [(targets[rows] >= 0).sum() / (targets >= 0).sum() for rows in parts]
+    losses = [model.objective(ids[rows], targets[rows], None, call)[0] for rows in parts]
+    torch.testing.assert_close(sum(s * x for s, x in zip(shares, losses, strict=True)), whole, check_dtype=False)
+
+
+# What is refused
+
+
+def test_what_a_place_has_no_answer_to_is_refused() -> None:
+    for kind in (KINDS["al-rfou"], KINDS["vaswani counting down"]):
+        model = made(**kind)
+        with pytest.raises(ValueError, match=rf"at most model.positions = {kind['positions']}, got a segment of 23 to"):
+            model.hidden(text(1, 23), None, lengths(0))
+        with pytest.raises(ValueError, match=r"clamp_len must be none for kind = .*, which knows no distances, got 3"):
+            model.hidden(text(1, 5), None, lengths(0, clamp_len=3))
+    assert read(made(**KINDS["shaw"]), text(1, 23), lengths(0)).hidden.isfinite().all(), "farther ones have the last"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"kind": "shaw"}, "positions must be at least 1, got 0"),
+        ({"kind": "al-rfou"}, "positions must be at least 1, got 0"),
+        ({"positions": 3}, "positions is for kind = shaw and al-rfou and vaswani, got kind = transformer-xl"),
+        ({"kind": "vaswani", "untie_r": True}, "untie_r is for kind = transformer-xl, got kind = vaswani"),
+        ({"kind": "vaswani", "score_biases": True}, "score_biases is for kind = shaw"),
+        ({"kind": "shaw", "positions": 3, "multiple_targets": True}, "multiple_targets is for kind = al-rfou"),
+        ({"kind": "vaswani", "intermediate_losses": True}, "intermediate_losses is for kind = al-rfou"),
+    ],
+)
+def test_settings_of_other_kinds_are_refused(wrong: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        TransformerXLConfig(vocab_size=5, **wrong)
+
+
+def test_lengths_that_do_not_fit_the_model_are_refused_before_training() -> None:
+    model = TransformerXLConfig(vocab_size=5, kind="al-rfou", positions=64)
+    assert RunConfig(model=model, train=TrainConfig(tgt_len=64, mem_len=0)).eval_lengths.tgt_len == 64
+    with pytest.raises(ValueError, match=r"train.tgt_len must be at most model.positions = 64.*got 65"):
+        RunConfig(model=model, train=TrainConfig(tgt_len=65))
+    with pytest.raises(ValueError, match=r"train.clamp_len is for distances, and kind = al-rfou has places"):
+        RunConfig(model=model, train=TrainConfig(tgt_len=64, clamp_len=5))
+
+
+def test_sizes_by_hand() -> None:
+    # 3 layers, 14 wide, 2 heads of 5, 11 inside, 23 symbols
+    layer = 4 * 14 * 10 + 2 * 14 * 11 + 11 + 14 + 4 * 14
+    vanilla = 23 * 14 + 23 + 3 * layer
+    sizes = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11}
+    for kind, expected in (
+        ({}, vanilla + 3 * 14 * 10 + 2 * 10),
+        ({"kind": "vaswani"}, vanilla),
+        ({"kind": "shaw", "positions": 7}, vanilla + 3 * 7 * 10),
+        ({"kind": "shaw", "positions": 7, "score_biases": True}, vanilla + 3 * 7 * 12 + 3 * 10),
+        ({"kind": "al-rfou", "positions": 17}, vanilla + 3 * 17 * 14),
+        (AUXILIARY, vanilla + 3 * 17 * 14 + 23 * 14 + 23),
+    ):
+        model = build_model(TransformerXLConfig(**sizes, **kind))
+        assert sum(p.numel() for p in model.parameters()) == expected
+
+
+# With the rest of the package
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    letters = np.random.default_rng(1).integers(97, 107, 900).astype(np.uint8).tobytes()
+    splits = {"train": letters, "valid": letters[:100], "test": letters[:100]}
+    return Corpus.build(tmp_path_factory.mktemp("store") / "corpus", splits, name="letters")
+
+
+@pytest.mark.parametrize("kind", [KINDS["shaw with biases"], KINDS["vaswani counting down"], AUXILIARY])
+@pytest.mark.parametrize("mem_len", [0, 7])
+def test_each_is_trained_told_how_far_it_is_and_loaded(corpus: Corpus, tmp_path, kind: dict, mem_len: int) -> None:
+    settings = {"tgt_len": 5, "mem_len": mem_len, "batch_size": 6, "max_steps": 4, "device": "cpu", "precision": "fp32"}
+    shape = small_model(vocab_size=len(corpus.vocab), **kind).config
+    config = RunConfig(model=shape, train=TrainConfig(**settings, loss="half", lr=0.01, backend="strided"))
+    model, told = build_model(shape), []
+    objective = model.objective
+    model.objective = lambda *arguments: told.append(model.progress) or objective(*arguments)  # type: ignore[method-assign]
+    assert fit(model, corpus, config, tmp_path) and told == [0.0, 0.25, 0.5, 0.75]
+    found = load_model(tmp_path).model
+    assert type(found) is type(model)
+    ids = text(2, 9, vocab=len(corpus.vocab))
+    call = config.eval_lengths
+    expected = score(model.eval(), ids, call, pieces=[5, 4])
+    torch.testing.assert_close(score(found, ids, call, pieces=[5, 4]), expected, rtol=0, atol=0)
+
+
+@each_kind
+def test_windows_slide_over_each(kind: dict) -> None:
+    model, ids = made(**kind), text(2, 9)
+    found = read(Sliding(model, 4), ids, lengths(0), pieces=[1, 5, 3]).hidden
+    for end in range(1, 10):
+        window = read(model, ids[:, max(end - 4, 0) : end], lengths(0)).hidden[:, -1]
+        torch.testing.assert_close(found[:, end - 1], window)

@@ -1,0 +1,175 @@
+"""Laws of `KVCache`: the numbers of `Memory`, in constant room, however a text is cut and whoever shares a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VARIANTS, lengths, read, score, small_model, text
+
+from transformer_xl.config.settings import Lengths
+from transformer_xl.model.memory import KVCache
+from transformer_xl.model.transformer_xl import TransformerXL
+
+each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+KINDS: dict[str, dict[str, Any]] = {**VARIANTS, "attended zeros": {"zero_memory": True, "pre_lnorm": True}}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@torch.no_grad()
+def empty(model: TransformerXL, batch: int, call: Lengths, valid: list[int] | None = None) -> KVCache:
+    return model.empty_cache(batch, call, None if valid is None else torch.tensor(valid))
+
+
+@torch.no_grad()
+def step(model: TransformerXL, ids: torch.Tensor, state: Any, call: Lengths) -> tuple[torch.Tensor, Any]:
+    return model.hidden(ids, state, call)
+
+
+@each_kind
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObject) -> None:
+    model, ids = small_model(**kind), text(2, 17)
+    mem_len = data.draw(st.integers(0, 9))
+    attn_len = data.draw(st.none() | st.integers(1, mem_len + 1))
+    call = lengths(mem_len, attn_len, data.draw(st.none() | st.integers(1, 9)), tgt_len=3)
+    pieces = data.draw(st.sampled_from([[17], [1] * 17, [3] * 5 + [2], [7, 1, 1, 8]]))
+    cached = read(model, ids, call, pieces=pieces, memory=empty(model, 2, call))
+    torch.testing.assert_close(cached.hidden, read(model, ids, call, pieces=pieces).hidden)
+    losses = score(model, ids, call, pieces=pieces, memory=empty(model, 2, call))
+    torch.testing.assert_close(losses, score(model, ids, call, pieces=pieces))
+
+
+@each_variant
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_rows_that_begin_late_or_are_reset_are_as_with_memory(variant: dict, data: st.DataObject) -> None:
+    model, ids, call = small_model(**variant), text(3, 12), lengths(5, tgt_len=4)
+    valid = data.draw(st.lists(st.integers(-4, 0), min_size=3, max_size=3))
+    marks = data.draw(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=3, max_size=3))
+    states: list[Any] = [model.empty_memory(3, torch.tensor(valid)), empty(model, 3, call, valid)]
+    for part, rows in zip(ids.split(4, dim=1), marks, strict=True):
+        outs = []
+        for which, state in enumerate(states):
+            out, states[which] = step(model, part, state, call)
+            states[which] = states[which].reset(torch.tensor(rows))
+            outs.append(out)
+        torch.testing.assert_close(*outs)
+    torch.testing.assert_close(states[0].counts, states[1].counts)
+
+
+def test_a_row_reset_among_attended_zeros_starts_from_zeros() -> None:
+    model, call = small_model(zero_memory=True, pre_lnorm=True), lengths(5, tgt_len=4)
+    _, state = step(model, text(2, 9), empty(model, 2, call), call)
+    out, _ = step(model, text(2, 4, seed=1), state.reset(torch.tensor([False, True])), call)
+    fresh, _ = step(model, text(2, 4, seed=1), empty(model, 2, call), call)
+    torch.testing.assert_close(out[1], fresh[1])
+    assert not torch.isclose(out[0], fresh[0]).all()
+
+
+@each_kind
+def test_a_memory_becomes_a_cache_and_goes_on(kind: dict) -> None:
+    model, call = small_model(**kind), lengths(6, tgt_len=4)
+    memory = read(model, text(2, 9), call).memory
+    out, _ = step(model, text(2, 4, seed=1), model.cached(memory, call), call)
+    torch.testing.assert_close(out, step(model, text(2, 4, seed=1), memory, call)[0])
+
+
+def test_nothing_grows_once_the_window_is_full() -> None:
+    model, call = small_model(), lengths(8, tgt_len=4)
+    state = empty(model, 2, call)
+    held = set()
+    for i in range(60):
+        _, state = step(model, text(2, 1 if i % 7 else 4, seed=i), state, call)
+        if i > 20:
+            held.add(tuple(x.data_ptr() for pair in state.buffers for x in pair))
+            assert state.buffers[0][0].shape[2] <= 2 * 8 + 4
+            assert state.positions[0].shape[1] <= 32
+    assert len(held) == 1, "the buffers stay where they are"
+
+
+def test_a_segment_longer_than_planned_finds_room() -> None:
+    model, call, ids = small_model(), lengths(3, tgt_len=2), text(2, 40)
+    pieces = [2, 31, 1, 6]
+    cached = read(model, ids, call, pieces=pieces, memory=empty(model, 2, call))
+    torch.testing.assert_close(cached.hidden, read(model, ids, call, pieces=pieces).hidden)
+
+
+def test_a_call_consumes_it_and_a_fork_goes_its_own_way() -> None:
+    model, call = small_model(), lengths(5, tgt_len=3)
+    _, before = step(model, text(3, 8), empty(model, 3, call), call)
+    twin = before.fork(torch.tensor([2, 0]))
+    out, after = step(model, text(3, 3, seed=1), before, call)
+    with pytest.raises(RuntimeError, match="fork"):
+        step(model, text(3, 3, seed=1), before, call)
+    other, _ = step(model, text(3, 3, seed=2)[[2, 0]], twin.fork(), call)
+    same, _ = step(model, text(3, 3, seed=1)[[2, 0]], twin, call)
+    torch.testing.assert_close(same, out[[2, 0]])
+    assert not torch.isclose(other, same).all()
+    step(model, text(3, 2), after, call)
+
+
+def test_rows_of_several_become_one() -> None:
+    model, call = small_model(), lengths(6, tgt_len=4)
+    parts = [
+        step(model, text(rows, size, seed=size), empty(model, rows, call), call)[1] for rows, size in ((1, 2), (2, 9))
+    ]
+    alone = [
+        step(model, text(rows, 4, seed=rows), part.fork(), call)[0] for rows, part in zip((1, 2), parts, strict=True)
+    ]
+    together, _ = step(model, torch.cat([text(1, 4, seed=1), text(2, 4, seed=2)]), KVCache.cat(parts), call)
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_training_through_it_is_refused() -> None:
+    model, call = small_model(), lengths(4)
+    with pytest.raises(AssertionError, match="no_grad"):
+        model.hidden(text(1, 3), empty(model, 1, call), call)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_copy_for_inference_gives_the_same_numbers_and_leaves_the_model_alone(precision: str) -> None:
+    model = small_model(train=True, dtype=torch.float32, dropout=0.5, **VARIANTS["bands"])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    copied = model.for_inference(precision)
+    call, ids = lengths(6, tgt_len=4), text(2, 12)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        found = score(copied, ids, call, pieces=[4] * 3, memory=copied.empty_cache(2, call))
+        model.eval()
+        expected = score(model, ids, call, pieces=[4] * 3)
+    torch.testing.assert_close(found, expected, **({"rtol": 2e-2, "atol": 2e-2} if precision == "bf16" else {}))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    shared = {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in copied.parameters()}
+    assert len(shared) == len(list(model.parameters())) if precision == "fp32" else shared
+    assert not any(module.training for module in copied.modules())
+
+
+def test_a_cache_of_short_texts_is_short() -> None:
+    model, call = small_model(), lengths(1000, tgt_len=500)
+    _, state = step(model, text(2, 5), empty(model, 2, call), call)
+    assert state.buffers[0][0].shape[2] <= 10
+
+
+def test_a_short_memory_of_zeros_becomes_a_cache_that_attends_them() -> None:
+    model, call = small_model(zero_memory=True, pre_lnorm=True), lengths(5, tgt_len=4)
+    memory = model.empty_memory(2)
+    found, expected = (step(model, text(2, 4), state, call)[0] for state in (model.cached(memory, call), memory))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_spent_cache_serves_nothing() -> None:
+    model, call = small_model(), lengths(5, tgt_len=3)
+    before = empty(model, 2, call)
+    step(model, text(2, 3), before, call)
+    marks = torch.tensor([True, False])
+    for use in (before.fork, lambda: before.reset(marks), lambda: KVCache.cat([before, before])):
+        with pytest.raises(RuntimeError, match="fork"):
+            use()
+    reset = empty(model, 2, call)
+    reset.reset(marks)
+    with pytest.raises(RuntimeError, match="fork"):
+        step(model, text(2, 3), reset, call)

@@ -1,0 +1,212 @@
+"""Large vocabularies: scores come in blocks, a table has one gradient, and neither changes a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import pytest
+import torch
+from test_adaptive import D_MODEL, SHAPES, embedding, softmax
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from transformer_xl.ops import cross_entropy
+
+IDS = torch.tensor([[0, 16, 1, 3, 4], [13, 2, 5, 5, 11], [12, 1, 0, 16, 7]])
+TARGETS = torch.tensor([[16, 1, -1, 4, 13], [2, 5, 3, -1, 11], [1, 0, 16, 7, 12]])
+
+each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+@contextmanager
+def blocks_of(columns: int) -> Iterator[None]:
+    """Take the columns so many at a time, however many rows there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cross_entropy, "_ON_CPU", 0)
+        patch.setattr(cross_entropy, "_LEAST_COLUMNS", columns)
+        yield
+
+
+class Made(TorchDispatchMode):
+    """Every tensor that operations make in memory of its own: by which operation, and how many elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor) and not x.is_meta and x.untyped_storage().data_ptr() not in given:
+                self.all.append((str(func), x.numel()))
+        return out
+
+    def of(self, numel: int) -> list[str]:
+        """The operations that made so many elements, or more."""
+        return [name for name, size in self.all if size >= numel]
+
+
+def tied(shape: dict, *, weight: bool = True) -> tuple[AdaptiveEmbedding, AdaptiveSoftmax]:
+    first, last = embedding(shape, seed=1), softmax(shape, seed=2)
+    last.tie(first, weight=weight, projections=(True,) * (1 + len(shape["cutoffs"])))
+    return first, last
+
+
+def gradients(first: AdaptiveEmbedding, last: AdaptiveSoftmax) -> dict[str, Tensor | None]:
+    found = {name: p.grad for name, p in nn.ModuleList([first, last]).named_parameters(remove_duplicate=False)}
+    for parameter in (*first.parameters(), *last.parameters()):
+        parameter.grad = None
+    return found
+
+
+def chained(first: AdaptiveEmbedding, last: AdaptiveSoftmax, ids: Tensor, targets: Tensor) -> Tensor:
+    """A loss in which the tables go from one end to the other."""
+    x, tables = first.lookup(ids)
+    return last.nll(x.tanh(), targets, tables).sum()
+
+
+def apart(first: AdaptiveEmbedding, last: AdaptiveSoftmax, ids: Tensor, targets: Tensor) -> Tensor:
+    """The same loss by whole distributions, each end with the tables for itself."""
+    logs = last.log_probs(first(ids).tanh()).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    return -(logs * (targets >= 0)).sum()
+
+
+@pytest.mark.parametrize("columns", [1, 3, 1000])
+@each_shape
+def test_blocks_change_no_loss_and_no_gradient(shape: dict, columns: int) -> None:
+    module = softmax(shape)
+    hidden = torch.randn(3, 5, D_MODEL, dtype=torch.float64, requires_grad=True)
+    leaves, weight = [hidden, *module.parameters()], torch.rand(3, 5, dtype=torch.float64)
+    logs = module.log_probs(hidden).gather(-1, TARGETS.clamp(min=0)[..., None])[..., 0]
+    expected = -logs * (TARGETS >= 0)
+    with blocks_of(columns):
+        nll = module.nll(hidden, TARGETS)
+        torch.testing.assert_close(nll, expected)
+        found = torch.autograd.grad((nll * weight).sum(), leaves)
+    torch.testing.assert_close(found, torch.autograd.grad((expected * weight).sum(), leaves))
+
+
+@each_shape
+def test_gradients_are_those_of_small_differences(shape: dict) -> None:
+    first, last = tied(shape)
+    leaves = list(nn.ModuleList([first, last]).parameters())
+    with blocks_of(2):
+        assert torch.autograd.gradcheck(lambda *_: chained(first, last, IDS[:1], TARGETS[:1]), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("weight", [True, False], ids=["tied", "untied"])
+@each_shape
+def test_a_table_gets_the_gradient_of_all_its_uses(shape: dict, weight: bool) -> None:
+    first, last = tied(shape, weight=weight)
+    apart(first, last, IDS, TARGETS).backward()
+    expected = gradients(first, last)
+    with blocks_of(3):
+        chained(first, last, IDS, TARGETS).backward()
+        torch.testing.assert_close(gradients(first, last), expected)
+        halves = [chained(first, last, IDS[rows], TARGETS[rows]) for rows in (slice(0, 1), slice(1, 3))]
+        (halves[0] + halves[1]).backward()  # two segments, one backward
+        torch.testing.assert_close(gradients(first, last), expected)
+        for rows in (slice(0, 1), slice(1, 3)):  # chunks of one step
+            chained(first, last, IDS[rows], TARGETS[rows]).backward()
+        torch.testing.assert_close(gradients(first, last), expected)
+
+
+@each_shape
+def test_an_embedding_alone_has_its_gradient(shape: dict) -> None:
+    first, last = tied(shape)
+    first.lookup(IDS)[0].square().sum().backward()
+    found = gradients(first, last)
+    rows = torch.stack([first(word.view(1, 1))[0, 0] for word in IDS.flatten()])
+    rows.square().sum().backward()
+    torch.testing.assert_close(found, gradients(first, last))
+    assert any(gradient is not None and gradient.any() for gradient in found.values())
+
+
+@each_shape
+def test_tables_may_go_on_without_the_vectors(shape: dict) -> None:
+    first, last = tied(shape)
+    hidden = torch.randn(3, 5, D_MODEL, dtype=torch.float64)
+    last.nll(hidden, TARGETS, first.lookup(IDS)[1]).sum().backward()
+    found = gradients(first, last)
+    last.nll(hidden, TARGETS).sum().backward()
+    torch.testing.assert_close(found, gradients(first, last))
+
+
+@pytest.mark.parametrize("frozen", ["tables", "bias", "projections"])
+@each_shape
+def test_what_is_frozen_gets_none_and_the_rest_its_own(shape: dict, frozen: str) -> None:
+    first, last = tied(shape)
+    for name, parameter in last.named_parameters():
+        parameter.requires_grad_(name.partition(".")[0] != frozen)
+    apart(first, last, IDS, TARGETS).backward()
+    expected = gradients(first, last)
+    chained(first, last, IDS, TARGETS).backward()
+    found = gradients(first, last)
+    torch.testing.assert_close(found, expected)
+    assert all((gradient is None) == (name.split(".")[1] == frozen) for name, gradient in found.items())
+
+
+@pytest.mark.parametrize("cutoffs", [(), (50, 110)], ids=["plain", "bands"])
+def test_scores_are_never_all_there(cutoffs: tuple[int, ...]) -> None:
+    shape = {"vocab_size": 997, "d_embed": D_MODEL, "cutoffs": cutoffs, "div_val": 1}
+    first, last = tied(shape)
+    ids = torch.randint(110, 997, (5, 11), generator=torch.Generator().manual_seed(0))
+    rows, columns = ids.numel(), 997 - max(cutoffs, default=0)
+    with blocks_of(13), Made() as made:
+        chained(first, last, ids, ids.flip(0)).backward()
+    assert made.of(rows * 13) and not made.of(rows * columns)
+    with Made() as made:  # they are seen where they are made
+        apart(first, last, ids, ids.flip(0)).backward()
+    assert made.of(rows * columns)
+
+
+@pytest.mark.parametrize("cutoffs", [(), (50, 110)], ids=["plain", "bands"])
+def test_a_step_makes_one_tensor_as_large_as_the_table(cutoffs: tuple[int, ...]) -> None:
+    shape = {"vocab_size": 997, "d_embed": D_MODEL, "cutoffs": cutoffs, "div_val": 1}
+    first, last = tied(shape)
+    with blocks_of(13), Made() as made:
+        chained(first, last, IDS, TARGETS).backward()
+    assert made.of(997 * D_MODEL) == ["aten.empty_like.default"]
+    table = first.tables[0].requires_grad_(False)
+    with blocks_of(13), Made() as made:  # a frozen one needs none
+        first.lookup(IDS)
+        last.nll(torch.randn(3, 5, D_MODEL, dtype=torch.float64), TARGETS).sum().backward()
+    assert made.of(table.numel()) == []
+
+
+@each_shape
+def test_half_precision_is_that_of_its_products(shape: dict) -> None:
+    """The allowed error follows from the condition of each result, not from what another formulation is wrong by: it is
+    what the exact results move by when everything that enters a product moves by up to one rounding of bf16, 2^-8 of
+    its size. FACTOR allows four roundings where this model makes one: of both factors, of a score, of its gradient."""
+    FACTOR, DRAWS = 4, 8
+    torch.manual_seed(7)
+    module = softmax(shape)
+    hidden = torch.randn(3, 5, D_MODEL, dtype=torch.float64, requires_grad=True)
+
+    def results(module, hidden) -> list[torch.Tensor]:
+        nll = module.nll(hidden, TARGETS)
+        return [nll, *torch.autograd.grad(nll.sum(), [hidden, *module.parameters()])]
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x.detach() * (1 + 2**-8 * (2 * torch.rand_like(x) - 1))
+
+    exact = results(module, hidden)
+    allowed = [0.0] * len(exact)
+    for _ in range(DRAWS):
+        moved = deepcopy(module)
+        for parameter in moved.parameters():
+            parameter.data = rounded(parameter)
+        for i, (one, truth) in enumerate(zip(results(moved, rounded(hidden).requires_grad_()), exact, strict=True)):
+            allowed[i] = max(allowed[i], FACTOR * float((one - truth).detach().norm()))
+    module, hidden = module.float(), hidden.detach().float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = results(module, hidden)
+    assert found[0].dtype == torch.float32
+    for mine, truth, most in zip(found, exact, allowed, strict=True):
+        assert (mine - truth).norm() <= most
+        assert most < truth.norm() / 4, "the bound would hide a gradient that is wrong"

@@ -1,0 +1,170 @@
+"""Laws of `Memory`: it keeps the newest layer inputs of each row, detached, and its rows are independent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import lengths, read, small_model, text, used
+from torch import Tensor
+
+from transformer_xl.evaluation.sliding import Sliding
+from transformer_xl.model.memory import Memory
+
+N_LAYER, BATCH, D_MODEL = 2, 3, 5
+
+
+def inputs(length: int, batch: int = BATCH, seed: int = 0) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(batch, length, D_MODEL, generator=generator) for _ in range(N_LAYER))
+
+
+def rows_of(memory: Memory) -> list[list[Tensor]]:
+    """Per row and layer, what counts of it."""
+    held = [max(0, count) for count in used(memory)]
+    return [[x[row, memory.length - count :] for x in memory.layers] for row, count in enumerate(held)]
+
+
+def test_empty_holds_nothing() -> None:
+    memory = Memory.empty(N_LAYER, BATCH, D_MODEL, dtype=torch.float64, device="cpu")
+    assert [x.shape for x in memory.layers] == [(BATCH, 0, D_MODEL)] * N_LAYER
+    assert memory.layers[0].dtype == torch.float64
+    assert memory.length == 0
+    assert used(memory) == [0] * BATCH
+    late = Memory.empty(N_LAYER, BATCH, D_MODEL, valid=torch.tensor([-2, 0, -1]), dtype=torch.float64)
+    assert used(late) == [-2, 0, -1]
+
+
+def test_zeros_count() -> None:
+    memory = Memory.zeros(N_LAYER, BATCH, 7, D_MODEL, dtype=torch.float64, device="cpu")
+    assert memory.length == 7
+    assert used(memory) == [7] * BATCH
+    assert [x.shape for x in memory.layers] == [(BATCH, 7, D_MODEL)] * N_LAYER
+    assert all(x.dtype == torch.float64 and not x.any() for x in memory.layers)
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4), mem_len=st.integers(0, 9))
+def test_extend_keeps_the_newest(sizes: list[int], mem_len: int) -> None:
+    memory = Memory.empty(N_LAYER, BATCH, D_MODEL)
+    text = inputs(sum(sizes))
+    start = 0
+    for size in sizes:
+        memory = memory.extend([x[:, start : start + size] for x in text], mem_len=mem_len)
+        start += size
+        held = min(mem_len, start)
+        assert memory.length == held
+        assert used(memory) == [held] * BATCH
+        for layer, x in zip(memory.layers, text, strict=True):
+            torch.testing.assert_close(layer, x[:, start - held : start], rtol=0, atol=0)
+
+
+@settings(deadline=None)
+@given(
+    valid=st.lists(st.integers(-4, 3), min_size=BATCH, max_size=BATCH),
+    size=st.integers(1, 4),
+    mem_len=st.integers(0, 9),
+)
+def test_extend_counts_each_row(valid: list[int], size: int, mem_len: int) -> None:
+    old, new = inputs(3), inputs(size, seed=1)
+    before = Memory(old, torch.tensor(valid))
+    after = before.extend(new, mem_len=mem_len)
+    assert after.length == min(mem_len, 3 + size)
+    assert used(after) == [min(count + size, mem_len) for count in valid]
+    for row, (held, count) in enumerate(zip(rows_of(after), valid, strict=True)):
+        for layer, past, x in zip(held, old, new, strict=True):
+            everything = torch.cat([past[row], x[row]])
+            newest = max(0, min(count + size, mem_len))
+            torch.testing.assert_close(layer, everything[len(everything) - newest :], rtol=0, atol=0)
+    assert used(before) == valid
+
+
+def test_extend_lets_no_gradient_through() -> None:
+    old = tuple(x.requires_grad_() for x in inputs(3))
+    new = tuple(2 * x.requires_grad_() for x in inputs(4, seed=1))
+    for mem_len in (2, 4, 5, 7, 11):
+        memory = Memory(old).extend(new, mem_len=mem_len)
+        assert not any(x.requires_grad for x in memory.layers)
+
+
+def test_extend_copies_what_it_keeps() -> None:
+    # A view of the last segment would keep all of it in memory, and would change when its owner does.
+    for old, mem_len in ((0, 3), (5, 3), (0, 7), (5, 11)):
+        new = inputs(7, seed=1)
+        memory = Memory(inputs(old)).extend(new, mem_len=mem_len)
+        kept = [x.clone() for x in memory.layers]
+        for x in new:
+            x.fill_(float("nan"))
+        torch.testing.assert_close(list(memory.layers), kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("valid", [None, [2, -1, 4]])
+def test_select_takes_rows_in_the_order_asked(valid: list[int] | None) -> None:
+    memory = Memory(inputs(4), None if valid is None else torch.tensor(valid))
+    chosen = memory.select(torch.tensor([2, 0, 2, 1]))
+    for layer, x in zip(chosen.layers, memory.layers, strict=True):
+        torch.testing.assert_close(layer, x[[2, 0, 2, 1]], rtol=0, atol=0)
+    assert used(chosen) == [used(memory)[row] for row in (2, 0, 2, 1)]
+
+
+@settings(deadline=None)
+@given(
+    parts=st.lists(
+        st.integers(0, 5).flatmap(lambda m: st.tuples(st.just(m), st.integers(1, 3), st.none() | st.integers(-2, m))),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_cat_keeps_every_row(parts: list[tuple[int, int, int | None]]) -> None:
+    memories = [
+        Memory(inputs(length, batch, seed), None if valid is None else torch.full((batch,), valid))
+        for seed, (length, batch, valid) in enumerate(parts)
+    ]
+    joined = Memory.cat(memories)
+    assert joined.length == max(length for length, _, _ in parts)
+    assert used(joined) == [count for memory in memories for count in used(memory)]
+    torch.testing.assert_close(rows_of(joined), [row for memory in memories for row in rows_of(memory)], rtol=0, atol=0)
+
+
+def test_select_undoes_cat() -> None:
+    first, second = Memory(inputs(4, batch=2)), Memory(inputs(7, batch=3, seed=1))
+    joined = Memory.cat([first, second])
+    torch.testing.assert_close(rows_of(joined.select(torch.arange(2))), rows_of(first), rtol=0, atol=0)
+    torch.testing.assert_close(rows_of(joined.select(torch.arange(2, 5))), rows_of(second), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("valid", "after"), [(None, [0, 4, 0]), ([-2, 3, 1], [0, 3, 0])])
+def test_reset_empties_the_rows_named(valid: list[int] | None, after: list[int]) -> None:
+    memory = Memory(inputs(4), None if valid is None else torch.tensor(valid))
+    before = used(memory)
+    fresh = memory.reset(torch.tensor([True, False, True]))
+    assert used(fresh) == after
+    torch.testing.assert_close(rows_of(fresh)[1], rows_of(memory)[1], rtol=0, atol=0)
+    assert used(memory) == before
+
+
+def test_a_state_moves_to_another_dtype_and_device() -> None:
+    model, ids, call = small_model(), text(2, 5), lengths(3)
+    memory = read(model, ids, call).memory.reset(torch.tensor([True, False]))
+    narrow = memory.to(torch.float32)
+    assert [x.dtype for x in narrow.layers] == [torch.float32] * 3 and narrow.valid is memory.valid
+    for a, b in zip(narrow.to(torch.float64).layers, memory.layers, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # rounded once to float32
+    assert {x.device.type for x in [*memory.to("meta").layers, memory.to("meta").valid]} == {"meta"}
+    window = Sliding(model, 4).empty_memory(2)
+    assert {x.device.type for x in window.to("meta")} == {"meta"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("zero_memory", [False, True])
+def test_a_cache_moves_as_a_copy(zero_memory: bool) -> None:
+    model, ids, call = small_model(zero_memory=zero_memory), text(2, 5), lengths(3)
+    cache = model.hidden(ids, model.empty_cache(2, call), call)[1].reset(torch.tensor([True, False]))
+    moved = cache.to(torch.float32)
+    assert moved.buffers[0][0].dtype == torch.float32
+    assert cache.to("meta").device.type == "meta"
+    back = cache.to("cpu")
+    expected, _ = model.hidden(ids, cache, call)  # the original is as it was
+    torch.testing.assert_close(model.hidden(ids, back, call)[0], expected)
+    torch.testing.assert_close(model.hidden(ids, moved.to(torch.float64), call)[0], expected, rtol=1e-5, atol=1e-5)

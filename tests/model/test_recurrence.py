@@ -1,0 +1,393 @@
+"""Laws of the model across segments: where a text is cut, who sees whom, how rows of different age share a batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VARIANTS, VOCAB, layers_of, lengths, read, score, small_model, text, used
+
+from transformer_xl.config.settings import Lengths
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.transformer_xl import TransformerXL
+
+each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+
+
+@st.composite
+def cuts(draw: st.DrawFn, length: int) -> list[int]:
+    """Sizes of pieces that make up `length`."""
+    inner = sorted(draw(st.sets(st.integers(1, length - 1))))
+    return [b - a for a, b in pairwise([0, *inner, length])]
+
+
+@each_variant
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_under_a_window_it_does_not_matter_where_a_text_is_cut(variant: dict, data: st.DataObject) -> None:
+    model, ids = small_model(**variant), text(2, 13)
+    attn_len = data.draw(st.none() | st.integers(1, 7))
+    longer = data.draw(st.integers(0, 3))
+    mem_len = 12 + longer if attn_len is None else attn_len - 1 + longer
+    call = lengths(mem_len, attn_len, data.draw(st.none() | st.integers(1, 9)), data.draw(st.integers(1, 13)))
+    pieces = data.draw(cuts(13))
+    whole, cut = read(model, ids, call), read(model, ids, call, pieces=pieces)
+    torch.testing.assert_close(cut.hidden, whole.hidden)
+    torch.testing.assert_close(score(model, ids, call, pieces=pieces), score(model, ids, call))
+    torch.testing.assert_close(cut.memory.layers, whole.memory.layers)
+    assert used(cut.memory) == used(whole.memory) == [min(mem_len, 13)] * 2
+
+
+@each_variant
+def test_a_window_is_felt(variant: dict) -> None:
+    # Guards the law above: were attn_len ignored, it would hold for the wrong reason.
+    model, ids = small_model(**variant), text(2, 13)
+    wide, narrow = (read(model, ids, lengths(12, attn_len)).hidden for attn_len in (6, 5))
+    torch.testing.assert_close(wide[:, :5], narrow[:, :5])
+    assert not torch.isclose(wide[:, 5:], narrow[:, 5:]).all(-1).any()
+
+
+@each_variant
+def test_a_clamp_is_felt_beyond_its_distance(variant: dict) -> None:
+    model, ids = small_model(**variant), text(2, 13)
+    free, clamped = (read(model, ids, lengths(12, clamp_len=clamp), pieces=[5, 8]).hidden for clamp in (None, 6))
+    torch.testing.assert_close(free[:, :7], clamped[:, :7])
+    assert not torch.isclose(free[:, 7:], clamped[:, 7:]).all(-1).any()
+
+
+@each_variant
+@pytest.mark.parametrize("attn_len", [None, 4])
+def test_the_future_changes_nothing(variant: dict, attn_len: int | None) -> None:
+    model, ids, call = small_model(**variant), text(2, 11), lengths(5, attn_len)
+    _, memory = model.hidden(text(2, 5, seed=1), None, call)
+    before, _ = model.log_probs(ids, memory, call)
+    for changed in (3, 10):
+        other = ids.clone()
+        other[:, changed:] = (other[:, changed:] + 7) % VOCAB
+        after, _ = model.log_probs(other, memory, call)
+        torch.testing.assert_close(after[:, :changed], before[:, :changed])
+        assert not torch.isclose(after[:, changed:], before[:, changed:]).all(-1).any()
+
+
+def first_influence(model: TransformerXL, ids: torch.Tensor, call: Lengths, pieces: list[int]) -> list[int]:
+    """For each position, the first token whose exchange changes it at all; later tokens must change nothing."""
+    base = read(model, ids, call, pieces=pieces).hidden[0]
+    first = list(range(len(base)))
+    for changed in range(len(base) - 1, -1, -1):
+        other = ids.clone()
+        other[0, changed] = (other[0, changed] + 1) % model.config.vocab_size
+        differs = (read(model, other, call, pieces=pieces).hidden[0] != base).any(-1)
+        assert not differs[:changed].any(), f"token {changed} changes the past"
+        assert differs[changed], f"token {changed} does not change its own position"
+        first = [changed if differs[position] else known for position, known in enumerate(first)]
+    return first
+
+
+@pytest.mark.parametrize(
+    ("pieces", "mem_len", "attn_len"),
+    [
+        ([5, 5, 5, 5], 5, None),
+        ([5, 5, 5, 5], 3, None),
+        ([3] * 7, 5, None),
+        ([7, 1, 1, 5, 2, 3], 4, None),
+        ([1] * 17, 2, None),
+        ([5, 5, 5], 0, None),
+        ([5, 5, 5, 5], 5, 3),
+        ([7, 1, 1, 5, 2, 3], 2, 3),
+        ([1] * 17, 11, 5),
+        ([19], 3, 4),
+    ],
+)
+@pytest.mark.parametrize("variant", ["post-norm", "pre-norm"])
+def test_reach(variant: str, pieces: list[int], mem_len: int, attn_len: int | None) -> None:
+    model = small_model(**VARIANTS[variant])
+    n_layer, total = 3, sum(pieces)
+    starts = [
+        start
+        for size, start in zip(pieces, [sum(pieces[:i]) for i in range(len(pieces))], strict=True)
+        for _ in range(size)
+    ]
+
+    def first_key(position: int) -> int:
+        oldest = max(0, starts[position] - mem_len)
+        return oldest if attn_len is None else max(oldest, position - attn_len + 1)
+
+    expected = list(range(total))
+    for _ in range(n_layer):
+        expected = [first_key(position) for position in expected]
+    if attn_len is not None:
+        assert expected == [max(0, position - n_layer * (attn_len - 1)) for position in range(total)]
+    assert first_influence(model, text(1, total), lengths(mem_len, attn_len), pieces) == expected
+
+
+def test_the_longest_reach_is_the_paper_s() -> None:
+    # T = M = 3: the last position of a segment sees N x M + T - 1 tokens back, the figure of design.md.
+    first = first_influence(small_model(), text(1, 15), lengths(3), [3] * 5)
+    assert 14 - first[14] == 3 * 3 + 3 - 1
+
+
+@each_variant
+def test_a_segment_without_memory_starts_afresh(variant: dict) -> None:
+    model, ids = small_model(**variant), text(2, 11)
+    both = read(model, ids, lengths(0), pieces=[4, 7])
+    torch.testing.assert_close(both.hidden[:, 4:], read(model, ids[:, 4:], lengths(0)).hidden)
+    assert both.memory.length == 0
+
+
+@each_variant
+def test_memory_that_holds_more_than_one_segment_is_attended_whole(variant: dict) -> None:
+    model, ids = small_model(**variant), text(2, 11)
+    memory = read(model, ids[:, :9], lengths(9), pieces=[4, 5]).memory
+    now = lengths(2)
+    cut = Memory(tuple(x[:, 1:] for x in memory.layers))
+    assert not torch.isclose(
+        read(model, ids[:, 9:], now, memory=memory).hidden, read(model, ids[:, 9:], now, memory=cut).hidden
+    ).all()
+    assert read(model, ids[:, 9:], now, memory=memory).memory.length == 2
+
+
+@each_variant
+def test_memory_holds_the_newest_layer_inputs(variant: dict) -> None:
+    model, ids = small_model(**variant), text(2, 11)
+    call = lengths(7)
+    start = read(model, ids[:, :4], call).memory
+    memory = read(model, ids[:, 4:], call, memory=start).memory
+    assert len(memory.layers) == 3
+    torch.testing.assert_close(memory.layers[0], model.embedding(ids[:, 4:]).detach())
+    for depth in (1, 2):
+        # The input of a layer is the output of the model that ends below it.
+        weights = model.state_dict()
+        lower = small_model(**variant | {"n_layer": depth, "final_norm": False})
+        own = {name: weights[name] for name in lower.state_dict()}
+        for bias in ("content_bias", "position_bias"):
+            own[bias] = own[bias][: len(lower.state_dict()[bias])]
+        lower.load_state_dict(own)
+        torch.testing.assert_close(memory.layers[depth], read(lower, ids, call, pieces=[4, 7]).hidden[:, 4:])
+
+
+@each_variant
+def test_no_gradient_enters_memory(variant: dict) -> None:
+    untied = {"tie_weight": False, "tie_projs": ()}
+    model = small_model(train=True, **variant | untied)
+    early, late = torch.tensor([[0, 6, 13, 3]]), torch.tensor([[1, 7, 14]])
+    # A window and a stretch of text share the path through memory: uncut, the same loss does reach the early words.
+    for call, cut in ((lengths(5), True), (lengths(5, 4), True), (lengths(5), False)):
+        _, memory = model.hidden(early, None, call)
+        assert not any(x.requires_grad for x in memory.layers)
+        if cut:
+            out, after = model.hidden(late, memory, call)
+        else:
+            out, after = model.hidden(torch.cat([early, late], 1), None, call)
+            out = out[:, 4:]
+        assert not any(x.requires_grad for x in after.layers)
+        model.zero_grad()
+        (out * torch.arange(14)).sum().backward()
+        tables = list(model.embedding.tables)
+        rows = torch.cat([torch.as_tensor(x.grad).flatten(1).abs().sum(1) for x in tables])
+        assert (rows[early[0]] == 0).all() if cut else (rows[early[0]] > 0).all()
+        assert (rows[late[0]] > 0).all()
+
+
+@each_variant
+def test_weights_learn_through_the_memory_they_project(variant: dict) -> None:
+    # With the memory's numbers held fixed, the gradient is that of finite differences: its keys and values teach too.
+    model, call = small_model(**variant), lengths(5)
+    memory = read(model, text(1, 5, seed=3), call).memory
+    ids, weight = text(1, 2), torch.randn(2, 14, dtype=torch.float64)
+    out = (model.hidden(ids, memory, call)[0] * weight).sum()
+    parameters = [layer.attention.qkv.weight for layer in layers_of(model)]
+    gradients = torch.autograd.grad(out, parameters)
+    directions = [torch.randn_like(p) for p in parameters]
+    expected = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+    values, step = [], 1e-6
+    with torch.no_grad():
+        for sign in (1, -2):
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter += sign * step * direction
+            values.append(float((model.hidden(ids, memory, call)[0] * weight).sum()))
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(expected, rel=1e-6)
+
+
+@each_variant
+def test_a_text_reads_the_same_anywhere(variant: dict) -> None:
+    # Behind prefixes of different length, all beyond reach: N (attn_len - 1) = 6 positions back.
+    model, common, call = small_model(**variant), text(1, 17, seed=5), lengths(5, 3)
+    read_behind = [
+        read(model, torch.cat([text(1, prefix, seed=prefix), common], 1), call, pieces=[prefix, 9, 8]).hidden[
+            :, prefix:
+        ]
+        for prefix in (1, 4, 11)
+    ]
+    for found in read_behind[1:]:
+        torch.testing.assert_close(found[:, 6:], read_behind[0][:, 6:])
+        assert not torch.isclose(found[:, :6], read_behind[0][:, :6]).all()
+
+
+@each_variant
+def test_only_distances_matter(variant: dict) -> None:
+    # The same memory contents behind positions that do not count: other absolute places, same distances.
+    model, ids = small_model(**variant), text(2, 5)
+    memory = read(model, text(2, 7, seed=1), lengths(7)).memory
+    junk = torch.randn(2, 3, 14, dtype=torch.float64)
+    moved = Memory(tuple(torch.cat([junk, x], 1) for x in memory.layers), torch.tensor([7, 7]))
+    for call in (lengths(7), lengths(7, 4), lengths(7, clamp_len=3)):
+        here, there = read(model, ids, call, memory=memory), read(model, ids, call, memory=moved)
+        torch.testing.assert_close(there.hidden, here.hidden)
+        torch.testing.assert_close(there.memory.layers, here.memory.layers)
+        assert used(there.memory) == used(here.memory)
+
+
+@each_variant
+def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> None:
+    model, ids, call = small_model(**variant), text(2, 5), lengths(7)
+    nothing = read(model, ids, call)
+    zeros = Memory.zeros(3, 2, 7, 14, dtype=torch.float64)
+    assert not torch.isclose(read(model, ids, call, memory=zeros).hidden, nothing.hidden).all(-1).any()
+    for empty in (
+        model.empty_memory(2),
+        zeros.reset(torch.tensor([True, True])),
+        Memory.empty(3, 2, 14, dtype=torch.float64),
+    ):
+        torch.testing.assert_close(read(model, ids, call, memory=empty).hidden, nothing.hidden)
+
+
+@each_variant
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_rows_that_were_reset_equal_fresh_rows(variant: dict, data: st.DataObject) -> None:
+    model, ids = small_model(**variant), text(3, 12)
+    call = lengths(5, data.draw(st.none() | st.integers(1, 6)))
+    rows = torch.tensor(data.draw(st.lists(st.booleans(), min_size=3, max_size=3)))
+    first = read(model, ids[:, :4], call).memory
+    found = read(model, ids[:, 4:], call, pieces=[3, 5], memory=first.reset(rows))
+    for row in range(3):
+        memory = None if rows[row] else first.select(torch.tensor([row]))
+        alone = read(model, ids[row : row + 1, 4:], call, pieces=[3, 5], memory=memory)
+        torch.testing.assert_close(found.hidden[row], alone.hidden[0])
+        assert used(found.memory)[row] == used(alone.memory)[0]
+
+
+@each_variant
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_a_batch_of_unequal_rows_equals_each_row_alone(variant: dict, data: st.DataObject) -> None:
+    model = small_model(**variant)
+    prompts = data.draw(st.lists(st.integers(0, 7), min_size=3, max_size=3))
+    longest = max(*prompts, 1)
+    mem_len = data.draw(st.integers(0, 9))
+    call = lengths(mem_len, data.draw(st.none() | st.integers(1, mem_len + 1)))
+    ids = text(3, longest + 5, seed=2)
+    missing = torch.tensor([count - longest for count in prompts])
+    found = read(model, ids, call, pieces=[longest, 2, 3], memory=model.empty_memory(3, valid=missing))
+    assert found.hidden.isfinite().all()
+    assert used(found.memory) == [min(mem_len, count + 5) for count in prompts]
+    for row, count in enumerate(prompts):
+        pieces = [count, 2, 3] if count else [2, 3]
+        alone = read(model, ids[row : row + 1, longest - count :], call, pieces=pieces)
+        torch.testing.assert_close(found.hidden[row, longest - count :], alone.hidden[0])
+
+
+@each_variant
+@pytest.mark.parametrize("pieces", [[3, 3, 5], [1, 1, 1, 1, 7]])
+def test_padding_may_span_segments(variant: dict, pieces: list[int]) -> None:
+    # Long prompts are read in segments; a short row may still be padding in the second one.
+    model, ids, call = small_model(**variant), text(3, 11), lengths(4)
+    missing = [0, 4, 6]
+    found = read(model, ids, call, pieces=pieces, memory=model.empty_memory(3, valid=-torch.tensor(missing)))
+    for row, pad in enumerate(missing):
+        ends, parts = 0, []
+        for size in pieces:
+            parts.append(min(size, max(0, ends + size - pad)))
+            ends += size
+        alone = read(model, ids[row : row + 1, pad:], call, pieces=[part for part in parts if part])
+        torch.testing.assert_close(found.hidden[row, pad:], alone.hidden[0])
+
+
+@each_variant
+def test_nothing_sees_padding(variant: dict) -> None:
+    model, ids, call = small_model(**variant), text(2, 9), lengths(7)
+    start = model.empty_memory(2, valid=torch.tensor([-4, 0]))
+    other = ids.clone()
+    other[0, :4] = (other[0, :4] + 3) % VOCAB
+    here, there = (read(model, x, call, pieces=[6, 3], memory=start) for x in (ids, other))
+    torch.testing.assert_close(there.hidden[0, 4:], here.hidden[0, 4:])
+    torch.testing.assert_close(there.hidden[1], here.hidden[1])
+
+
+@each_variant
+def test_rows_of_different_age_share_a_batch(variant: dict) -> None:
+    model, call = small_model(**variant), lengths(7)
+    ages = [3, 0, 11]
+    rows = [read(model, text(1, age, seed=age), call).memory if age else model.empty_memory(1) for age in ages]
+    ids = text(3, 5, seed=9)
+    found = read(model, ids, call, pieces=[2, 3], memory=Memory.cat(rows))
+    assert used(found.memory) == [7, 5, 7]
+    for row, memory in enumerate(rows):
+        alone = read(model, ids[row : row + 1], call, pieces=[2, 3], memory=memory)
+        torch.testing.assert_close(found.hidden[row], alone.hidden[0])
+
+
+@each_variant
+def test_a_call_leaves_model_and_memory_as_they_were(variant: dict) -> None:
+    model, ids, call = small_model(**variant), text(2, 5), lengths(3)
+    memory = read(model, text(2, 7, seed=1), call).memory
+    before, weights = [x.clone() for x in memory.layers], {k: x.clone() for k, x in model.state_dict().items()}
+    first = read(model, ids, call, memory=memory)
+    torch.testing.assert_close(list(memory.layers), before, rtol=0, atol=0)
+    torch.testing.assert_close(dict(model.state_dict()), weights, rtol=0, atol=0)
+    torch.testing.assert_close(read(model, ids, call, memory=memory).hidden, first.hidden, rtol=0, atol=0)
+
+
+@each_variant
+def test_layers_computed_again_in_backward_give_the_same_gradients_and_keep_less(variant: dict) -> None:
+    memory = read(small_model(**variant), text(2, 6), lengths(6)).memory
+
+    def step(recompute: bool) -> tuple[list[torch.Tensor], int]:
+        model, kept = small_model(train=True, dropout=0.3, dropatt=0.3, **variant), 0
+        model.recompute = recompute
+
+        def count(x: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += x.numel()
+            return x
+
+        torch.manual_seed(5)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            loss, _, _ = model.objective(text(2, 7), text(2, 7, seed=1), memory, lengths(6))
+            kept_in_forward = kept
+            loss.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None], kept_in_forward
+
+    (plain, much), (again, little) = step(False), step(True)
+    torch.testing.assert_close(again, plain)
+    assert little < much / 2
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounter
+from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
+
+sizes = dict(n_layer=1, n_head=2, d_head=4, d_model=8, d_inner=8, dropout=0.1)
+model, counter = TransformerXL(TransformerXLConfig(vocab_size=23, **sizes)).train(), CompileCounter()
+model.compile(backend=counter)
+memory = model.empty_memory(2)
+for _ in range(6):
+    ids = torch.randint(23, (2, 4))
+    nll, memory = model(ids, ids, memory, Lengths(tgt_len=4, mem_len=16))
+    nll.sum().backward()
+    print(counter.frame_count)
+"""
+
+
+def test_a_compiled_model_is_not_compiled_anew_while_memory_grows() -> None:
+    # A process of its own: what checks types in tests cannot be compiled.
+    shown = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True).stdout
+    first, *later = map(int, shown.split())
+    assert first > 0
+    assert later == later[:1] * 5, "two steps show it that lengths differ; then it knows"

@@ -1,0 +1,204 @@
+"""Laws of the recurrent baselines: they are PyTorch's LSTM and a loop over the QRNN's equations, and a text may be cut
+anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VOCAB, lengths, read, score, text
+from torch import nn
+from torch.autograd import gradcheck
+
+from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.evaluation.score import evaluate
+from transformer_xl.model.baselines import build_model
+from transformer_xl.model.baselines.recurrent import Recurrent, recurrence
+from transformer_xl.model.memory import Memory
+from transformer_xl.runtime.device import autocast
+from transformer_xl.train import Trainer
+
+KINDS = ["lstm", "qrnn"]
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one layer": {"n_layer": 1},
+    "bands": {"cutoffs": (5, 11), "div_val": 2, "d_embed": 12, "tie_projs": (False, True, True)},
+}
+DROPOUTS = {"dropout": 0.3, "dropout_words": 0.2, "dropout_input": 0.4, "dropout_output": 0.1, "weight_drop": 0.5}
+LONG = lengths(1)
+
+
+def small(kind: str, *, train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> Recurrent:
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "d_model": 14, "d_inner": 11, "proj_init_std": 0.3}
+    model = build_model(TransformerXLConfig(kind=kind, **sizes | changes)).to(dtype).train(train)
+    assert isinstance(model, Recurrent)
+    with torch.no_grad():  # large enough that every influence shows
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    return model
+
+
+def by_hand_lstm(model: Recurrent, x: torch.Tensor) -> torch.Tensor:
+    for layer in model.layers:
+        plain = nn.LSTM(layer.cell.input_size, layer.cell.hidden_size, batch_first=True).double()
+        plain.load_state_dict(layer.cell.state_dict())
+        x, _ = plain(x)
+    return x
+
+
+def by_hand_qrnn(model: Recurrent, x: torch.Tensor) -> torch.Tensor:
+    for number, layer in enumerate(model.layers):
+        c, before, out = 0.0, torch.zeros_like(x[:, 0]), []
+        for x_t in x.unbind(1):
+            seen = torch.cat([x_t, before], -1) if number == 0 else x_t
+            z, f, o = (seen @ layer.linear.weight.T + layer.linear.bias).chunk(3, -1)
+            c = f.sigmoid() * c + (1 - f.sigmoid()) * z.tanh()
+            out.append(o.sigmoid() * c)
+            before = x_t
+        x = torch.stack(out, 1)
+    return x
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "by_hand"), [("lstm", by_hand_lstm), ("qrnn", by_hand_qrnn)])
+def test_it_is_what_its_equations_say_and_so_are_gradients(kind, by_hand, shape):
+    model = small(kind, **SHAPES[shape])
+    ids = text(3, 9)
+    x = model.embedding(ids)
+    got, want = (f(x) for f in (lambda x: model._run(x, None, LONG)[0], lambda x: by_hand(model, x)))
+    torch.testing.assert_close(got, want)
+    if kind == "qrnn":
+        weights = list(model.layers.parameters())
+        grads = [torch.autograd.grad(out.square().sum(), weights, retain_graph=True) for out in (got, want)]
+        torch.testing.assert_close(*grads)
+
+
+def test_the_recurrence_has_the_gradient_of_its_equation():
+    f, b, start = (torch.rand(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (5, 5, 1))
+    assert gradcheck(recurrence, (f, b, start))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=15)
+@given(pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_a_text_may_be_cut_anywhere(kind, pieces):
+    model, ids = small(kind), text(2, sum(pieces))
+    whole, cut = read(model, ids, LONG), read(model, ids, LONG, pieces=pieces)
+    torch.testing.assert_close(cut.hidden, whole.hidden)
+    torch.testing.assert_close(cut.memory.layers, whole.memory.layers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_memory_each_segment_starts_from_nothing(kind):
+    model, ids = small(kind), text(2, 6)
+    apart = torch.cat([read(model, ids[:, i : i + 3], LONG).hidden for i in (0, 3)], 1)
+    torch.testing.assert_close(read(model, ids, lengths(0), pieces=[3, 3]).hidden, apart)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_go_their_own_ways(kind):
+    model, ids = small(kind), text(3, 7)
+    state = read(model, ids, LONG).memory
+    later = text(3, 4, seed=1)
+    reset = read(model, later, LONG, memory=state.reset(torch.tensor([False, True, False]))).hidden
+    torch.testing.assert_close(reset[1:2], read(model, later[1:2], LONG).hidden)
+    torch.testing.assert_close(reset[[0, 2]], read(model, later, LONG, memory=state).hidden[[0, 2]])
+    chosen = Memory.cat([state.select(torch.tensor([2])), model.empty_memory(1), state.select(slice(0, 1))])
+    mixed = read(model, later, LONG, memory=chosen).hidden
+    torch.testing.assert_close(mixed[1:2], read(model, later[1:2], LONG).hidden)
+    torch.testing.assert_close(mixed[:1], read(model, later[:1], LONG, memory=state.select(slice(2, 3))).hidden)
+    with pytest.raises(AssertionError, match="one length"):
+        model.empty_memory(2, torch.tensor([0, -1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_calls_agree_and_evaluation_takes_it(kind):
+    model = small(kind)
+    ids = text(2, 8)
+    nll = score(model, ids, LONG, pieces=[5, 3])
+    with torch.no_grad():
+        logs, _ = model.log_probs(ids, None, LONG)
+        loss, again, _ = model.objective(ids, ids, None, LONG)
+        _, regularised, _ = model.regularised(ids, ids, None, LONG, alpha=1.0, beta=1.0)
+    torch.testing.assert_close(-logs.gather(2, ids[..., None])[..., 0], nll)
+    torch.testing.assert_close(nll, again)
+    torch.testing.assert_close(nll, regularised)
+    torch.testing.assert_close(loss, nll.mean())
+    stream = StreamLoader(ids.flatten().numpy(), batch_size=3, tgt_len=2)
+    result = evaluate(model, stream, lengths(4, tgt_len=2))
+    assert result.targets == 15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_close(kind):
+    model, ids = small(kind, dtype=torch.float32), text(2, 8)
+    exact = score(model, ids, LONG)
+    with autocast("bf16", torch.device("cpu")):
+        rounded = score(model.for_inference("bf16"), ids, LONG, pieces=[6, 2])
+    torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=0.3)  # eight bits, through three layers
+    model.train()
+    with autocast("bf16", torch.device("cpu")):
+        loss, _, after = model.objective(ids, ids, None, LONG)
+    loss.backward()
+    assert all(layer.dtype == torch.float32 for layer in after.layers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropouts_act_in_training_only_and_state_is_not_dropped(kind):
+    ids = text(2, 8)
+    plain, dropping = small(kind), small(kind, **DROPOUTS)
+    torch.testing.assert_close(score(dropping, ids, LONG), score(plain, ids, LONG), rtol=0, atol=0)
+    for name in DROPOUTS:
+        model = small(kind, train=True, **{name: DROPOUTS[name]})
+        if name != "dropout_output":
+            assert not torch.equal(model._run(model.embedding(ids), None, LONG)[0], plain.hidden(ids, None, LONG)[0])
+        assert not torch.equal(score(model, ids, LONG), score(model, ids, LONG)), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_values(kind):
+    model = build_model(TransformerXLConfig(kind=kind, vocab_size=500, n_layer=2, d_model=20, d_inner=30))
+    table = model.embedding.tables[0]
+    assert table.abs().max() <= 0.1 < table.abs().max() * 1.01 and model.softmax.bias.eq(0).all()
+    assert model.softmax.tables[0] is table
+    width = 30 if kind == "lstm" else 2 * 20
+    for parameter in model.layers[0].parameters():
+        assert 0.8 * width**-0.5 < parameter.abs().max() <= width**-0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_goes_on_with_the_same_bits(kind):
+    config = TrainConfig(
+        tgt_len=4, mem_len=1, batch_size=4, batch_chunk=2, lr=0.02, device="cpu", precision="fp32", tar_beta=0.5
+    )
+    loader = StreamLoader(text(1, 90).flatten().numpy(), batch_size=4, tgt_len=4)
+
+    def trainer() -> Trainer:
+        return Trainer(small(kind, train=True, dtype=torch.float32, locked_dropout=True, **DROPOUTS), loader, config)
+
+    whole, cut, resumed = trainer(), trainer(), trainer()
+    torch.manual_seed(3)
+    results = [whole.advance() for _ in range(8)]
+    torch.manual_seed(3)
+    for _ in range(4):
+        cut.advance()
+    resumed.model.load_state_dict(cut.model.state_dict())
+    resumed.restore(cut.state())
+    assert [resumed.advance() for _ in range(4)] == results[4:]
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+
+
+def test_settings_without_meaning_are_refused():
+    config = TransformerXLConfig(kind="lstm", vocab_size=5)
+    with pytest.raises(ValueError, match="n_head, pre_lnorm must be left out for kind = lstm"):
+        replace(config, n_head=2, pre_lnorm=True)
+    with pytest.raises(ValueError, match="weight_drop is for kind = lstm and qrnn, got kind = transformer-xl"):
+        TransformerXLConfig(vocab_size=5, weight_drop=0.5)
+    with pytest.raises(ValueError, match=r"train\.recompute must be false for kind = lstm"):
+        build_model(config, recompute=True)

@@ -1,0 +1,188 @@
+"""Laws of the one-token step: the numbers of `Memory`, in a ring that never moves, however rows began."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import VARIANTS, lengths, small_model, text
+
+from transformer_xl.cli.journeys.generate import _compiling_problems
+from transformer_xl.config.settings import Lengths
+from transformer_xl.evaluation.generate import Sampling, stream
+from transformer_xl.model.memory import KVCache
+from transformer_xl.model.step import Step, Way, has_compiler, stepping
+from transformer_xl.model.transformer_xl import TransformerXL
+
+KINDS: dict[str, dict[str, Any]] = {
+    **VARIANTS,
+    "attended zeros": {"zero_memory": True},
+    "shared projection": {"share_position_projection": True},
+}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+WAYS: tuple[Way, ...] = ("plain", "compiled", "captured")
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same step, neither compiled nor captured: what it computes must not depend on that."""
+    monkeypatch.setattr(torch, "compile", lambda run, **_: run)
+    monkeypatch.setattr("transformer_xl.model.step._captured", lambda run, x: run)
+
+
+@torch.no_grad()
+def behind(
+    model: TransformerXL, prompt: torch.Tensor, call: Lengths, valid: list[int] | None = None
+) -> tuple[KVCache, Any]:
+    """A cache and a memory behind the same prompt."""
+    rows = None if valid is None else torch.tensor(valid)
+    states = [model.empty_cache(len(prompt), call, rows), model.empty_memory(len(prompt), rows)]
+    cache, memory = (model.log_probs(prompt, state, call)[1] for state in states)
+    return cache, memory
+
+
+@torch.no_grad()
+def follow(model: TransformerXL, ids: torch.Tensor, memory: Any, call: Lengths) -> tuple[torch.Tensor, Any]:
+    """What the paper's memory gives, a token at a time."""
+    found = []
+    for token in ids.split(1, dim=1):
+        log_probs, memory = model.log_probs(token, memory, call)
+        found.append(log_probs[:, -1])
+    return torch.stack(found, 1), memory
+
+
+def steps(step: Step, ids: torch.Tensor) -> torch.Tensor:
+    return torch.stack([step(token) for token in ids.split(1, dim=1)], 1)
+
+
+@each_kind
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObject) -> None:
+    model = small_model(**kind)
+    mem_len, rows = data.draw(st.integers(0, 7)), data.draw(st.integers(1, 3))
+    call = lengths(
+        mem_len, data.draw(st.none() | st.integers(1, mem_len + 1)), data.draw(st.none() | st.integers(1, 9))
+    )
+    size = data.draw(st.integers(1, 11))
+    valid = st.lists(st.integers(1 - size, 0), min_size=rows, max_size=rows)
+    late = None if kind.get("zero_memory") else data.draw(st.none() | valid)
+    cache, memory = behind(model, text(rows, size), call, late)
+    step = Step(model, cache, call, data.draw(st.sampled_from(WAYS)))
+    ids = text(rows, 2 * mem_len + 5, seed=1)
+    torch.testing.assert_close(steps(step, ids), follow(model, ids, memory, call)[0])
+
+
+@each_way
+def test_rows_that_go_on_keep_their_numbers(way: Way) -> None:
+    model, call = small_model(), lengths(5)
+    cache, memory = behind(model, text(4, 3), call)
+    step, first, second = Step(model, cache, call, way), torch.tensor([3, 0, 2]), torch.tensor([2, 0])
+    steps(step, text(4, 4, seed=1))
+    _, memory = follow(model, text(4, 4, seed=1), memory, call)
+    for rows in (first, second):
+        step, memory, ids = step.select(rows), memory.select(rows), text(len(rows), 3, seed=len(rows))
+        expected, memory = follow(model, ids, memory, call)
+        torch.testing.assert_close(steps(step, ids), expected)
+
+
+@each_way
+def test_nothing_grows_or_moves(way: Way) -> None:
+    model, call = small_model(), lengths(4)
+    step = Step(model, behind(model, text(2, 9), call)[0], call, way)
+    held = set()
+    for token in text(2, 12).split(1, dim=1):
+        step(token)
+        held.add(tuple(x.data_ptr() for x in (*step.rings, step.place, step.held)))
+    assert len(held) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@each_way
+def test_in_bf16_it_is_as_near_as_the_cache(way: Way, rows: int) -> None:
+    model = small_model(dtype=torch.float32, **VARIANTS["bands"]).for_inference("bf16")
+    call, ids = lengths(6), text(rows, 9, seed=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        cache, memory = behind(model, text(rows, 8), call)
+        found, (expected, _) = steps(Step(model, cache, call, way), ids), follow(model, ids, memory, call)
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)  # the rounding of bfloat16, 2^-8, some times
+
+
+def test_it_can_be_compiled_whole() -> None:
+    """In a process of its own, for the compiler does not read the type checks of the tests."""
+    program = """
+import torch
+from functools import partial
+torch.compile = partial(torch.compile, backend="eager", fullgraph=True)
+from small_models import VARIANTS, lengths, small_model, text
+from transformer_xl.model.step import Step
+torch.set_grad_enabled(False)
+model, call = small_model(**VARIANTS["bands"]), lengths(5)
+found = []
+for way in ("compiled", "plain"):
+    step = Step(model, model.log_probs(text(1, 3), model.empty_cache(1, call), call)[1], call, way)
+    found.append(torch.stack([step(token) for token in text(1, 9, seed=1).split(1, dim=1)]))
+torch.testing.assert_close(*found)
+"""
+    here = Path(__file__).parents[1]
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, cwd=here, env={**os.environ, "PYTHONPATH": str(here.parent)}
+    )
+
+
+def test_it_takes_the_place_of_a_cache_where_asked_and_of_nothing_else() -> None:
+    model, call = small_model(), lengths(5)
+    cache, memory = behind(model, text(2, 3), call)
+    assert stepping(model, memory, call, compiled=True) is memory
+    assert stepping(model, cache, call) is cache
+    assert stepping(object(), cache, call, compiled=True) is cache
+    step = stepping(model, cache, call, compiled=True)
+    assert isinstance(step, Step) and step.way == "compiled"
+    assert stepping(model, step, call, compiled=True) is step
+    with pytest.raises(RuntimeError, match="fork"):
+        stepping(model, cache, call, compiled=True)
+
+
+def test_padding_that_is_still_to_come_is_refused() -> None:
+    model, call = small_model(), lengths(5)
+    with torch.no_grad():
+        cache = model.empty_cache(2, call, torch.tensor([-1, 0]))
+    with pytest.raises(AssertionError, match="whole prompt"):
+        Step(model, cache, call)
+
+
+@pytest.mark.parametrize("kind", [{}, {"zero_memory": True}], ids=["padded", "attended zeros"])
+def test_the_same_text_is_written_with_it(kind: dict) -> None:
+    model, call = small_model(**kind), Lengths(tgt_len=4, mem_len=6)
+    prompts = [text(1, size, seed=size)[0].numpy() for size in (9, 2, 5)]
+    draw, written = Sampling(seed=3), []
+    for compiled in (False, True):
+        lives = [11, 3, 7]
+
+        def ended(row: int, left: list[int] = lives) -> bool:
+            left[row] -= 1
+            return left[row] == 0
+
+        written.append(list(stream(model, prompts, call, draw, 20, ended=ended, compiled=compiled)))
+    assert written[0] == written[1] and len(written[0]) == 11
+
+
+def test_compiling_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert not has_compiler()
+    memory = Lengths(tgt_len=4, mem_len=4)
+    [sentence] = _compiling_problems(torch.device("cpu"), memory, "transformer-xl")
+    assert "C++ compiler" in sentence
+    [sentence] = _compiling_problems(torch.device("cuda"), memory, "transformer-xl")
+    assert "captured anyway" in sentence
+    kind, window, _ = _compiling_problems(torch.device("cpu"), Lengths(tgt_len=4, mem_len=0), "shaw")
+    assert "got" not in kind and "shaw" in kind and "needs a memory" in window

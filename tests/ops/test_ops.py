@@ -1,0 +1,560 @@
+"""Laws of `relative_attention`: the equation by hand, every backend's contract, and what masks and windows mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from transformer_xl import ops
+from transformer_xl.cli.journeys.env import choices
+from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
+from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
+from transformer_xl.ops.contract import (
+    CASES,
+    NAMES,
+    Case,
+    Roundings,
+    assert_contract,
+    assert_dropout,
+    make_inputs,
+    masks,
+    plain,
+    rounded,
+    visible,
+)
+from transformer_xl.ops.dropout import dropout, keep_mask
+from transformer_xl.ops.masks import aligned, mask_distant, mask_wrapped, shifted_view
+
+BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # its own tests are in test_triton.py
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def by_hand(inputs: dict[str, Any], case: Case) -> np.ndarray:
+    """The paper's equation, one query and one key at a time."""
+    q, k, v, r, u, w = (inputs[name].detach().double().numpy() for name in NAMES)
+    n_batch, n_head, n_query, size = q.shape
+    memory = k.shape[2] - n_query
+    scale = 1 / math.sqrt(size) if case.scale is None else case.scale
+    out = np.zeros_like(q)
+    for b, h, i in np.ndindex(n_batch, n_head, n_query):
+        place = memory + i
+        oldest = memory - (memory if case.valid is None else case.valid[b])
+        if case.attn_len is not None:
+            oldest = max(oldest, place - case.attn_len + 1)
+        keys = range(max(oldest, 0), place + 1)
+        weight = []
+        for j in keys:
+            distance = place - j
+            position = r[h, r.shape[1] - 1 - distance]
+            terms = q[b, h, i] @ k[b, h, j], q[b, h, i] @ position, u[h] @ k[b, h, j], w[h] @ position
+            weight.append(math.exp(scale * sum(terms)))
+        for j, share in zip(keys, weight, strict=True):
+            out[b, h, i] += share / sum(weight) * v[b, h, j]
+    return out
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> dict[str, Any]:
+    """Of a `Case`; the type checker draws random numbers where one is made, which no strategy may."""
+    queries, memory, batch = draw(st.integers(1, 6)), draw(st.integers(0, 7)), draw(st.integers(1, 3))
+    rows = st.lists(st.integers(-queries, memory), min_size=batch, max_size=batch).map(tuple)
+    return {
+        "queries": queries,
+        "memory": memory,
+        "batch": batch,
+        "heads": draw(st.integers(1, 3)),
+        "head_size": draw(st.integers(1, 4)),
+        "attn_len": draw(st.none() | st.integers(1, queries + memory + 2)),
+        "valid": draw(st.none() | rows),
+        "strided": draw(st.booleans()),
+    }
+
+
+@each_backend
+@settings(max_examples=40, deadline=None)
+@given(sizes=sizes(), seed=st.integers(0, 99))
+def test_equation_by_hand(backend: str, sizes: dict[str, Any], seed: int) -> None:
+    case = Case(**sizes)
+    inputs = make_inputs(case, torch.float64, seed=seed)
+    out = relative_attention(**inputs, **masks(case), backend=backend)
+    torch.testing.assert_close(out.detach(), torch.from_numpy(by_hand(inputs, case)))
+
+
+def test_plain_is_the_equation_too() -> None:
+    for case in CASES.values():
+        inputs = make_inputs(case, torch.float64)
+        torch.testing.assert_close(plain(inputs, case).detach(), torch.from_numpy(by_hand(inputs, case)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_contract(backend: str, case: Case, dtype: str) -> None:
+    assert_contract(backend, case, DTYPES[dtype])
+
+
+def test_the_tolerance_is_of_the_right_equations() -> None:
+    """Without roundings they are those of the reference, and the error is as large as the roundings are."""
+    for case in CASES.values():
+        inputs = make_inputs(case, torch.float64)
+        cotangent = torch.randn_like(inputs["q"])
+        out = relative_attention(**inputs, **masks(case), backend="reference")
+        gradients = torch.autograd.grad(out, [inputs[name] for name in NAMES], cotangent)
+        exact, *moved = (rounded(inputs, case, cotangent, Roundings(unit, unit)) for unit in (0.0, 1e-9, 1e-7))
+        torch.testing.assert_close(list(exact.values()), [out.detach(), *gradients])
+        for name, value in exact.items():
+            little, much = ((run[name] - value).square().mean().sqrt() for run in moved)
+            assert 10 * little < much < 1000 * little, name
+
+
+def break_backend(fault: str, tensors: tuple[Tensor, ...], arguments: dict[str, Any]) -> Tensor:
+    """`strided` with one fault."""
+    q, k, v, r, content_bias, position_bias = tensors
+    attend = ops.BACKENDS["strided"]
+    match fault:
+        case "a scale that is 1e-4 off":
+            arguments["scale"] *= 1 + 1e-4
+        case "a value in bf16":
+            v = v.bfloat16().to(v.dtype)
+        case "a key in bf16":
+            k = k.bfloat16().to(k.dtype)
+        case "a window that is one key short":
+            arguments["attn_len"] -= 1
+        case "a distance that is one off":
+            r = r.roll(1, 1)
+        case "biases that are swapped":
+            content_bias, position_bias = position_bias, content_bias
+        case "a row that shows its padding":
+            arguments["valid"] = arguments["valid"].clamp(min=0)
+        case "one key's gradient missing":
+            k = torch.where(torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2], k.detach(), k)
+        case "one row's share of a bias's gradient missing":
+            parts = [slice(0, 1), slice(1, None)]
+            biases = (content_bias.detach(), position_bias), (content_bias, position_bias)
+            valid = arguments.pop("valid")
+            outs = [
+                attend(q[rows], k[rows], v[rows], r, *both, valid=valid[rows], **arguments)
+                for rows, both in zip(parts, biases, strict=True)
+            ]
+            return torch.cat(outs)
+        case "a softmax whose normaliser has no gradient":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Tensor, "softmax", lambda x, dim: (x - x.logsumexp(dim, keepdim=True).detach()).exp())
+                return attend(*tensors, **arguments)
+        case "sums over queries in the dtype of the inputs":
+            memory, valid = k.shape[2] - q.shape[2], arguments.pop("valid")
+            outs = []
+            for i in range(q.shape[2]):  # autograd adds the gradients of these calls one by one
+                keys = slice(0, memory + i + 1)
+                rows = q[:, :, i : i + 1], k[:, :, keys], v[:, :, keys]
+                outs.append(attend(*rows, r, content_bias, position_bias, valid=valid + i, **arguments))
+            return torch.cat(outs, 2)
+    return attend(q, k, v, r, content_bias, position_bias, **arguments)
+
+
+FINE = ["a scale that is 1e-4 off", "a value in bf16", "a key in bf16"]
+COARSE = [
+    "a window that is one key short",
+    "a distance that is one off",
+    "biases that are swapped",
+    "a row that shows its padding",
+    "one key's gradient missing",
+    "one row's share of a bias's gradient missing",
+    "a softmax whose normaliser has no gradient",
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "dtype"),
+    [
+        *((fault, dtype) for fault in FINE for dtype in ("fp64", "fp32")),
+        *((fault, dtype) for fault in COARSE for dtype in DTYPES),
+        ("sums over queries in the dtype of the inputs", "bf16"),
+    ],
+)
+def test_the_contract_catches(fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that is nearly even over many keys has long sums; elsewhere bfloat16 hides how they were made."""
+    even = Case(queries=257, memory=11, batch=1, valid=(11,), scale=0.01)
+    case = even if fault.startswith("sums") else CASES["beyond a block, all masks"]
+    monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend(fault, tensors, arguments))
+    with pytest.raises(AssertionError, match="rounding makes"):
+        assert_contract("broken", case, DTYPES[dtype])
+    monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend("", tensors, arguments))
+    assert_contract("broken", case, DTYPES[dtype])
+
+
+@each_backend
+def test_dropout(backend: str) -> None:
+    assert_dropout(backend)
+
+
+@each_backend
+def test_dropout_leaves_the_expectation(backend: str) -> None:
+    case, draws = Case(batch=1, heads=1), 4001
+    one = make_inputs(case, torch.float64)
+    many = {name: x.expand(draws, -1, -1, -1) if name in "qkv" else x for name, x in one.items()}
+    torch.manual_seed(0)
+    out = relative_attention(**many, dropout_p=0.5, backend=backend).detach()
+    expected = relative_attention(**one, backend=backend).detach()[0]
+    error = out.std(0) / math.sqrt(draws)
+    assert ((out.mean(0) - expected).abs() < 5 * error).all()
+    assert (error > 0).all()
+
+
+@each_backend
+@pytest.mark.parametrize("case", [Case(queries=3, memory=2, valid=(2, 1, -2)), Case(queries=3, memory=2, attn_len=2)])
+def test_gradients_are_those_of_finite_differences(backend: str, case: Case) -> None:
+    inputs = make_inputs(case, torch.float64)
+
+    def attend(*values: Tensor) -> Tensor:
+        return relative_attention(*values, **masks(case), backend=backend)
+
+    assert torch.autograd.gradcheck(attend, tuple(inputs[name] for name in NAMES), fast_mode=True)
+
+
+@each_backend
+def test_a_gradient_without_strides(backend: str) -> None:
+    case = CASES["window and short rows"]
+    inputs = make_inputs(case, torch.float64)
+    found = torch.autograd.grad(
+        relative_attention(**inputs, **masks(case), backend=backend).sum(), list(inputs.values())
+    )
+    expected = torch.autograd.grad(plain(inputs, case).sum(), list(inputs.values()))
+    torch.testing.assert_close(found, expected)
+
+
+@each_backend
+@pytest.mark.parametrize("frozen", NAMES)
+def test_one_input_may_be_frozen(backend: str, frozen: str) -> None:
+    inputs = make_inputs(Case(), torch.float64)
+    out = relative_attention(**inputs | {frozen: inputs[frozen].detach()}, backend=backend)
+    wanted = [value for name, value in inputs.items() if name != frozen]
+    torch.testing.assert_close(
+        torch.autograd.grad(out.sum(), wanted), torch.autograd.grad(plain(inputs, Case()).sum(), wanted)
+    )
+
+
+@each_backend
+def test_two_keys_by_hand(backend: str) -> None:
+    # Scores 1 (by content, distance 1) and 0 (distance 0): the older key's share is e / (1 + e).
+    q = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
+    k = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]], dtype=torch.float64)
+    v = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
+    zeros = torch.zeros(1, 2, dtype=torch.float64)
+    share = math.e / (1 + math.e)
+    expected = torch.tensor([[[[share, 1 - share]]]], dtype=torch.float64)
+    torch.testing.assert_close(
+        relative_attention(q, k, v, k[0] * 0, zeros, zeros, scale=1.0, backend=backend), expected
+    )
+    # The same score by position: r's first of two rows is distance 1, its last is distance 0.
+    r = torch.tensor([[[0.0, 1.0], [0.0, 0.0]]], dtype=torch.float64)
+    bias = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(relative_attention(q, k * 0, v, r, zeros, bias, scale=1.0, backend=backend), expected)
+    # The content bias meets the keys, never the positions.
+    content = relative_attention(q * 0, k, v, r, torch.tensor([[1.0, 9.0]]).double(), zeros, scale=1.0, backend=backend)
+    torch.testing.assert_close(content, expected)
+
+
+@each_backend
+def test_shares_are_shares(backend: str) -> None:
+    case = CASES["window and short rows"]
+    inputs = make_inputs(case, torch.float64)
+    ones = inputs | {"v": torch.ones_like(inputs["v"])}
+    seen = visible(case)[:, None]
+    some = seen.any(-1, keepdim=True).double().expand(-1, case.heads, -1, case.head_size)
+    torch.testing.assert_close(relative_attention(**ones, **masks(case), backend=backend).detach(), some)
+    still = {name: x.detach() if name == "v" else torch.zeros_like(x) for name, x in inputs.items()}
+    mean = (seen.double() @ still["v"]) / seen.double().sum(-1, keepdim=True).clamp(min=1)
+    torch.testing.assert_close(relative_attention(**still, **masks(case), backend=backend), mean)
+
+
+@each_backend
+@pytest.mark.parametrize("name", ["window and short rows", "rows that start inside", "window without memory"])
+def test_hidden_keys_are_as_if_absent(backend: str, name: str) -> None:
+    case = CASES[name]
+    inputs = make_inputs(case, torch.float64)
+    never = ~visible(case).any(1)[:, None, :, None]
+    other = make_inputs(case, torch.float64, seed=9)
+    swapped = inputs | {x: torch.where(never, 100 * other[x], inputs[x]) for x in ("k", "v")}
+    out = relative_attention(**inputs, **masks(case), backend=backend)
+    torch.testing.assert_close(relative_attention(**swapped, **masks(case), backend=backend), out, rtol=0, atol=0)
+    for gradient in torch.autograd.grad(out.sum(), [inputs["k"], inputs["v"]]):
+        assert not gradient[never.expand_as(gradient)].any()
+    blind = ~visible(case).any(2)[:, None, :, None].expand_as(out)
+    assert not out[blind].any()
+
+
+@each_backend
+@pytest.mark.parametrize("attn_len", [None, 5])
+def test_queries_may_come_one_by_one(backend: str, attn_len: int | None) -> None:
+    x = make_inputs(Case(), torch.float64)
+    whole = relative_attention(**x, attn_len=attn_len, backend=backend)
+    for i in range(7):
+        seen = 11 + i + 1
+        one = {
+            "q": x["q"][:, :, i : i + 1],
+            "k": x["k"][:, :, :seen],
+            "v": x["v"][:, :, :seen],
+            "r": x["r"][:, 18 - seen :],
+            "content_bias": x["content_bias"],
+            "position_bias": x["position_bias"],
+        }
+        torch.testing.assert_close(
+            relative_attention(**one, attn_len=attn_len, backend=backend)[:, :, 0], whole[:, :, i]
+        )
+
+
+@each_backend
+@pytest.mark.parametrize("used", [0, 4, 11])
+def test_valid_is_the_memory_cut(backend: str, used: int) -> None:
+    x = make_inputs(Case(), torch.float64)
+    short = relative_attention(**x, valid=torch.full((3,), used), backend=backend)
+    cut = {name: x[name][..., 11 - used :, :] for name in ("k", "v", "r")}
+    torch.testing.assert_close(short, relative_attention(**x | cut, backend=backend))
+
+
+@each_backend
+def test_rows_and_heads_keep_to_themselves(backend: str) -> None:
+    case = CASES["window and short rows"]
+    x = make_inputs(case, torch.float64)
+    out = relative_attention(**x, **masks(case), backend=backend)
+    rows, heads = torch.tensor([2, 0, 1]), torch.tensor([1, 0])
+    moved = {name: value[rows][:, heads] if name in "qkv" else value[heads] for name, value in x.items()}
+    valid = torch.tensor(case.valid)[rows]
+    found = relative_attention(**moved, attn_len=case.attn_len, valid=valid, backend=backend)
+    torch.testing.assert_close(found, out[rows][:, heads])
+
+
+@each_backend
+def test_inputs_stay_as_they_were(backend: str) -> None:
+    case = CASES["window and short rows"]
+    inputs = {name: value.detach() for name, value in make_inputs(case, torch.float64).items()}
+    before = {name: value.clone() for name, value in inputs.items()}
+    with torch.no_grad():
+        relative_attention(**inputs, **masks(case), backend=backend)
+    torch.testing.assert_close(inputs, before, rtol=0, atol=0)
+
+
+def test_four_terms_add_up_to_the_score() -> None:
+    case = CASES["own scale"]
+    inputs = make_inputs(case, torch.float64)
+    terms = reference.scores_by_term(*(inputs[name] for name in NAMES if name != "v"), scale=case.scale)
+    q, k, _, r, u, w = (inputs[name].detach() for name in NAMES)
+    assert len(terms) == 4
+    i, j = torch.arange(7)[:, None] + 11, torch.arange(18)
+    seen = (j <= i).expand(3, 2, 7, 18)
+    position = r[:, (17 - (i - j)).clamp(max=17)]
+    expected = (
+        torch.einsum("bhik,bhjk->bhij", q, k),
+        torch.einsum("bhik,hijk->bhij", q, position),
+        torch.einsum("hk,bhjk->bhj", u, k)[:, :, None].expand_as(seen),
+        torch.einsum("hk,hijk->hij", w, position)[None].expand_as(seen),
+    )
+    for found, term in zip(terms, expected, strict=True):
+        torch.testing.assert_close(found.expand_as(seen)[seen].detach(), 0.3 * term[seen])
+    total = sum(term.expand_as(seen) for term in terms)
+    assert isinstance(total, Tensor)
+    share = total.masked_fill(~seen, -math.inf).softmax(-1)
+    torch.testing.assert_close(share @ inputs["v"], relative_attention(**inputs, scale=0.3, backend="reference"))
+
+
+@pytest.mark.parametrize("scores", [1, 200, 3000])
+@pytest.mark.parametrize("name", ["beyond a block", "steep", "beyond a block, all masks", "window and short rows"])
+def test_small_blocks_change_nothing(name: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "SCORES", scores)
+    monkeypatch.setattr(chunked, "QUERIES", 5)
+    case = CASES[name]
+    for dtype in DTYPES.values():
+        assert_contract("chunked", case, dtype)
+
+
+def test_small_blocks_have_dropout_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "SCORES", 60)
+    monkeypatch.setattr(chunked, "QUERIES", 4)
+    assert_dropout("chunked")
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    queries=st.integers(1, 9), memory=st.integers(0, 9), attn_len=st.none() | st.integers(1, 9), fit=st.integers(1, 90)
+)
+def test_blocks_hold_every_score_that_counts_once(queries: int, memory: int, attn_len: int | None, fit: int) -> None:
+    case = Case(queries=queries, memory=memory, attn_len=attn_len, heads=3, batch=2)
+    seen = torch.zeros(case.heads, case.batch, queries, memory + queries, dtype=torch.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked, "SCORES", fit)
+        patch.setattr(chunked, "QUERIES", 4)
+        for block in chunked._blocks(case.heads, case.batch, queries, memory + queries, attn_len):
+            seen[block] += 1
+    assert seen.max() == 1
+    assert (seen[:, :, visible(case)[0]] == 1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=sizes())
+def test_masks_hide_what_no_query_may_see(sizes: dict[str, Any]) -> None:
+    case = Case(**sizes)
+    shape = (case.heads, case.batch, case.queries, case.memory + case.queries)
+    seen = visible(case).expand(shape)
+    valid = None if case.valid is None else torch.tensor(case.valid)
+
+    def product() -> Tensor:
+        return torch.zeros(case.heads, case.batch * case.queries, aligned(shape[-1]))
+
+    def shifted(scores: Tensor) -> Tensor:
+        return shifted_view(scores, (case.heads * case.batch, *shape[2:])).unflatten(0, shape[:2])
+
+    after, before = product(), product()
+    mask_wrapped(shifted(after), attn_len=case.attn_len, valid=valid)
+    assert torch.equal(shifted(after) == 0, seen)
+    if case.attn_len is not None:
+        mask_distant(before, case.attn_len)
+    mask_wrapped(shifted(before), valid=valid)
+    assert torch.equal(shifted(before) == 0, seen)
+
+
+def test_auto_follows_its_rule() -> None:
+    cpu, fp32 = torch.device("cpu"), torch.float32
+    few, many = ops.STRIDED_SCORES, ops.STRIDED_SCORES + 1
+    assert resolve_backend("auto", cpu, fp32, 64, training=True, scores=few)[0] == "strided"
+    assert resolve_backend("auto", cpu, fp32, 64, training=True, scores=many)[0] == "chunked"
+    assert resolve_backend("auto", cpu, fp32, 64, training=False, scores=many)[0] == "sdpa"
+    assert resolve_backend("reference", cpu, fp32, 64, training=True, scores=many)[0] == "reference"
+    assert "CUDA" in str(ops.triton_refusal(cpu, fp32, 64))
+
+
+def test_auto_counts_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    for name in ("strided", "chunked"):
+        monkeypatch.setitem(ops.BACKENDS, name, lambda q, *_, name=name, **__: used.append(name) or q)
+    case = Case()
+    monkeypatch.setattr(ops, "STRIDED_SCORES", case.batch * case.heads * case.queries * (case.memory + case.queries))
+    for batch in (case.batch, case.batch + 1):
+        relative_attention(**make_inputs(replace(case, batch=batch), torch.float32))
+        model = TransformerXLConfig(vocab_size=0, n_head=case.heads)
+        lengths = {"tgt_len": case.queries, "mem_len": case.memory}
+        config = TrainConfig(device="cpu", batch_size=2 * batch, batch_chunk=2, **lengths)
+        used.append(choices(config, model)["backend"]["name"])
+    assert used == ["strided"] * 2 + ["chunked"] * 2
+
+
+def test_chunked_never_holds_all_scores() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                self.elements = max(self.elements, out.untyped_storage().nbytes() // out.element_size())
+            return out
+
+    case = Case(queries=1024, memory=1024, batch=1, heads=4, head_size=4)
+    inputs = make_inputs(case, torch.float32)
+    with Largest() as largest:
+        relative_attention(**inputs, backend="chunked").sum().backward()
+    assert largest.elements <= 1.1 * chunked.SCORES
+
+
+def test_a_backend_that_cannot_serve_says_which_can() -> None:
+    with pytest.raises(ValueError, match=r"(?s)triton.*CUDA.*strided"):
+        relative_attention(**make_inputs(Case(), torch.float32), backend="triton")
+
+
+def test_a_backend_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"(?s)(?=.*reference)(?=.*strided)(?=.*sideways)"):
+        relative_attention(**make_inputs(Case(), torch.float64), backend="sideways")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
+    inputs = make_inputs(Case(), torch.float64)
+    wrong = inputs | {name: inputs[name][..., :-1]}
+    with pytest.raises((ValueError, AssertionError, TypeError)):
+        relative_attention(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"attn_len": 0}, {"dropout_p": 1.5}, {"valid": torch.tensor([1, 2])}])
+def test_arguments_that_mean_nothing_are_refused(wrong: dict) -> None:
+    with pytest.raises((ValueError, AssertionError, TypeError)):
+        relative_attention(**make_inputs(Case(), torch.float64), **wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.9])
+def test_dropout_keeps_the_mean_and_its_rate(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    x = torch.ones(397, 1009, dtype=dtype, requires_grad=True)  # no multiple of four
+    out = dropout(x, p)
+    dropped = (out == 0).double().mean().item()
+    error = (p * (1 - p) / x.numel()) ** 0.5
+    assert abs(dropped - p) < 5 * error + 2**-17
+    kept = out[out != 0]
+    assert kept.unique().numel() == 1
+    torch.testing.assert_close(kept[0].item(), 1 / (1 - p), rtol=2 * torch.finfo(dtype).eps, atol=0)
+    out.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, out)
+
+
+def test_dropout_draws_neighbours_independently_and_repeats_with_the_seed() -> None:
+    torch.manual_seed(1)
+    first = dropout(torch.ones(400_000), 0.5)
+    torch.manual_seed(1)
+    assert torch.equal(first, dropout(torch.ones(400_000), 0.5))
+    dropped = (first == 0).double()
+    for apart in (1, 2, 3, 4):  # four elements share a random number
+        both = (dropped[:-apart] * dropped[apart:]).mean().item()
+        assert abs(both - 0.25) < 5 * (0.25 * 0.75 / 400_000) ** 0.5
+
+
+def saved_bytes(call: Callable[[], Tensor]) -> int:
+    """What autograd keeps for backward, each piece of memory counted once."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = call()  # alive until here, so that no memory is used twice
+    del out
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_dropout_keeps_a_byte_an_element_for_backward(dtype: torch.dtype) -> None:
+    x = torch.randn(37, 101, dtype=dtype, requires_grad=True)
+    assert saved_bytes(lambda: dropout(x, 0.3)) <= x.numel() + 8  # the last draw is not used up
+    case = Case(queries=67, memory=101, batch=2)
+    inputs = make_inputs(case, dtype)
+    scores = case.batch * case.heads * case.queries * (case.memory + case.queries)
+    whole, dropped = (
+        saved_bytes(lambda p=p: relative_attention(**inputs, dropout_p=p, backend="strided")) for p in (0.0, 0.3)
+    )
+    assert dropped - whole <= scores * (1 + dtype.itemsize) + 8, "besides the mask, the probabilities it was applied to"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_dropout_is_a_product_with_the_scaled_mask(dtype: torch.dtype) -> None:
+    x = torch.randn(37, 101, dtype=dtype, requires_grad=True)
+    torch.manual_seed(3)
+    out = dropout(x, 0.3)
+    torch.manual_seed(3)
+    scaled = keep_mask(x.shape, 0.3).to(dtype) / (1 - 0.3)
+    assert torch.equal(out, x * scaled)
+    cotangent = torch.randn_like(x)
+    first, again = (torch.autograd.grad(y, x, cotangent, create_graph=True)[0] for y in (out, x * scaled))
+    assert torch.equal(first, again)
+    assert torch.autograd.gradgradcheck(lambda x: torch.manual_seed(3) and dropout(x, 0.3).square(), x.double()[:3, :5])

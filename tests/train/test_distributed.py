@@ -1,0 +1,240 @@
+"""Laws of several ranks: they are one rank, dealt out, and what some have saved, any number can go on with.
+
+tests/ranks.py is what they run, on gloo; here the same is done by this process alone.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from figures import without_clock
+from filelock import FileLock
+from ranks import ALONE, CASES, NOT_SHARDED, calls, findings, scored, trainer_of
+from safetensors.torch import load_file
+from torch import Tensor
+
+from transformer_xl.checkpoint import TrainingState
+from transformer_xl.runtime.ranks import Ranks
+
+TESTS = Path(__file__).parents[1]
+PARALLEL = ("ddp", "fsdp")
+
+
+def launch(ranks: int, *arguments: str, restarts: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths} | environment
+    return subprocess.run(
+        [*command, f"--max-restarts={restarts}", *arguments], env=variables, text=True, capture_output=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What so many ranks found, run once for all workers of this test run."""
+    shared = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        shared = shared.parent
+
+    @cache
+    def of(ranks: int, parallel: str) -> dict[str, dict[str, Tensor]]:
+        with FileLock(shared / f"ranks-{ranks}.lock"):
+            if not (shared / f"fsdp-{ranks}").exists():
+                done = launch(ranks, str(TESTS / "ranks.py"), str(shared))
+                assert done.returncode == 0, done.stderr[-3000:]
+                assert "find_unused_parameters" not in done.stderr, done.stderr[-3000:]
+        cases: dict[str, dict[str, Tensor]] = {}
+        for name, value in load_file(shared / f"{parallel}-{ranks}").items():
+            case, rest = name.split("|")
+            cases.setdefault(case, {})[rest] = value
+        return cases
+
+    return of
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_are_one(found, case, parallel):
+    """Losses, gradient norms, weights and memories, in float64: sums in another order, nothing else."""
+    if parallel == "ddp" or case not in NOT_SHARDED:
+        # Muon multiplies in bfloat16, whose rounding turns on the last bit of what it gets.
+        tolerance = {"rtol": 0.02, "atol": 2e-3} if case == "muon" else {}
+        assert_same(findings(trainer_of(case, ALONE)), found(2, parallel)[case], **tolerance)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("case", ["bands", "chunks"])
+def test_four_ranks_are_one(found, case, parallel):
+    assert_same(findings(trainer_of(case, ALONE)), found(4, parallel)[case])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bf16_differs_by_its_rounding(found, ranks, parallel):
+    alone = findings(trainer_of("bands", ALONE, precision="bf16"))["nats, targets, norm"]
+    torch.testing.assert_close(found(ranks, parallel)["bf16"]["nats, targets, norm"], alone, rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_the_models_own_calls_give_the_same(found, ranks, parallel):
+    assert_same(calls(trainer_of("bands", ALONE)), found(ranks, parallel)["calls"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_every_target_is_scored_once_by_however_many(found, ranks, parallel):
+    """Also where there are more ranks than streams."""
+    for rows, got in found(ranks, parallel)["scored"].items():
+        alone = scored(trainer_of("bands", ALONE), int(rows))
+        assert got[1] == alone[1] == 100
+        torch.testing.assert_close(got, alone)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_what_several_ranks_saved_goes_on_with_one(found, ranks, parallel):
+    several = found(ranks, parallel)
+    stored = {k.removeprefix("weight."): v for k, v in several["documents"].items() if k.startswith("weight.")}
+    scalars = {"seconds": 0.0, "skipped": 0, "pace": {}}
+    trainer = trainer_of("bands", ALONE, documents=True, stored=stored)
+    trainer.restore(TrainingState(3, scalars, several["state"]))
+    assert_same(findings(trainer, 3), several["resumed elsewhere"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_as_many_ranks_resume_to_the_bit_with_dropout(found, ranks, parallel):
+    cases = found(ranks, parallel)
+    assert_same(cases["undisturbed"], cases["resumed"], rtol=0, atol=0)
+    assert not torch.equal(
+        cases["undisturbed"]["nats, targets, norm"], cases["resumed elsewhere"]["nats, targets, norm"]
+    )
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_each_rank_tells_what_it_found_not_finite(found, ranks, parallel):
+    assert found(ranks, parallel)["diagnosis"]["told"] == ranks
+
+
+@pytest.mark.parametrize(("count", "size"), [(8, 2), (10, 4), (3, 4), (0, 2)])
+def test_rows_are_dealt_out_whole_and_in_order(count, size):
+    shares = [range(count)[Ranks(rank, size).rows(count)] for rank in range(size)]
+    assert [row for share in shares for row in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+RECIPE = """
+[model]
+vocab_size = 0
+n_layer = 2
+n_head = 2
+d_head = 4
+d_model = 10
+d_inner = 12
+[corpus]
+unit = "byte"
+[train]
+tgt_len = 8
+mem_len = 8
+batch_size = 4
+max_steps = 16
+log_every = 4
+eval_every = 8
+save_every = 4
+sample_every = 8
+sample_tokens = 5
+lr = 0.01
+backend = "strided"
+precision = "fp32"
+device = "cpu"
+[eval]
+batch_size = 3
+"""
+KILL = """
+import os, signal, sys
+from transformer_xl import train
+from transformer_xl.cli.main import main
+
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if os.environ["RANK"] == "1" and attempt < 2:
+    advance = train.Trainer.advance
+    def dying(trainer):
+        if trainer.step == (2, 10)[attempt]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return advance(trainer)
+    train.Trainer.advance = dying
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "kill.py").write_text(KILL)
+    (folder / "text.txt").write_text("to be or not to be, that is the question\n" * 60)
+    return folder
+
+
+def train(home: Path, out: str, *more: str) -> list[str]:
+    return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(home / out), *more]
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_rank_rejoins_and_the_run_ends_as_one_that_was_never_disturbed(home, tmp_path):
+    """On two ranks, before the first checkpoint and behind it; all figures are those of one process, and there once."""
+    killed = launch(2, str(home / "kill.py"), *train(home, "killed"), restarts=2, TXL_HOME=str(tmp_path))
+    assert killed.returncode == 0, killed.stderr[-3000:]
+    assert "rank 0: Another rank has ended" in killed.stderr
+    alone = subprocess.run(
+        [sys.executable, "-m", "transformer_xl", *train(home, "alone")],
+        env=os.environ | {"TXL_HOME": str(tmp_path)},
+        capture_output=True,
+    )
+    assert alone.returncode == 0, alone.stderr
+    two, one = (without_clock(home / name) for name in ("killed", "alone"))
+    assert [(e["step"], e["split"]) for e in two] == [(e["step"], e["split"]) for e in one]
+    for a, b in zip(two, one, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a.get("targets") == b.get("targets")
+    log = (home / "killed" / "log.txt").read_text()
+    assert log.count("2 ranks by ddp") == 3 and log.count("sample:") == 2
+
+
+@pytest.mark.timeout(400)
+def test_a_signal_to_one_rank_stops_all_after_saving(home, tmp_path):
+    stop = KILL.replace("SIGKILL", "SIGTERM").replace("(2, 10)", "(10, 10)")
+    (home / "stop.py").write_text(stop)
+    done = launch(2, str(home / "stop.py"), *train(home, "stopped", "--train.parallel", "fsdp"), TXL_HOME=str(tmp_path))
+    assert done.returncode != 0 and "exitcode  : 75" in done.stderr
+    assert done.stdout.count("Stopped by a signal, and saved.") == 1
+    assert (home / "stopped" / "checkpoints" / "step_00000011").is_dir()
+
+
+def test_rows_that_cannot_be_dealt_out_are_refused_in_a_sentence(home, tmp_path):
+    done = launch(3, "-m", "transformer_xl", *train(home, "three"), TXL_HOME=str(tmp_path))
+    assert done.returncode != 0
+    assert "rank 0: train.batch_size must be a multiple of 3, train.batch_chunk times the ranks, got 4." in done.stderr
+    assert not (home / "three").exists()

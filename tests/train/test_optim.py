@@ -1,0 +1,96 @@
+"""Schedules are functions of the step; optimizers take every weight once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.train.optim import build_optimizers, learning_rate, set_rates
+
+CONFIG = TrainConfig(lr=0.5, warmup_steps=10, max_steps=110)
+
+
+def rates(**changes: object) -> list[float]:
+    config = replace(CONFIG, **changes)
+    return [learning_rate(step, config) for step in range(config.max_steps + 1)]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inv_sqrt", "constant"])
+def test_warm_up_rises_linearly_to_lr(schedule):
+    assert rates(schedule=schedule)[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
+
+
+def test_cosine_is_half_way_down_half_way_and_ends_at_its_floor():
+    curve = rates(schedule="cosine", min_lr_ratio=0.1)
+    assert curve[10] == 0.5
+    assert curve[60] == pytest.approx(0.5 * (0.1 + 0.9 * 0.5))
+    assert curve[110] == pytest.approx(0.05)
+    assert all(a > b for a, b in pairwise(curve[10:]))
+
+
+def test_inverse_square_root_halves_when_the_steps_are_four_times_as_many():
+    curve = rates(schedule="inv_sqrt")
+    assert curve[10] == pytest.approx(0.5 * math.sqrt(10 / 11))
+    assert curve[79] == pytest.approx(curve[19] / 2)
+
+
+def test_constant_stays():
+    assert set(rates(schedule="constant")[10:]) == {0.5}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "muon"])
+def test_every_weight_belongs_to_one_optimizer(name):
+    shape = TransformerXLConfig(vocab_size=11, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, untie_r=True)
+    model = TransformerXL(shape)
+    optimizers = build_optimizers(model, replace(CONFIG, optimizer=name))
+    taken = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(map(id, taken)) == sorted(map(id, model.parameters()))
+
+
+def test_muon_takes_the_layers_matrices_and_makes_their_step_orthogonal():
+    torch.manual_seed(0)
+    model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=1, n_head=2, d_head=4, d_model=8, d_inner=16))
+    muon, adam = build_optimizers(model, replace(CONFIG, optimizer="muon", momentum=0.0))
+    weight = model.layers[0].feed_forward.inner.weight
+    assert [p.shape for p in muon.param_groups[0]["params"]] == [(24, 8), (8, 8), (8, 8), (16, 8), (8, 16)]
+    assert any(p is model.embedding.tables[0] for p in adam.param_groups[0]["params"])
+    before = weight.detach().clone()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    muon.step()
+    singular = torch.linalg.svdvals(weight.detach() - before)
+    assert (singular.max() / singular.min()).item() < 2  # five Newton-Schulz iterations leave them within [0.7, 1.2]
+
+
+def test_a_pytorch_without_muon_is_told(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    model = TransformerXL(TransformerXLConfig(vocab_size=5, n_layer=1, n_head=1, d_head=2, d_model=2, d_inner=2))
+    with pytest.raises(ValueError, match=r"train\.optimizer must be adam, adamw or sgd with PyTorch"):
+        build_optimizers(model, replace(CONFIG, optimizer="muon"))
+
+
+def test_a_schedule_ends_where_averaging_begins():
+    curve = rates(schedule="cosine", min_lr_ratio=0.1, average_from=60, average_lr_ratio=0.5)
+    assert curve[35] == pytest.approx(0.5 * (0.1 + 0.9 * 0.5))
+    assert curve[59] > 0.05 and set(curve[60:]) == {0.5 * 0.5 * 0.1}
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
+def test_the_embedding_has_a_rate_of_its_own_until_the_cosine_ends(name):
+    config = replace(CONFIG, optimizer=name, embedding_lr_ratio=2.0, min_lr_ratio=0.1)
+    model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7))
+    optimizers = build_optimizers(model, config)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, model.parameters()))
+    for step, twice in ((3, 2.0), (10, 2.0), (110, 1.0)):
+        set_rates(optimizers, step, config, share=0.5)
+        for group in groups:
+            own = [p for p in group["params"] if p is model.embedding.tables[0]]
+            assert group["lr"] == pytest.approx(0.5 * learning_rate(step, config) * (twice if own else 1.0))
+            assert len(own) in (0, len(group["params"]))

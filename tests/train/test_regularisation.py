@@ -1,0 +1,218 @@
+"""The parts of the Penn Treebank recipe: masks that hold for a whole call, words that are dropped, positions through
+the words' own projection, activation regularisation, averaged weights."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from small_models import lengths, read, small_model, text
+from torch import nn
+
+from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.data.loader import Segment
+from transformer_xl.model.transformer_xl import activity
+from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
+from transformer_xl.runtime.ranks import Ranks
+from transformer_xl.train import trained
+from transformer_xl.train.averaging import Average
+from transformer_xl.train.step import train_step
+
+ALL = {
+    "dropout": 0.2,
+    "dropatt": 0.1,
+    "dropout_words": 0.2,
+    "dropout_input": 0.5,
+    "dropout_output": 0.4,
+    "locked_dropout": True,
+    "share_position_projection": True,
+}
+
+
+@settings(deadline=None)
+@given(p=st.sampled_from([0.25, 0.5, 0.75]), seed=st.integers(0, 99))
+def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
+    torch.manual_seed(seed)
+    out = locked_dropout(torch.ones(3, 5, 7, 400), p)
+    assert torch.equal(out, out[:, :, :1].expand_as(out))
+    assert out.unique().tolist() == pytest.approx([0, 1 / (1 - p)])
+    assert out[:, :, 0].eq(0).double().mean().item() == pytest.approx(p, abs=0.035)  # 6,000 draws: five deviations
+    assert not torch.equal(out[0], out[1])
+    assert torch.equal(locked_dropout(out, 0.0), out)
+    assert torch.equal(Dropout(p, locked=True).eval()(out), out)
+
+
+@settings(deadline=None)
+@given(p=st.sampled_from([0.25, 0.5]), seed=st.integers(0, 99))
+def test_a_word_is_dropped_wherever_it_stands(p, seed):
+    torch.manual_seed(seed)
+    ids = torch.randint(2000, (3, 4000))
+    out = word_dropout(torch.ones(3, 4000, 2), ids, p, 2000)
+    dropped = out[..., 0] < 0.1
+    assert out[dropped].abs().max() < 1e-5 and torch.equal(out[~dropped], torch.full_like(out[~dropped], 1 / (1 - p)))
+    words = [set(ids[where].tolist()) for where in (dropped, ~dropped)]
+    assert not words[0] & words[1] and len(words[0]) / len(words[0] | words[1]) == pytest.approx(p, abs=0.06)
+
+
+def test_a_deep_model_learns_from_rows_that_begin_with_a_dropped_word():
+    model = small_model(train=True, n_layer=16, dropout_words=0.9, dtype=torch.float32)
+    loss, _, _ = model.objective(text(4, 9), text(4, 9), None, lengths(0))
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_dropouts_act_in_training_only_and_where_they_are_said_to():
+    ids = text(2, 6)
+    plain, full = (small_model(**options) for options in ({"share_position_projection": True}, ALL))
+    torch.testing.assert_close(read(full, ids, lengths(4)).hidden, read(plain, ids, lengths(4)).hidden)
+    for name in ("dropout_words", "dropout_input", "dropout_output"):
+        model = small_model(train=True, **{name: 0.5, "locked_dropout": True})
+        outputs = [model._run(model.embedding(ids), None, lengths(4))[0] for _ in range(2)]
+        assert torch.equal(*outputs) == (name == "dropout_output")
+    hidden = small_model(train=True, dropout_output=0.5, locked_dropout=True).hidden(ids, None, lengths(4))[0]
+    assert torch.equal(hidden == 0, (hidden == 0)[:, :1].expand_as(hidden)) and (hidden == 0).any()
+
+
+def test_memory_and_segment_are_projected_under_one_mask():
+    attention = small_model(train=True, dropout=0.5, locked_dropout=True, n_layer=1).layers[0].attention
+    seen = []
+    attention.dropout.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out)))
+    x = torch.randn(2, 3, 14, dtype=torch.float64)
+    r = attention.positions(torch.randn(7, 14, dtype=torch.float64))
+    attention(x, torch.randn(2, 4, 14, dtype=torch.float64), r, torch.zeros(2, 5).double(), torch.zeros(2, 5).double())
+    assert [out.shape[-2] for _, out in seen] == [7, 3, 7, 7, 3]  # positions; q, k, v; what heads give together
+    for given_, out in seen:
+        ratio = out / given_
+        assert torch.allclose(ratio, ratio[..., :1, :].expand_as(ratio))
+
+
+def test_shared_positions_are_words_keys_and_the_query_of_distance_0():
+    shared, own = small_model(share_position_projection=True), small_model(untie_r=True)
+    assert shared.layers[0].attention.position is None
+    state = {name: value.clone() for name, value in shared.state_dict().items()}
+    now = torch.cat([torch.zeros(7), torch.ones(7)]).double()  # sines and cosines of distance 0
+    biases = []
+    for i in range(3):
+        q, k, _ = state[f"layers.{i}.attention.qkv.weight"].chunk(3)
+        state[f"layers.{i}.attention.position.weight"] = k
+        biases.append((q @ now).view(2, 5))
+    state["content_bias"] = state["position_bias"] = torch.stack(biases)
+    own.load_state_dict(state)
+    ids = text(2, 9)
+    torch.testing.assert_close(read(shared, ids, lengths(4)).hidden, read(own, ids, lengths(4)).hidden)
+    with torch.no_grad():  # the same with a cache, whatever it holds
+        cache = shared.empty_cache(2, lengths(4))
+        for piece in ids.split(2, dim=1):
+            hidden, cache = shared.hidden(piece, cache, lengths(4))
+    whole = read(shared, ids, lengths(4), pieces=[2, 2, 2, 2, 1])
+    torch.testing.assert_close(hidden, whole.hidden[:, -1:])
+
+
+def test_activity_counts_scored_positions():
+    output = torch.tensor([[[1.0, 3.0], [2.0, 0.0], [5.0, 5.0]]])
+    scored = torch.tensor([[True, True, False]])
+    assert activity(output, scored, alpha=2.0, beta=0.0).item() == 2 * (5 + 2) / 2
+    assert activity(output, scored, alpha=0.0, beta=3.0).item() == 3 * 5
+    assert activity(output, ~scored, alpha=1.0, beta=1.0).item() == 25
+
+
+def test_regularised_adds_activity_of_the_output_before_dropout():
+    model, ids = small_model(train=True, dropout_output=0.5, final_norm=True), text(2, 6)
+    targets = ids.clone()
+    targets[:, :2] = -1
+    torch.manual_seed(1)
+    loss, nll, _ = model.objective(ids, targets, None, lengths(0))
+    torch.manual_seed(1)
+    more, same, _ = model.regularised(ids, targets, None, lengths(0), alpha=0.5, beta=0.25)
+    h = read(model.eval(), ids, lengths(0)).hidden[:, 2:]
+    penalty = 0.5 * h.square().mean() + 0.25 * (h[:, 1:] - h[:, :-1]).square().mean()
+    torch.testing.assert_close(nll, same)
+    torch.testing.assert_close(more, loss + penalty)
+
+
+class Apart(Ranks):
+    """Ranks that do not talk: each has its own part of the gradients."""
+
+    def total(self, amounts):
+        return list(amounts)
+
+
+def gradients_of(shape: dict, segment: Segment, config: TrainConfig, ranks: Ranks | None = None) -> list[torch.Tensor]:
+    """Those of a first step."""
+    model, ranks = small_model(train=True, **shape), ranks or Ranks()
+    memory = model.empty_memory(len(segment.ids) // ranks.size)
+    train_step(model, [torch.optim.SGD(model.parameters())], segment, memory, config, 0, ranks=ranks)
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+AUXILIARY = {"kind": "al-rfou", "positions": 9, "intermediate_losses": True, "multiple_targets": True}
+
+
+@settings(deadline=None, max_examples=5)
+@given(counts=st.lists(st.integers(0, 7), min_size=4, max_size=4), loss=st.sampled_from(["full", "half"]))
+@example(counts=[6, 6, 2, 2], loss="full")
+@pytest.mark.parametrize(
+    ("shape", "terms"), [({}, {"ar_alpha": 0.7, "tar_beta": 0.9}), (AUXILIARY, {})], ids=["AR and TAR", "Al-Rfou"]
+)
+def test_gradients_do_not_depend_on_how_rows_are_dealt_to_chunks_and_ranks(shape, terms, counts, loss):
+    ids, targets = text(4, 7), text(4, 7, seed=1)
+    targets[torch.arange(7) >= torch.tensor(counts)[:, None]] = -1
+    config = TrainConfig(tgt_len=7, mem_len=0, batch_size=4, clip=0, device="cpu", precision="fp32", loss=loss, **terms)
+    whole, *dealt = (
+        gradients_of(shape, Segment(ids[order], targets[order], None), replace(config, batch_chunk=chunks))
+        for chunks, order in ((1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (2, [2, 0, 3, 1]), (4, [0, 1, 2, 3]))
+    )
+    one, other = (gradients_of(shape, Segment(ids, targets, None), config, Apart(rank, 2)) for rank in (0, 1))
+    dealt.append([(a + b) / 2 for a, b in zip(one, other, strict=True)])
+    for found in dealt:  # float64: sums in another order
+        torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-11)
+
+
+def test_an_average_is_the_mean_of_the_weights_at_its_updates():
+    model = nn.Linear(3, 2)
+    average, seen = Average(model), []
+    for _ in range(5):
+        with torch.no_grad():
+            model.weight.normal_()
+        average.update(model)
+        seen.append(model.weight.detach().clone())
+    torch.testing.assert_close(average.model.weight, torch.stack(seen).mean(0))
+    torch.testing.assert_close(average.model.bias, model.bias)
+    assert average.model.weight is not model.weight and not average.model.training
+    again = Average(copy.deepcopy(average.model), average.count)
+    for each in (average, again):
+        each.update(model)
+    assert torch.equal(average.model.weight, again.model.weight)
+
+
+def test_half_loss_leaves_out_the_context():
+    targets = torch.tensor([[-1, -1, 3, 4, 5, 6], [1, 2, 3, 4, -1, -1]])
+    assert trained(targets, "half").tolist() == [[-1, -1, -1, -1, 5, 6], [-1, -1, 3, 4, -1, -1]]
+    assert trained(targets[:, 2:], "half")[0].tolist() == [-1, -1, 5, 6]
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), min_size=1, max_size=5))
+def test_half_loss_trains_on_the_recent_half_of_each_rows_own_targets(rows):
+    targets = torch.full((len(rows), 105), -1)
+    for row, (again, count) in zip(targets, rows, strict=True):
+        row[again : again + count] = torch.arange(count)
+    for row, (_, count) in zip(trained(targets, "half"), rows, strict=True):
+        assert row[row >= 0].tolist() == list(range(count // 2, count))
+
+
+def test_settings_that_do_not_go_together_are_told():
+    with pytest.raises(ValueError, match="mem_len must be 0 where context_len is given"):
+        TrainConfig(context_len=3)
+    with pytest.raises(ValueError, match="min_lr_ratio must be above 0 where average_from"):
+        TrainConfig(average_from=3)
+    with pytest.raises(ValueError, match="untie_r must be false where share_position_projection"):
+        TransformerXLConfig(vocab_size=3, untie_r=True, share_position_projection=True)
+    config = RunConfig(train=TrainConfig(mem_len=0, context_len=7), eval=EvalConfig(tgt_len=2))
+    assert config.eval_lengths == Lengths(tgt_len=2, mem_len=0) and config.context_len(config.eval_lengths) == 7
+    assert config.context_len(Lengths(tgt_len=2, mem_len=9)) == 0
+    remembering = RunConfig(train=TrainConfig(mem_len=9), eval=EvalConfig(context_len=4))
+    assert remembering.eval_lengths.mem_len == 0 and remembering.context_len(remembering.eval_lengths) == 4

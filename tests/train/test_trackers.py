@@ -1,0 +1,304 @@
+"""Laws of trackers: they say what metrics.jsonl says, a resumed run tells nothing twice, and none ends a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from shlex import split as words
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.cli.main import main
+from transformer_xl.config.recipe import load_recipe, write_toml
+from transformer_xl.config.settings import RunConfig, TrainConfig
+from transformer_xl.train.metric_log import read_metrics
+from transformer_xl.train.trackers import Trackers, figures, open_trackers, require
+
+CONFIG = RunConfig(train=TrainConfig(max_steps=5))
+TINY = words(
+    "--model.n-layer 1 --model.d-model 6 --model.n-head 1 --model.d-head 5 --model.d-inner 7 --train.batch-size 3"
+    " --train.tgt-len 11 --train.mem-len 13 --train.max-steps 6 --train.log-every 2 --train.eval-every 3"
+    " --train.save-every 3 --train.keep 9 --train.sample-every 4 --train.sample-tokens 2 --train.precision fp32"
+    " --train.warmup-steps 0 --train.eval-tokens 19 --eval.max-tokens 17 --eval.mem-len 13"
+)
+
+
+class Fake(ModuleType):
+    """A service that keeps what it was told; like the real ones it takes nothing back."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.inits: list[dict[str, Any]] = []
+        self.told: list[tuple[int, dict[str, Any]]] = []
+        self.finished = 0
+        self.broken_from: float = math.inf
+        self.Html = lambda text: SimpleNamespace(html=text)
+
+    def init(self, **options: Any) -> None:
+        self.inits.append(options)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        if step >= self.broken_from:
+            raise ConnectionError("no route to host\nand more")
+        self.told.append((step, values))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+    def figures(self) -> list[tuple[int, dict[str, Any]]]:
+        return [(step, values) for step, values in self.told if "sample" not in values]
+
+    def samples(self) -> list[int]:
+        return [step for step, values in self.told if "sample" in values]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_user(monkeypatch):
+    for option in ("PROJECT", "NAME", "DIR"):
+        monkeypatch.delenv(f"WANDB_{option}", raising=False)
+        monkeypatch.delenv(f"TRACKIO_{option}", raising=False)
+
+
+@pytest.fixture(params=["wandb", "trackio"])
+def fake(request, monkeypatch) -> Fake:
+    fake = Fake(request.param)
+    monkeypatch.setitem(sys.modules, request.param, fake)
+    return fake
+
+
+@pytest.fixture
+def wandb(monkeypatch) -> Fake:
+    fake = Fake("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
+    Path("text").write_text("abcdefghij\n" * 100)
+    return "text"
+
+
+def train(*more: str) -> int:
+    return main(["train", "text-small", "--data", "text", "--out", "runs/a", *TINY, *more])
+
+
+def go_on(*more: str) -> int:
+    return main(["train", "text-small", "--out", "runs/a", "--resume", *more])
+
+
+def measured(run: str = "runs/a") -> list[tuple[int, dict[str, float]]]:
+    """What metrics.jsonl says, as trackers are to be told."""
+    return [(entry["step"], figures(entry)) for entry in read_metrics(Path(run) / "metrics.jsonl")]
+
+
+def events(run: str = "runs/a") -> dict[str, list[tuple[int, Any]]]:
+    """What TensorBoard would show."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    read = EventAccumulator(str(Path(run) / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+    shown = {tag: read.Tensors(tag) for tag in read.Tags()["tensors"]}
+    return {tag: [(event.step, make_ndarray(event.tensor_proto).item()) for event in shown[tag]] for tag in shown}
+
+
+def expected_events() -> dict[str, list[tuple[int, Any]]]:
+    series: dict[str, list[tuple[int, Any]]] = {}
+    for step, values in measured():
+        for name, value in values.items():
+            series.setdefault(name, []).append((step, pytest.approx(value, rel=1e-7)))  # event files hold float32
+    return series
+
+
+@given(st.dictionaries(st.sampled_from(["loss", "ppl", "step", "split", "unit", "lr"]), st.one_of(
+    st.integers(), st.floats(), st.none(), st.just("word"), st.booleans(), st.lists(st.integers()))))  # fmt: skip
+def test_figures_are_the_finite_numbers_by_their_split(entry):
+    told = figures(entry | {"step": 3, "split": "valid"})
+    assert told.keys().isdisjoint({"valid/step", "valid/split"})
+    for name, value in entry.items():
+        if name not in ("step", "split"):
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            assert (f"valid/{name}" in told) == number
+            assert not number or told[f"valid/{name}"] == value
+
+
+def test_tensorboard_says_what_the_metrics_say_and_samples_are_notes(text):
+    pytest.importorskip("tensorboard")
+    assert train("--train.trackers", "tensorboard") == 0
+    shown = events()
+    [(step, sample)] = shown.pop("sample/text_summary")
+    assert step == 4 and sample.startswith(b"    ")
+    assert shown == expected_events()
+    assert {"train/loss", "train/bpc", "train/tokens_per_second", "valid/bpc", "test/bpc"} <= shown.keys()
+
+
+def test_tensorboard_forgets_what_a_resumed_run_repeats(text):
+    """Steps 4 to 6 are told twice, for the last checkpoint is lost, and with other seconds."""
+    pytest.importorskip("tensorboard")
+    assert train("--train.trackers", "tensorboard") == 0
+    _forget_after_3()
+    assert go_on("--train.max-steps", "8") == 0
+    shown = events()
+    assert [step for step, _ in shown.pop("sample/text_summary")] == [4, 8]
+    assert shown == expected_events()
+
+
+def _forget_after_3() -> None:
+    """As if the run had been killed before its last checkpoint."""
+    Path("runs/a/checkpoints/step_00000006").rename("runs/a/lost")
+
+
+def test_a_service_is_told_what_the_metrics_say(text, fake):
+    assert train("--train.trackers", fake.__name__) == 0
+    assert fake.figures() == measured()
+    assert fake.samples() == [4] and fake.told[-1][1].keys() >= {"test/bpc"}
+    assert fake.finished == 1
+    [options] = fake.inits
+    assert (options["project"], options["resume"]) == ("transformer-xl", "allow")
+    assert options["config"]["train"]["max_steps"] == 6 and options["config"]["model"]["vocab_size"] == 256
+    assert options["name"].split("-")[0] == "a"
+    json.dumps(options)
+
+
+def test_a_resumed_run_goes_on_in_the_same_record_and_tells_nothing_twice(text, fake):
+    assert train("--train.trackers", fake.__name__) == 0
+    before = fake.figures()
+    _forget_after_3()
+    assert go_on("--train.max-steps", "8") == 0
+    first, second = fake.inits
+    identity = "id" if fake.__name__ == "wandb" else "name"
+    assert first[identity] == second[identity] and len(first[identity]) >= 8
+    assert fake.figures()[: len(before)] == before
+    assert fake.figures()[len(before) :] == [told for told in measured() if told[0] > 6]
+    assert fake.samples() == [4, 8]
+    assert train("--out", "runs/b/a", "--train.trackers", fake.__name__) == 0
+    assert fake.inits[-1][identity] != first[identity], "another run of the same name is another record"
+
+
+def test_a_tracker_can_join_and_leave_a_run_on_its_way(text, fake):
+    assert train() == 0
+    assert not fake.inits
+    assert go_on("--train.max-steps", "8", "--train.trackers", fake.__name__) == 0
+    told = fake.figures()
+    assert told == measured()[-len(told) :] and told[0][0] > 6
+    assert go_on("--train.max-steps", "9", "--train.trackers=") == 0
+    assert fake.figures() == told
+
+
+@pytest.mark.parametrize("broken_from", [0, 4, 6])
+def test_a_tracker_that_fails_is_named_and_switched_off_and_training_goes_on(text, wandb, capsys, broken_from):
+    wandb.broken_from = broken_from
+    assert train("--train.trackers", "wandb") == 0
+    assert [entry["step"] for entry in read_metrics("runs/a/metrics.jsonl")] == [2, 3, 4, 6, 6, 6]
+    assert all(step < broken_from for step, _ in wandb.told)
+    warning = "wandb is switched off for the rest of this run, for it failed: ConnectionError: no route to host"
+    assert capsys.readouterr().out.splitlines().count(warning) == 1
+    assert Path("runs/a/log.txt").read_text().splitlines().count(warning) == 1
+
+
+class Spoiler:
+    """A tracker that raises `error` whatever it is asked."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+    def log(self, entry: Any) -> None:
+        raise self.error
+
+    def note(self, text: str, step: int) -> None:
+        raise self.error
+
+    def close(self) -> None:
+        raise self.error
+
+
+def test_one_that_fails_leaves_the_others_alone_and_a_keyboard_interrupt_passes():
+    seen: list[Any] = []
+    good = SimpleNamespace(log=seen.append, note=None, close=lambda: seen.append("closed"))
+    warnings: list[str] = []
+    with Trackers({"bad": Spoiler(OSError("full")), "good": good}, warnings.append) as trackers:
+        trackers.log({"step": 1})
+        trackers.log({"step": 2})
+    assert seen == [{"step": 1}, {"step": 2}, "closed"]
+    assert warnings == ["bad is switched off for the rest of this run, for it failed: OSError: full"]
+    with pytest.raises(KeyboardInterrupt):
+        Trackers({"bad": Spoiler(KeyboardInterrupt())}).note("text", 1)
+
+
+def test_one_that_cannot_start_is_told_and_left_out(tmp_path, wandb):
+    def refuse(**options: Any) -> None:
+        raise RuntimeError("not logged in")
+
+    wandb.init = refuse
+    warnings: list[str] = []
+    with open_trackers(("wandb",), tmp_path, CONFIG, warn=warnings.append) as trackers:
+        trackers.log({"step": 1, "split": "train", "loss": 1.0})
+    assert len(warnings) == 1 and "RuntimeError: not logged in" in warnings[0]
+    assert not wandb.told
+
+
+def test_the_users_environment_goes_before_ours(tmp_path, monkeypatch, wandb):
+    def options() -> dict[str, Any]:
+        with open_trackers(("wandb", "wandb"), tmp_path / "run", CONFIG):
+            return wandb.inits.pop()
+
+    assert (options()["dir"], options()["name"]) == (str(tmp_path / "run"), "run")
+    monkeypatch.setenv("WANDB_DIR", "elsewhere")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    assert (options()["dir"], options()["project"], options()["name"]) == ("elsewhere", "mine", "run")
+    assert not wandb.inits, "a tracker named twice is one"
+
+
+def test_missing_trackers_are_refused_all_at_once_before_a_run_folder_is_made(text, monkeypatch, capsys):
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert train("--train.trackers", "wandb", "trackio") == 2
+    assert capsys.readouterr().err == (
+        "txl: train.trackers must name trackers that are installed, got wandb, trackio. "
+        "Run `pip install wandb trackio`, or leave it out (`--train.trackers=` names none).\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_a_tracker_left_is_not_its_package(tmp_path, monkeypatch):
+    (tmp_path / "trackio").mkdir()
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ValueError, match="got trackio"):
+        require(("trackio",))
+
+
+def test_nothing_named_is_nothing_opened(tmp_path):
+    require(())
+    with open_trackers((), tmp_path / "run", CONFIG) as trackers:
+        trackers.log({"step": 1, "split": "train"})
+        trackers.note("text", 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_trackers_are_a_setting_like_any_other(tmp_path):
+    config = load_recipe("demo", words("--train.trackers tensorboard,wandb"))
+    assert config.train.trackers == ("tensorboard", "wandb")
+    (tmp_path / "config.toml").write_text(write_toml(config))
+    assert load_recipe(tmp_path / "config.toml") == config
+    assert load_recipe(tmp_path / "config.toml", ["--train.trackers="]) == replace(
+        config, train=replace(config.train, trackers=())
+    )
+
+
+def test_a_list_of_names_is_explained_by_the_names():
+    choices = 'must be a list of "tensorboard", "wandb" or "trackio"'
+    with pytest.raises(ValueError) as caught:
+        load_recipe("demo", words("--train.trackers tensorboard x"))
+    assert str(caught.value) == f'--train.trackers {choices}, got ["tensorboard", "x"].'
+    with pytest.raises(ValueError, match=f"--train.trackers needs a value: it {choices}"):
+        load_recipe("demo", ["--train.trackers"])

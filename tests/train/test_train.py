@@ -1,0 +1,329 @@
+"""Laws of training: a resumed run has the bits of one that never stopped, and chunks change memory use only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from figures import without_clock
+
+from transformer_xl.checkpoint import best, checkpoints, latest, load_config, load_training, load_weights, valid_loss
+from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.runtime.ranks import Ranks
+from transformer_xl.train import MOST_SKIPPED, Trainer, fit, loop
+from transformer_xl.train.metric_log import read_metrics
+
+SHAPE = TransformerXLConfig(
+    vocab_size=256, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, dropout=0.1, dropatt=0.1
+)
+TRAIN = TrainConfig(
+    tgt_len=5, mem_len=7, batch_size=6, max_steps=8, lr=0.01, warmup_steps=2, device="cpu", precision="fp32",
+    backend="strided", log_every=2, eval_every=4, save_every=3, keep=9,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    text = np.random.default_rng(1).integers(97, 107, 2000).astype(np.uint8).tobytes()
+    splits = {"train": text, "valid": text[:300], "test": text[:200]}
+    return Corpus.build(tmp_path_factory.mktemp("store") / "corpus", splits, name="letters")
+
+
+def start(**changes: object) -> tuple[TransformerXL, RunConfig]:
+    torch.manual_seed(3)
+    config = RunConfig(model=SHAPE, train=replace(TRAIN, **changes), eval=EvalConfig(batch_size=3))
+    return TransformerXL(SHAPE), config
+
+
+def run(corpus: Corpus, folder: Path, *, resume: bool = False, **changes: object) -> tuple[TransformerXL, bool]:
+    model, config = start(**changes)
+    return model, fit(model, corpus, config, folder, resume=resume)
+
+
+AWD = {
+    "mem_len": 0, "context_len": 6, "random_tgt_len": True, "ar_alpha": 0.2, "tar_beta": 0.1, "average_from": 3,
+    "embedding_lr_ratio": 2.0, "min_lr_ratio": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimizer": "muon", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.5}, AWD]
+)
+def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, changes):
+    whole, finished = run(corpus, tmp_path / "whole", **changes)
+    assert finished
+    _interrupted(corpus, tmp_path / "cut", after=5, **changes)
+    resumed, finished = run(corpus, tmp_path / "cut", resume=True, **changes)
+    assert finished
+    for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")
+
+
+def _interrupted(
+    corpus: Corpus, folder: Path, *, after: int, numbers: Sequence[int] = (signal.SIGTERM,), **changes: object
+) -> None:
+    """Train until a signal arrives during step `after`."""
+    model, config = start(**changes)
+    steps = []
+
+    def send(module, inputs, output):
+        if module.training:
+            steps.append(1)
+            if len(steps) == after:
+                for number in numbers:
+                    os.kill(os.getpid(), number)
+
+    handle = model.layers[0].register_forward_hook(send)
+    assert not fit(model, corpus, config, folder)
+    handle.remove()
+    assert load_training(latest(folder)).step == after
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP as a shell leaves it to a program, though nohup may have started these tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    "numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGHUP] * 2, [signal.SIGTERM, signal.SIGHUP]]
+)
+def test_a_signal_finishes_the_step_and_saves(corpus, tmp_path, numbers, hangup):
+    """SIGHUP may come twice, or after SIGTERM, when a terminal or a session ends."""
+    before = [signal.getsignal(number) for number in numbers]
+    _interrupted(corpus, tmp_path, after=2, numbers=numbers)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_nohup_stays(hangup):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with loop._deferred_signals(Ranks()) as received:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not received
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_one_of_several_ranks_leaves_a_second_signal_to_its_launcher(hangup):
+    with loop._deferred_signals(Ranks(0, 2)) as received:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert received == ["SIGTERM", "SIGHUP", "SIGTERM", "SIGINT", "SIGINT"]
+
+
+def test_a_plan_made_on_the_way_ends_training_and_is_what_is_saved(corpus, tmp_path):
+    """One that says what is settled already changes no bit; another one ends training where it says."""
+    model, config = start()
+    asked = []
+    fit(model, corpus, config, tmp_path / "same", replan=lambda trainer: asked.append(trainer.step) or config.train)
+    plain, _ = run(corpus, tmp_path / "plain")
+    assert asked == list(range(1, TRAIN.max_steps + 1))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    assert without_clock(tmp_path / "same") == without_clock(tmp_path / "plain")
+    for most in (5, 11):
+        model, config = start(eval_every=0, save_every=0)
+        plan = replace(config.train, max_steps=most, log_every=3)
+        assert fit(model, corpus, config, tmp_path / f"{most}", replan=lambda trainer, plan=plan: plan)
+        assert [path.name for path in checkpoints(tmp_path / f"{most}")] == [f"step_{most:08d}"]
+        assert load_config(best(tmp_path / f"{most}")).train == plan
+        logged = [entry["step"] for entry in read_metrics(tmp_path / f"{most}" / "metrics.jsonl") if "lr" in entry]
+        assert logged == [*range(3, most, 3), most]
+
+
+def test_training_outside_the_main_thread_works(corpus, tmp_path):
+    results = []
+    worker = threading.Thread(target=lambda: results.append(run(corpus, tmp_path, max_steps=1)[1]))
+    worker.start()
+    worker.join()
+    assert results == [True]
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 6])
+def test_chunks_of_rows_give_the_gradient_and_memory_of_the_whole(corpus, chunks):
+    results = []
+    for count in (1, chunks):
+        config = replace(TRAIN, batch_chunk=count, lr=0.001)
+        model = TransformerXL(replace(SHAPE, dropout=0.0, dropatt=0.0)).double()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            model.init_weights()
+        # 83 targets in 6 rows: the last segment scores fewer in some rows, so chunks weigh differently.
+        loader = StreamLoader(corpus.split("train").ids[:84], batch_size=6, tgt_len=5)
+        trainer = Trainer(model, loader, config)
+        losses = [trainer.advance() for _ in range(2 * len(loader))]
+        results.append((losses, trainer.memory, list(model.parameters())))
+    (a, memory_a, weights_a), (b, memory_b, weights_b) = results
+    torch.testing.assert_close([step[0] for step in a], [step[0] for step in b])
+    torch.testing.assert_close(memory_a.layers, memory_b.layers)
+    torch.testing.assert_close(weights_a, weights_b)
+
+
+def test_memory_starts_afresh_with_each_epoch(corpus):
+    loader = StreamLoader(corpus.split("train").ids[:84], batch_size=6, tgt_len=5)
+    trainer = Trainer(start()[0], loader, replace(TRAIN, mem_len=100))
+    lengths = []
+    for _ in range(2 * len(loader)):
+        trainer.advance()
+        lengths.append(trainer.memory.length)
+    assert lengths == [5, 10, 14, 5, 10, 14]
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
+    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
+    trainer = Trainer(start()[0], loader, TRAIN)
+    trainer.advance()
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    memory = trainer.memory
+    handle = trainer.model.layers[1].register_forward_hook(lambda m, i, out: out * float("nan"))
+    assert trainer.advance().skipped and trainer.skipped == 1
+    assert trainer.memory is memory
+    assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
+    with pytest.raises(FloatingPointError, match=f"{MOST_SKIPPED} steps in a row"):
+        for _ in range(MOST_SKIPPED):
+            trainer.advance()
+    handle.remove()
+    trainer.skipped = 0
+    assert not trainer.advance().skipped
+
+
+def test_a_run_keeps_its_best_and_last_checkpoints_and_says_what_it_measured(corpus, tmp_path):
+    _, finished = run(corpus, tmp_path, keep=1, max_steps=8)
+    assert finished
+    kept = checkpoints(tmp_path)
+    assert latest(tmp_path) in kept and best(tmp_path) in kept and len(kept) <= 2
+    entries = read_metrics(tmp_path / "metrics.jsonl")
+    assert [entry["step"] for entry in entries if entry["split"] == "train"] == [2, 4, 6, 8]
+    valid = {entry["step"]: entry["loss"] for entry in entries if entry["split"] == "valid"}
+    assert list(valid) == [4, 8]
+    assert valid_loss(best(tmp_path)) == min(valid.values())
+
+
+def test_training_learns(corpus, tmp_path):
+    model, config = start(max_steps=60, lr=0.03, eval_every=0, tgt_len=10)
+    before = model.content_bias.detach().clone()
+    fit(model, corpus, config, tmp_path)
+    losses = [e["loss"] for e in read_metrics(tmp_path / "metrics.jsonl") if e["split"] == "train"]
+    assert losses[0] > 4 and losses[-1] < 2.6  # ten letters at random: ln 10 = 2.30
+    assert not torch.equal(before, model.content_bias)
+    other = TransformerXL(SHAPE)
+    load_weights(other, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+AVERAGED = {"average_from": 4, "min_lr_ratio": 0.5}
+
+
+def test_averaged_weights_are_what_is_scored_and_saved(corpus, tmp_path):
+    model, _ = run(corpus, tmp_path, **AVERAGED)
+    losses = {e["split"]: e["loss"] for e in read_metrics(tmp_path / "metrics.jsonl") if e["step"] == 8}
+    assert losses.keys() == {"train", "valid", "valid-average"} and losses["valid"] != losses["valid-average"]
+    assert valid_loss(latest(tmp_path)) == losses["valid-average"]
+    saved, first = (start()[0] for _ in range(2))
+    load_weights(saved, latest(tmp_path))
+    assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))
+    trainer = Trainer(first, StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), replace(TRAIN, **AVERAGED))
+    torch.manual_seed(TRAIN.seed)
+    seen = []
+    for _ in range(8):
+        trainer.advance()
+        seen.append([p.detach().clone() for p in first.parameters()])
+    for mean, *weights in zip(saved.parameters(), *seen[4:], strict=True):
+        torch.testing.assert_close(mean, torch.stack(weights).mean(0))
+
+
+def test_rates_follow_the_length_of_a_segment(corpus):
+    config = replace(TRAIN, random_tgt_len=True, warmup_steps=0, schedule="constant")
+    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5, random_seed=1)
+    trainer = Trainer(start()[0], loader, config)
+    for step in range(6):
+        trainer.advance()
+        length = loader.segment(step).ids.shape[1]
+        assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(config.lr * length / 5)
+
+
+COMPILED = """
+import torch
+from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
+from transformer_xl.runtime.ranks import Ranks, parallelise
+
+torch.manual_seed(0)
+model = TransformerXL(TransformerXLConfig(vocab_size=7, n_layer=1, n_head=2, d_head=3, d_model=6, d_inner=5))
+ids = torch.randint(7, (2, 13))
+lengths, results = Lengths(tgt_len=4, mem_len=4), []
+for compiled in (False, True):
+    objective = parallelise(model, "ddp", Ranks(), compiled=compiled)
+    memory, losses = model.empty_memory(2), []
+    for start in (0, 4, 8):
+        rows = ids[:, start : start + 4], ids[:, start + 1 : start + 5]
+        loss, _, memory = objective(*rows, memory, lengths, alpha=0.2, beta=0.1)
+        losses.append(loss)
+    results.append((torch.stack(losses), *torch.autograd.grad(sum(losses), list(model.parameters()))))
+torch.testing.assert_close(*results)
+"""
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+@pytest.mark.timeout(400)
+def test_a_compiled_model_gives_the_same_losses_and_gradients():
+    """In a process of its own, without the type checker's import hook, which cannot be compiled."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
+
+
+GRAPHS = """
+import torch._dynamo
+from functools import partial
+from ranks import ALONE, CASES, findings, trainer_of
+
+graphs, calls = 0, 0
+
+def counting(graph, inputs):
+    global graphs
+    graphs += 1
+    def call(*arguments):
+        global calls
+        calls += 1
+        return graph(*arguments)
+    return call
+
+torch.compile = partial(torch.compile, backend=counting)
+one = {"n_layer": 1}
+CASES |= {
+    "AR, TAR, half loss": (one, {"ar_alpha": 0.2, "tar_beta": 0.1, "loss": "half"}),
+    "Al-Rfou": (CASES["al-rfou"][0] | {"n_layer": 2}, CASES["al-rfou"][1]),
+}
+for case in ("AR, TAR, half loss", "Al-Rfou"):
+    torch._dynamo.config.recompile_limit = 1 if case == "Al-Rfou" else 8
+    torch.compiler.reset()
+    graphs = calls = 0
+    found = [findings(trainer_of(case, ALONE, compile=compiled), 3) for compiled in (True, False)]
+    torch.testing.assert_close(*found)
+    print(graphs, calls)
+"""
+
+
+@pytest.mark.timeout(400)
+def test_whatever_is_trained_is_compiled_and_gives_the_same():
+    """A backend that counts calls the graphs as they are, so numbers are the same up to the order of sums."""
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", GRAPHS], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
+    assert counts[0] == [2, 3], "one graph for an empty memory and one for others; each step calls one"
+    assert counts[1] == [3, 3], "as the lower layer's loss ends more graphs are made than the limit of one allows"

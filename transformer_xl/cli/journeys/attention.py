@@ -1,0 +1,205 @@
+"""`txl analyse attention`: where the heads of a trained model look, as pictures, arrays and a table."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attentions, average_attention, glance
+from ...analysis.heatmaps import Passage, draw_by_distance, draw_passages
+from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
+from ...config.settings import TransformerXLConfig
+from ...data.corpus import Split
+from ...data.loader import StreamLoader
+from ...data.vocab import Vocab
+from ...interop import local
+from ...runtime.device import resolve_device, resolve_precision, reuse_memory
+from ...runtime.files import write_whole
+from ...runtime.terminal import followed, show_table
+from .evaluate import eval_lengths, told
+from .texts import Part, corpus_for, part_of, title
+
+NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
+"""Those of Figure 7; (c), u·k, is among the arrays."""
+NOTABLE = 3
+"""Heads shown from single tokens where none is named: those that look furthest back, as the paper chose its three."""
+TOP = 0.2
+"""How much of memory is marked, as in Figure 6."""
+Head = tuple[int, int]
+"""Layer and head, from 0; people are shown them from 1."""
+
+
+def attention(
+    run: Path,
+    *,
+    data: str | None = None,
+    split: Part | None = None,
+    max_tokens: int = 0,
+    tgt_len: int | None = None,
+    mem_len: int | None = None,
+    heads: Sequence[str] = (),
+    positions: Sequence[int] = (),
+    out: Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    as_json: bool = False,
+) -> dict[str, Any]:
+    """Average the attention of every head over a split (None: valid, or all of a text without splits), and look at some
+    `heads` ("layer.head", counted from 1) from some `positions` (the split's tokens, counted from 0; by default the
+    middle of what is read).
+
+    Pictures, `attention.npz` and `attention.json`, which names its axes, go to `out`, by default `RUN/attention`.
+
+    Raises:
+        ValueError, OSError: a sentence for what does not fit.
+    """
+    reuse_memory()
+    run = local(run)
+    config = load_config(find_checkpoint(run))
+    problems: list[str] = []
+    sizes = () if mem_len is None else (mem_len,)
+    lengths = told(problems, lambda: eval_lengths(config, tgt_len=tgt_len, mem_len=sizes)[0])
+    named = told(problems, lambda: [_head(name, config.model) for name in heads]) or []
+    if max_tokens < 0:
+        problems.append(f"--max-tokens must be at least 0, got {max_tokens}. 0 reads the whole split.")
+    if problems or lengths is None:
+        raise ValueError("\n".join(problems))
+    loaded = load_model(run, device=resolve_device(device))
+    attentions(loaded.model)
+    corpus = corpus_for(run, config.corpus, loaded.vocab, data, split)
+    part = part_of(corpus, split, "valid")
+    text = corpus.split(part)
+    places = _places(positions, len(text.ids), max_tokens)
+    loader = StreamLoader(text, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=max_tokens)
+    precision, _ = resolve_precision(precision, resolve_device(device))
+    average = average_attention(loaded.model, followed(loader, "averaging"), lengths, precision=precision)
+    looks = [
+        glance(loaded.model, text.ids, place, lengths, precision=precision, start=_start(text, place))
+        for place in places
+    ]
+    chosen = named or average.widest(NOTABLE)
+    about = {"run": str(run), **corpus.about, "split": part, "queries": average.queries, "precision": precision}
+    facts = about | {"lengths": asdict(lengths)} | _figures(average) | {"positions": _seen(looks, chosen, loaded.vocab)}
+    folder = run / "attention" if out is None else out
+    _save(folder, average, looks, facts)
+    paths = _draw(folder, average, chosen, looks, loaded, f"{corpus.name}, {part}")
+    if as_json:
+        print(json.dumps(facts | {"files": [str(path) for path in paths]}))
+    else:
+        _show(average, title(corpus, part), folder)
+    return facts
+
+
+def _head(name: str, config: TransformerXLConfig) -> Head:
+    layer, dot, head = name.partition(".")
+    if dot and layer.isdecimal() and head.isdecimal():
+        found = int(layer) - 1, int(head) - 1
+        if 0 <= found[0] < config.n_layer and 0 <= found[1] < config.n_head:
+            return found
+    raise ValueError(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
+
+
+def _places(positions: Sequence[int], tokens: int, max_tokens: int) -> list[int]:
+    wrong = [position for position in positions if not 0 < position < tokens]
+    if wrong:
+        raise ValueError(f"--positions must be from 1 to {tokens - 1}, the split's last token, got {wrong[0]}.")
+    return list(positions) or [min(max_tokens or tokens, tokens) // 2]
+
+
+def _start(text: Split, place: int) -> int:
+    """Where the document of a token begins."""
+    return 0 if text.documents is None else int(text.documents[text.documents <= place][-1])
+
+
+def _figures(average: AverageAttention) -> dict[str, Any]:
+    """Each head's in numbers, and what the axes of the arrays are."""
+    by_distance = ["kind", "layer", "head", "distance"]
+    axes = {"probability": by_distance, "sums": by_distance, "counts": ["distance"]}
+    _, layers, heads, _ = average.sums.shape
+    each = [
+        {
+            "head": f"{layer + 1}.{head + 1}",
+            "mean_distance_tokens": average.mean_distance[layer, head],
+            "beyond_segment": average.beyond_segment[layer, head],
+            "entropy_nats": average.entropy[layer, head],
+        }
+        for layer, head in product(range(layers), range(heads))
+    ]
+    return {"axes": axes, "kinds": list(KINDS), "heads": each}
+
+
+def _seen(looks: Sequence[Glance], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, Any]]:
+    return [
+        {
+            "position": look.position,
+            "array": f"position_{look.position}",
+            "axes": ["layer", "head", "token"],
+            "tokens": _tokens(vocab, look.ids),
+            "top": {f"{n + 1}.{h + 1}": np.flatnonzero(look.top(TOP)[n, h]).tolist() for n, h in chosen},
+        }
+        for look in looks
+    ]
+
+
+def _tokens(vocab: Vocab, ids: np.ndarray) -> list[str]:
+    """Each symbol as text, a line end as a sign."""
+    ends = {vocab.line_end}
+    return ["¶" if i in ends else vocab.decode([i]) for i in ids.tolist()]
+
+
+def _save(folder: Path, average: AverageAttention, looks: Sequence[Glance], facts: dict[str, Any]) -> None:
+    arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
+    arrays |= {f"position_{look.position}": look.probability for look in looks}
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    write_whole(folder / "attention.npz", file.getvalue())
+    write_whole(folder / "attention.json", json.dumps(facts, indent=1) + "\n")
+
+
+def _draw(
+    folder: Path,
+    average: AverageAttention,
+    chosen: Sequence[Head],
+    looks: Sequence[Glance],
+    loaded: LoadedModel,
+    text: str,
+) -> list[Path]:
+    whole, *terms = average.probability
+    queries = f"{average.queries:,} queries"
+    title = f"{text}: average attention of {queries}; circles are mean distances"
+    paths = draw_by_distance(folder / "average", {"": whole}, title, average.mean_distance)
+    had = TERMS[loaded.config.model.kind]
+    panels = {NAMES[kind]: term for kind, term in zip(KINDS[1:], terms, strict=True) if kind in had and kind in NAMES}
+    if len(panels) > 1:
+        title = f"{text}: average of each term through its own softmax, {queries}"
+        paths += draw_by_distance(folder / "terms", panels, title)
+    vocab = loaded.vocab
+    space = " " if vocab.unit == "word" else ""
+    for look in looks:
+        tokens = [token + space for token in _tokens(vocab, look.ids)]
+        passages = []
+        for n, h in chosen:
+            probability, marked = look.probability[n, h], look.top(TOP)[n, h]
+            share = f"the marked {TOP:.0%} of memory hold {probability[marked].sum():.0%} of its attention"
+            passages.append(Passage(f"layer {n + 1}, head {h + 1}: {share}", tokens, probability, marked))
+        paths += draw_passages(folder / f"position-{look.position}", passages, f"{text}, from token {look.position:,}")
+    return paths
+
+
+def _show(average: AverageAttention, text: str, folder: Path) -> None:
+    rows = []
+    for layer, distances in enumerate(average.mean_distance):
+        widest = int(distances.argmax())
+        figures = [f"{distances.mean():.1f}", f"{layer + 1}.{widest + 1} ({distances[widest]:.1f})"]
+        shares = [f"{average.beyond_segment[layer].mean():.1%}", f"{average.entropy[layer].mean():.2f}"]
+        rows.append([str(layer + 1), *figures, *shares])
+    columns = ["layer", "mean distance", "widest head", "beyond segment", "entropy (nats)"]
+    show_table(f"{text}: attention of {average.queries:,} queries", columns, rows)
+    print(f"Pictures and arrays are in {folder}.")

@@ -1,0 +1,287 @@
+"""`txl demo`: on text that every Python has, its own library, show in minutes what a small Transformer-XL learns.
+
+It is held against gzip, bzip2 and xz on the same bytes, files it has never seen. They have only those bytes to learn
+from, and the model has read the rest of the library: not a contest between equals, but a scale everyone knows.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import math
+import os
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...checkpoint import LoadedModel, load_model
+from ...config.recipe import load_recipe
+from ...config.settings import Lengths, RunConfig, TrainConfig
+from ...data.corpus import Corpus, Split
+from ...data.datasets import cache_folder
+from ...data.loader import Segment, StreamLoader
+from ...evaluation.generate import Sampling, stream_text
+from ...evaluation.score import EvalResult, evaluate
+from ...runtime.device import reuse_memory
+from ...runtime.files import empty_folder, held
+from ...runtime.terminal import followed, show_table
+from ...train import Trainer
+from ...train.metric_log import MetricLog
+from .report import report
+from .train import carry_out, prepare, refuse_run
+
+LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
+INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
+HELD_OUT, VALIDATION = 500_000, 100_000
+"""Bytes of whole files, at least."""
+PROMPT = "class Memory:\n"
+SAMPLE = 400
+"""Tokens of text to write."""
+SPARE = 0.05
+"""The share of the time that is left for what ends the demo: compressors, the report."""
+AFTER = 0.3
+"""Of the time that is left when training begins, at most this share is kept for what follows training."""
+SPEED_UP = 2.5
+"""In the time of training on one token, at least this many are scored."""
+VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
+"""Time for one validation, and between two lines of progress."""
+
+
+@dataclass
+class Plan:
+    """Ends training by the clock: after each step, as many steps as fit at the pace so far.
+
+    The learning rate follows `max_steps`, so it falls with the share of the time that has passed, and ends with it.
+    """
+
+    train: TrainConfig
+    end: float
+    """The time by which what follows training must be done."""
+    targets: int
+    """To score after training."""
+    first: float = 0.0
+    """When the first step was done, which takes longer than the others."""
+    seconds: float = 0.0
+    """What all steps so far took."""
+
+    def __call__(self, trainer: Trainer) -> TrainConfig:
+        """The settings for the rest of the run."""
+        now, step = time.perf_counter(), trainer.step
+        took, self.seconds = trainer.seconds - self.seconds, trainer.seconds
+        self.first = self.first or now
+        pace = (now - self.first) / (step - 1) if step > 1 else took
+        scored = SPEED_UP * self.train.batch_size * self.train.tgt_len / pace
+        # A token is written in less than a sixty-fourth of a step.
+        after = min(self.targets / scored + SAMPLE / 64 * pace, AFTER * (self.end - self.first))
+        left = self.end - after - now
+        steps = step + max(int(left / pace), step == 1 and left > 0)
+        return replace(
+            self.train,
+            max_steps=steps,
+            warmup_steps=min(self.train.warmup_steps, steps // 10),
+            eval_tokens=max(min(self.train.eval_tokens, int(VALIDATION_SECONDS * scored)), 1),
+            log_every=1 << max(int(math.log2(LINE_SECONDS / max(took, pace))), 0),  # a change of it leaves no gap
+        )
+
+
+def demo(*, out: Path | None = None, minutes: float = 5.0, begun: float | None = None) -> int:
+    """Train, write a sample, evaluate with three lengths of memory, compare; in at most `minutes` since `begun`.
+
+    Returns the exit status.
+
+    Raises:
+        ValueError, OSError: a sentence for what does not fit; nothing was written then.
+    """
+    begun = time.perf_counter() if begun is None else begun
+    reuse_memory()
+    if not 0.1 <= minutes < 1e6:
+        raise ValueError(f"--minutes must be at least 0.1 and below 1,000,000, got {minutes:g}.")
+    if out is not None:
+        refuse_run(out, resume=False)
+    with ExitStack() as stack:
+        try:
+            corpus = prepared()
+            spent = time.perf_counter() - begun
+            if spent > 30 * minutes:
+                least = math.ceil(spent / 3) / 10
+                raise ValueError(
+                    f"--minutes must be at least {least:g} here and now, where to start took {spent:.0f} seconds; got "
+                    f"{minutes:g}."
+                )
+            run = own_folder(stack) if out is None else stack.enter_context(held(out)) or out
+            status = show(run, corpus, begun + (1 - SPARE) * 60 * minutes)
+        except KeyboardInterrupt:
+            print("\nThe demo was stopped.", flush=True)
+            return 130
+    if status == 0:
+        kept = "" if out else " (the next demo takes its place)"
+        print(f"{time.perf_counter() - begun:.0f} seconds in all. More text: txl generate {run}{kept}", flush=True)
+    return status
+
+
+def own_folder(stack: ExitStack) -> Path:
+    """An empty folder in the cache, held while `stack` is open: the first one in which no other demo runs."""
+    for number in count(1):
+        run = cache_folder() / "demo" / f"run-{number}"
+        with suppress(BlockingIOError):
+            stack.enter_context(held(run))
+            empty_folder(run)
+            return run
+    raise AssertionError("numbers do not end")
+
+
+def prepared() -> Corpus:
+    """The library as a corpus, in a folder of the cache that its content names, so that no other text replaces it."""
+    splits = library()
+    sizes = {name: (len(files), sum(map(len, files.values()))) for name, files in splits.items()}
+    listed = "; ".join(f"{name} {files} files, {size:,} bytes" for name, (files, size) in sizes.items())
+    print(f"The library of this Python, as bytes: {listed}", flush=True)
+    digest = hashlib.sha256(listed.encode())
+    texts = {name: list(files.values()) for name, files in splits.items()}
+    for text in chain.from_iterable(texts.values()):
+        digest.update(text)
+    folder = cache_folder() / "demo" / f"library-{digest.hexdigest()[:16]}"
+    return Corpus.build(folder, texts, name="library", reuse=True)
+
+
+def show(run: Path, corpus: Corpus, end: float) -> int:
+    """The demo itself, in the folder `run`; what takes long is done by the time `end`. Returns the exit status."""
+    config = load_recipe("demo")
+    start = prepare(replace(config, corpus=replace(config.corpus, name=str(corpus.path))), run)
+    lengths = memories(start.config)
+    targets = start.config.train.eval_tokens + len(lengths) * len(corpus.split("test").ids)
+    if status := carry_out(start, run, replan=Plan(start.config.train, end, targets)):
+        return status
+    loaded = load_model(run, device=start.config.train.device)
+    write_sample(loaded, time.perf_counter() + (end - time.perf_counter()) / 5)
+    results, scored = measure(loaded, corpus.split("test"), end)
+    compare(results, loaded.config.train.mem_len, scored, len(corpus.split("test").ids))
+    metrics = MetricLog(run / "metrics.jsonl")
+    for result in results:
+        metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
+    report([run])
+    return 0
+
+
+def library() -> dict[str, dict[str, bytes]]:
+    """The library's source files by split and name, held out by a hash of their names.
+
+    Raises:
+        FileNotFoundError: this Python came without the source of its library.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    kept: list[Path] = []
+    for folder, below, files in os.walk(root):
+        below[:] = set(below) - LEFT_OUT - INSTALLED  # these are not even looked into
+        kept += [Path(folder, file).relative_to(root) for file in files if file.endswith(".py")]
+    by_hash = sorted(kept, key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
+    splits: dict[str, dict[str, bytes]] = {"train": {}, "valid": {}, "test": {}}
+    wanted = {"test": HELD_OUT, "valid": VALIDATION}
+    for name in by_hash:
+        text = (root / name).read_bytes()
+        split = next((split for split, size in wanted.items() if size > 0), "train")
+        splits[split][name.as_posix()] = text
+        wanted[split] = wanted.get(split, 0) - len(text)
+    train = sum(map(len, splits["train"].values()))
+    if train < HELD_OUT:
+        raise FileNotFoundError(f"{root} holds too little Python source to learn from: this Python came without it.")
+    return {split: dict(sorted(files.items())) for split, files in splits.items()}
+
+
+def memories(config: RunConfig) -> list[Lengths]:
+    """The lengths to evaluate at, the longest first: memory longer than in training, as in training, and none."""
+    own = config.eval_lengths
+    longer = max(own.mem_len, 2 * config.train.mem_len)
+    sizes = {config.train.mem_len, longer, 0, own.mem_len}
+    return [replace(own, mem_len=size, attn_len=None) for size in sorted(sizes, reverse=True)]
+
+
+def write_sample(loaded: LoadedModel, end: float) -> None:
+    """Print text as the model writes it, until the time `end` at most."""
+    print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}", end="", flush=True)
+    sampling = Sampling(temperature=0.8, seed=loaded.config.train.seed)
+    lengths = loaded.config.eval_lengths
+    for _, text in stream_text(loaded.model, loaded.vocab, [PROMPT], lengths, sampling, SAMPLE):
+        print(text, end="", flush=True)
+        if time.perf_counter() > end:
+            break
+    print("\n", flush=True)
+
+
+def measure(loaded: LoadedModel, held_out: Split, end: float) -> tuple[list[EvalResult], bytes]:
+    """Score the held-out text at each length of memory, the longest first, until the time `end` at most.
+
+    Every figure is over the same bytes, which are returned too: the first segments of each stream, as many as each
+    length had time for.
+    """
+    config, lengths = loaded.config, memories(loaded.config)
+    loader = StreamLoader(held_out, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
+    passes: list[tuple[EvalResult, list[float]]] = []
+    segments = len(loader)
+    for index, each in enumerate(lengths):
+        now = time.perf_counter()
+        shown = followed(islice(loader, segments), f"scoring with a memory of {each.mem_len}", segments)
+        one_pass = timed(shown, now + (end - now) / (len(lengths) - index))
+        passes.append(score_pass(loaded, one_pass, each))
+        segments = len(passes[-1][1])
+    targets = torch.cat([loader.segment(index).targets for index in range(segments)], dim=1)
+    scored = loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
+    size = len(scored)
+    return [
+        replace(result, nats=sum(nats[:segments]), targets=size, bytes=size, seconds=size / result.tokens_per_second)
+        for result, nats in passes
+    ], scored
+
+
+def score_pass(loaded: LoadedModel, segments: Iterable[Segment], lengths: Lengths) -> tuple[EvalResult, list[float]]:
+    """Score these segments: all of them together, and nats of each."""
+    nats: list[float] = []
+
+    def keep(_: Segment, nll: Tensor) -> None:
+        nats.append(nll.sum(dtype=torch.float64).item())
+
+    return evaluate(loaded.model, segments, lengths, precision=loaded.config.train.precision, dump=keep), nats
+
+
+def timed(segments: Iterable[Segment], end: float) -> Iterator[Segment]:
+    """The first of these segments, and further ones while they fit before the time `end`, at the pace so far."""
+    begun = time.perf_counter()
+    for done, segment in enumerate(segments):
+        now = time.perf_counter()
+        if done and now + (now - begun) / done > end:
+            return
+        yield segment
+
+
+def compare(results: list[EvalResult], trained: int, scored: bytes, held_out: int) -> None:
+    """The table of bits per byte on what was `scored` of the `held_out` bytes, best first, and the verdict on gzip."""
+    figures = {name: 8 * size / len(scored) for name, size in compressed(scored).items()}
+    for result in results:
+        memory = result.lengths.mem_len
+        note = {trained: " as in training", 0: ": none"}.get(memory, "")
+        figures[f"Transformer-XL, memory {memory}{note}"] = result.bpc
+    rows = [[name, f"{bpc:.3f}"] for name, bpc in sorted(figures.items(), key=lambda item: item[1])]
+    some = f"{len(scored):,} of " if len(scored) < held_out - 1 else ""  # the first byte is context only
+    show_table(f"bits per byte on {some}{held_out:,} bytes of files held out", ["", "bpc"], rows)
+    ours, gzipped = min(result.bpc for result in results), figures["gzip -9"]
+    verdict = "It beats gzip -9" if ours < gzipped else "It did NOT beat gzip -9"
+    advice = " Compressors do better on more text: more --minutes score more." if some else ""
+    print(f"{verdict}: {ours:.3f} against {gzipped:.3f} bits per byte.{advice}", flush=True)
+
+
+def compressed(text: bytes) -> Mapping[str, int]:
+    """Bytes that everyday compressors need for `text`."""
+    return {
+        "gzip -9": len(gzip.compress(text, 9)),
+        "bzip2 -9": len(bz2.compress(text, 9)),
+        "xz -9e": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
+    }

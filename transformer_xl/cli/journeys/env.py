@@ -1,0 +1,119 @@
+"""What this machine has, what would run on it, and why: `txl env`, and `environment.json` in a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...config.settings import TrainConfig, TransformerXLConfig
+from ...data.datasets import cache_folder
+from ...ops import BACKENDS, resolve_backend
+from ...runtime.device import resolve_device, resolve_precision
+from ...runtime.files import plain_file
+from ...runtime.terminal import show_pairs
+
+_PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
+_FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
+
+
+def env(*, as_json: bool = False) -> None:
+    """Print what this machine has and what `auto` means on it."""
+    model = TransformerXLConfig(vocab_size=0)
+    auto = choices(TrainConfig(), model)
+    device = torch.device(auto["device"]["name"])
+    name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
+    auto["backend for inference"] = {"name": name, "why": why}
+    facts = environment() | {"auto": auto, "cache": _below_home(cache_folder())}
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    shown = {name.replace("_", " "): _words(value) for name, value in facts.items() if name != "auto"}
+    chosen = {name: f"{choice['name']}: {choice['why']}" for name, choice in facts["auto"].items()}
+    show_pairs("this machine", shown)
+    show_pairs("what would run with `auto`, and why", chosen)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware; no host name, no user, no variables."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "cpu_features": cpu_features(),
+        "cuda": torch.version.cuda,
+        "devices": ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))],
+        "backends": list(BACKENDS),
+    }
+
+
+def noted(run: Path, fact: str) -> Any:
+    """What a run's `environment.json` says: its "recipe", its "init" and its "corpus", with which it began, or its
+    "launch", whose processes began it; "" where it does not say.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    file = run / "environment.json"
+    try:
+        return json.loads(plain_file(file).read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is damaged ({error}), and says what the run began with. Restore it, or remove it: then nothing is "
+            "compared."
+        ) from error
+
+
+def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
+    """Device, precision and attention backend that serve training by these settings, each with the reason.
+
+    Raises:
+        ValueError: this machine cannot serve what is asked for by name.
+    """
+    device = resolve_device(config.device)
+    precision, why_precision = resolve_precision(config.precision, device)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    rows = config.batch_size // config.batch_chunk  # of all ranks, so that their number does not change the backend
+    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
+    backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
+    found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
+    return {
+        "device": {"name": str(device), "why": found if config.device == "auto" else "asked for by name"},
+        "precision": {"name": precision, "why": why_precision},
+        "backend": {"name": backend, "why": why_backend},
+    }
+
+
+def cpu_features() -> list[str]:
+    """The processor's features that matter here, by their Linux names; none are known elsewhere."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else []
+
+
+def _below_home(path: Path) -> str:
+    """A path that does not say whose machine this is."""
+    home = os.path.expanduser("~")
+    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else "where TXL_HOME says"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

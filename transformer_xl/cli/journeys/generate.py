@@ -1,0 +1,156 @@
+"""`txl generate`: text from a trained model, shown as it is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
+from ...config.settings import Lengths
+from ...data.corpora.detokenise import Detokeniser, readable
+from ...data.datasets import tokenised
+from ...evaluation.generate import Sampling, stream_text
+from ...interop import local
+from ...model.step import has_compiler
+from ...runtime.device import resolve_device, resolve_precision, reuse_memory
+from .evaluate import eval_lengths, told
+from .texts import corpus_for, decoded, read_text, tell_unknown
+
+MOST_CONTEXT = 512
+"""Tokens of the test set a prompt may hold: the paper's context (Appendix E)."""
+MOST_ROWS = 1 << 16
+
+
+def generate(
+    run: Path,
+    prompts: Sequence[str],
+    sampling: Mapping[str, Any],
+    max_tokens: int,
+    *,
+    rows: int = 1,
+    from_test: int | None = None,
+    mem_len: int | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    compiled: bool = False,
+    raw: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Continue each prompt `rows` times. One text streams to standard output; several are printed one after another.
+
+    `sampling` holds the fields of `Sampling`. A prompt is text, `@FILE`, or `-` for standard input; `from_test` takes
+    so many tokens of the test set instead. Text of a corpus with punctuation apart is shown as people write it, unless
+    `raw`; as JSON it is exact, with a readable form beside. A count of tokens and their speed goes to standard error.
+
+    Raises:
+        ValueError, OSError: a sentence for what does not fit.
+    """
+    problems = list(_problems(max_tokens, rows, from_test, prompts))
+    draw = told(problems, lambda: Sampling(**sampling))
+    reuse_memory()
+    run = local(run)
+    config, sizes = load_config(find_checkpoint(run)), () if mem_len is None else (mem_len,)
+    lengths = told(problems, lambda: eval_lengths(config, mem_len=sizes)[0])
+    where = told(problems, lambda: resolve_device(device))
+    if compiled and where is not None and lengths is not None:
+        problems += _compiling_problems(where, lengths, config.model.kind)
+    if problems or draw is None or lengths is None or where is None:
+        raise ValueError("\n".join(problems))
+    lengths = config.writing(lengths)
+    texts: list[str | bytes] = [_read_prompt(prompt) for prompt in prompts]
+    loaded = load_model(run, device=where)
+    if from_test is not None:
+        texts = [_test_prompt(run, loaded, from_test)]
+    elif loaded.vocab.unit != "byte":
+        read = zip(prompts, texts, strict=True)
+        texts = [decoded(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in read]
+    tell_unknown(loaded.vocab, texts, "the prompt")
+    texts = [text for text in texts or [""] for _ in range(rows)]
+    neat, stream = tokenised(config.corpus.name) and not raw, len(texts) == 1 and not as_json
+    chosen, _ = resolve_precision(precision, where)
+    options = {"precision": chosen, "compiled": compiled}
+    written = _write(loaded, texts, lengths, draw, max_tokens, options, stream=stream, detokenise=neat)
+    for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
+        exact = _shown(prompt) + text
+        if as_json:
+            form = {"readable": readable(exact)} if neat else {}
+            print(json.dumps({"prompt": _shown(prompt), "text": text} | form))
+        elif not stream:
+            print(f"--- {number} ---\n{readable(exact) if neat else exact}")
+
+
+def _write(
+    loaded: LoadedModel,
+    prompts: Sequence[str | bytes],
+    lengths: Lengths,
+    sampling: Sampling,
+    max_tokens: int,
+    options: Mapping[str, Any],
+    *,
+    stream: bool,
+    detokenise: bool,
+) -> list[str]:
+    written = [""] * len(prompts)
+    form = Detokeniser()
+    feed, close = (form.feed, form.close) if detokenise else (str, str)
+    if stream:
+        print(feed(_shown(prompts[0])), end="", flush=True)
+    start = time.perf_counter()
+    for row, text in stream_text(loaded.model, loaded.vocab, prompts, lengths, sampling, max_tokens, **options):
+        written[row] += text
+        if stream:
+            print(feed(text), end="", flush=True)
+    seconds = time.perf_counter() - start
+    if stream:
+        print(close(), flush=True)
+    tokens = max_tokens * len(prompts)
+    if sampling.stop:
+        tokens = sum(len(loaded.vocab.encode(text)) for text in written)
+    print(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    return written
+
+
+def _problems(max_tokens: int, rows: int, from_test: int | None, prompts: Sequence[str]) -> Iterator[str]:
+    if max_tokens < 1:
+        yield f"--max-tokens must be at least 1, got {max_tokens}."
+    if not 1 <= rows <= MOST_ROWS:
+        yield f"--n must be at least 1 and at most {MOST_ROWS:,}, got {rows}."
+    if from_test is not None and not 1 <= from_test <= MOST_CONTEXT:
+        yield f"--from-test must be 1 to {MOST_CONTEXT} tokens, got {from_test}."
+    if from_test is not None and prompts:
+        yield "--from-test takes the prompt from the test set, so give it or a prompt, not both."
+    if list(prompts).count("-") > 1:
+        yield "Only one prompt can be -, for standard input is read once."
+
+
+def _compiling_problems(device: torch.device, lengths: Lengths, kind: str) -> Iterator[str]:
+    if kind != "transformer-xl":
+        yield f"--compile is for models of kind transformer-xl, and this one's is {kind}. Leave it out."
+    if lengths.mem_len == 0:
+        yield "--compile needs a memory: without one a window of tokens is read anew for each. Give --mem-len."
+    if device.type != "cpu":
+        yield f"--compile is for the CPU, got {device}, where a step is captured anyway. Leave it out."
+    elif not has_compiler():
+        yield "--compile must be left out on a CPU without a C++ compiler. Install g++, or leave it out."
+
+
+def _read_prompt(prompt: str) -> str | bytes:
+    if prompt == "-":
+        return read_text("-")
+    return read_text(prompt[1:]) if prompt.startswith("@") else prompt
+
+
+def _test_prompt(run: Path, loaded: LoadedModel, tokens: int) -> str | bytes:
+    ids = corpus_for(run, loaded.config.corpus, loaded.vocab, None, "test").split("test").ids
+    ids = ids[len(loaded.vocab.opening) :][:tokens]
+    return loaded.vocab.decode_bytes(ids) if loaded.vocab.unit == "byte" else loaded.vocab.decode(ids)
+
+
+def _shown(prompt: str | bytes) -> str:
+    return prompt.decode(errors="replace") if isinstance(prompt, bytes) else prompt

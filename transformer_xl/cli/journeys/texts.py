@@ -1,0 +1,115 @@
+"""Which text a command reads, and what a person should know of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from ...checkpoint import find_checkpoint
+from ...config.recipe import text_name
+from ...config.settings import CorpusConfig
+from ...config.values import listed
+from ...data.corpora.published import WHOLE
+from ...data.corpus import Corpus
+from ...data.datasets import open_corpus
+from ...data.reading import read_text_file
+from ...data.vocab import Vocab
+from .env import noted
+
+Part = Literal["train", "valid", "test", "all"]
+
+
+def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
+    """The run's own corpus, or another text, in the run's vocabulary, of which the split `asked` for is to be read.
+
+    Another text without splits stays whole unless one of them is asked for. What a person should know of it goes to
+    standard error.
+
+    Raises:
+        ValueError, OSError: there is no such text, the run's has changed since, or the vocabulary does not fit it.
+    """
+    if data is None and not config.name:
+        raise ValueError(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
+    whole = data is not None and asked in (None, WHOLE)
+    corpus = open_corpus(config if data is None else replace(config, name=data), vocab, whole=whole)
+    if data is None and (changed := changed_splits(run, corpus)):
+        raise ValueError(
+            f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
+            "trained the model may be in it. Restore it, or name what to read by --data."
+        )
+    notes = list(corpus.notes)
+    if whole and data is not None and text_name(data) == config.name:
+        notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
+    for note in notes:
+        print(f"txl: {note}", file=sys.stderr)
+    return corpus
+
+
+def changed_splits(run: Path, corpus: Corpus) -> str:
+    """The splits whose ids differ from those that a run, or the run of a checkpoint, noted when it began; "" if none
+    does, or if it noted none."""
+    folder = find_checkpoint(run, which="last").parent
+    known = (noted(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
+    splits = corpus.header.splits
+    changed = [name for name in splits if splits[name].sha256 != known.get(name, splits[name].sha256)]
+    return listed(changed) if changed else ""
+
+
+def part_of(corpus: Corpus, asked: Part | None, default: Part) -> Part:
+    """The split to read: the one asked for; else all of a text that was left whole, or the default one."""
+    return asked or (WHOLE if WHOLE in corpus.header.splits else default)
+
+
+def title(corpus: Corpus, split: str) -> str:
+    """What figures are over: the text, how many of its tokens are unknown, and what is missing of a partial corpus."""
+    unknown = corpus.unknown(split)
+    return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
+
+
+def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
+    """Say on standard error how much of `texts` the model has no symbol for, and what follows from that."""
+    if vocab.unk is None:
+        return
+    counts = [(len(ids), int((ids == vocab.unk).sum())) for ids in map(vocab.encode, texts)]
+    total, unknown = map(sum, zip((0, 0), *counts, strict=True))
+    if unknown:
+        told = f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model{consequence}."
+        print(told, file=sys.stderr)
+
+
+def read_text(file: str) -> bytes:
+    """The bytes of a file, or of standard input for "-".
+
+    Raises:
+        OSError: a sentence for a file that is missing or cannot be read.
+    """
+    if file == "-":
+        if sys.stdin is None:
+            raise ValueError("- is standard input, which is closed. Send a text to it, or give a text file.")
+        return sys.stdin.buffer.read()
+    path = Path(file)
+    if path.is_dir():
+        raise IsADirectoryError(f"{file} is a folder; give a text file, or - for standard input.")
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
+    if not path.is_file():
+        raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and send the text to standard input.")
+    return read_text_file(path)
+
+
+def writable(path: Path, option: str) -> Path:
+    """`path`, if a file may be written there in place of what is; `ValueError` else, before any work."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
+    return path
+
+
+def decoded(text: bytes, file: str) -> str:
+    """UTF-8 as text; a `ValueError` where it is none, which only a model of bytes could read."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text ({error}), and the model reads text, not bytes.") from error

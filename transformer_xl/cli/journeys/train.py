@@ -1,0 +1,376 @@
+"""`txl train`: from a recipe to a run folder that holds everything needed to repeat it.
+
+runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and what trackers keep
+
+Under torchrun every process runs this; the first one alone writes and speaks.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ...checkpoint import find_checkpoint, latest, load_config, load_model, load_vocab, load_weights, put_damaged_aside
+from ...config.recipe import Setting, changed_settings, find_recipe, load_recipe, recipe_identity, text_name, write_toml
+from ...config.settings import RunConfig, TrainConfig
+from ...config.values import shown
+from ...data.corpus import Corpus
+from ...data.datasets import open_corpus
+from ...data.vocab import Vocab
+from ...interop import local
+from ...model.baselines import build_model
+from ...model.transformer_xl import TransformerXL
+from ...runtime.device import reuse_memory
+from ...runtime.files import LOCK, explained, held, holds_anything, refuse_odd_name, write_whole
+from ...runtime.ranks import Ranks, launch, together
+from ...runtime.terminal import LastingOutput
+from ...train import Trainer, fit
+from ...train.metric_log import MetricLog
+from ...train.trackers import Trackers, open_trackers, require
+from .env import choices, environment, noted
+from .evaluate import eval_lengths, score_split, show_results
+from .report import report
+from .texts import changed_splits, title
+
+STOPPED = 75
+"""Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
+
+MAY_CHANGE = {
+    *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
+    *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
+}
+"""Settings of [train] that a resumed run may have otherwise than it started with; all of [eval] may, too."""
+_DROPOUTS = (
+    *("dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output"),
+    *("locked_dropout", "weight_drop"),
+)
+"""Settings of [model] that a run with --init may have otherwise than the one it starts from."""
+
+
+class Origin(NamedTuple):
+    """What a new run is made from."""
+
+    recipe: str = ""
+    """`recipe_identity` of its recipe."""
+    init: Path | None = None
+    """A run whose weights, shape and vocabulary it starts from."""
+    given: Sequence[Setting] = ()
+    """Settings that somebody chose, which must not contradict `init`."""
+
+
+class Start(NamedTuple):
+    """What training begins with."""
+
+    corpus: Corpus
+    model: TransformerXL
+    config: RunConfig
+    """Settled: nothing in it is "auto"."""
+    chosen: dict[str, dict[str, str]]
+    """What "auto" became, and why."""
+    begun: dict[str, str]
+    """Its "recipe" and its "init", the run it started from; "" where there is none."""
+
+
+def train(
+    config: RunConfig, run: Path, *, resume: bool = False, afresh: bool = False, origin: Origin | None = None
+) -> int:
+    """Train by `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
+
+    Args:
+        resume: go on from the last checkpoint in `run`.
+        afresh: start where a run began and saved nothing.
+        origin: what a new run is made from; a resumed one has it noted.
+
+    Raises:
+        ValueError, OSError: a sentence for what does not fit; nothing was written then.
+    """
+    reuse_memory()
+    with together(config.train.device) as ranks, ExitStack() as stack:
+        stack.enter_context(redirect_stdout(LastingOutput(sys.stdout)))
+        if ranks.first:
+            claim(run, stack, resume=resume, afresh=afresh)
+        else:
+            ranks.wait()  # what the first one prepares, the others find
+        start = prepare(config, run, resume=resume, origin=origin, ranks=ranks)
+        if ranks.first:
+            ranks.wait()
+        trackers = stack.enter_context(_trackers(start.config, run)) if ranks.first else Trackers()
+        status = carry_out(start, run, resume=resume, trackers=trackers, ranks=ranks)
+        if status == 0:
+            score_best(run, start, trackers, ranks)
+        if status == 0 and ranks.first:
+            report([run])
+    return status
+
+
+def claim(run: Path, stack: ExitStack, *, resume: bool, afresh: bool) -> None:
+    """Keep the folder to this process while `stack` is open, and of its checkpoints those that are sound."""
+    if not (run / LOCK).exists():  # with one, a process that trains here is the better reason
+        refuse_run(run, resume=resume, afresh=afresh)
+    stack.enter_context(held(run))
+    if resume:
+        put_damaged_aside(run, partial(say, run))
+    refuse_run(run, resume=resume, afresh=afresh)
+
+
+def _trackers(config: RunConfig, run: Path) -> Trackers:
+    return open_trackers(config.train.trackers, run, config, step=_last_step(run), warn=partial(say, run))
+
+
+def _last_step(run: Path) -> int:
+    last = latest(run)
+    return int(last.name.removeprefix("step_")) if last else 0
+
+
+def carry_out(
+    start: Start,
+    run: Path,
+    *,
+    resume: bool = False,
+    trackers: Trackers | None = None,
+    ranks: Ranks | None = None,
+    replan: Callable[[Trainer], TrainConfig] | None = None,
+) -> int:
+    """Write down what is about to be done, and do it; `fit` explains `replan`. Returns the exit status."""
+    ranks = ranks or Ranks()
+    if ranks.first:
+        facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen} | start.begun
+        facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
+        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it says whose the run is
+        write_whole(run / "config.toml", write_toml(start.config))
+        for line in (f"{describe(start, ranks)}; {run}", *start.corpus.notes):  # a report knows a start by the first
+            say(run, line)
+        if resume and (last := latest(run)):
+            say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
+    options = {"resume": resume, "trackers": trackers, "ranks": ranks, "replan": replan}
+    try:
+        finished = fit(start.model, start.corpus, start.config, run, **options)
+    except KeyboardInterrupt as interrupt:
+        last = latest(run)
+        kept = f"{last.name} is saved: go on with --resume --out {run}." if last else "Nothing was saved."
+        interrupt.add_note(kept)
+        raise
+    if replan is not None:
+        write_whole(run / "config.toml", write_toml(load_config(find_checkpoint(run, which="last"))))
+    if finished:
+        return 0
+    if ranks.first:
+        left = getattr(sys.stdout, "reader_left", False)
+        cause = "a closed pipe" if left else "a signal"
+        line = f"Stopped by {cause}, and saved. Go on with --resume --out {run}."
+        say(run, line)
+        if left:
+            print(line, file=sys.stderr)
+    ranks.wait()  # the launcher ends all when one has ended
+    return STOPPED
+
+
+def prepare(
+    config: RunConfig, run: Path, *, resume: bool = False, origin: Origin | None = None, ranks: Ranks | None = None
+) -> Start:
+    """Open the corpus, settle every setting that was left open, and build the model."""
+    require(config.train.trackers)
+    parts = config.train.batch_chunk * (ranks.size if ranks else 1)
+    if config.train.batch_size % parts:
+        raise ValueError(
+            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
+            f"{config.train.batch_size}. Change it, or start another number of ranks."
+        )
+    if not config.corpus.name:
+        raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
+    for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
+        refuse_odd_name(name, option)
+    origin = origin or Origin()
+    begun = {"recipe": origin.recipe, "init": _init_name(origin.init)}
+    if resume:
+        begun = {fact: noted(run, fact) for fact in begun}
+    source = find_checkpoint(local(origin.init)) if origin.init is not None else None
+    vocab = load_vocab(source or find_checkpoint(run, which="last")) if begun["init"] else None
+    if source is not None and vocab is not None:
+        config = inherited(config, source, vocab, origin)
+    corpus = open_corpus(config.corpus, vocab=vocab)
+    if corpus.caution and (ranks is None or ranks.first):
+        print(corpus.caution, file=sys.stderr)
+    if resume:
+        changed = changed_splits(run, corpus)
+        if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
+            how = f"{changed} has another SHA-256" if changed else "it has other symbols"
+            raise ValueError(
+                f"{config.corpus.name} has changed since {run} began: {how}. Restore it, or start a new run from these "
+                f"weights with --init {run}."
+            )
+    for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after
+        corpus.split(split)
+    if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
+        lacks = "symbols have no line end" if corpus.vocab.line_end is None else "documents have their lines in order"
+        raise ValueError(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
+    config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
+    chosen = choices(config.train, config.model)
+    config = settled(config, corpus)
+    torch.manual_seed(config.train.seed)
+    model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
+    if source is not None:
+        load_weights(model, source)
+    return Start(corpus, model, config, chosen, begun)
+
+
+def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
+    """`config` with the shape and the vocabulary of the checkpoint `source`, which the run starts from.
+
+    Raises:
+        ValueError: a line for each setting that somebody chose and that contradicts them.
+    """
+    theirs = load_config(source)
+    dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
+    counted = {name: getattr(theirs.corpus, name) for name in ("min_count", "bpe_size")}
+    corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, **counted)
+    new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
+    problems = []
+    for setting in origin.given:
+        value, own = _own(config, setting), _own(new, setting)
+        if value != own and not _left_open(config, setting):
+            advice = f"Name another recipe, or give --{setting.label} {own}." if setting.source else "Leave it out."
+            problems.append(
+                f"{setting.label}{setting.source} must be {shown(own)} with --init {origin.init}, whose shape and "
+                f"vocabulary ({vocab}) the new run takes, got {shown(value)}. {advice}"
+            )
+    if config.corpus.vocab:
+        problems.append(f"corpus.vocab must be left out with --init, because the vocabulary is that of {origin.init}.")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return new
+
+
+def _init_name(init: Path | None) -> str:
+    """What a run notes of the one it started from: its name, because its path may name its owner."""
+    return "" if init is None else init.resolve().name
+
+
+def ours(run: Path) -> bool:
+    """Whether the torchrun that started this process began the run before, with processes that failed since."""
+    return bool(launch()) and noted(run, "launch") == launch()
+
+
+def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
+    """`config` with the vocabulary size, device, precision and backend that this corpus and machine give it.
+
+    Raises:
+        ValueError: the recipe's vocabulary is not the corpus's, or the machine lacks what was asked for.
+    """
+    symbols = len(corpus.vocab)
+    if config.model.vocab_size not in (0, symbols):
+        raise ValueError(
+            f"model.vocab_size must be {symbols}, as many symbols as the corpus {config.corpus.name} has, got "
+            f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
+        )
+    chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
+    train = replace(config.train, **chosen)
+    if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        raise ValueError("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
+    return replace(config, model=replace(config.model, vocab_size=symbols), train=train)
+
+
+def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, init: Path | None = None) -> RunConfig:
+    """The settings a run goes on with: its own `config.toml`, and what the command line may still change.
+
+    The rest of the command line, `recipe` included, must be what the run began with, as far as that is noted.
+
+    Raises:
+        FileNotFoundError: there is no run to resume.
+        ValueError: a line for each setting that a run in progress cannot change.
+    """
+    asked, began = recipe_identity(recipe), noted(run, "recipe")
+    if not (run / "config.toml").exists():
+        raise FileNotFoundError(f"{run} holds no run to resume. Leave out --resume to start one there.")
+    own = load_recipe(run / "config.toml")
+    config, changes = changed_settings(own, overrides)
+    config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
+    for setting in changes:
+        if _left_open(config, setting):  # as it was when the run began, and was settled then
+            section = replace(getattr(config, setting.section), **{setting.field: _own(own, setting)})
+            config = replace(config, **{setting.section: section})
+    advice = f"in {run}, and cannot change on the way. Start a new run from its weights with --init {run}."
+    fixed = [
+        f"{setting.label} is {_own(own, setting)} {advice}"
+        for setting in changes
+        if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
+        if _own(config, setting) != _own(own, setting)
+    ]
+    if data is not None and text_name(data) != own.corpus.name:
+        fixed.append(f"--data is {own.corpus.name} {advice}")
+    if init is not None and _init_name(init) != noted(run, "init"):
+        fixed.append(f"--init is {noted(run, 'init') or 'not given'} {advice}")
+    if began not in ("", asked) and find_recipe(recipe).resolve() != (run / "config.toml").resolve():
+        fixed.append(f"RECIPE must be {began}, by which {run} began, or {run / 'config.toml'}, got {asked}.")
+    if fixed:
+        raise ValueError("\n".join(fixed))
+    return config
+
+
+def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
+    """Never write into what is there already, unless it is to go on; then there must be something to go on from. With
+    `afresh` a run that saved nothing may begin again."""
+    refuse_odd_name(run, "--out")
+    if resume and latest(run) is None:
+        raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
+    began = (run / "environment.json").exists()
+    may = resume or (afresh and began and latest(run) is None) or ours(run)
+    if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
+        advice = "Go on with it by --resume, or choose" if began else "Choose"
+        raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
+
+
+def say(run: Path, line: str) -> None:
+    """Print a line and keep it in the run's log."""
+    print(line, flush=True)
+    with explained(run / "log.txt"), (run / "log.txt").open("a", encoding="utf-8") as log:
+        log.write(line + "\n")
+
+
+def describe(start: Start, ranks: Ranks) -> str:
+    """The model, the text and the machine in one line."""
+    parameters = sum(parameter.numel() for parameter in start.model.parameters())
+    train = start.config.train
+    split = start.corpus.header.splits["train"]
+    unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
+    together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
+    return (
+        f"{parameters / 1e6:.2f}M parameters on {start.corpus.name}, {split.tokens:,} tokens{unknown}, "
+        f"{start.corpus.vocab}{start.corpus.caveat}; {train.device}, {train.precision}, {train.backend}{together}"
+    )
+
+
+def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
+    """Score the best checkpoint as `[eval]` says, print it, and keep it with the metrics."""
+    config = start.config
+    loaded = load_model(run, device=config.train.device, backend=config.train.backend)
+    split = start.corpus.split(config.eval.split)
+    lengths = eval_lengths(config)[0]
+    result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision, ranks=ranks)
+    if not ranks.first:
+        return
+    unknown = start.corpus.unknown(config.eval.split)
+    show_results(title(start.corpus, config.eval.split), [result], unknown=unknown)
+    scored = {"checkpoint": find_checkpoint(run).name, "step": config.train.max_steps, "split": config.eval.split}
+    about = scored | start.corpus.about
+    entry = about | result.to_json()
+    MetricLog(run / "metrics.jsonl").log(entry)
+    trackers.log(entry)
+
+
+def _left_open(config: RunConfig, setting: Setting) -> bool:
+    value = _own(config, setting)
+    return value == "auto" or (setting.field == "vocab_size" and value == 0)
+
+
+def _own(config: RunConfig, setting: Setting) -> object:
+    return getattr(getattr(config, setting.section), setting.field)

@@ -1,0 +1,204 @@
+"""`txl`: the command line.
+
+tyro writes the help and reads everything but the settings of a recipe, `--section.field value`: those go to `recipe`,
+together with the file, so that all that is wrong with both is told at once. No torch is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import dis
+import io
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import tyro
+from tyro.conf import DisallowNone, FlagCreatePairsOff
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from ..config import recipe as recipes
+from ..config.values import alternatives, fits, from_words, shown, wanted
+from ..runtime.launcher import launched
+from ..runtime.terminal import LastingOutput, Output
+from .options import COMMANDS
+from .options.train import resume_spelled_out
+
+NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
+"""How torch says that there is no room for a tensor."""
+NARROWEST = 40
+"""Fewest columns for which help and tables are written."""
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""The variables that tell GNU's OpenMP how its threads wait for each other."""
+SPINS = "1000"
+"""How often a waiting thread looks before it sleeps. OpenMP's own 300,000 hold up a thread that shares its core with
+another process; what each number costs alone and beside one is in experiments/LOG.md (experiments/beside.py)."""
+MISTAKE = 2
+"""Exit status for a user's mistake; 75 is a run that a signal stopped after it saved."""
+
+
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Read an option of one number or of a list of numbers as a setting is read, with the same errors. The command
+    checks how large it may be."""
+    hint: Any = option.type
+    many = get_origin(hint) is tuple and Ellipsis in get_args(hint)
+    each = get_args(hint)[0] if many else hint
+    kinds = alternatives(each)
+    if {int, float}.isdisjoint(kinds):
+        return None
+
+    def read(words: list[str]) -> Any:
+        value = from_words(words, hint)
+        values = value if many else [value]
+        if not values or value is None or any(isinstance(one, str) and not fits(one, each) for one in values):
+            raise ValueError(f"it must be {wanted(hint)}, got {shown(value)}")
+        return tuple(value) if many else value
+
+    return PrimitiveConstructorSpec(
+        nargs="*" if many else 1,
+        metavar="FLOAT" if float in kinds else "INT",
+        instance_from_str=read,
+        is_instance=lambda value: fits(value, hint),
+        str_from_instance=lambda value: [*map(str, value)] if many else [str(value)],
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; a user's mistake is told in a sentence, a bug keeps its traceback."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    closed = sys.stdout is None
+    fill_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may know fewer signs than a model writes
+            stream.reconfigure(errors="replace")
+    if shutil.get_terminal_size().columns < NARROWEST:  # tyro does not end on fewer than 8
+        os.environ["COLUMNS"] = str(NARROWEST)
+    if not any(name in os.environ for name in WAITING):  # before torch loads OpenMP, which reads it once
+        os.environ["GOMP_SPINCOUNT"] = SPINS
+    with redirect_stdout(Output(sys.stdout)), redirect_stderr(LastingOutput(sys.stderr)):
+        return status_of(arguments, closed=closed)
+
+
+def status_of(arguments: list[str], *, closed: bool) -> int:
+    """The exit status of one command, where standard output is open or `closed`."""
+    try:
+        if closed and arguments[:1] != ["train"]:  # which keeps all it shows in log.txt
+            raise ValueError("Standard output is closed. Send it to a file, or to /dev/null.")
+        status = dispatch(arguments)
+        sys.stdout.flush()  # here, where a failure gets a sentence, and not when the interpreter ends
+        return status
+    except BrokenPipeError:  # the reader, `head` for one, has enough
+        return 141
+    except KeyboardInterrupt as interrupt:
+        complain([" ".join(["Interrupted.", *getattr(interrupt, "__notes__", [])])])
+        return 130
+    except Exception as error:
+        sentence = users_sentence(error)
+        if sentence is None:
+            if name := rank_name():
+                complain([f"{name}failed:"])
+            raise
+        with suppress(OSError):
+            sys.stdout.flush()
+        complain([rank_name() + line for line in sentence.splitlines()])
+        return MISTAKE
+
+
+def dispatch(arguments: list[str]) -> int:
+    if arguments == ["--version"]:
+        from .. import __version__
+
+        print(f"txl {__version__}")
+        return 0
+    if launched()[1] > 1 and arguments[:1] not in ([], ["train"]):
+        raise ValueError(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise FileNotFoundError("The folder in which txl was started is gone. Change to another one.") from None
+    takes_settings = arguments[:1] in (["train"], ["convert"])
+    overrides, others = recipes.split_overrides(arguments) if takes_settings else ([], arguments)
+    try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="txl",
+            description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
+            args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
+            config=(FlagCreatePairsOff, DisallowNone),
+            registry=REGISTRY,
+        )
+    except SystemExit as exit:
+        problems: list[str] = []
+        if exit.code:
+            recipes.parse_overrides(overrides, problems)
+        complain(problems)
+        sys.stdout.flush()
+        raise
+    return command.run(overrides) if takes_settings else command.run()
+
+
+def users_sentence(error: Exception) -> str | None:
+    """What to tell the user, or None where the fault is ours.
+
+    The package's own `raise ValueError(...)` speaks to the user, by the house's law; an error that comes up from torch,
+    numpy or the interpreter is a bug. Paths that are missing, forbidden or full are the user's in any case.
+    """
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}."
+    if isinstance(error, UnicodeEncodeError):
+        before, after = error.object[: error.start].split()[-1:], error.object[error.start :].split()[:1]
+        return f"{''.join(before + after)} is not text in {error.encoding}. Rename it, or set LC_ALL=C.UTF-8."
+    if isinstance(error, ValueError | OSError | FloatingPointError) and raised_here(error):
+        return "\n".join([str(error), *getattr(error, "__notes__", [])])
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        reason = f" ({str(error).splitlines()[0].rstrip('.')})" if str(error) else ""
+        return f"There is not enough memory{reason}. Lower the sizes of the model, the batch or the lengths."
+    return None
+
+
+def fill_streams() -> None:
+    """Open the null device in place of closed standard streams, because the next file opened would get their numbers
+    and all that is printed. Closed input stays None."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if name != "stdin":
+                setattr(sys, name, io.TextIOWrapper(io.FileIO(nowhere, "w", closefd=False), encoding="utf-8"))
+
+
+def raised_here(error: Exception) -> bool:
+    """Whether a `raise` statement of this package made the error, and not something that it called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    raising = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raising and package == __name__.partition(".")[0]
+
+
+def rank_name() -> str:
+    """What stands before the words of one of several processes that torchrun started."""
+    try:
+        rank, size = launched()
+    except ValueError:  # which `dispatch` reports
+        return ""
+    return f"rank {rank}: " if size > 1 else ""
+
+
+def complain(sentences: Sequence[str]) -> None:
+    for sentence in sentences:  # which may name what stands in a file: no escape of a terminal gets through
+        print("txl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""To a trained model: `txl demo`, `txl data`, `txl train`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from ...config import recipe as recipes
+from ...config.settings import RunConfig
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train, score and write text in minutes: no network, no data."""
+
+    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    """Keep the run in this folder; by default the next demo takes its place."""
+    minutes: float = 5.0
+    """Time for everything. The demo does less on a slow or busy machine."""
+
+    def run(self) -> int:
+        begun = time.perf_counter()  # before torch is imported, which takes seconds
+        from ..journeys.demo import demo
+
+        return demo(out=self.out, minutes=self.minutes, begun=begun)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Prepare a published corpus: download it, or take a local copy."""
+
+    name: Annotated[Positional[str], arg(metavar="NAME")]
+    """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
+    source: Annotated[Path | None, arg(metavar="PATH")] = None
+    """A local copy instead: the folder with its files, as published or compressed; an archive; or the one file."""
+    partial: bool = False
+    """Take what there is of it in --source. Train on it as NAME-partial; all figures say so."""
+    vocab: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The words in this file, one a line, with or without counts, are the vocabulary."""
+    newlines: Literal["published", "drop", "keep"] = "published"
+    """enwik8: the published protocol drops line ends; "keep" is true to the byte."""
+
+    def run(self) -> int:
+        from ..journeys.data import data
+
+        newlines = None if self.newlines == "published" else self.newlines
+        data(self.name, self.source, newlines=newlines, partial=self.partial, vocab_file=self.vocab)
+        return 0
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train by a recipe, then score the best checkpoint. Any setting can be given as --section.field value."""
+
+    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
+    """The name of a packaged recipe, or a TOML file."""
+    data: Annotated[str | None, arg(metavar="PATH")] = None
+    """Train on this text file or folder instead; line ends are kept and the vocabulary follows the text."""
+    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    """The run folder; by default runs/ and the recipe's name."""
+    init: Annotated[Path | None, arg(metavar="RUN")] = None
+    """Start from the weights, shape and vocabulary of that run."""
+    resume: Annotated[Literal["no", "yes", "auto"], arg(metavar="[auto]")] = "no"
+    """Go on with the run in --out from its last checkpoint, by its own config.toml. --resume auto: start where nothing
+    is saved yet, and go on where something is."""
+    print_config: bool = False
+    """Print the settings as TOML, and stop."""
+    settings: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
+    """Only for the help: `run` reads the words themselves."""
+
+    def run(self, overrides: Sequence[str]) -> int:
+        out = self.out or default_run(self.recipe)
+        if self.resume == "yes" and self.init is not None:
+            raise ValueError(
+                f"--init must be left out with --resume, because {out} goes on from its own weights. To start from "
+                f"those of {self.init}, choose another folder with --out and leave out --resume."
+            )
+        resume = self.resume == "yes" or (self.resume == "auto" and saved_anything(out)) or restarted(out)
+        given: list[recipes.Setting] = []
+        if resume:
+            from ..journeys.train import resumed
+
+            config = resumed(out, self.recipe, overrides, self.data, self.init)
+        else:
+            defaults = recipes.data_settings(self.data) if self.data else []
+            config = recipes.load_recipe(self.recipe, overrides, defaults=defaults)
+            given = recipes.given_settings(self.recipe, overrides, defaults)
+        if self.print_config:
+            print(recipes.write_toml(config), end="")
+            return 0
+        from ..journeys.train import Origin, train
+
+        origin = Origin(recipes.recipe_identity(self.recipe), None if resume else self.init, given)
+        return train(config, out, resume=resume, afresh=self.resume == "auto", origin=origin)
+
+
+def saved_anything(run: Path) -> bool:
+    """Whether a run has a checkpoint, sound or damaged."""
+    return any(run.glob("checkpoints/[!.]*"))
+
+
+def restarted(run: Path) -> bool:
+    """Whether torchrun starts this in place of processes that failed, and what they saved is there."""
+    if os.environ.get("TORCHELASTIC_RUN_ID") is None or not any(run.glob("checkpoints/step_*")):
+        return False
+    from ..journeys.train import ours
+
+    return ours(run)
+
+
+def resume_spelled_out(words: Sequence[str]) -> list[str]:
+    """`--resume` alone becomes `--resume=yes`, because the parser wants a value for it and would take RECIPE."""
+    pairs = zip_longest(words, words[1:])
+    return ["--resume=yes" if word == "--resume" and following != "auto" else word for word, following in pairs]
+
+
+def default_run(recipe: str) -> Path:
+    """runs/ and the recipe's name; the config.toml of a run goes by the name of that run."""
+    path = Path(recipe)
+    return Path("runs") / (path.resolve().parent.name if path.name == "config.toml" else path.stem)

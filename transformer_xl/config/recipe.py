@@ -1,0 +1,352 @@
+"""From a recipe (a TOML file) and what the command line adds to it, to a `RunConfig`, and back to TOML.
+
+A recipe has one table per section of `RunConfig`. A file and the command line (`--section.field value`) are checked by
+the same rules, and everything wrong with either is told at once, a line each, with what was probably meant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from .settings import RunConfig
+from .values import fits, from_words, listed, shown, wanted, widened
+
+SECTIONS: dict[str, type] = get_type_hints(RunConfig)
+HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
+"""For each section of a run: its settings and their types."""
+
+DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting somebody gave, and where: `label` is how they wrote it."""
+
+    section: str
+    field: str
+    value: Any
+    label: str
+    source: str
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """The recipes that come with the package: name to file."""
+    folder = Path(__file__).with_name("recipes")
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
+def find_recipe(recipe: str) -> Path:
+    """The file of a packaged recipe by its name, or the TOML file at that path."""
+    packaged = packaged_recipes()
+    path = Path(recipe)
+    if recipe in packaged:
+        return packaged[recipe]
+    if path.is_dir():
+        hint = f" Did you mean {path / 'config.toml'}?" if (path / "config.toml").exists() else ""
+        raise IsADirectoryError(f"RECIPE must be a name or a TOML file, and {recipe} is a folder.{hint}")
+    if path.is_file():
+        return path
+    if path.exists():
+        raise ValueError(
+            f"RECIPE must be a name or a TOML file, and {recipe} is a pipe or a device. Save it in a file."
+        )
+    names = ", ".join(packaged)
+    if path.suffix == ".toml" or path.name != recipe:
+        raise FileNotFoundError(f"There is no recipe file {recipe}. Give the path of a TOML file, or a name: {names}.")
+    close = get_close_matches(recipe, packaged, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise FileNotFoundError(f"There is no recipe {recipe!r}.{hint} There are {names}; or give the path of a TOML file.")
+
+
+def recipe_identity(recipe: str) -> str:
+    """What a run notes of its recipe: the name of a packaged one; for a file its name and its checksum."""
+    path = find_recipe(recipe)
+    if path == packaged_recipes().get(recipe):
+        return recipe
+    return f"{path.name} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
+
+
+def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: Sequence[Setting] = ()) -> RunConfig:
+    """Read a recipe, by name or path, and what the command line changes in it.
+
+    Args:
+        overrides: words of a command line, `--section.field value ...`; the last one wins.
+        defaults: settings that stand above the recipe's and below `overrides`.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError: there is no such recipe.
+        ValueError: a line for each thing wrong, in file and command line together.
+    """
+    path = find_recipe(str(recipe))
+    name = str(recipe)
+    try:
+        tables = tomllib.loads(path.read_bytes().decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"Recipe {name} is not valid TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:  # of Python's limits, which tomllib leaves as they are
+        raise ValueError(
+            f"Recipe {name} must hold numbers of less than 4,300 digits and lists that are not hundreds of levels deep."
+        ) from error
+    problems: list[str] = []
+    given = [*_settings_of(tables, name, problems), *defaults, *parse_overrides(overrides, problems)]
+    config = _assemble(given, problems)
+    if config is None or problems:
+        raise ValueError("\n".join(problems))
+    return config
+
+
+def data_settings(data: str) -> list[Setting]:
+    """What `--data` sets: the text, all its line ends, and a vocabulary as large as it has symbols.
+
+    How a corpus treats line ends that is known by its name is the recipe's to say.
+    """
+    given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
+    if Path(data).exists():
+        given["corpus", "newlines"] = "keep"
+    return [Setting(section, field, value, "--data", "") for (section, field), value in given.items()]
+
+
+def given_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Setting]) -> list[Setting]:
+    """The settings that somebody chose and `--init` may contradict: all of `overrides`, and the recipe's unit and line
+    ends unless `defaults` replace them."""
+    source = f" in recipe {recipe}"
+    own = [Setting("corpus", field, None, f"corpus.{field}", source) for field in ("unit", "newlines")]
+    last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
+    return [setting for setting in last.values() if setting not in defaults]
+
+
+def text_name(data: str) -> str:
+    """A path as seen from anywhere, so that a run's `config.toml` repeats it; the name of a corpus as it is."""
+    return str(Path(data).resolve()) if data and Path(data).exists() else data
+
+
+def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:
+    """`config` with what a command line changes in it, and the settings that do change.
+
+    Raises:
+        ValueError: a line for each thing wrong.
+    """
+    changed = assembled(settings_in(config), overrides)
+    given = parse_overrides(overrides, [])
+    values = {(setting.section, setting.field): setting for setting in given}
+    different = [
+        setting
+        for (section, field), setting in values.items()
+        if getattr(getattr(config, section), field) != getattr(getattr(changed, section), field)
+    ]
+    return changed, different
+
+
+def assembled(settings: Sequence[Setting], overrides: Sequence[str]) -> RunConfig:
+    """The run of these settings, the last of equals, and what a command line changes in it.
+
+    Raises:
+        ValueError: a line for each thing wrong.
+    """
+    problems: list[str] = []
+    config = _assemble([*settings, *parse_overrides(overrides, problems)], problems)
+    if config is None or problems:
+        raise ValueError("\n".join(problems))
+    return config
+
+
+def settings_in(config: RunConfig) -> list[Setting]:
+    """Every setting of a run."""
+    return [
+        Setting(section, field, value, f"{section}.{field}", "")
+        for section in SECTIONS
+        for field, value in vars(getattr(config, section)).items()
+    ]
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part a command line into `--section.field value ...` words and all others, each in their order.
+
+    How many words belong to a setting follows from its type, so `--train.compile enwik8-small` leaves the recipe alone.
+    """
+    overrides: list[str] = []
+    others: list[str] = []
+    position = 0
+    while position < len(arguments):
+        match = DOTTED.fullmatch(arguments[position])
+        if match is None:
+            others.append(arguments[position])
+            position += 1
+            continue
+        words = 1 if match["value"] is not None else 1 + _count_values(match, arguments[position + 1 :])
+        overrides += arguments[position : position + words]
+        position += words
+    return overrides, others
+
+
+def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setting]:
+    """Settings of a command line's `--section.field value ...` words; what is wrong with them goes to `problems`."""
+    given: list[Setting] = []
+    position = 0
+    while position < len(overrides):
+        match = DOTTED.fullmatch(overrides[position])
+        assert match is not None, f"not an override: {overrides[position]}; split_overrides keeps them apart"
+        label = overrides[position].split("=", 1)[0]
+        values = [match["value"]] if match["value"] is not None else []
+        position += 1
+        while position < len(overrides) and DOTTED.fullmatch(overrides[position]) is None:
+            values.append(overrides[position])
+            position += 1
+        section, field, hint = _lookup(match)
+        if hint is None:
+            problems.append(_unknown(section, field, label, ""))
+        elif not values and hint is not bool:
+            problems.append(f"{label} needs a value: it must be {wanted(hint)}.")
+        else:
+            value = field == match["field"].replace("-", "_") if not values else from_words(values, hint)
+            given.append(Setting(section, field, value, label, ""))
+    return given
+
+
+def write_toml(config: RunConfig) -> str:
+    """A recipe that gives exactly `config`. TOML has no null: settings that are None, their default, are left out."""
+    lines: list[str] = []
+    for section in SECTIONS:
+        lines.append(f"[{section}]")
+        for field, value in vars(getattr(config, section)).items():
+            if value is not None:
+                lines.append(f"{field} = {_toml_value(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> list[Setting]:
+    """The settings a recipe gives; unknown tables and stray values go to `problems`."""
+    given: list[Setting] = []
+    for section, table in tables.items():
+        if section in SECTIONS and isinstance(table, dict):
+            given += [
+                Setting(section, field, value, f"{section}.{field}", f" in recipe {name}")
+                for field, value in table.items()
+            ]
+        elif section in SECTIONS:
+            problems.append(f"{section} in recipe {name} must be a table, [{section}], got {shown(table)}.")
+        elif isinstance(table, dict):
+            close = get_close_matches(section, SECTIONS, n=1)
+            known = listed(f"[{name}]" for name in SECTIONS)
+            meant = f"did you mean [{close[0]}]?" if close else f"there are {known}."
+            problems.append(f"[{section}] is not a section of recipe {name}; {meant}")
+        else:
+            problems.append(_unknown("", section, section, name))
+    return given
+
+
+def _assemble(given: Sequence[Setting], problems: list[str]) -> RunConfig | None:
+    """Build every section, and collect what is wrong in any of them."""
+    chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    origin: dict[tuple[str, str], Setting] = {}
+    refused: set[str] = set()
+    for setting in given:
+        hint = HINTS[setting.section].get(setting.field)
+        if hint is None:
+            name = setting.source.removeprefix(" in recipe ")
+            problems.append(_unknown(setting.section, setting.field, setting.label, name))
+            continue
+        value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
+        if not fits(value, hint):
+            problems.append(f"{setting.label}{setting.source} must be {wanted(hint)}, got {shown(setting.value)}.")
+            refused.add(setting.section)
+            continue
+        chosen[setting.section][setting.field] = widened(value, hint)
+        origin[setting.section, setting.field] = setting
+    chosen["model"].setdefault("vocab_size", 0)
+    sections: dict[str, Any] = {}
+    for section, owner in SECTIONS.items():
+        try:
+            sections[section] = owner(**chosen[section])
+        except ValueError as error:
+            for line in str(error).splitlines():
+                field, rest = line.split(" ", 1)
+                setting = origin.get((section, field))
+                if setting is not None:
+                    problems.append(f"{setting.label}{setting.source} {rest}")
+                elif section not in refused:  # else a default may stand in for what was meant
+                    problems.append(f"{section}.{line}")
+    if len(sections) < len(SECTIONS):
+        return None
+    try:
+        config = RunConfig(**sections)
+    except ValueError as error:
+        problems += str(error).splitlines()
+        return None
+    try:
+        _ = config.eval_lengths
+    except ValueError as error:
+        problems += [f"[eval] and [train] together: {line}" for line in str(error).splitlines()]
+    return config
+
+
+def _lookup(match: re.Match[str]) -> tuple[str, str, Any]:
+    """Section, field and type of a dotted option; `--train.no-compile` is the field `compile`. No type: unknown."""
+    section, field = match["section"].replace("-", "_"), match["field"].replace("-", "_")
+    hints = HINTS.get(section, {})
+    if field not in hints and field.startswith("no_") and hints.get(field[3:]) is bool and match["value"] is None:
+        field = field[3:]
+    return section, field, hints.get(field)
+
+
+def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
+    """How many of the words behind a dotted option are its value."""
+    _, field, hint = _lookup(match)
+    free = 0
+    while free < len(following) and not following[free].startswith("--"):
+        free += 1
+    if hint is bool:
+        negated = field != match["field"].replace("-", "_")
+        return int(not negated and free > 0 and following[0].lower() in ("true", "false"))
+    if get_origin(hint) is tuple:
+        sizes = get_args(hint)
+        if Ellipsis in sizes:
+            return next((i for i, word in enumerate(following[:free]) if _ends_list(word, hint)), free)
+        return min(free, 1 if free and "," in following[0] else len(sizes))
+    return min(free, 1)
+
+
+def _ends_list(word: str, hint: Any) -> bool:
+    """Whether a word is no value of the list before it, but a recipe or a path."""
+    if all(fits(value, get_args(hint)[0]) for value in from_words([word], hint)):
+        return False
+    return word in packaged_recipes() or word.endswith(".toml") or Path(word).exists()
+
+
+def _unknown(section: str, field: str, label: str, recipe: str) -> str:
+    """The sentence for a setting that does not exist, with the nearest that does."""
+    of = f" of recipe {recipe}" if recipe else ""
+    prefix = "--" if label.startswith("--") else ""
+    near = next(_nearest(section, field), None)
+    if near is None:
+        return f"{label} is not a setting{of}; `txl train --help` lists them all."
+    meant = f"{prefix}{near}".replace("_", "-") if prefix else near
+    return f"{label} is not a setting{of}; did you mean {meant}?"
+
+
+def _nearest(section: str, field: str) -> Iterator[str]:
+    """Dotted names of settings like this one: in its section first, then in the one that was meant, or in any."""
+    field = field.replace("-", "_")
+    for close in get_close_matches(field, HINTS.get(section, {}), n=1, cutoff=0.6):
+        yield f"{section}.{close}"
+    for owner in get_close_matches(section, HINTS, n=1) if section not in HINTS else HINTS:
+        yield from (f"{owner}.{close}" for close in get_close_matches(field, HINTS[owner], n=1, cutoff=0.8))

@@ -1,0 +1,1 @@
+"""Published corpora: where they are, and how they become token stores."""

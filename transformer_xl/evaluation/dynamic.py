@@ -1,0 +1,134 @@
+"""Dynamic evaluation (Krause et al. 2018, and 2019 for Transformers): weights that follow the text they score.
+
+Each segment is scored first. Then the weights w, trained to be w0, take one step down the gradient g of its mean loss:
+
+    sgd    w <- w - lr g             + min(decay, 1)   (w0 - w)
+    rms    w <- w - lr g / (r + eps) + min(decay r, 1) (w0 - w)
+
+r of a weight is the root of its mean squared gradient over segments of a training text, relative to the mean of these
+roots over all weights. So `lr` has the same scale in both, and where every r is 1 they are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..config.settings import Lengths
+from ..data.loader import Segment
+from ..runtime.device import autocast
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicConfig:
+    """How weights follow the text."""
+
+    rule: Literal["sgd", "rms"] = "rms"
+    lr: float = 0.1
+    decay: float = 0.0
+    """Share of the way back to the trained weights that each step goes."""
+    epsilon: float = 0.1
+    """rms: keeps weights that hardly ever had a gradient from taking leaps."""
+    tokens: int = 10_000
+    """rms: gradients are measured over the first so many tokens of the training text; 0: all."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"--dynamic-{name} must be at least 0, got {value}."
+            for name, value in asdict(self).items()
+            if name != "rule" and not 0 <= value < float("inf")
+        ]
+        if self.rule == "rms" and self.epsilon == 0:
+            problems.append("--dynamic-epsilon must be above 0, got 0: some weights never had a gradient.")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+class Dynamic(nn.Module):
+    """`model` as `evaluate` may read with it: what `for_inference` gives learns from each call, after scoring it.
+
+    That is a copy which starts from the trained weights; `model` stays as it is. With several rows one step follows
+    the mean over all of them, so a row profits from text that stands behind its own: figures of the literature have
+    one. A reset empties the memory and leaves the weights.
+
+    Args:
+        model: of any kind with the calls of `TransformerXL`; read behind its `Memory`, through which it can learn.
+        rms: `relative_rms` of that model; for the rule of this name.
+    """
+
+    def __init__(self, model: Any, config: DynamicConfig, rms: Sequence[Float[Tensor, "*_"]] | None = None):
+        super().__init__()
+        assert (rms is not None) == (config.rule == "rms"), "rms is given for the rule of this name, and for no other"
+        self.model, self.config, self.rms = model, config, rms
+        self.trained: list[nn.Parameter] | None = None
+
+    def for_inference(self, precision: str = "fp32") -> Dynamic:
+        """A copy that learns."""
+        learner = Dynamic(deepcopy(self.model).eval(), self.config, self.rms)
+        learner.trained = list(self.model.parameters())
+        return learner
+
+    def forward(
+        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Any, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T"], Any]:
+        """Nats of each target by the weights as they were, and the memory for the next segment."""
+        nll, memory, gradients = _gradients(self.model, ids, targets, memory, lengths)
+        self._learn(gradients)
+        return nll, memory
+
+    @torch.no_grad()
+    def _learn(self, gradients: Sequence[Tensor | None]) -> None:
+        assert self.trained is not None, "the trained weights must not learn: call for_inference first"
+        how, ones = self.config, [None] * len(self.trained)
+        for w, w0, g, r in zip(self.model.parameters(), self.trained, gradients, self.rms or ones, strict=True):
+            if g is None:
+                continue
+            if r is None:
+                w.lerp_(w0, min(how.decay, 1.0)).sub_(g, alpha=how.lr)
+            else:
+                w.lerp_(w0, (how.decay * r).clamp(max=1)).addcdiv_(g, r + how.epsilon, value=-how.lr)
+        torch.clear_autocast_cache()  # it would go on with the weights as they were
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+        """The state before the first token: the model's memory, for a cache holds what older weights made of it."""
+        return self.model.empty_memory(batch, valid)
+
+
+def relative_rms(
+    model: Any, loader: Iterable[Segment], lengths: Lengths, *, precision: str = "fp32"
+) -> list[Float[Tensor, "*_"]]:
+    """Of each weight, the root of its mean squared gradient over the segments of `loader`, relative to the mean of
+    these roots over all weights. Segments like those that are to be scored serve best."""
+    model = deepcopy(model, {id(p): p for p in model.parameters()}).eval()
+    squares = [torch.zeros_like(p) for p in model.parameters()]
+    device, memory, segments = squares[0].device, None, 0
+    for segment in loader:
+        if memory is None:
+            memory = model.empty_memory(len(segment.ids))
+        elif segment.reset is not None:
+            memory = memory.reset(segment.reset)
+        with autocast(precision, device):
+            call = (segment.ids.to(device), segment.targets.to(device), memory, lengths)
+            _, memory, gradients = _gradients(model, *call)
+        segments += 1
+        for square, gradient in zip(squares, gradients, strict=True):
+            if gradient is not None:
+                square.addcmul_(gradient, gradient)
+    assert segments, "there must be a segment to measure gradients on"
+    roots = [square.div_(segments).sqrt_() for square in squares]
+    mean = sum(root.sum(dtype=torch.float64) for root in roots) / sum(root.numel() for root in roots)
+    return [root.div_(mean) for root in roots]
+
+
+@torch.enable_grad()
+def _gradients(model: Any, ids: Tensor, targets: Tensor, memory: Any, lengths: Lengths) -> tuple[Tensor, Any, Any]:
+    """What the call returns, the nll detached, and the gradient of the mean nll for each weight, or None."""
+    nll, memory = model(ids, targets, memory, lengths)
+    mean = nll.sum() / (targets >= 0).sum().clamp(min=1)
+    return nll.detach(), memory, torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)

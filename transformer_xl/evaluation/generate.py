@@ -1,0 +1,290 @@
+"""Writing text: one token at a time from a prompt of any length, at constant memory.
+
+The paper's samples (Appendix E) come from top-k sampling with k = 40 after up to 512 tokens of context.
+"""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ..config.settings import Lengths
+from ..data.vocab import Vocab
+from ..model.step import Step, stepping
+from ..runtime.device import autocast
+from ..runtime.terminal import followed
+from .sliding import Sliding
+
+
+@runtime_checkable
+class Writing(Protocol):
+    """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind with `select` and `cat`."""
+
+    takes_padding: bool
+    parameters: Callable[..., Iterator[nn.Parameter]]
+    for_inference: Callable[..., Any]
+    empty_cache: Callable[..., Any]
+    log_probs: Callable[..., tuple[Tensor, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn. The filters apply in the order of the fields."""
+
+    temperature: float = 1.0
+    """Divides the log-probabilities; 0 takes the likeliest token, whatever the seed."""
+    top_k: int = 40
+    """Draw from so many likeliest tokens only; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest tokens that hold this share of the probability; 1: from all."""
+    seed: int | None = None
+    """Row b draws from its own stream of numbers, seeded seed + b. None: another text each time."""
+    stop: tuple[str, ...] = ()
+    """A row ends before the first of these strings that it writes."""
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    def _problems(self) -> Iterator[str]:
+        if not 0 <= self.temperature < float("inf"):
+            yield f"temperature must be at least 0, got {self.temperature}. Use 0 for the likeliest token each time."
+        if self.top_k < 0:
+            yield f"top_k must be at least 0, got {self.top_k}. Use 0 to draw from all tokens."
+        if not 0 < self.top_p <= 1:
+            yield f"top_p must be above 0 and at most 1, got {self.top_p}. Use 1 to draw from all tokens."
+        if isinstance(self.stop, str) or not all(self.stop):
+            yield f"stop must be a tuple of strings that are not empty, got {self.stop!r}."
+
+    def generators(self, rows: int) -> list[torch.Generator]:
+        """One source of random numbers a row, so that a row's text does not depend on its companions."""
+        first = secrets.randbits(62) if self.seed is None else self.seed
+        return [torch.Generator().manual_seed((first + row) % 2**63) for row in range(rows)]
+
+
+def filtered(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tensor, "B V"]:
+    """The probabilities to draw from, float64, rows summing to one: temperature, then top-k, then top-p.
+
+    Among equals the lower id stays, so exactly `top_k` tokens do. Temperature 0 leaves one token.
+    """
+    scores = log_probs.double()
+    if sampling.temperature == 0:
+        return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
+    scores = (scores - scores.amax(dim=1, keepdim=True)) / sampling.temperature  # of any temperature: the best stays 0
+    if 0 < sampling.top_k < scores.shape[1]:
+        least = scores.topk(sampling.top_k, dim=1).values[:, -1:]
+        room = sampling.top_k - (scores > least).sum(dim=1, keepdim=True)
+        equal = scores == least
+        scores = scores.masked_fill((scores < least) | (equal & (equal.cumsum(dim=1) > room)), -torch.inf)
+    probs = scores.softmax(dim=1)
+    if sampling.top_p < 1:
+        ordered, ids = probs.sort(dim=1, descending=True, stable=True)
+        before = pad(ordered.cumsum(dim=1)[:, :-1], (1, 0))
+        ordered = ordered.masked_fill(before >= sampling.top_p, 0.0)
+        probs = torch.zeros_like(probs).scatter_(1, ids, ordered / ordered.sum(dim=1, keepdim=True))
+    return probs
+
+
+def sample(
+    log_probs: Float[Tensor, "B V"], sampling: Sampling, generators: Sequence[torch.Generator]
+) -> Int[Tensor, " B"]:
+    """Draw one id a row, on the CPU, so that a seed means the same on every device.
+
+    One uniform number a row goes through the inverse of the cumulative distribution. Raises `FloatingPointError` for
+    log-probabilities that are nan.
+    """
+    if log_probs.isnan().any():
+        raise FloatingPointError("The model's probabilities are not numbers (nan), so nothing can be drawn from them.")
+    cumulative = filtered(log_probs.cpu(), sampling).cumsum(dim=1)
+    uniform = torch.stack([torch.rand(1, generator=generator, dtype=torch.float64) for generator in generators])
+    return torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).squeeze(1)
+
+
+def stream(
+    model: Writing,
+    prompts: Sequence[Integer[np.ndarray, " _"]],
+    lengths: Lengths,
+    sampling: Sampling,
+    max_tokens: int,
+    *,
+    ended: Callable[[int], bool] | None = None,
+    precision: str = "fp32",
+    compiled: bool = False,
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield, step by step, the new `(row, id)` of every row that goes on; `sampling.stop` is for `stream_text`.
+
+    Without a memory (`mem_len` 0) each token is predicted from the last `tgt_len` ones, which are read anew.
+    Prompts hold one id or more and may differ in length. Before each further step `ended(row)` is asked whether a row
+    is to leave the batch. A row's tokens do not depend on the other rows, but for rounding. Nothing grows with the
+    number of tokens. Behind the prompts tokens are read by what `stepping` makes of the state and of `compiled`.
+    """
+    assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
+    device = next(model.parameters()).device
+    model = (model if lengths.mem_len else Sliding(model, lengths.tgt_len)).for_inference(precision)
+    rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
+    state, inputs = None, _left_padded(prompts)
+    for step in range(max_tokens if rows else 0):
+        if step == 0:
+            log_probs, state = _read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision)
+        else:
+            with autocast(precision, device):
+                state = stepping(model, state, lengths, compiled=compiled)
+            log_probs, state = _advance(model, inputs.to(device), state, lengths, precision)
+        ids = sample(log_probs, sampling, [generators[row] for row in rows])
+        yield list(zip(rows, ids.tolist(), strict=True))
+        going = [i for i, row in enumerate(rows) if ended is None or not ended(row)]
+        if not going:
+            return
+        if len(going) < len(rows):
+            kept = torch.tensor(going)
+            rows, ids, state = [rows[i] for i in going], ids[kept], state.select(kept.to(device))
+        inputs = ids[:, None]
+
+
+def _left_padded(prompts: Sequence[Integer[np.ndarray, " _"]]) -> Int[Tensor, "B T"]:
+    ids = torch.zeros(len(prompts), max(map(len, prompts), default=0), dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, -len(prompt) :] = torch.as_tensor(np.asarray(prompt, dtype=np.int64))
+    return ids
+
+
+def _read_prompts(
+    model: Writing, ids: Tensor, counts: list[int], lengths: Lengths, device: torch.device, precision: str
+) -> tuple[Float[Tensor, "B V"], Any]:
+    """Feed left-padded prompts in segments of `tgt_len`, the first one the shorter.
+
+    Cut from the end, a prompt meets the same segments alone and beside longer ones.
+    """
+    total = ids.shape[1]
+    uneven = len(set(counts)) > 1
+    if uneven and not model.takes_padding:
+        rows = [(row[None, total - count :], [count]) for row, count in zip(ids, counts, strict=True)]
+        read = [_read_prompts(model, *row, lengths, device, precision) for row in rows]
+        return torch.cat([log_probs for log_probs, _ in read]), type(read[0][1]).cat([state for _, state in read])
+    padding = torch.tensor([total - count for count in counts], device=device)
+    with torch.no_grad(), autocast(precision, device):
+        state = model.empty_cache(len(ids), lengths, valid=-padding if uneven else None)
+    log_probs = None
+    ids = ids.to(device)
+    for end in followed(range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len), "reading the prompt"):
+        log_probs, state = _advance(model, ids[:, max(end - lengths.tgt_len, 0) : end], state, lengths, precision)
+    assert log_probs is not None, "there is a prompt, so there is a segment"
+    return log_probs, state
+
+
+@torch.no_grad()
+def _advance(
+    model: Writing, ids: Int[Tensor, "B T"], state: Any, lengths: Lengths, precision: str
+) -> tuple[Float[Tensor, "B V"], Any]:
+    with autocast(precision, ids.device):
+        if isinstance(state, Step):
+            return state(ids), state
+        log_probs, state = model.log_probs(ids, state, lengths, last=1)
+    return log_probs[:, -1], state
+
+
+def stream_text(
+    model: Writing,
+    vocab: Vocab,
+    prompts: Sequence[str | bytes],
+    lengths: Lengths,
+    sampling: Sampling,
+    max_tokens: int,
+    *,
+    precision: str = "fp32",
+    compiled: bool = False,
+) -> Iterator[tuple[int, str]]:
+    """Yield `(row, new text)` as it is written, the prompt not repeated.
+
+    A prompt stands behind what opens a text in this vocabulary. An empty one starts behind a line end, or where the
+    vocabulary has none behind its most frequent symbol (id 0).
+    Text that may be the beginning of a stop string, or of a character of several bytes, is held back until that is
+    known.
+    """
+    ids = [np.concatenate([vocab.opening, vocab.encode(prompt)]) for prompt in prompts]
+    start = np.array([vocab.line_end or 0])
+    ids = [prompt if len(prompt) else start for prompt in ids]
+    writers = [_Writer(vocab, prompt, sampling.stop) for prompt in ids]
+    options: dict[str, Any] = {"precision": precision, "compiled": compiled}
+    steps = stream(model, ids, lengths, sampling, max_tokens, ended=lambda row: writers[row].ended, **options)
+    for step in steps:
+        for row, new in step:
+            if text := writers[row].write(new):
+                yield row, text
+    for row, writer in enumerate(writers):
+        if text := writer.close():
+            yield row, text
+
+
+def generate(
+    model: Writing,
+    vocab: Vocab,
+    prompts: Sequence[str | bytes],
+    lengths: Lengths,
+    sampling: Sampling,
+    max_tokens: int,
+    *,
+    precision: str = "fp32",
+    compiled: bool = False,
+) -> list[str]:
+    """The continuation of each prompt, without the prompt; `stream_text`, collected."""
+    texts = [""] * len(prompts)
+    options: dict[str, Any] = {"precision": precision, "compiled": compiled}
+    for row, text in stream_text(model, vocab, prompts, lengths, sampling, max_tokens, **options):
+        texts[row] += text
+    return texts
+
+
+class _Writer:
+    """Turns one row's ids into text that can be shown: whole characters, and nothing of a stop string."""
+
+    def __init__(self, vocab: Vocab, prompt: Integer[np.ndarray, " n"], stop: Sequence[str]) -> None:
+        self.ended = False
+        self._vocab, self._stop = vocab, stop
+        self._last = int(prompt[-1])
+        self._held = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        if not vocab.is_text:
+            self._decoder.decode(vocab.decode_bytes(prompt[-3:]))  # a prompt may end inside a character
+
+    def write(self, new: int) -> str:
+        """The text that is certain now."""
+        self._held += self._text(new)
+        found = [(start + len(stop), start) for stop in self._stop if (start := self._held.find(stop)) >= 0]
+        if found:
+            self.ended = True
+            _, start = min(found)  # the one that was whole first, however the text is cut into tokens
+            text, self._held = self._held[:start], ""
+            return text
+        shown = len(self._held) - self._doubtful()
+        text, self._held = self._held[:shown], self._held[shown:]
+        return text
+
+    def close(self) -> str:
+        """What was held back, when no more comes."""
+        text, self._held = self._held, ""
+        return text + self._decoder.decode(b"", final=True)
+
+    def _text(self, new: int) -> str:
+        if not self._vocab.is_text:
+            return self._decoder.decode(self._vocab.decode_bytes([new]))
+        before, self._last = self._last, new
+        return self._vocab.decode([before, new])[len(self._vocab.decode([before])) :]
+
+    def _doubtful(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = max((len(stop) - 1 for stop in self._stop), default=0)
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
+                return length
+        return 0

@@ -1,0 +1,25 @@
+"""What a sum of nats is reported as."""
+
+from __future__ import annotations
+
+import math
+
+
+def bits(nats: float) -> float:
+    """Nats in bits: a loss per symbol as bpc."""
+    return nats / math.log(2)
+
+
+def perplexity(nats: float) -> float:
+    """e to the loss; inf where that is beyond a float."""
+    return math.inf if nats > 709 else math.exp(nats)
+
+
+def figure(unit: str, loss: float) -> tuple[str, float]:
+    """How a loss in nats per token is known: ppl over words and byte pairs, bpc over bytes and characters."""
+    return ("ppl", perplexity(loss)) if unit in ("word", "bpe") else ("bpc", bits(loss))
+
+
+def tokens_per_second(tokens: int, seconds: float) -> float:
+    """Throughput; 0 before any time has passed."""
+    return tokens / seconds if seconds > 0 else 0.0

@@ -1,0 +1,265 @@
+"""How well a model predicts text: loss, perplexity and bits over a split, or one figure for each line.
+
+Every figure is a sum of nats in float64 over the number of targets, never a mean of means. A sum that is not finite
+is reported as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+
+from ..config.settings import Lengths
+from ..data.loader import Segment
+from ..model.inputs import as_targets
+from ..runtime.device import autocast
+from ..runtime.files import write_whole
+from .measures import bits, figure, perplexity
+
+_SCORES = 1 << 24
+"""Whole distributions side by side hold so many at most."""
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """What is asked of a model here: `TransformerXL`'s calls. Any state that can `reset` and `select` rows serves."""
+
+    parameters: Callable[..., Iterator[nn.Parameter]]
+    for_inference: Callable[..., Any]
+    empty_cache: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> tuple[Tensor, Any]: ...
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What one pass over a text cost. `bytes` counts the UTF-8 of the targets, where it is known."""
+
+    nats: float
+    targets: int
+    seconds: float
+    lengths: Lengths
+    bytes: int | None = None
+    unit: str = "byte"
+
+    @property
+    def loss(self) -> float:
+        """Nats per target."""
+        return self.nats / self.targets
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity per target; infinite where a float cannot hold it."""
+        return perplexity(self.loss)
+
+    @property
+    def bpc(self) -> float:
+        """Bits per target: per character where targets are characters or bytes."""
+        return bits(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return None if self.bytes is None else _ratio(bits(self.nats), self.bytes)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return _ratio(self.targets, self.seconds)
+
+    @property
+    def headline(self) -> tuple[str, float]:
+        """The figure the literature prints for this unit: ("ppl", x) for words and byte pairs, else ("bpc", x)."""
+        return figure(self.unit, self.loss)
+
+    def __str__(self) -> str:
+        figures = f"{self.headline[0]} {self.headline[1]:.4f}  loss {self.loss:.4f}"
+        if self.headline[0] == "ppl" and self.bits_per_byte is not None:
+            figures += f"  bits per byte {self.bits_per_byte:.4f}"
+        figures += f"  over {self.targets:,} targets  {self.tokens_per_second:,.0f} tokens/s"
+        return figures if math.isfinite(self.nats) else f"{figures}  NOT FINITE"
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name. JSON knows no nan and no infinity: such a figure is null, and `finite` is false."""
+        counts = _figures(self, "unit", "targets", "bytes", "seconds", "tokens_per_second")
+        costs = _figures(self, "nats", "loss", "ppl", "bpc", "bits_per_byte")
+        return {**counts, **costs, "finite": math.isfinite(self.nats), **asdict(self.lengths)}
+
+
+def evaluate(
+    model: Scoring,
+    loader: Iterable[Segment],
+    lengths: Lengths,
+    *,
+    precision: str = "fp32",
+    unit: str = "byte",
+    symbol_bytes: Int[np.ndarray, " V"] | None = None,
+    dump: Callable[[Segment, Float[Tensor, "B T"]], None] | None = None,
+    total: Callable[[Sequence[float]], Sequence[float]] | None = None,
+) -> EvalResult:
+    """Score every target of `loader` once, memory running from segment to segment.
+
+    `symbol_bytes` gives the UTF-8 length of each id, for bits per byte; `dump(segment, nll)` sees every segment, and
+    `TokenLog` puts them in order; `total` makes one sum of those of several readers, each with a part of the streams.
+    A text without a target raises `ValueError`.
+    """
+    device = _device(model)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    targets = text_bytes = 0
+    memory = None
+    start = time.perf_counter()
+    with _inference(model, precision) as model:
+        for segment in loader:
+            if memory is None:
+                memory = model.empty_cache(len(segment.ids), lengths)
+            elif segment.reset is not None:
+                memory = memory.reset(segment.reset)
+            nll, memory = model(segment.ids.to(device), segment.targets.to(device), memory, lengths)
+            nats += nll.sum(dtype=torch.float64)
+            scored = segment.targets[segment.targets >= 0]
+            targets += len(scored)
+            if symbol_bytes is not None:
+                text_bytes += int(symbol_bytes[scored.numpy()].sum(dtype=np.int64))
+            if dump is not None:
+                dump(segment, nll)
+    cost = nats.item()  # waits for the device, so the clock is read after it
+    if total is not None:
+        cost, *counts = total([cost, targets, text_bytes])
+        targets, text_bytes = map(int, counts)
+    if targets == 0:
+        raise ValueError("The text must hold at least 2 tokens to be scored, for the first one is context only.")
+    seconds = time.perf_counter() - start
+    return EvalResult(cost, targets, seconds, lengths, text_bytes if symbol_bytes is not None else None, unit)
+
+
+class Tempered(nn.Module):
+    """`model`, each of its distributions divided, as log-probabilities, by `temperature` and made to sum to one again.
+
+    An adaptive softmax becomes what the plain one over all its symbols would: clusters are no symbols.
+    """
+
+    def __init__(self, model: Any, temperature: float):
+        super().__init__()
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
+        self.model, self.temperature = model, temperature
+
+    def forward(
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T"], Any]:
+        """Nats of each target (0 where it is -1), and the state for the next segment."""
+        targets = as_targets(targets, ids.shape)
+        hidden, memory = self.model.hidden(ids, memory, lengths)
+        rows = max(_SCORES // self.model.config.vocab_size, 1)
+        parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
+        return torch.cat([self._nll(*part) for part in parts]).view_as(targets), memory
+
+    def _nll(self, hidden: Float[Tensor, "n D"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        scores = self.model.softmax.log_probs(hidden)
+        least = torch.finfo(scores.dtype).tiny  # of any temperature: the best stays 0
+        scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(self.temperature, least)
+        return nn.functional.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
+
+    def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Any:
+        return self.model.empty_memory(batch, valid)
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+        return self.model.empty_cache(batch, lengths, valid)
+
+    def for_inference(self, precision: str = "fp32") -> Tempered:
+        return Tempered(self.model.for_inference(precision), self.temperature)
+
+
+SEGMENTS = (64, 128, 256, 512, 1024)
+"""What `fastest_tgt_len` tries."""
+
+
+def fastest_tgt_len(model: Scoring, lengths: Lengths, batch: int, *, precision: str = "fp32") -> int:
+    """The segment length, of `SEGMENTS`, that scores most tokens a second here behind a full memory; each is timed.
+
+    Where `lengths` has a window, `attn_len`, no figure depends on it.
+    """
+    seconds: dict[int, float] = {}
+    ids = torch.zeros(batch, max(SEGMENTS), dtype=torch.int64, device=_device(model))
+    with _inference(model, precision) as reader:
+        full = reader.empty_cache(batch, lengths)
+        for start in range(0, lengths.mem_len, 256):
+            part = ids[:, : min(256, lengths.mem_len - start)]
+            _, full = reader(part, part, full, lengths)
+        for tgt_len in SEGMENTS:
+            state, part = full.fork(), ids[:, :tgt_len]
+            for _ in range(2):  # the first one warms up
+                start = time.perf_counter()
+                nll, state = reader(part, part, state, lengths)
+                nll.sum().item()
+                seconds[tgt_len] = (time.perf_counter() - start) / tgt_len
+    return min(seconds, key=lambda tgt_len: seconds[tgt_len])
+
+
+class TokenLog:
+    """Keeps the log-probability of each target, in corpus order: pass one as `dump`, then read it or `save` it.
+
+    A row reads stretches of the text, each starting with a reset; a loader deals them out to rows as these become free.
+    So the order of the stretches is that of their first segments, and of rows where these are the same.
+    """
+
+    def __init__(self) -> None:
+        self._stretches: list[list[tuple[np.ndarray, np.ndarray]]] = []
+        self._open: list[int] = []
+
+    def __call__(self, segment: Segment, nll: Float[Tensor, "B T"]) -> None:
+        log_probs = -nll.float().cpu().numpy()
+        rows = len(log_probs)
+        fresh = segment.reset.tolist() if segment.reset is not None else [not self._open] * rows
+        self._open = self._open or [0] * rows
+        for row, targets in enumerate(segment.targets.numpy()):
+            if fresh[row]:
+                self._open[row] = len(self._stretches)
+                self._stretches.append([])
+            scored = targets >= 0
+            self._stretches[self._open[row]].append((targets[scored].astype(np.int32), log_probs[row, scored]))
+
+    @property
+    def targets(self) -> Int[np.ndarray, " n"]:
+        return np.concatenate([part[0] for stretch in self._stretches for part in stretch])
+
+    @property
+    def log_probs(self) -> Float[np.ndarray, " n"]:
+        """Nats, one for each of `targets`."""
+        return np.concatenate([part[1] for stretch in self._stretches for part in stretch])
+
+    def save(self, path: Path | str) -> None:
+        """Write both arrays as one NumPy `.npz` file: `targets` int32, `log_probs` float32 nats."""
+        file = io.BytesIO()
+        np.savez(file, targets=self.targets, log_probs=self.log_probs)
+        write_whole(Path(path), file.getvalue())
+
+
+@contextmanager
+def _inference(model: Scoring, precision: str) -> Iterator[Scoring]:
+    """No gradients, no dropout, the wanted precision; the model itself is left as it is."""
+    with torch.no_grad(), autocast(precision, _device(model)):
+        yield model.for_inference(precision)
+
+
+def _device(model: Scoring) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _ratio(amount: float, count: float) -> float:
+    return amount / count if count else math.nan
+
+
+def _figures(owner: Any, *names: str) -> dict[str, Any]:
+    """Attributes for JSON, null where a number is not finite."""
+    values = {name: getattr(owner, name) for name in names}
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}

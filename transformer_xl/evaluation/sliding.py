@@ -1,0 +1,163 @@
+"""Sliding windows, as Transformers without memory are evaluated (Al-Rfou et al. 2019; Dai et al., figure 1b): the text
+before a target is read anew for it, from nothing. It costs a window's work for every `stride` targets.
+
+With context 4 and stride 2, what each token's prediction sees of a text a b c d e f g h i:
+
+    a > .     c: a b c      e: c d e       g: e f g       i: g h i
+    b: a b    d: a b c d    f: c d e f     h: e f g h
+
+Two share a window; with stride 1 each has its own, of just `context` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ..config.settings import Lengths
+from ..model.inputs import as_ids
+from ..model.transformer_xl import mean_nll
+
+_TOKENS = 1 << 13
+"""Windows read side by side hold about so many: enough to be fast, and few enough for any machine."""
+
+
+class Window(NamedTuple):
+    """The last tokens of each row, oldest first, as many as a window may still reach back to."""
+
+    ids: Int[Tensor, "B L"]
+    seen: Int[Tensor, " B"]
+    """Tokens of a row's text up to now; below 0: so many that come are padding, which nothing sees."""
+
+    def extend(self, ids: Int[Tensor, "B T"], *, kept: int) -> Window:
+        """After a call: these tokens behind the others, cut to the newest `kept`."""
+        both = torch.cat([self.ids, ids], dim=1)
+        return Window(both[:, max(both.shape[1] - kept, 0) :], self.seen + ids.shape[1])
+
+    def select(self, rows: Int[Tensor, " R"] | slice) -> Window:
+        """The given rows (streams), in the given order."""
+        return Window(self.ids[rows], self.seen[rows])
+
+    @staticmethod
+    def cat(windows: Sequence[Window]) -> Window:
+        """Rows of several states as one; nothing reaches back into what shorter ones are filled with."""
+        length = max(window.ids.shape[1] for window in windows)
+        filled = [pad(window.ids, (length - window.ids.shape[1], 0)) for window in windows]
+        return Window(torch.cat(filled), torch.cat([window.seen for window in windows]))
+
+    def to(self, device: torch.device | str) -> Window:
+        """On another device."""
+        return Window(self.ids.to(device), self.seen.to(device))
+
+    def reset(self, rows: Bool[Tensor, " B"]) -> Window:
+        """A new text begins in the marked rows. Other rows go on."""
+        return self._replace(seen=self.seen.masked_fill(rows.to(self.seen.device), 0))
+
+
+class Sliding(nn.Module):
+    """`model`, with its own calls, where each prediction sees the last tokens and no memory.
+
+    That of token t of a row's text (from 0) sees min(t + 1, context - stride + 1 + t % stride) tokens, itself included:
+    from context - stride + 1 to context of them once the text has so many, in whatever pieces it is read. Of the
+    `Lengths` of a call only `clamp_len` counts.
+    """
+
+    takes_padding = True
+
+    def __init__(self, model: Any, context: int, stride: int = 1):
+        super().__init__()
+        if not 1 <= stride <= context:
+            raise ValueError(
+                f"The stride of sliding windows must be from 1 to their width, {context} tokens, got {stride}."
+            )
+        self.model, self.context, self.stride = model, context, stride
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def softmax(self) -> Any:
+        return self.model.softmax
+
+    def forward(
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T"], Window]:
+        """Nats of each target (0 where it is -1), and the state for the next segment."""
+        hidden, after = self.hidden(ids, memory, lengths)
+        return self.softmax.nll(hidden, targets), after
+
+    def objective(
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Window]:
+        """The mean nll of the scored targets; also what `forward` returns."""
+        nll, after = self(ids, targets, memory, lengths)
+        return mean_nll(nll, targets), nll, after
+
+    def log_probs(
+        self, ids: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths, last: int | None = None
+    ) -> tuple[Float[Tensor, "B L V"], Window]:
+        """Log-probabilities of what follows each position, or only the `last` ones, whose windows alone are read."""
+        hidden, after = self.hidden(ids, memory, lengths, last)
+        return self.softmax.log_probs(hidden), after
+
+    def hidden(
+        self, ids: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths, last: int | None = None
+    ) -> tuple[Float[Tensor, "B L D"], Window]:
+        """Features of each position (L = T), or of the `last` ones (L = last), and the state for the next segment."""
+        ids = as_ids(ids)
+        memory = self.empty_memory(len(ids)) if memory is None else memory
+        if not isinstance(memory, Window) or len(memory.ids) != len(ids):
+            rows = f"of {len(memory.ids)} rows" if isinstance(memory, Window) else type(memory).__name__
+            raise ValueError(f"memory must be a Window of {len(ids)} rows, as ids have, got {rows}.")
+        read = Lengths(tgt_len=self.context, mem_len=0, clamp_len=lengths.clamp_len)
+        wanted = memory.seen[:, None] + torch.arange(ids.shape[1], device=ids.device)
+        wanted = wanted if last is None else wanted[:, ids.shape[1] - last :]
+        windows, scored, found = self._windows(torch.cat([memory.ids, ids], dim=1), memory.seen + ids.shape[1], wanted)
+        rows = max(_TOKENS // windows.shape[1], 1)
+        parts = []
+        for some, places in zip(windows.split(rows), scored.split(rows), strict=True):
+            x, _ = self.model.hidden(some, self.model.empty_memory(len(some)), read)
+            parts.append(_pick(x, places))
+        features = torch.cat(parts).unflatten(0, (len(ids), -1)).flatten(1, 2)
+        return _pick(features, found), memory.extend(ids, kept=self.context - 1)
+
+    def _windows(
+        self, text: Int[Tensor, "B S"], end: Int[Tensor, " B"], wanted: Int[Tensor, "B L"]
+    ) -> tuple[Int[Tensor, "W C"], Int[Tensor, "W R"], Int[Tensor, "B L"]]:
+        """Windows, row by row as many; the places in each that are its own to score; and where among all of a row's
+        places the wanted ones are. `end` counts the tokens of each row's text up to the end of `text`."""
+        stride, device = self.stride, text.device
+        first = wanted[:, :1].clamp(min=0) // stride
+        count = int((wanted[:, -1:].clamp(min=0) // stride - first).max()) + 1
+        begin = (first + torch.arange(count, device=device)) * stride  # of what each window is for
+        start = (begin + stride - self.context).clamp(min=0)
+        width = int((torch.minimum(begin + stride, end[:, None]) - start).max())
+        # A window that ends early is filled up on the right, where causality keeps anything harmless.
+        place = (text.shape[1] - end)[:, None, None] + start[..., None] + torch.arange(width, device=device)
+        windows = text.gather(1, place.clamp(max=text.shape[1] - 1).flatten(1)).view(-1, width)
+        scored = (begin - start)[..., None] + torch.arange(stride, device=device)
+        return windows, scored.clamp(max=width - 1).flatten(0, 1), (wanted - first * stride).clamp(min=0)
+
+    def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Window:
+        """The state before the first token of `batch` streams; below 0, `valid` tells how many tokens are padding."""
+        device = next(self.parameters()).device
+        seen = torch.zeros(batch, dtype=torch.int64, device=device) if valid is None else valid.to(device)
+        return Window(torch.zeros(batch, 0, dtype=torch.int64, device=device), seen)
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Window:
+        """The same: every window is read anew."""
+        return self.empty_memory(batch, valid)
+
+    def for_inference(self, precision: str = "fp32") -> Sliding:
+        """A copy to evaluate with, as the model's own."""
+        return Sliding(self.model.for_inference(precision), self.context, self.stride)
+
+
+def _pick(x: Float[Tensor, "W C D"], places: Int[Tensor, "W R"]) -> Float[Tensor, "W R D"]:
+    return x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))

@@ -1,0 +1,30 @@
+"""Hugging Face's transformers, 5 or newer. Importing this registers our model with its Auto classes:
+
+    import transformer_xl.hf
+    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+
+where `export_huggingface` wrote the folder. The code in the folder does not run then.
+"""
+
+from __future__ import annotations
+
+from .interop.hf import (
+    TransformerXLCache,
+    TransformerXLForCausalLM,
+    TransformerXLHFConfig,
+    export_huggingface,
+    fast_tokenizer,
+)
+
+from transformers import AutoConfig, AutoModelForCausalLM  # isort: skip  (its absence is reported by interop.hf)
+
+__all__ = [
+    "TransformerXLCache",
+    "TransformerXLForCausalLM",
+    "TransformerXLHFConfig",
+    "export_huggingface",
+    "fast_tokenizer",
+]
+
+AutoConfig.register(TransformerXLHFConfig.model_type, TransformerXLHFConfig, exist_ok=True)
+AutoModelForCausalLM.register(TransformerXLHFConfig, TransformerXLForCausalLM, exist_ok=True)

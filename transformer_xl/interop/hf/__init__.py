@@ -1,0 +1,26 @@
+"""Hugging Face's transformers, 5 or newer: the model in its classes, exported folders, the tokenizer."""
+
+from __future__ import annotations
+
+try:
+    import transformers
+
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        raise ImportError(f"this is {transformers.__version__}")
+except ImportError as error:
+    raise ValueError(
+        f"Hugging Face's format must have the transformers library, 5 or newer ({error}). "
+        'Run `pip install -U "transformers>=5"`.'
+    ) from error
+
+from .export import export_huggingface
+from .modeling_transformer_xl import TransformerXLCache, TransformerXLForCausalLM, TransformerXLHFConfig
+from .tokenizer import fast_tokenizer
+
+__all__ = [
+    "TransformerXLCache",
+    "TransformerXLForCausalLM",
+    "TransformerXLHFConfig",
+    "export_huggingface",
+    "fast_tokenizer",
+]

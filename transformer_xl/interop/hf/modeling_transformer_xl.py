@@ -1,0 +1,328 @@
+"""`TransformerXL` as a model of Hugging Face's transformers, 5 or newer: configuration, cache and model.
+
+The layers are those of `model.py`; nothing is written twice. An exported folder holds this file beside the ones it
+imports, so `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` needs torch and transformers only.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import asdict, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ...config.settings import Lengths, TrainConfig, TransformerXLConfig
+from ...model.memory import Memory
+from ...model.transformer_xl import TransformerXL
+
+_DEFAULTS: dict[str, Any] = {
+    **asdict(TransformerXLConfig(vocab_size=0)),
+    **asdict(TrainConfig().lengths),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
+
+_CARRIED = ("transformer_xl_vocab.json", "LICENSE")
+"""Files of an exported folder that transformers does not know."""
+
+
+class TransformerXLHFConfig(PreTrainedConfig):
+    """`TransformerXLConfig` and `Lengths`, flat and by the same names.
+
+    `run` holds the other sections of the run that the model comes from. `tie_weight` and `tie_projs` say which weights
+    are tied, and `tie_word_embeddings` nothing: with `tie_weight` changed, weights that a folder lacks are drawn.
+    """
+
+    model_type = "transformer-xl"
+    attribute_map = {  # noqa: RUF012  transformers' own names
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+    }
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    def __init__(self, **settings: Any):
+        values = _DEFAULTS | {self.attribute_map.get(name, name): value for name, value in settings.items()}
+        values.setdefault("run", {})
+        values["tie_word_embeddings"] = True  # which weights are tied is the model's to say; this only lets it
+        super().__init__(**values)
+
+    @property
+    def shape(self) -> TransformerXLConfig:
+        """What shapes the weights."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(TransformerXLConfig)}
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # as JSON has them
+        return TransformerXLConfig(**values)
+
+    @property
+    def lengths(self) -> Lengths:
+        """What shapes a call."""
+        return Lengths(**{field.name: getattr(self, field.name) for field in fields(Lengths)})
+
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
+        """As transformers does it, the code beside: it copies that itself where it loaded it from such a folder.
+
+        The symbols of a folder that it was loaded from come along, for the way back.
+        """
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        if __name__.startswith("transformer_xl."):
+            self.auto_map = import_module(".export", __package__).write_source(save_directory)
+        for name in _CARRIED:
+            if (file := Path(self.name_or_path or save_directory, name)).is_file():
+                Path(save_directory, name).write_bytes(file.read_bytes())
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)
+
+
+class TransformerXLCache(Cache):
+    """A `Memory` as `past_key_values`, and how many tokens it has seen, of which it keeps the last `mem_len`.
+
+    A call leaves the one it is given as it was, and returns another.
+    """
+
+    def __init__(self, memory: Memory | None = None, seen: int = 0):
+        super().__init__(layers=[])
+        self.memory, self.seen = memory, seen
+
+    def __len__(self) -> int:
+        return 0 if self.memory is None else len(self.memory.layers)
+
+    def __repr__(self) -> str:
+        return f"TransformerXLCache(length={0 if self.memory is None else self.memory.length}, seen={self.seen})"
+
+    @property
+    def batch_size(self) -> int:
+        """How many rows it holds; -1 while it is empty."""
+        return -1 if self.memory is None else len(self.memory.layers[0])
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.memory is not None
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many tokens were seen, also those that are forgotten."""
+        return self.seen
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: no text is too long."""
+        return -1
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.memory, self.seen = None, 0
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " R"]) -> None:
+        """Take these rows, in this order."""
+        if self.memory is not None:
+            self.memory = self.memory.select(beam_idx.to(self.memory.layers[0].device))
+
+    def batch_select_indices(self, indices: Int[Tensor, " R"]) -> None:
+        """Take these rows, in this order."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Take each row so many times."""
+        self.reorder_cache(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: what a memory has forgotten for its newest tokens does not come back."""
+        raise ValueError(
+            "past_key_values of a Transformer-XL cannot be cropped. Keep the one from before those tokens."
+        )
+
+
+class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
+    """`TransformerXL` under `model`; its memory travels as `past_key_values`.
+
+    Inputs longer than `tgt_len` are read in segments of it, the oldest the shorter, so that a text of any length takes
+    the same memory. Reading a text at once and token by token give the same where `mem_len` holds all of it (and no
+    zeros), or where `attn_len` says how many are seen; else the first token of a segment sees less than the last.
+    """
+
+    config_class = TransformerXLHFConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = True
+    _is_stateful = True  # so transformers refuses to go back in a text, as assisted decoding does
+
+    def __init__(self, config: TransformerXLHFConfig):
+        super().__init__(config)
+        if not config.vocab_size:
+            raise ValueError("vocab_size must be the number of symbols, got 0. Give it to TransformerXLHFConfig.")
+        self.model = TransformerXL(config.shape)
+        self._tied_weights_keys = _tied(self)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "*S"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Read `input_ids` behind the memory in `past_key_values`.
+
+        Args:
+            attention_mask: 1 for text and 0 for padding, which must stand on the left of a text's beginning.
+            labels: `input_ids` with -100 where nothing is scored; they are shifted here.
+            use_cache: whether to return the memory; True by default.
+            logits_to_keep: log-probabilities of so many last positions only, or of these; 0: of all.
+            num_items_in_batch: what the summed loss is divided by; by default the number of scored labels.
+
+        Returns:
+            `logits` are log-probabilities, so their softmax is exact; None while training with labels, for a large
+            vocabulary's are many and the loss does without them. `loss` is the mean nats of the labels.
+        """
+        asked = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        if input_ids is None or inputs_embeds is not None:
+            raise ValueError("inputs_embeds must be left out, for memory starts from tokens. Give input_ids.")
+        if not input_ids.numel():
+            raise ValueError(
+                "input_ids must hold a token or more. Leave it out of generate to begin behind a line end."
+            )
+        if labels is not None and labels.shape != input_ids.shape:
+            shapes = f"{tuple(input_ids.shape)}, got {tuple(labels.shape)}"
+            raise ValueError(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
+        if unknown := [name for name, value in asked.items() if value]:
+            raise ValueError(
+                f"{unknown[0]} must be False or left out: a Transformer-XL returns logits and memory only."
+            )
+        mask = None if attention_mask is None else attention_mask.bool()
+        cache = self._cache(past_key_values, input_ids, mask)
+        keep = logits_to_keep if labels is None and isinstance(logits_to_keep, int) else 0
+        hidden, memory = self._read(input_ids, cache.memory, keep)
+        loss = None if labels is None else self._loss(hidden, labels, mask, num_items_in_batch)
+        logits = None
+        if labels is None or not self.training:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.model.softmax.log_probs(hidden[:, kept])
+        past = TransformerXLCache(memory, cache.seen + input_ids.shape[1]) if use_cache is not False else None
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore[arg-type]
+        return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Int[Tensor, "B T"], tokenizer: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As transformers does it, but for what is of no use here: positions, and the tokenizer of `stop_strings`."""
+        positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all
+        new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
+        if new is not None and new < 1:
+            seen = (kwargs.get("past_key_values") or TransformerXLCache()).get_seq_length()
+            raise ValueError(
+                f"input_ids of generate must be the whole text so far, more than the {seen} tokens that "
+                f"past_key_values has seen, got {input_ids.shape[1]}. Give it the sequences that came with it."
+            )
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
+        inputs.pop("cache_position", None)
+        if self.config.mem_len == 0:  # without a memory a token is written from the last ones, read anew
+            inputs |= {"input_ids": input_ids[:, -self.config.tgt_len :], "past_key_values": None}
+            if inputs.get("attention_mask") is not None:
+                inputs["attention_mask"] = inputs["attention_mask"][:, -self.config.tgt_len :]
+        return inputs
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """As transformers does it, and the memory of each text too: in a copy, for the one given is the user's."""
+        past = kwargs.get("past_key_values")
+        if expand_size > 1 and isinstance(past, TransformerXLCache) and past.batch_size == len(kwargs["input_ids"]):
+            kwargs["past_key_values"] = past = copy(past)
+            past.batch_repeat_interleave(expand_size)
+        return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[attr-defined]
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The adaptive embedding: ids to vectors."""
+        return self.model.embedding
+
+    def get_output_embeddings(self) -> None:
+        """None: the softmax is no single table."""
+
+    def resize_token_embeddings(self, *sizes: Any, **options: Any) -> NoReturn:
+        """Refused: the vocabulary's bands have fixed borders."""
+        raise ValueError(
+            "The vocabulary of a Transformer-XL cannot be resized. Use the tokenizer it was exported with."
+        )
+
+    def _cache(self, given: Cache | None, ids: Int[Tensor, "B T"], mask: Tensor | None) -> TransformerXLCache:
+        """What the call starts from: the memory given, or an empty one that knows each row's padding."""
+        given = TransformerXLCache() if given is None else given
+        if not isinstance(given, TransformerXLCache):
+            kind = type(given).__name__
+            raise ValueError(f"past_key_values must be what this model returned, got a {kind}. Leave it out to begin.")
+        rows, length = ids.shape
+        if given.memory is not None and given.batch_size != rows:
+            raise ValueError(
+                f"past_key_values must hold a row for each of input_ids, {rows}, got {given.batch_size}. "
+                "Use its batch_repeat_interleave or batch_select_indices."
+            )
+        if mask is None:
+            return given
+        if given.memory is not None and mask.dim() == 2:
+            if not mask[:, -length:].all():
+                raise ValueError(
+                    "attention_mask must be 1 for all tokens behind a memory: only a text's beginning is padded."
+                )
+            return given
+        if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any() or not mask[:, -1].all():
+            raise ValueError(
+                "attention_mask must be zeros, then a one or more, of the shape of input_ids: texts are padded on the "
+                'left. Set tokenizer.padding_side = "left".'
+            )
+        if mask.all():
+            return given
+        if self.model.config.zero_memory:
+            raise ValueError("This model attends zeros before a text (zero_memory), so texts must be of one length.")
+        return TransformerXLCache(self.model.empty_memory(rows, valid=mask.sum(1) - length))
+
+    def _read(
+        self, ids: Int[Tensor, "B T"], memory: Memory | None, keep: int
+    ) -> tuple[Float[Tensor, "B L D"], Memory | None]:
+        """Features of the segments that hold the last `keep` positions (0: of all), and the memory behind them."""
+        lengths, total, kept = self.config.lengths, ids.shape[1], []
+        for end in range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len):
+            hidden, memory = self.model.hidden(ids[:, max(end - lengths.tgt_len, 0) : end], memory, lengths)
+            if not keep or total - end < keep:
+                kept.append(hidden)
+        return torch.cat(kept, dim=1), memory
+
+    def _loss(
+        self, hidden: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], mask: Tensor | None, count: Any
+    ) -> Float[Tensor, ""]:
+        """Mean nats of the labels behind a text's first token; padding predicts nothing."""
+        targets = labels[:, 1:].long()
+        scored = targets >= 0
+        if mask is not None:
+            scored = scored & mask[:, -labels.shape[1] : -1]
+        nll = self.model.softmax.nll(hidden[:, :-1], targets.masked_fill(~scored, -1))
+        return nll.sum() / (scored.sum().clamp(min=1) if count is None else count)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Our own start, all at once, for the weights that a folder lacks: transformers keeps it off the others."""
+        self.model.init_weights()
+        for weight in self.parameters():
+            weight._is_hf_initialized = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """The name of each weight that is another's, and the name of that."""
+    first: dict[Tensor, str] = {}
+    names = {name: first.setdefault(weight, name) for name, weight in model.named_parameters(remove_duplicate=False)}
+    return {f"{name}$": f"{source}$" for name, source in names.items() if name != source}

@@ -1,0 +1,93 @@
+"""A `Vocab` as a fast tokenizer of transformers: the same ids, and the same text back.
+
+Other than a `Vocab` it takes text only, no bytes, and the words that refuse a symbol missing from a vocabulary without
+`<unk>` are the tokenizers library's.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ...data.vocab import LINE_ENDS, UNK, Vocab
+
+_SPACES = "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
+"""What `str.split` takes for white space; that of the tokenizers library is a little less."""
+_FF = "\u00ff"
+"""The byte 0xFF as byte-level tokenizers spell it."""
+
+
+def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
+    """The tokenizer of `vocab`, for texts padded on the left.
+
+    Nothing that a text can hold is special, so decoding with `skip_special_tokens` keeps all of it. Bytes and byte
+    pairs are padded with byte 0xFF, which is in no UTF-8 text. The others have no padding, nor have byte pairs with
+    added tokens, which are looked for in a text, and its sign would be too.
+    """
+    tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
+    added = len(tokenizer.get_added_tokens_decoder()) > 0
+    if len(vocab.opening):
+        end = LINE_ENDS[vocab.newlines]
+        special = [(end, vocab.line_end)]
+        tokenizer.post_processor = processors.TemplateProcessing(f"{end} $A", f"{end} $A $B", special)  # type: ignore[arg-type]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=None if vocab.is_text or added or tokenizer.token_to_id(_FF) is None else _FF,
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=not added,  # "a<eos>b" is one word; only byte pairs' own added tokens are found in a text
+    )
+
+
+def _words(vocab: Vocab) -> Tokenizer:
+    end = LINE_ENDS.get(vocab.newlines)
+    unk = UNK if vocab.unk is None else str(vocab.symbols[vocab.unk])
+    tokenizer = Tokenizer(models.WordLevel(_ids(vocab.symbols), unk_token=unk))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{re.escape(_SPACES)}]+"), "removed")
+    steps: list[Any] = [decoders.WordPiece(prefix="\n", cleanup=False), decoders.Fuse()]  # a space between words
+    if end is not None:
+        tokenizer.normalizer = normalizers.Replace("\n", f" {end} ")
+        steps.append(decoders.Replace(Regex(f" ?(?<![^ ]){re.escape(end)}(?![^ ]) ?"), "\n"))
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _chars(vocab: Vocab) -> Tokenizer:
+    tokenizer = _single(vocab.symbols, vocab)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(UNK, "\ufffd"), decoders.Fuse()])
+    return tokenizer
+
+
+def _bytes(vocab: Vocab) -> Tokenizer:
+    signs = pre_tokenizers.ByteLevel.alphabet()
+    others = iter(sorted(sign for sign in signs if ord(sign) > 0xFF))
+    by_byte = [chr(byte) if chr(byte) in signs else next(others) for byte in range(256)]
+    tokenizer = _single([by_byte[int(symbol)] for symbol in vocab.symbols], vocab)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pairs(vocab: Vocab) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(vocab.tokenizer)
+    if vocab.newlines == "drop":
+        tokenizer.normalizer = normalizers.Replace("\n", "")
+    return tokenizer
+
+
+def _single(symbols: Iterable[Any], vocab: Vocab) -> Tokenizer:
+    """Byte pairs without pairs: each character on its own."""
+    tokenizer = Tokenizer(models.BPE(_ids(symbols), [], unk_token=UNK))
+    if vocab.newlines == "drop":
+        tokenizer.normalizer = normalizers.Replace("\n", "")
+    return tokenizer
+
+
+def _ids(symbols: Iterable[Any]) -> dict[str, int]:
+    return {str(symbol): i for i, symbol in enumerate(symbols)}

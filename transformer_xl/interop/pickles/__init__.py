@@ -1,0 +1,1 @@
+"""Reading pickles without executing them."""

@@ -1,0 +1,1 @@
+"""The model: Transformer-XL and its baselines."""

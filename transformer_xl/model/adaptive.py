@@ -1,0 +1,212 @@
+"""Adaptive embedding and softmax with tied tables (Baevski & Auli 2019; Grave et al. 2017).
+
+The vocabulary, sorted by frequency, is cut into bands at `cutoffs`. The softmax first chooses among the words of band 0
+and one column per further band ("cluster", in the order of the bands), then within the band:
+
+    log p(w) = head[w]                             w in band 0
+    log p(w) = head[shortlist + i - 1] + tail_i[w] w in band i
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..ops.cross_entropy import Columns, linear_nll
+from ..ops.dropout import word_dropout
+from .inputs import as_ids, as_targets
+
+
+class _Bands(nn.Module):
+    """Band borders and widths, shared by both ends of the model.
+
+    With div_val 1 the bands are slices of one table; else each has a table of its own width and always a projection.
+    """
+
+    def __init__(self, vocab_size: int, d_embed: int, d_model: int, cutoffs: tuple[int, ...], div_val: int):
+        super().__init__()
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1 to build a model, got {vocab_size}. Name the size.")
+        self.edges = (0, *cutoffs, vocab_size)
+        self.div_val = div_val
+        self.sizes = [high - low for low, high in pairwise(self.edges)]
+        self.widths = [d_embed // div_val**i for i in range(len(self.sizes))]
+        self.projected = div_val > 1 or d_embed != d_model
+        tables = zip(self.sizes, self.widths, strict=True) if div_val > 1 else [(vocab_size, d_embed)]
+        self.tables = nn.ParameterList(nn.Parameter(torch.empty(size, width)) for size, width in tables)
+
+    def _band(self, ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """The band of each id; 0 for -1."""
+        band = torch.zeros_like(ids)
+        for edge in self.edges[1:-1]:
+            band += ids >= edge
+        return band
+
+    def _rows(self, band: Int[Tensor, " n"]) -> tuple[Tensor, ...]:
+        """For each band, where it is; the host waits for the device once."""
+        sizes = torch.stack([(band == i).sum() for i in range(len(self.sizes))]).tolist()
+        return band.argsort(stable=True).split(sizes)
+
+
+class AdaptiveEmbedding(_Bands):
+    """Ids to vectors: look up in the id's band, project to d_model, scale; in training drop some words whole."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_embed: int,
+        d_model: int,
+        *,
+        cutoffs: tuple[int, ...] = (),
+        div_val: int = 1,
+        scale: float = 1.0,
+        dropout_words: float = 0.0,
+    ):
+        super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
+        self.d_model, self.scale, self.dropout_words = d_model, float(scale), dropout_words
+        widths = self.widths[: len(self.tables)] if self.projected else []
+        self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
+
+    def forward(self, ids: Integer[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        return self.lookup(ids)[0]
+
+    def lookup(self, ids: Integer[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
+        """The vectors, and the tables for the `nll` of a tied softmax.
+
+        Its gradient then passes through here, and that of the rows looked up is added to it in place: else each of the
+        two would make one as large as the tables.
+        """
+        ids = as_ids(ids)
+        try:
+            x, tables = self._found(ids)
+        except IndexError as error:
+            found = f"{int(ids.min())} to {int(ids.max())}"
+            raise ValueError(f"ids must be from 0 to {self.edges[-1] - 1}, got {found}.") from error
+        return word_dropout(x, ids, self.dropout_words if self.training else 0.0, self.edges[-1]), tables
+
+    def _found(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
+        if self.div_val == 1:
+            x, table = _Lookup.apply(ids, self.tables[0])
+            return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
+        flat = ids.flatten()
+        rows = self._rows(self._band(flat))
+        # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
+        found = [
+            _Lookup.apply(flat[row] - low, table)
+            for row, low, table in zip(rows, self.edges, self.tables, strict=False)
+        ]
+        vectors, tables = zip(*found, strict=True)
+        grouped = torch.cat([F.linear(*pair) for pair in zip(vectors, self.projections, strict=True)])
+        x = torch.empty_like(grouped).index_copy(0, torch.cat(rows), grouped)
+        return self.scale * x.view(*ids.shape, self.d_model), tables
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table, and the table."""
+
+    @staticmethod
+    def forward(ctx, ids, table):
+        ctx.save_for_backward(ids)
+        ctx.shape = table.shape
+        ctx.set_materialize_grads(False)
+        return F.embedding(ids, table), table.view_as(table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_x, d_table):
+        (ids,) = ctx.saved_tensors
+        if d_x is None:
+            return None, d_table
+        if d_table is None:
+            d_table = d_x.new_zeros(ctx.shape)
+        if d_table.is_cpu:
+            return None, d_table.index_add_(0, ids.flatten(), d_x.flatten(0, -2))
+        return None, d_table.index_put_((ids,), d_x, accumulate=True)  # slower, but the same sum every time
+
+
+class AdaptiveSoftmax(_Bands):
+    """Vectors to log-probabilities; losses always come back in the order of the targets.
+
+    Without cutoffs this is a plain softmax.
+    """
+
+    def __init__(self, vocab_size: int, d_embed: int, d_model: int, *, cutoffs: tuple[int, ...] = (), div_val: int = 1):
+        super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
+        widths = self.widths if self.projected else []
+        self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
+        self.bias = nn.Parameter(torch.empty(vocab_size))
+        self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), d_embed)) if cutoffs else None
+        self.cluster_bias = nn.Parameter(torch.empty(len(cutoffs))) if cutoffs else None
+        self.tied = False
+
+    def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
+        """Share the embedding's tables and, per band, its projection.
+
+        The lists stay apart: `torch.func.functional_call` takes a list that two modules share for two, and leaves the
+        values of the call in it.
+        """
+        self.tied = weight
+        if weight:
+            self.tables = nn.ParameterList(embedding.tables)
+        for band, tied in enumerate(projections):
+            if tied and self.projected:
+                self.projections[band] = embedding.projections[band if self.div_val > 1 else 0]
+
+    def nll(
+        self,
+        hidden: Float[Tensor, "B T D"],
+        targets: Integer[Tensor, "B T"],
+        tables: tuple[Float[Tensor, "_ _"], ...] | None = None,
+    ) -> Float[Tensor, "B T"]:
+        """Nats of each target, in order; 0 where the target is -1, which is not scored.
+
+        Args:
+            tables: what the embedding's `lookup` returned; used if they are this softmax's too.
+        """
+        targets = as_targets(targets, hidden.shape[:-1])
+        x, flat = hidden.flatten(0, -2), targets.flatten()
+        if flat.is_cuda or torch.compiler.is_compiling():  # told later, without waiting for the device
+            torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")
+        elif flat.is_cpu and (flat >= self.edges[-1]).any():
+            raise ValueError(f"targets must be at most {self.edges[-1] - 1}, got {int(flat.max())}.")
+        band = self._band(flat)
+        inputs, places = [self._project(x, 0)], [torch.where(band > 0, self.sizes[0] - 1 + band, flat)]
+        tails = self._rows(band)[1:] if len(self.sizes) > 1 else ()
+        for i, row in enumerate(tails, start=1):  # also where no target is in the band: see AdaptiveEmbedding
+            inputs.append(self._project(x[row], i))
+            places.append(flat[row] - self.edges[i])
+        head, *rest = linear_nll(inputs, places, self._columns, self._scoring(tables if self.tied else None))
+        return head.index_add(0, torch.cat(tails), torch.cat(rest)).view_as(targets) if tails else head.view_as(targets)
+
+    def log_probs(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """Log-probabilities of every symbol; they sum to one."""
+        logs = []
+        for band, columns in enumerate(self._columns(*self._scoring())):
+            x = self._project(hidden, band)
+            scores = [F.linear(x, weight, bias) for weight, bias in columns]
+            logs.append(_full_precision(torch.cat(scores, -1) if len(scores) > 1 else scores[0]).log_softmax(-1))
+        (head, *tails), shortlist = logs, self.sizes[0]
+        tails = [head[..., shortlist + i, None] + tail for i, tail in enumerate(tails)]
+        return torch.cat([head[..., :shortlist], *tails], dim=-1)
+
+    def _scoring(self, tables: tuple[Tensor, ...] | None = None) -> tuple[Tensor | None, ...]:
+        """The parameters behind the projections."""
+        return self.bias, self.cluster_weight, self.cluster_bias, *(self.tables if tables is None else tables)
+
+    def _columns(self, bias, cluster_weight, cluster_bias, *tables) -> list[Columns]:
+        """Weight and bias of each band's columns; split in one go, for a slice's gradient is as large as the table."""
+        tables = tables if self.div_val > 1 else tables[0].split(self.sizes)
+        head, *tails = ([part] for part in zip(tables, bias.split(self.sizes), strict=True))
+        return [head if cluster_weight is None else [*head, (cluster_weight, cluster_bias)], *tails]
+
+    def _project(self, x: Float[Tensor, "*B D"], band: int) -> Float[Tensor, "*B E_band"]:
+        return x @ self.projections[band] if self.projected else x
+
+
+def _full_precision(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,215 @@
+"""Recurrent language models as Merity et al. 2018 regularise them: AWD-LSTM, and the QRNN of Bradbury et al. 2017.
+
+    LSTM    torch.nn.LSTM
+    QRNN    z, f, o = tanh, sigmoid, sigmoid of W [x_t, x_t-1] + b    (in layers above the first of x_t alone)
+            c_t = f_t * c_t-1 + (1 - f_t) * z_t,   h_t = o_t * c_t
+
+The first layer reads embeddings and the last one gives what the tied softmax reads, both d_model wide; between them
+layers are d_inner wide. The state is a `Memory` of one position: what each layer takes to the next segment.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ...config.settings import Lengths, TransformerXLConfig
+from ...ops.dropout import Dropout, dropout
+from ..adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from ..attention import Linear
+from ..memory import Memory, check_state
+from ..transformer_xl import TransformerXL
+
+States = tuple[Float[Tensor, "B 1 _"], ...]
+
+
+class LSTMLayer(nn.Module):
+    """One layer; `weight_drop` is dropout on the matrix from state to state, one mask for a call."""
+
+    def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
+        super().__init__()
+        self.cell = nn.LSTM(inputs, width, batch_first=True)
+        self.weight_drop = weight_drop
+        self.state_widths: tuple[int, ...] = (width, width)
+        self.columns = width
+
+    def forward(self, x: Float[Tensor, "B T I"], states: States) -> tuple[Float[Tensor, "B T O"], States]:
+        """What the layer gives, and its h and c."""
+        inward, recurrent, *biases = self.cell.parameters()
+        weights = [inward, dropout(recurrent, self.weight_drop if self.training else 0.0), *biases]
+        h, c = (state.to(x.dtype).transpose(0, 1).contiguous() for state in states)
+        out, h, c = _lstm(x, (h, c), weights, self.training)
+        return out, (h.transpose(0, 1), c.transpose(0, 1))
+
+
+def _lstm(x: Tensor, states: tuple[Tensor, Tensor], weights: list[Tensor], training: bool) -> tuple[Tensor, ...]:
+    """`torch.lstm`; in float32 on a CPU whose oneDNN has no kernel of it in bfloat16, where PyTorch raises an error."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    lacks = torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if x.device.type != "cpu" or dtype != torch.bfloat16 or not lacks:
+        return torch.lstm(x, states, weights, True, 1, 0.0, training, False, True)
+    x, *wide = (tensor.float() for tensor in (x, *states, *weights))
+    with torch.autocast("cpu", enabled=False):
+        results = torch.lstm(x, wide[:2], wide[2:], True, 1, 0.0, training, False, True)
+    return tuple(result.to(dtype) for result in results)
+
+
+class QRNNLayer(nn.Module):
+    """One layer; `weight_drop` is dropout on its matrix. The first one looks back at the token before."""
+
+    def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
+        super().__init__()
+        self.linear = Linear(2 * inputs if first else inputs, 3 * width)
+        self.weight_drop, self.first = weight_drop, first
+        self.state_widths: tuple[int, ...] = (width, inputs) if first else (width,)
+        self.columns = self.linear.in_features
+
+    def forward(self, x: Float[Tensor, "B T I"], states: States) -> tuple[Float[Tensor, "B T O"], States]:
+        """What the layer gives; its c, and its last input where that is looked back at."""
+        c, *last = states
+        seen = torch.cat([x, torch.cat([last[0].to(x.dtype), x[:, :-1]], dim=1)], dim=-1) if self.first else x
+        weight = dropout(self.linear.weight, self.weight_drop if self.training else 0.0)
+        z, f, o = F.linear(seen, weight, self.linear.bias).to(c.dtype).chunk(3, dim=-1)
+        f = f.sigmoid()
+        c = recurrence(f, (1 - f) * z.tanh(), c)
+        return o.sigmoid() * c, (c[:, -1:], x[:, -1:]) if self.first else (c[:, -1:],)
+
+
+def recurrence(
+    f: Float[Tensor, "B T D"], b: Float[Tensor, "B T D"], start: Float[Tensor, "B 1 D"]
+) -> Float[Tensor, "B T D"]:
+    """s_t = f_t * s_t-1 + b_t for all t, from s_-1 = `start`. First derivatives only."""
+    return _Recurrence.apply(f, b, start)
+
+
+class _Recurrence(torch.autograd.Function):
+    """Its gradient is the same recurrence from the end: g_t = d_t + f_t+1 * g_t+1."""
+
+    @staticmethod
+    def forward(ctx, f, b, start):
+        s = _scan(f, b, start)
+        ctx.save_for_backward(f, s, start)
+        return s
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_s):
+        f, s, start = ctx.saved_tensors
+        later = F.pad(f[:, 1:], (0, 0, 0, 1))
+        d_b = _scan(later.flip(1), d_s.flip(1), torch.zeros_like(start)).flip(1)
+        return d_b * torch.cat([start, s[:, :-1]], dim=1), d_b, f[:, :1] * d_b[:, :1]
+
+
+def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
+    """One step after the other, each over all rows and columns, so that nothing is divided and errors do not grow. On
+    a CPU this is faster than a scan in log T passes or in blocks of sqrt T but for one row of hundreds of tokens."""
+    out, s = torch.empty_like(b), start[:, 0]
+    for t in range(f.shape[1]):
+        s = torch.addcmul(b[:, t], f[:, t], s, out=out[:, t])
+    return out
+
+
+class Recurrent(TransformerXL):
+    """What both have in common: a language model with a `TransformerXL`'s ends and calls, and no attention.
+
+    Of the `Lengths` of a call only `mem_len` counts: where it is 0, each segment starts from zeros.
+    """
+
+    layer: type[LSTMLayer] | type[QRNNLayer]
+
+    def __init__(self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False):
+        nn.Module.__init__(self)
+        if recompute:
+            raise ValueError(
+                f"train.recompute must be false for kind = {config.kind}, whose layers are not recomputed."
+            )
+        self.config, self.recompute, self.takes_padding = config, False, False
+        sizes = (config.vocab_size, config.embed_width, config.d_model)
+        bands = {"cutoffs": config.cutoffs, "div_val": config.div_val}
+        scale = 1.0 if config.embedding_scale is None else config.embedding_scale
+        self.embedding = AdaptiveEmbedding(*sizes, scale=scale, dropout_words=config.dropout_words, **bands)
+        widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
+        self.layers = nn.ModuleList(
+            self.layer(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
+        )
+        self.final_norm = None
+        rates = [config.dropout if p is None else p for p in (config.dropout_input, config.dropout_output)]
+        dropouts = (Dropout(p, locked=config.locked_dropout) for p in (*rates, config.dropout))
+        self.dropout, self.dropout_output, self.dropout_between = dropouts
+        self.softmax = AdaptiveSoftmax(*sizes, **bands)
+        self.softmax.tie(self.embedding, weight=config.tie_weight, projections=config.tie_projs)
+        self.init_weights()
+
+    @property
+    def _stack(self) -> list[LSTMLayer | QRNNLayer]:
+        return [module for module in self.modules() if isinstance(module, LSTMLayer | QRNNLayer)]
+
+    def init_weights(self) -> None:
+        """AWD-LSTM's start:
+
+        embedding, softmax, cluster weights         U(-0.1, 0.1)
+        projections of embedding and softmax        N(0, proj_init_std)
+        LSTM, all of a layer of width n             U(-1 / sqrt(n), 1 / sqrt(n))
+        QRNN, all of a matrix with n columns        U(-1 / sqrt(n), 1 / sqrt(n))
+        every other bias                            0
+        """
+        for layer in self._stack:
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -(layer.columns**-0.5), layer.columns**-0.5)
+        for name, parameter in self.named_parameters():
+            if "projections" in name:
+                nn.init.normal_(parameter, 0.0, self.config.proj_init_std)
+            elif name.startswith("softmax") and name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif not name.startswith("layers"):
+                nn.init.uniform_(parameter, -0.1, 0.1)
+
+    def _run(
+        self, x: Float[Tensor, "B T D"], memory: Any, lengths: Lengths, lower: list[Tensor] | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Any]:
+        memory = self.empty_memory(len(x)) if memory is None else memory
+        check_state(memory, [width for layer in self._stack for width in layer.state_widths], x)
+        states = list(memory.layers)
+        if memory.valid is not None:
+            states = [state.masked_fill((memory.valid <= 0)[:, None, None], 0) for state in states]
+        after: list[Tensor] = []
+        x = self.dropout(x)
+        for number, layer in enumerate(self._stack):
+            if number:
+                if lower is not None:
+                    lower.append(x)
+                x = self.dropout_between(x)
+            own, states = states[: len(layer.state_widths)], states[len(layer.state_widths) :]
+            x, left = layer(x, tuple(own))
+            after += left
+        kept = Memory(tuple(state.detach().to(old.dtype) for state, old in zip(after, memory.layers, strict=True)))
+        return x, kept if lengths.mem_len else self.empty_memory(len(x))
+
+    def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Memory:
+        """States of zeros."""
+        assert valid is None, "give rows of one length"
+        like: dict[str, Any] = {"dtype": self.softmax.bias.dtype, "device": self.softmax.bias.device}
+        widths = (width for layer in self._stack for width in layer.state_widths)
+        return Memory(tuple(torch.zeros(batch, 1, width, **like) for width in widths))
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+        """`empty_memory`, which is all that inference needs."""
+        return self.empty_memory(batch, valid)
+
+
+class LSTM(Recurrent):
+    """AWD-LSTM."""
+
+    layer = LSTMLayer
+
+
+class QRNN(Recurrent):
+    """AWD-QRNN."""
+
+    layer = QRNNLayer

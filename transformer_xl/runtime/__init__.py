@@ -1,0 +1,1 @@
+"""What the machine gives: devices, ranks, files, the terminal."""

@@ -1,0 +1,123 @@
+"""Ranks: the processes that train one model together, as torchrun starts them. Alone, a process is rank 0 of 1.
+
+Each rank reads its rows of every batch and keeps their memories. Weights are the same on all ranks (DDP), or each rank
+has a part of every tensor, which is gathered for the time it is needed (FSDP2); what the optimizer does is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from .launcher import half_launched, launched, number
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together, and what they do at the same time: every rank has to call it."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and speaks for all."""
+        return self.rank == 0
+
+    def rows(self, count: int) -> slice:
+        """This rank's share of `count` rows: the shares follow each other, and differ by one row at most."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def total(self, amounts: Sequence[float]) -> list[float]:
+        """Sums over all ranks, in float64."""
+        if self.size == 1:
+            return list(amounts)
+        summed = torch.tensor(amounts, dtype=torch.float64)  # on the CPU: no device is waited for
+        dist.all_reduce(summed)
+        return summed.tolist()
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """What the ranks hold, in their order; it has the same shape on all."""
+        if self.size == 1:
+            return [tensor]
+        found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(found, tensor.contiguous())
+        return found
+
+    def wait(self) -> None:
+        """Go on when all are here; not by a barrier, for which NCCL would have to be started."""
+        self.total([0.0])
+
+
+def launch() -> str:
+    """What the processes of one torchrun share, those that it starts in place of failed ones too; "" without it."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"process {os.getppid()}" if name == "none" else name
+
+
+@contextmanager
+def together(device: str) -> Iterator[Ranks]:
+    """Join the other ranks until the end of the block; on CUDA each then has the device of its local rank.
+
+    Raises:
+        ValueError: a device was asked for by its number, or there are fewer than ranks.
+        ConnectionError: another rank has ended.
+    """
+    if half := half_launched():
+        print(half, file=sys.stderr)
+    ranks = Ranks(*launched())
+    if ranks.size == 1:
+        yield ranks
+        return
+    cuda = torch.cuda.is_available() and (device == "auto" or device.startswith("cuda"))
+    if cuda:
+        _take_device(device)
+    try:
+        store, *_ = next(rendezvous("env://"))
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":
+            # torchrun keeps its store through restarts, and in it the addresses of those who are no more. How many
+            # restarts there were is known on one machine alone; several need a new store each time.
+            store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
+        backend, hour = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(hours=1)
+        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=hour)
+        yield ranks
+        _settle()
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        if not ranks.first:  # one that tells of it is enough
+            raise SystemExit(1) from error
+        raise ConnectionError("Another rank has ended; what that one or its launcher says is the reason.") from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _settle() -> None:
+    """Give gloo's threads, which go on to the end of the process, the time to let go of Python's tensors: to do that
+    while the interpreter ends would abort the process (https://github.com/pytorch/pytorch/issues/190489)."""
+    last, end = torch.zeros(1), time.monotonic() + 5
+    own = last._use_count()  # type: ignore[attr-defined]
+    dist.all_reduce(last)
+    while last._use_count() > own and time.monotonic() < end:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+
+
+def _take_device(device: str) -> None:
+    local, there = number("LOCAL_RANK"), torch.cuda.device_count()
+    if ":" in device:
+        raise ValueError(f"device must be auto or cuda for several ranks, each of which has its own; got {device}.")
+    if local >= there:
+        raise ValueError(f"There must be a CUDA device for each rank of a machine, got {there}. Start fewer ranks.")
+    torch.cuda.set_device(local)

@@ -1,0 +1,102 @@
+"""Optimizers by name, and learning rates as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config.settings import TrainConfig
+
+
+def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """The optimizers a recipe names, over all weights: one, but for muon.
+
+    Muon (Jordan et al. 2024) turns the momentum of a weight matrix into the nearest orthogonal one. It takes the
+    matrices of the layers, with steps scaled to the size of Adam's (Liu et al. 2025, arXiv 2502.16982), so that `lr`
+    means the same for both; Adam takes embeddings, softmax, norms and biases.
+
+    Raises:
+        ValueError: this PyTorch has no Muon.
+    """
+    named = list(model.named_parameters())
+    if config.optimizer == "muon":
+        inside = [(name, p) for name, p in named if p.ndim == 2 and name.startswith("layers.")]
+        outside = [(name, p) for name, p in named if p.ndim != 2 or not name.startswith("layers.")]
+        return [_muon([p for _, p in inside], config), _adam(_groups(outside, config), config)]
+    if config.optimizer == "sgd":
+        groups = _groups(named, config)
+        return [torch.optim.SGD(groups, config.lr, config.momentum, weight_decay=config.weight_decay)]
+    return [_adam(_groups(named, config), config)]
+
+
+def _groups(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, Any]]:
+    """One group, or two where the embedding has a rate of its own: its tables are then marked as such."""
+    marked = [(config.embedding_lr_ratio != 1 and name.startswith("embedding.tables."), p) for name, p in named]
+    groups = [{"params": [p for own, p in marked if own == each], "embedding": each} for each in (False, True)]
+    return [group for group in groups if group["params"]]
+
+
+def _adam(parameters, config: TrainConfig) -> torch.optim.Optimizer:
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return kind(
+        parameters,
+        config.lr,
+        betas=config.betas,
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def _muon(parameters, config: TrainConfig) -> torch.optim.Optimizer:
+    kind = getattr(torch.optim, "Muon", None)
+    if kind is None:
+        raise ValueError(
+            f"train.optimizer must be adam, adamw or sgd with PyTorch {torch.__version__}, got muon. "
+            "Update PyTorch to 2.9 or newer."
+        )
+    return kind(
+        parameters,
+        config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
+def set_rates(optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainConfig, share: float = 1.0) -> None:
+    """Give every group its rate of this step, times `share`."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            ratio = config.embedding_lr_ratio if group.get("embedding") else 1.0
+            group["lr"] = learning_rate(step, config, ratio) * share
+
+
+def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:
+    """The rate of optimizer step `step`, counted from 0, of weights whose `lr` is `ratio` times the common one.
+
+    Linear up to `lr` over `warmup_steps`; then constant, a half cosine down to `min_lr_ratio` times the common `lr` at
+    `max_steps` (over the steps after warm-up, as in the original TensorFlow code), or falling with 1 / sqrt(step) from
+    `lr`. Where weights are averaged the schedule ends at `average_from`, and `average_lr_ratio` of its end holds on.
+    """
+    end = config.average_from or config.max_steps
+    if config.average_from and step >= end:
+        return config.average_lr_ratio * _scheduled(end, end, config, ratio)
+    return _scheduled(step, end, config, ratio)
+
+
+def _scheduled(step: int, end: int, config: TrainConfig, ratio: float) -> float:
+    lr = config.lr * ratio
+    if step < config.warmup_steps:
+        return lr * (step + 1) / config.warmup_steps
+    if config.schedule == "cosine":
+        done = (step - config.warmup_steps) / max(end - config.warmup_steps, 1)
+        low = config.min_lr_ratio / ratio
+        return lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+    if config.schedule == "inv_sqrt":
+        return lr * math.sqrt(max(config.warmup_steps, 1) / (step + 1))
+    return lr
