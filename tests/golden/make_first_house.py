@@ -44,7 +44,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from transformer_xl.cli import main as command
+from transformer_xl.cli.main import main as command
 
 GOLDEN = Path(__file__).parent / "first_house"
 COMMON = words(
@@ -223,7 +223,7 @@ def write_texts(folder: Path) -> None:
 def moment_owners(name: str) -> dict[str, str]:
     """Which weight each stored moment belongs to: the first house numbered them as its optimizers did."""
     from transformer_xl.checkpoint import load_model
-    from transformer_xl.optim import build_optimizers
+    from transformer_xl.train.optim import build_optimizers
 
     loaded = load_model(checkpoint(name))
     names = {parameter: owner for owner, parameter in loaded.model.named_parameters()}
