@@ -21,7 +21,7 @@ large, because Adam otherwise turns gradients that are rounding errors into whol
 `--compare` writes each float as hexadecimal text, and more of them than expected.json has. The outputs of two versions
 of the code on one machine are equal if and only if both compute the same bits:
 
-    python tests/golden/make_first_house.py --compare > before.json
+    PYTHONPATH=. python tests/golden/make_first_house.py --compare > before.json
 """
 
 from __future__ import annotations
