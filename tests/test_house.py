@@ -29,7 +29,17 @@ FLOORS = (
 )
 ROOF = {"__init__", "__main__", "hf"}
 """Public names, which may come from any floor."""
-NO_TORCH = ("__init__", "config.settings", "config.recipe", "config.values", "runtime.launcher", "runtime.files")
+GROUND = {"mistake"}
+"""What every floor stands on; it imports nothing of the package."""
+NO_TORCH = (
+    "__init__",
+    "mistake",
+    "config.settings",
+    "config.recipe",
+    "config.values",
+    "runtime.launcher",
+    "runtime.files",
+)
 NO_TORCH += ("runtime.terminal", "cli.options", "cli.main")
 """Modules that stay importable in no time: a command line is read and refused before torch is needed."""
 
@@ -42,7 +52,7 @@ def room(module: tuple[str, ...]) -> str:
 
 
 def floor(name: str) -> int | None:
-    return next((number for number, rooms in enumerate(FLOORS) if name in rooms), None)
+    return -1 if name in GROUND else next((number for number, rooms in enumerate(FLOORS) if name in rooms), None)
 
 
 def imports(source: str, module: tuple[str, ...], *, is_package: bool) -> Iterator[tuple[str, ...]]:

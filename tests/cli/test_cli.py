@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import resource
 import subprocess
 import sys
 import tomllib
@@ -49,7 +48,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[st
     return [line.removeprefix("txl: ") for line in shown.err.splitlines()]
 
 
-def test_help_takes_less_than_half_a_second_and_no_torch():
+def test_help_of_every_command_loads_no_torch():
     script = """
 import sys
 from transformer_xl.cli.main import COMMANDS, main
@@ -61,15 +60,7 @@ for command in COMMANDS:
 heavy = {"torch", "numpy", "rich.progress", "jaxtyping"} & sys.modules.keys()
 assert not heavy, heavy
 """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime  # a busy machine does not count
-    assert seconds < 0.5 * len(COMMANDS)
-    before = after
-    subprocess.run([sys.executable, "-m", "transformer_xl", "train", "--help"], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="OpenMP is GNU's on Linux")

@@ -446,16 +446,16 @@ def test_the_code_of_the_folder_imports_itself_and_what_is_there(pair):
         "import jaxtyping",
         "import transformer_xl.model.memory",
         "from transformer_xl.model.memory import Memory",
-        "from ..nowhere import thing",
-        "from .. import __version__",
+        "from ...nowhere import thing",
+        "from ... import __version__",
         "def f():\n    from einops import rearrange",
         "if True:\n    from jaxtyping import Float",
-        "from ..modeling_transformer_xl import twice",
+        "from ...modeling_transformer_xl import twice",
     ],
 )
 def test_an_import_that_cannot_be_rewritten_is_no_export(line, tmp_path, monkeypatch):
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "modeling_transformer_xl.py").write_text(line + "\n")
+    (tmp_path / "interop" / "hf").mkdir(parents=True)
+    (tmp_path / "interop" / "hf" / "modeling_transformer_xl.py").write_text(line + "\n")
     (tmp_path / "modeling_transformer_xl.py").touch()  # of the same name in a flat folder
     monkeypatch.setattr(export, "_PACKAGE", tmp_path)
     with pytest.raises((AssertionError, SyntaxError)):
@@ -464,14 +464,14 @@ def test_an_import_that_cannot_be_rewritten_is_no_export(line, tmp_path, monkeyp
 
 def test_imports_are_rewritten_wherever_they_stand(tmp_path, monkeypatch):
     files = {
-        "hf/modeling_transformer_xl.py": "from ..deep import (\n    One,\n    two as three,\n)\nimport torch\n",
+        "interop/hf/modeling_transformer_xl.py": "from ...deep import (\n    One,\n    two as three,\n)\nimport torch\n",
         "deep/__init__.py": "from . import a as b, c\nfrom jaxtyping import Float\n",
         "deep/a.py": "def f():\n    from ..flat import x\n    return x\n",
         "deep/c.py": "from .a import f\n",
         "flat.py": "x = 1\n",
     }
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     monkeypatch.setattr(export, "_PACKAGE", tmp_path)
     found = {name: content.splitlines()[1:] for name, content in export.source_files().items()}
@@ -491,4 +491,4 @@ def test_imports_are_rewritten_wherever_they_stand(tmp_path, monkeypatch):
 def test_without_transformers_a_sentence_names_it():
     code = "import sys; sys.modules['transformers'] = None; import transformer_xl.hf"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "ValueError: Hugging Face" in run.stderr and 'pip install -U "transformers>=5"' in run.stderr
+    assert "Mistake: Hugging Face" in run.stderr and 'pip install -U "transformers>=5"' in run.stderr

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..config.settings import Lengths
 from ..data.loader import Segment
+from ..mistake import Mistake
 from ..model.attention import RelativeMultiheadAttention
 from ..model.transformer_xl import TransformerXL
 from ..runtime.device import autocast
@@ -101,7 +102,7 @@ def attentions(model: Any) -> list[RelativeMultiheadAttention]:
         return [module for module in model.modules() if isinstance(module, RelativeMultiheadAttention)]
     but = " with score_biases" if config.kind in TERMS else ""
     *kinds, last = (f'"{kind}"' for kind in TERMS)
-    raise ValueError(
+    raise Mistake(
         f"Attention maps are for kind = {', '.join(kinds)} or {last} without score_biases, and the model is of kind "
         f'"{config.kind}"{but}. Give another run.'
     )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from ..mistake import Mistake
 from ..runtime.files import write_whole
 
 COLOURS = "magma_r"
@@ -136,9 +137,9 @@ def load_matplotlib() -> ModuleType:
         import matplotlib.figure
         import matplotlib.patches
     except ImportError as error:
-        raise ValueError("Pictures need matplotlib, which is not installed. Run `pip install matplotlib`.") from error
+        raise Mistake("Pictures need matplotlib, which is not installed. Run `pip install matplotlib`.") from error
     except ValueError as error:  # which is all that the import says of an environment it cannot use
-        raise ValueError(f"MPLBACKEND must be unset or a backend of matplotlib: {error}.") from error
+        raise Mistake(f"MPLBACKEND must be unset or a backend of matplotlib: {error}.") from error
     return matplotlib
 
 

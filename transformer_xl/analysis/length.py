@@ -17,6 +17,7 @@ from ..data.loader import StreamLoader
 from ..data.vocab import Vocab
 from ..evaluation.score import EvalResult, evaluate
 from ..evaluation.sliding import Sliding
+from ..mistake import Mistake
 from ..runtime.terminal import followed
 from .recl import ABSOLUTE, RECURRENT
 
@@ -82,7 +83,7 @@ def sweep(
     kind, tgt_len = config.model.kind, config.train.tgt_len
     fit = [length for length in sorted(set(attn_lens)) if kind not in ABSOLUTE or length <= tgt_len]
     if not fit:
-        raise ValueError(
+        raise Mistake(
             f"attn_len must be at most {tgt_len:,} for a model of kind {kind}, which knows no positions beyond its "
             f"tgt_len; got {', '.join(map(str, attn_lens))}."
         )

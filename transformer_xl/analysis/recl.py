@@ -32,6 +32,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from ..config.settings import Lengths, RunConfig
+from ..mistake import Mistake
 from ..runtime.device import autocast
 from ..runtime.terminal import followed
 
@@ -184,7 +185,7 @@ def sample_positions(
         for first in range(0, room, most)
     ]
     if count > (there := step * sum(size for _, size in runs)):
-        raise ValueError(
+        raise Mistake(
             f"positions must be at most {there:,}, the places in the text with {longest:,} tokens before them, got "
             f"{count:,}. Give more text, a lower max_context or fewer positions."
         )

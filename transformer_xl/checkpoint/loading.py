@@ -14,6 +14,7 @@ from ..config.recipe import HINTS
 from ..config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
 from ..config.values import fits
 from ..data.vocab import Vocab
+from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
 from .history import find_checkpoint
@@ -38,7 +39,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
     config = load_config(folder)
     vocab = load_vocab(folder)
     if len(vocab) != config.model.vocab_size:
-        raise ValueError(
+        raise Mistake(
             f"{folder} does not fit together: vocab.json has {len(vocab)} symbols and config.json says "
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
@@ -55,7 +56,7 @@ def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
     layer = model.d_model * max(model.d_inner, 1 if model.kind in ("lstm", "qrnn") else model.n_head * model.d_head)
     if max(model.n_layer * layer, model.vocab_size, model.positions) > size:
         with whole_and_ours(folder / "model.safetensors"):
-            raise ValueError("config.json tells of more weights")
+            raise Mistake("config.json tells of more weights")
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
@@ -83,7 +84,7 @@ def load_training(folder: str | Path) -> TrainingState:
     try:
         return TrainingState(stored["step"], stored["scalars"], read_tensors(folder / "training.safetensors"))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'training.json'} is not a training state: it lacks {error}.") from error
+        raise Mistake(f"{folder / 'training.json'} is not a training state: it lacks {error}.") from error
 
 
 def load_config(folder: str | Path) -> RunConfig:
@@ -104,7 +105,7 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
     """
     strange = [name for name in _SECTIONS if not isinstance(stored.get(name, {}), Mapping)]
     if strange:
-        raise ValueError(f"{path} must hold a table for {', '.join(strange)}. Restore it from a copy.")
+        raise Mistake(f"{path} must hold a table for {', '.join(strange)}. Restore it from a copy.")
     unknown = [
         f"{section}.{name}"
         for section, owner in _SECTIONS.items()
@@ -112,7 +113,7 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
         if name not in {f.name for f in fields(owner)}
     ]
     if unknown:
-        raise ValueError(f"{path} has settings this version does not know: {some(unknown)}. Update transformer-xl.")
+        raise Mistake(f"{path} has settings this version does not know: {some(unknown)}. Update transformer-xl.")
     given = {section: _tuples(stored.get(section, {})) for section in _SECTIONS}
     wrong = [
         f"{section}.{name}"
@@ -121,9 +122,9 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
         if not fits(value, HINTS[section][name])
     ]
     if wrong:
-        raise ValueError(f"{path} has settings of the wrong type: {some(wrong)}. Restore it from a copy.")
+        raise Mistake(f"{path} has settings of the wrong type: {some(wrong)}. Restore it from a copy.")
     if "vocab_size" not in given["model"]:
-        raise ValueError(f"{path} lacks model.vocab_size. Restore it from a copy.")
+        raise Mistake(f"{path} lacks model.vocab_size. Restore it from a copy.")
     return RunConfig(**{section: owner(**given[section]) for section, owner in _SECTIONS.items()})
 
 
@@ -134,7 +135,7 @@ def load_vocab(folder: str | Path) -> Vocab:
     try:
         return Vocab.from_json(stored)
     except ValueError as error:
-        raise ValueError(f"{path} is no vocabulary: {error}") from error
+        raise Mistake(f"{path} is no vocabulary: {error}") from error
 
 
 def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..mistake import Mistake
 from ..runtime.files import check_seal, plain_file
 
 FORMAT = "transformer-xl checkpoint"
@@ -61,12 +62,12 @@ def read_json(path: Path) -> Any:
 def read_header(path: Path) -> dict[str, Any]:
     stored = read_json(path)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise ValueError(
+        raise Mistake(
             f"{path} is not a checkpoint of transformer-xl: its format must be {FORMAT!r}. `txl convert` reads "
             "those of other programs."
         )
     if stored.get("version") != VERSION:
-        raise ValueError(
+        raise Mistake(
             f"{path} has format version {stored.get('version')}; this transformer-xl reads {VERSION}. Update it."
         )
     return stored
@@ -79,6 +80,6 @@ def whole_and_ours(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, so its folder is no whole checkpoint. Use another one.") from None
     except (SafetensorError, ValueError, RecursionError) as error:  # a JSON file's faults are ValueErrors
-        raise ValueError(
+        raise Mistake(
             f"{path} is cut short, damaged or of another kind ({error}). Use another checkpoint, or restore this one."
         ) from error

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ..mistake import Mistake
+
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """A model's weights as it has them, tied ones once, under the first of their names."""
@@ -22,7 +24,7 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
     wanted = {name: state[name] for name in names.values()}
     problems = list(_misfits(stored, wanted))
     if problems:
-        raise ValueError(f"{source} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")
+        raise Mistake(f"{source} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")
     with torch.no_grad():
         for name, value in wanted.items():
             value.copy_(stored[name])

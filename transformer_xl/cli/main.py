@@ -6,7 +6,6 @@ together with the file, so that all that is wrong with both is told at once. No 
 
 from __future__ import annotations
 
-import dis
 import io
 import os
 import re
@@ -23,6 +22,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from ..config import recipe as recipes
 from ..config.values import alternatives, fits, from_words, shown, wanted
+from ..mistake import Mistake
 from ..runtime.launcher import launched
 from ..runtime.terminal import LastingOutput, Output
 from .options import COMMANDS
@@ -59,7 +59,7 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         value = from_words(words, hint)
         values = value if many else [value]
         if not values or value is None or any(isinstance(one, str) and not fits(one, each) for one in values):
-            raise ValueError(f"it must be {wanted(hint)}, got {shown(value)}")
+            raise Mistake(f"it must be {wanted(hint)}, got {shown(value)}")
         return tuple(value) if many else value
 
     return PrimitiveConstructorSpec(
@@ -91,7 +91,7 @@ def status_of(arguments: list[str], *, closed: bool) -> int:
     """The exit status of one command, where standard output is open or `closed`."""
     try:
         if closed and arguments[:1] != ["train"]:  # which keeps all it shows in log.txt
-            raise ValueError("Standard output is closed. Send it to a file, or to /dev/null.")
+            raise Mistake("Standard output is closed. Send it to a file, or to /dev/null.")
         status = dispatch(arguments)
         sys.stdout.flush()  # here, where a failure gets a sentence, and not when the interpreter ends
         return status
@@ -119,7 +119,7 @@ def dispatch(arguments: list[str]) -> int:
         print(f"txl {__version__}")
         return 0
     if launched()[1] > 1 and arguments[:1] not in ([], ["train"]):
-        raise ValueError(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
+        raise Mistake(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -146,17 +146,16 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def users_sentence(error: Exception) -> str | None:
-    """What to tell the user, or None where the fault is ours.
+    """The sentence for a user's mistake, or None for a bug.
 
-    The package's own `raise ValueError(...)` speaks to the user, by the house's law; an error that comes up from torch,
-    numpy or the interpreter is a bug. Paths that are missing, forbidden or full are the user's in any case.
+    An `OSError` without `strerror` was raised by the package, with a sentence; the system's own has one.
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}."
     if isinstance(error, UnicodeEncodeError):
         before, after = error.object[: error.start].split()[-1:], error.object[error.start :].split()[:1]
         return f"{''.join(before + after)} is not text in {error.encoding}. Rename it, or set LC_ALL=C.UTF-8."
-    if isinstance(error, ValueError | OSError | FloatingPointError) and raised_here(error):
+    if isinstance(error, Mistake | FloatingPointError) or (isinstance(error, OSError) and error.strerror is None):
         return "\n".join([str(error), *getattr(error, "__notes__", [])])
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         reason = f" ({str(error).splitlines()[0].rstrip('.')})" if str(error) else ""
@@ -172,18 +171,6 @@ def fill_streams() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)
             if name != "stdin":
                 setattr(sys, name, io.TextIOWrapper(io.FileIO(nowhere, "w", closefd=False), encoding="utf-8"))
-
-
-def raised_here(error: Exception) -> bool:
-    """Whether a `raise` statement of this package made the error, and not something that it called."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-    raising = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raising and package == __name__.partition(".")[0]
 
 
 def rank_name() -> str:

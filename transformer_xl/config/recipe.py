@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from ..mistake import Mistake
 from .settings import RunConfig
 from .values import fits, from_words, listed, shown, wanted, widened
 
@@ -55,9 +56,7 @@ def find_recipe(recipe: str) -> Path:
     if path.is_file():
         return path
     if path.exists():
-        raise ValueError(
-            f"RECIPE must be a name or a TOML file, and {recipe} is a pipe or a device. Save it in a file."
-        )
+        raise Mistake(f"RECIPE must be a name or a TOML file, and {recipe} is a pipe or a device. Save it in a file.")
     names = ", ".join(packaged)
     if path.suffix == ".toml" or path.name != recipe:
         raise FileNotFoundError(f"There is no recipe file {recipe}. Give the path of a TOML file, or a name: {names}.")
@@ -90,16 +89,16 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
     try:
         tables = tomllib.loads(path.read_bytes().decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"Recipe {name} is not valid TOML: {error}.") from error
+        raise Mistake(f"Recipe {name} is not valid TOML: {error}.") from error
     except (ValueError, RecursionError) as error:  # of Python's limits, which tomllib leaves as they are
-        raise ValueError(
+        raise Mistake(
             f"Recipe {name} must hold numbers of less than 4,300 digits and lists that are not hundreds of levels deep."
         ) from error
     problems: list[str] = []
     given = [*_settings_of(tables, name, problems), *defaults, *parse_overrides(overrides, problems)]
     config = _assemble(given, problems)
     if config is None or problems:
-        raise ValueError("\n".join(problems))
+        raise Mistake("\n".join(problems))
     return config
 
 
@@ -154,7 +153,7 @@ def assembled(settings: Sequence[Setting], overrides: Sequence[str]) -> RunConfi
     problems: list[str] = []
     config = _assemble([*settings, *parse_overrides(overrides, problems)], problems)
     if config is None or problems:
-        raise ValueError("\n".join(problems))
+        raise Mistake("\n".join(problems))
     return config
 
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from ..mistake import Mistake
+
 
 def _refuse(problems: Iterable[str]) -> None:
     """Raise one `ValueError` that lists every problem found, a line each."""
     found = list(problems)
     if found:
-        raise ValueError("\n".join(found))
+        raise Mistake("\n".join(found))
 
 
 def _at_least(bound: int, owner: Any, *names: str) -> Iterable[str]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int32
 
+from ..mistake import Mistake
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -44,9 +46,9 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
     """
     tokenizers = _library()
     if size < 256:
-        raise ValueError(f"The size of a byte-level vocabulary must be ≥ 256, one for each byte, got {size}.")
+        raise Mistake(f"The size of a byte-level vocabulary must be ≥ 256, one for each byte, got {size}.")
     if size > _LARGEST_ID:
-        raise ValueError(f"The size of a byte-level vocabulary must be at most {_LARGEST_ID:,}, got {size:,}.")
+        raise Mistake(f"The size of a byte-level vocabulary must be at most {_LARGEST_ID:,}, got {size:,}.")
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     lines = tokenizers.pre_tokenizers.Split("\n", "isolated")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -76,7 +78,7 @@ class BytePairs:
         self.symbols = tuple(sorted(ids, key=ids.__getitem__))
         self._bytes = tuple(symbol.encode() if symbol in added else _signed(symbol) or b"" for symbol in self.symbols)
         if problems or (problems := self._probe()):
-            raise ValueError(
+            raise Mistake(
                 f"The tokenizer must be byte-level BPE that gives back every text exactly, but {'; '.join(problems)}. "
                 "Name another tokenizer, or train one."
             )
@@ -145,7 +147,7 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ValueError(
+        raise Mistake(
             "Subwords must have the tokenizers library, which is not installed. "
             "Run `pip install tokenizers`, or choose another unit."
         ) from error
@@ -160,13 +162,13 @@ def _load(content: str) -> Tokenizer:
     except BaseException as error:  # the library raises nothing narrower, and panics with what is no Exception
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
-        raise ValueError(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
+        raise Mistake(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
 
 
 def _small(number: str) -> int:
     """For every id up to the highest the library takes memory, and ends the process where there is none."""
     if len(number) > 8 or int(number) > _LARGEST_ID:
-        raise ValueError(f"it has the number {number[:20]}, and ids are below {_LARGEST_ID:,}")
+        raise Mistake(f"it has the number {number[:20]}, and ids are below {_LARGEST_ID:,}")
     return int(number)
 
 

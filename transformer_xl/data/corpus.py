@@ -21,6 +21,7 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Int, Integer
 
+from ..mistake import Mistake
 from ..runtime.files import explained, remove_unfinished, whole_folder
 from .corpora.published import SPLITS, WHOLE
 from .header import PREPARE_AGAIN, Header, SplitHeader, read_json
@@ -100,15 +101,15 @@ class Corpus:
         try:
             vocab = Vocab.from_json(stored)
         except ValueError as error:
-            raise ValueError(f"{path / 'vocab.json'} is no vocabulary: {error} {PREPARE_AGAIN}") from error
+            raise Mistake(f"{path / 'vocab.json'} is no vocabulary: {error} {PREPARE_AGAIN}") from error
         theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)
         if theirs != (header.vocab, header.vocab_size, header.dtype, header.unit, header.newlines):
-            raise ValueError(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {PREPARE_AGAIN}")
+            raise Mistake(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {PREPARE_AGAIN}")
         for name, split in header.splits.items():
             file = path / f"{name}.bin"
             size, expected = file.stat().st_size if file.is_file() else 0, split.tokens * vocab.dtype.itemsize
             if size != expected:
-                raise ValueError(f"{file} has {size:,} bytes, but its header says {expected:,}. {PREPARE_AGAIN}")
+                raise Mistake(f"{file} has {size:,} bytes, but its header says {expected:,}. {PREPARE_AGAIN}")
         corpus = cls(path, header, vocab)
         for name in header.splits if verify else ():
             corpus._verify(name)
@@ -124,9 +125,9 @@ class Corpus:
                 digest.update(piece)
                 highest = max(highest, int(np.frombuffer(piece, self.header.dtype).max()))
         if digest.hexdigest() != self.header.splits[name].sha256:
-            raise ValueError(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
+            raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
         if highest >= self.header.vocab_size:
-            raise ValueError(f"{file} has the id {highest:,}, outside of its vocabulary. {PREPARE_AGAIN}")
+            raise Mistake(f"{file} has the id {highest:,}, outside of its vocabulary. {PREPARE_AGAIN}")
         self._verified.add(name)
 
     def split(self, name: Literal["train", "valid", "test", "all"]) -> Split:
@@ -142,7 +143,7 @@ class Corpus:
             ids = np.concatenate([part.ids for part in parts])
             return Split(ids, np.concatenate(documents) if documents else None, name)
         if name not in self.header.splits:
-            raise ValueError(
+            raise Mistake(
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. "
                 + (
                     "It was left whole: name another split by --split, and it is cut."
@@ -168,7 +169,7 @@ class Corpus:
         if (vocab.unit, vocab.newlines) != (self.unit, self.header.newlines) or set(vocab.symbols) != set(
             self.vocab.symbols
         ):
-            raise ValueError(
+            raise Mistake(
                 f"The model's vocabulary ({vocab}) is not that of the corpus {self.name} ({self.vocab}). Use a corpus "
                 "prepared as for its training, or give plain text, which is then tokenised with the model's vocabulary."
             )
@@ -216,7 +217,7 @@ class Corpus:
         texts = {name: [text] if isinstance(text, Text) else list(text) for name, text in splits.items()}
         assert texts and (set(texts) <= set(SPLITS) or set(texts) == {WHOLE}), f"no splits: {tuple(texts)}"
         if vocab is None and not set(counted) & texts.keys():
-            raise ValueError(
+            raise Mistake(
                 f"{name or path.name} must have a {' or '.join(counted)} split to make a vocabulary from, got "
                 f"{', '.join(texts)} only."
             )
@@ -229,7 +230,7 @@ class Corpus:
                     with suppress(FileNotFoundError, ValueError):
                         return cls.open(path, verify=True)
                 if path.exists() and not (path / "corpus.json").is_file() and (path.is_file() or any(path.iterdir())):
-                    raise ValueError(
+                    raise Mistake(
                         f"{path} holds something that is not a token store; name another folder, or empty it."
                     )
                 remove_unfinished(path.parent, path.name)
@@ -248,7 +249,7 @@ def _write(
     vocab, splits = _tokenise(folder, texts, how)
     for split, written in splits.items():
         if written.tokens < 2:
-            raise ValueError(
+            raise Mistake(
                 f"The {split} split of {about['name']} must have at least 2 tokens, for the first is context, and has "
                 f"{written.tokens}. Give more text."
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 import platformdirs
 
 from ..config.settings import CorpusConfig
+from ..mistake import Mistake
 from .corpora.archive import unpacked
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
@@ -36,7 +37,7 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
     `config.vocab` lists; `read_splits` says how it is cut and what `whole` leaves uncut.
     """
     if not config.name:
-        raise ValueError(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
+        raise Mistake(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
     path = expanded(config.name)
     prepared = store_folder(config.name, "") if path.name == config.name else path
     if config.name in DATASETS:
@@ -62,13 +63,13 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
         and config.reset_documents
         and any(split.documents is None for split in corpus.header.splits.values())
     ):
-        raise ValueError(f"corpus.reset_documents must be false for the corpus {corpus.name}, which has no documents.")
+        raise Mistake(f"corpus.reset_documents must be false for the corpus {corpus.name}, which has no documents.")
     for setting in ("unit", "newlines") if vocab is None else ():
         own, asked = getattr(corpus.header, setting), getattr(config, setting)
         if own != asked:
-            raise ValueError(f'corpus.{setting} must be "{own}" for the corpus {corpus.name}, got "{asked}".')
+            raise Mistake(f'corpus.{setting} must be "{own}" for the corpus {corpus.name}, got "{asked}".')
     if vocab is None and config.vocab:
-        raise ValueError(
+        raise Mistake(
             f"corpus.vocab is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, or "
             "prepare the corpus with `txl data NAME --vocab FILE`."
         )
@@ -86,10 +87,10 @@ def dataset_of(name: str, newlines: Newlines | None, option: str = "corpus.newli
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
-        raise ValueError(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{hint}")
+        raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{hint}")
     protocols = DATASETS[name].protocols
     if newlines is not None and newlines not in protocols:
-        raise ValueError(
+        raise Mistake(
             f"{option} must be {' or '.join(map(repr, protocols))} for {name}, got {newlines!r}."
             + (" Leave it out." if len(protocols) == 1 and option.startswith("--") else "")
         )

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..mistake import Mistake
 from ..runtime.files import plain_file
 from .corpora.published import SPLITS, WHOLE
 from .vocab import Newlines, Unit
@@ -55,16 +56,14 @@ class Header:
         """Read `corpus.json`; `FileNotFoundError` or `ValueError` say what is wrong with it."""
         content = read_json(path)
         if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
-            raise ValueError(
-                f"{path} is not a {FORMAT} of version {VERSION}, the one this release reads. {PREPARE_AGAIN}"
-            )
+            raise Mistake(f"{path} is not a {FORMAT} of version {VERSION}, the one this release reads. {PREPARE_AGAIN}")
         try:
             splits = {name: SplitHeader(**split) for name, split in content.pop("splits").items()}
             header = cls(splits=splits, **content)
         except (TypeError, AttributeError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: it lacks an entry, or has one too many. {PREPARE_AGAIN}") from error
+            raise Mistake(f"{path} is damaged: it lacks an entry, or has one too many. {PREPARE_AGAIN}") from error
         if wrong := next(header._damage(), ""):
-            raise ValueError(f"{path} is damaged: {wrong} is none. {PREPARE_AGAIN}")
+            raise Mistake(f"{path} is damaged: {wrong} is none. {PREPARE_AGAIN}")
         return header
 
     def _damage(self) -> Iterator[str]:
@@ -95,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}. {PREPARE_AGAIN}") from error
+        raise Mistake(f"{path} is damaged: {error}. {PREPARE_AGAIN}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it must hold a table. {PREPARE_AGAIN}")
+        raise Mistake(f"{path} is damaged: it must hold a table. {PREPARE_AGAIN}")
     return content

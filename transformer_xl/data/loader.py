@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
+from ..mistake import Mistake
 from .corpus import Split
 
 _MOST_STREAMS = 1 << 20
@@ -170,19 +171,19 @@ class StreamLoader:
         least["context_len"] = (context_len, 0)
         for setting, (value, bound) in least.items():
             if value < bound:
-                raise ValueError(f"{setting} must be at least {bound}, got {value}.")
+                raise Mistake(f"{setting} must be at least {bound}, got {value}.")
         if batch_size > _MOST_STREAMS:
-            raise ValueError(f"batch_size must be at most {_MOST_STREAMS:,}, got {batch_size}.")
+            raise Mistake(f"batch_size must be at most {_MOST_STREAMS:,}, got {batch_size}.")
         if isinstance(split, Split):
             documents = split.documents if documents is None else documents
         self._tokens = np.asarray(split.ids if isinstance(split, Split) else split)
         assert self._tokens.ndim == 1, f"ids must be one row of tokens, got shape {self._tokens.shape}"
         if len(self._tokens) < 2:
             name = f"{split.name} split" if isinstance(split, Split) else "text"
-            raise ValueError(f"The {name} must have at least 2 tokens, the first is context; got {len(self._tokens)}.")
+            raise Mistake(f"The {name} must have at least 2 tokens, the first is context; got {len(self._tokens)}.")
         assert documents is None or shuffle is None, "a document's lines have an order"
         if documents is not None and random_seed is not None:
-            raise ValueError("random_tgt_len must be false where documents start segments of their own.")
+            raise Mistake("random_tgt_len must be false where documents start segments of their own.")
         self.batch_size, self.tgt_len, self.context_len = batch_size, tgt_len, context_len
         self._shuffle, self._shuffled = shuffle, (-1, self._tokens)
         limit = max_tokens or len(self._tokens)
@@ -263,7 +264,7 @@ class StreamLoader:
         targets = np.diff(starts, append=len(self._tokens)) - 1
         assert starts[0] == 0 and targets.min() >= 0, "documents must start at 0 and increase within the text"
         if not targets.any():
-            raise ValueError("Every document is a single token, which is context only; there is nothing to score.")
+            raise Mistake("Every document is a single token, which is context only; there is nothing to score.")
         before = np.cumsum(targets) - targets
         targets = np.clip(limit - before, 0, targets)
         rows = [_Row() for _ in range(self.batch_size)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..mistake import Mistake
 from ..runtime.files import plain_file
 from .bpe import border as bpe_border
 from .vocab import Unit
@@ -76,7 +77,7 @@ def reading(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
         reason = str(error).rstrip(".") or type(error).__name__
-        raise ValueError(f"{path} is not a sound {path.suffix} file: {reason}. Download it again.") from error
+        raise Mistake(f"{path} is not a sound {path.suffix} file: {reason}. Download it again.") from error
 
 
 MARKS = {
@@ -163,7 +164,7 @@ def _reencoded(opened: io.BufferedIOBase, part: Span, size: int) -> Iterator[byt
                 yield left
             skip = max(skip - len(chunk), 0)
     except UnicodeError as error:
-        raise ValueError(
+        raise Mistake(
             f"{part.file} begins as {part.encoding.upper()} text and goes on otherwise ({error}). Save it as UTF-8."
         ) from error
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ..mistake import Mistake
 from .corpora.published import SPLITS, WHOLE
 from .reading import Span, border, chunks, encoding_of, open_file, reading
 from .vocab import Unit
@@ -79,7 +80,7 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
     for split, texts in splits.items():
         if not texts:
             sentence = f"{path} has no text for the {split} split: it is empty or too short. Give more text."
-            raise ValueError(" ".join([sentence, *left_out]))
+            raise Mistake(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
     notes = [note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)]  # any file's name
@@ -178,7 +179,7 @@ def _checked(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
 
 def _refuse_binary(file: Path, unit: Unit, position: int, found: bytes) -> None:
     units = "byte pairs" if unit == "bpe" else f"{unit}s"
-    raise ValueError(
+    raise Mistake(
         f"{file} must be UTF-8 text for a corpus of {units}, and is binary or in another encoding: byte {position:,} "
         f'is 0x{found[0]:02x}. Convert it, leave it out, or take corpus.unit = "byte".'
     )
@@ -195,14 +196,14 @@ def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> di
     for each in found:
         splits = _splits_in(each.name)
         if len(splits) > 1:
-            raise ValueError(f"{folder / each.name} names {' and '.join(sorted(splits))}. Rename it after one split.")
+            raise Mistake(f"{folder / each.name} names {' and '.join(sorted(splits))}. Rename it after one split.")
         (named.setdefault(splits.pop(), []) if splits else others).append(each)
     if not named:
         return {}
     doubtful = [each.name for each in others if not each.name.rpartition("/")[2].lower().startswith(_ABOUT)]
     if doubtful and not {"train", "valid"} <= named.keys():
         first = next(named[split][0].name for split in SPLITS if split in named)
-        raise ValueError(
+        raise Mistake(
             f"{folder} must say which split each file is of: {first} names one, but not {_some(doubtful)}. Name all "
             f"after train, valid and test, move the others away, or rename {first}."
         )
@@ -271,7 +272,7 @@ def _border(found: Sequence[_Found], position: int, unit: Unit, near: int) -> in
 def _hold_out_files(path: Path, found: Sequence[_Found], splits: Sequence[str]) -> dict[str, list[_Found]]:
     """For each split but the first, the last whole texts that are left and come to a twentieth of all, at least one."""
     if len(found) < len(splits):
-        raise ValueError(
+        raise Mistake(
             f"corpus.reset_documents must be false for {path}, which holds {len(found)} files with text: at least "
             f"{len(splits)} are needed to hold whole ones out."
         )

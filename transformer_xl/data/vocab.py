@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from jaxtyping import Int, Integer
 
+from ..mistake import Mistake
 from .bpe import BytePairs
 
 Unit = Literal["byte", "char", "word", "bpe"]
@@ -113,14 +114,14 @@ class Vocab:
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{file} must be UTF-8 text, and is not: {error}.") from error
+            raise Mistake(f"{file} must be UTF-8 text, and is not: {error}.") from error
         if unit == "bpe":
             try:
                 return cls.of_tokenizer(text, newlines)
             except ValueError as error:
-                raise ValueError(f"{file}: {error}") from error
+                raise Mistake(f"{file}: {error}") from error
         if unit != "word":
-            raise ValueError(f'A vocabulary file is for unit = "word" or "bpe", got "{unit}". Leave {file} out.')
+            raise Mistake(f'A vocabulary file is for unit = "word" or "bpe", got "{unit}". Leave {file} out.')
         words = listed_words(text, file)
         needed = [LINE_ENDS[newlines]] if newlines in LINE_ENDS else []
         needed += [] if any(unk in words for unk in UNKNOWN) else [UNK]
@@ -243,11 +244,11 @@ class Vocab:
         try:
             unit, newlines, symbols = content["unit"], content["newlines"], tuple(content["symbols"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"vocab.json must hold unit, newlines and symbols; {error} is missing.") from error
+            raise Mistake(f"vocab.json must hold unit, newlines and symbols; {error} is missing.") from error
         if unit not in get_args(Unit) or newlines not in get_args(Newlines):
-            raise ValueError(f"vocab.json has unit {unit!r} and newlines {newlines!r}, which no vocabulary has.")
+            raise Mistake(f"vocab.json has unit {unit!r} and newlines {newlines!r}, which no vocabulary has.")
         if newlines == "sentence" and (unit != "word" or LINE_ENDS[newlines] not in symbols):
-            raise ValueError(
+            raise Mistake(
                 f"vocab.json must list words with {LINE_ENDS[newlines]} where it has sentences; it is damaged."
             )
         if unit == "byte":
@@ -255,9 +256,9 @@ class Vocab:
         else:
             sound = all(is_text(s) and (unit != "char" or len(s) == 1 or s == UNK) for s in symbols)
         if not sound or not symbols or len(set(symbols)) != len(symbols):
-            raise ValueError(f"vocab.json must list each {unit} of the vocabulary once; it is damaged.")
+            raise Mistake(f"vocab.json must list each {unit} of the vocabulary once; it is damaged.")
         if unit == "bpe" and "tokenizer" not in content:
-            raise ValueError("vocab.json must hold the tokenizer of its byte pairs; it is damaged.")
+            raise Mistake("vocab.json must hold the tokenizer of its byte pairs; it is damaged.")
         return cls(unit, symbols, newlines, json.dumps(content["tokenizer"]) if unit == "bpe" else "")
 
     def ids_of(self, symbols: Collection[str]) -> Integer[np.ndarray, " T"]:
@@ -273,7 +274,7 @@ class Vocab:
     def _pairs(self) -> BytePairs:
         pairs = BytePairs(self.tokenizer)
         if pairs.symbols != self.symbols:
-            raise ValueError("vocab.json must list the byte pairs of its tokenizer, and lists others; it is damaged.")
+            raise Mistake("vocab.json must list the byte pairs of its tokenizer, and lists others; it is damaged.")
         return pairs
 
     @cached_property
@@ -323,13 +324,13 @@ def listed_words(text: str, file: str) -> list[str]:
     seen: set[str] = set()
     for number, line in lines:
         if len(line) != 1 + counted or (counted and not line[1].isdecimal()) or line[0] in seen:
-            raise ValueError(
+            raise Mistake(
                 f"{file} must list each word once, one a line, each or none with a count behind it; line {number} is "
                 f"{' '.join(line)[:60]!r}."
             )
         seen.add(line[0])
     if not lines:
-        raise ValueError(f"{file} must list words, one a line, and is empty.")
+        raise Mistake(f"{file} must list words, one a line, and is empty.")
     return [line[0] for _, line in lines]
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..config.settings import Lengths
 from ..data.loader import Segment
+from ..mistake import Mistake
 from ..runtime.device import autocast
 
 
@@ -47,7 +48,7 @@ class DynamicConfig:
         if self.rule == "rms" and self.epsilon == 0:
             problems.append("--dynamic-epsilon must be above 0, got 0: some weights never had a gradient.")
         if problems:
-            raise ValueError("\n".join(problems))
+            raise Mistake("\n".join(problems))
 
 
 class Dynamic(nn.Module):

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
+from ..mistake import Mistake
 from ..model.step import Step, stepping
 from ..runtime.device import autocast
 from ..runtime.terminal import followed
@@ -54,7 +55,7 @@ class Sampling:
     def __post_init__(self) -> None:
         problems = list(self._problems())
         if problems:
-            raise ValueError("\n".join(problems))
+            raise Mistake("\n".join(problems))
 
     def _problems(self) -> Iterator[str]:
         if not 0 <= self.temperature < float("inf"):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
+from ..mistake import Mistake
 from ..runtime.terminal import followed
 from .measures import bits, perplexity
 from .score import Scoring, _device, _figures, _inference, _ratio
@@ -83,7 +84,7 @@ def _framed(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n
     try:
         ids = vocab.encode(line.removesuffix("\n") if isinstance(line, str) else line.removesuffix(b"\n"))
     except ValueError as error:
-        raise ValueError(f"Line {number}: {error}") from error
+        raise Mistake(f"Line {number}: {error}") from error
     return np.concatenate([ends, ids, ends]).astype(np.int64)
 
 

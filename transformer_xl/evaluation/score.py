@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..config.settings import Lengths
 from ..data.loader import Segment
+from ..mistake import Mistake
 from ..model.inputs import as_targets
 from ..runtime.device import autocast
 from ..runtime.files import write_whole
@@ -136,7 +137,7 @@ def evaluate(
         cost, *counts = total([cost, targets, text_bytes])
         targets, text_bytes = map(int, counts)
     if targets == 0:
-        raise ValueError("The text must hold at least 2 tokens to be scored, for the first one is context only.")
+        raise Mistake("The text must hold at least 2 tokens to be scored, for the first one is context only.")
     seconds = time.perf_counter() - start
     return EvalResult(cost, targets, seconds, lengths, text_bytes if symbol_bytes is not None else None, unit)
 
@@ -150,7 +151,7 @@ class Tempered(nn.Module):
     def __init__(self, model: Any, temperature: float):
         super().__init__()
         if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
+            raise Mistake(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
         self.model, self.temperature = model, temperature
 
     def forward(

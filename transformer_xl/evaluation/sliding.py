@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..config.settings import Lengths
+from ..mistake import Mistake
 from ..model.inputs import as_ids
 from ..model.transformer_xl import mean_nll
 
@@ -72,7 +73,7 @@ class Sliding(nn.Module):
     def __init__(self, model: Any, context: int, stride: int = 1):
         super().__init__()
         if not 1 <= stride <= context:
-            raise ValueError(
+            raise Mistake(
                 f"The stride of sliding windows must be from 1 to their width, {context} tokens, got {stride}."
             )
         self.model, self.context, self.stride = model, context, stride
@@ -114,7 +115,7 @@ class Sliding(nn.Module):
         memory = self.empty_memory(len(ids)) if memory is None else memory
         if not isinstance(memory, Window) or len(memory.ids) != len(ids):
             rows = f"of {len(memory.ids)} rows" if isinstance(memory, Window) else type(memory).__name__
-            raise ValueError(f"memory must be a Window of {len(ids)} rows, as ids have, got {rows}.")
+            raise Mistake(f"memory must be a Window of {len(ids)} rows, as ids have, got {rows}.")
         read = Lengths(tgt_len=self.context, mem_len=0, clamp_len=lengths.clamp_len)
         wanted = memory.seen[:, None] + torch.arange(ids.shape[1], device=ids.device)
         wanted = wanted if last is None else wanted[:, ids.shape[1] - last :]

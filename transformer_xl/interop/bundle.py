@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Integer, UInt8, UInt32
 from torch import Tensor
 
+from ..mistake import Mistake
 from .pickles.inert import mapped
 
 _DTYPES = {
@@ -113,9 +114,7 @@ def _latest(folder: Path) -> Path:
     steps = {int(step[1]): path for path in found if (step := re.search(r"-(\d+)\.index$", path.name))}
     if not steps:
         names = ", ".join(path.name for path in found[:8])
-        raise ValueError(
-            f"{folder} holds several checkpoints, none with a step in its name: {names}. Name one of them."
-        )
+        raise Mistake(f"{folder} holds several checkpoints, none with a step in its name: {names}. Name one of them.")
     return steps[max(steps)].with_suffix("")
 
 
@@ -128,7 +127,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(
+        raise Mistake(
             f"{path} cannot be read as part of a TensorFlow checkpoint: {error}. Copy it again, or save it anew."
         ) from error
 
@@ -137,9 +136,9 @@ def _tensor(name: str, entry: _Entry, shard: UInt8[np.ndarray, " N"]) -> Tensor:
     dtype = _DTYPES[entry.dtype]
     data = shard[entry.offset : entry.offset + entry.size]
     if len(data) < entry.size:
-        raise ValueError(f"{name} takes {entry.size} bytes from {entry.offset}, and the file has {len(shard)}")
+        raise Mistake(f"{name} takes {entry.size} bytes from {entry.offset}, and the file has {len(shard)}")
     if _masked(crc32c(data)) != entry.checksum:
-        raise ValueError(f"the checksum of {name} is wrong")
+        raise Mistake(f"the checksum of {name} is wrong")
     if not entry.size:
         return torch.empty(entry.shape, dtype=dtype)
     raw = torch.from_numpy(data if entry.offset % dtype.itemsize == 0 else data.copy())
@@ -152,15 +151,15 @@ def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
     data = memoryview(mapped(path))
     with _readable(path):
         if len(data) > _LARGEST_INDEX:
-            raise ValueError(f"it has {len(data):,} bytes")
+            raise Mistake(f"it has {len(data):,} bytes")
         values = dict(islice(_table(data), _VARIABLES))
         if len(values) == _VARIABLES:
-            raise ValueError(f"it has {_VARIABLES:,} variables or more")
+            raise Mistake(f"it has {_VARIABLES:,} variables or more")
         if b"" not in values:
-            raise ValueError("it has no header")
+            raise Mistake("it has no header")
         header = _Message(values.pop(b""))
         if header.numbers[2]:
-            raise ValueError("it was written on a big-endian machine")
+            raise Mistake("it was written on a big-endian machine")
         count = header.numbers[1]
         # Names that begin with a zero are pieces of a variable in slices, which has an entry of its own.
         named = {_name(key): value for key, value in values.items() if key[0]}
@@ -168,14 +167,14 @@ def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
         places = sorted((entry.shard, entry.offset, entry.size, name) for name, entry in entries.items())
         for (shard, offset, size, name), (other_shard, start, _, other) in pairwise(places):
             if shard == other_shard and offset + size > start:
-                raise ValueError(f"{name} and {other} overlap")
+                raise Mistake(f"{name} and {other} overlap")
         return entries, count
 
 
 def _name(key: bytes) -> str:
     name = key.decode()
     if not name.isprintable():
-        raise ValueError(f"it has the name {name[:60]!a}")
+        raise Mistake(f"it has the name {name[:60]!a}")
     return name
 
 
@@ -183,57 +182,57 @@ def _entry(name: str, stored: _Message, shards: int) -> _Entry:
     shape = tuple(_Message(size).numbers[1] for shape in stored.parts[2][-1:] for size in _Message(shape).parts[2])
     dtype, shard, offset, size, checksum = (stored.numbers[field] for field in (1, 3, 4, 5, 6))
     if stored.parts[7]:
-        raise ValueError(f"{name} is partitioned into slices, which are not put together here")
+        raise Mistake(f"{name} is partitioned into slices, which are not put together here")
     if shard >= shards:
-        raise ValueError(f"{name} is in data file {shard} of {shards}")
+        raise Mistake(f"{name} is in data file {shard} of {shards}")
     if dtype in _DTYPES:
         if math.prod(max(n, 1) for n in shape) > _LARGEST_SHAPE:
-            raise ValueError(f"{name} has an absurd shape")
+            raise Mistake(f"{name} has an absurd shape")
         if size != math.prod(shape) * _DTYPES[dtype].itemsize:
-            raise ValueError(f"{name} of shape {list(shape)} takes {size} bytes")
+            raise Mistake(f"{name} of shape {list(shape)} takes {size} bytes")
     return _Entry(dtype, shape, shard, offset, size, checksum)
 
 
 def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     """Keys and values, in order; every byte of the file is looked at."""
     if len(data) < _FOOTER or data[-8:] != _MAGIC:
-        raise ValueError("it does not end as an index does")
+        raise Mistake("it does not end as an index does")
     footer = _Cursor(data[-_FOOTER:-8])
     extra, blocks = [(footer.varint(), footer.varint()) for _ in range(2)]
     if any(footer.left):
-        raise ValueError("its footer is damaged")
+        raise Mistake("its footer is damaged")
     if any(True for _ in _block(data, *extra)):
-        raise ValueError("it has entries of another program")
+        raise Mistake("it has entries of another program")
     last, end = None, 0
     for _, handle in _block(data, *blocks):
         place, before = _Cursor(handle), last
         offset, size = place.varint(), place.varint()
         for key, value in _block(data, offset, size):
             if last is not None and key <= last:
-                raise ValueError("its names are out of order")
+                raise Mistake("its names are out of order")
             yield key, value
             last = key
         if offset < end or last is before:
-            raise ValueError("a block is empty, or lies in another")
+            raise Mistake("a block is empty, or lies in another")
         end = offset + size
 
 
 def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, memoryview]]:
     content, trailer = data[offset : offset + size], data[offset + size : offset + size + 5]
     if len(trailer) < 5:
-        raise ValueError("it is cut short")
+        raise Mistake("it is cut short")
     if _masked(crc32c(np.frombuffer(data[offset : offset + size + 1], np.uint8))) != _little(trailer[1:]):
-        raise ValueError(f"the checksum of the block at {offset} is wrong")
+        raise Mistake(f"the checksum of the block at {offset} is wrong")
     if trailer[0]:
-        raise ValueError("it is compressed")
+        raise Mistake("it is compressed")
     restarts = 4 * (1 + _little(content[-4:]))
     if restarts > size:
-        raise ValueError(f"the block at {offset} is damaged")
+        raise Mistake(f"the block at {offset} is damaged")
     entries, key = _Cursor(content[: size - restarts]), b""
     while entries.left:
         shared, unshared, length = (entries.varint() for _ in range(3))
         if shared > len(key) or shared + unshared > _LONGEST_NAME:
-            raise ValueError(f"the block at {offset} is damaged")
+            raise Mistake(f"the block at {offset} is damaged")
         key = key[:shared] + bytes(entries.take(unshared))
         yield key, entries.take(length)
 
@@ -246,7 +245,7 @@ class _Cursor:
 
     def take(self, size: int) -> memoryview:
         if size > len(self.left):
-            raise ValueError("it is cut short")
+            raise Mistake("it is cut short")
         taken, self.left = self.left[:size], self.left[size:]
         return taken
 
@@ -258,7 +257,7 @@ class _Cursor:
             value |= (byte & 127) << shift
             if byte < 128 and value < 1 << 64:
                 return value
-        raise ValueError("it has a number of more than 64 bits")
+        raise Mistake("it has a number of more than 64 bits")
 
 
 class _Message:
@@ -274,10 +273,10 @@ class _Message:
                 parts, part = self.parts.get(field, []), cursor.take(cursor.varint())
                 parts.append(part)
                 if len(parts) > _PARTS:
-                    raise ValueError("it has an absurd shape")
+                    raise Mistake("it has an absurd shape")
                 continue
             if kind not in (0, 1, 5):
-                raise ValueError("it has a field of an unknown kind")
+                raise Mistake("it has a field of an unknown kind")
             number = _little(cursor.take(8 if kind == 1 else 4)) if kind else cursor.varint()
             if field in self.numbers:
                 self.numbers[field] = number

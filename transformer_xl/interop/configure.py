@@ -16,6 +16,7 @@ from ..config.recipe import (
     settings_in,
 )
 from ..config.settings import CorpusConfig, RunConfig
+from ..mistake import Mistake
 from .mapping import shape_of
 from .source import Source
 
@@ -66,7 +67,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     stated = _statements(source, shape)
     unsound = list(_unsound(stated, shape))
     if unsound:
-        raise ValueError(f"{source.path} has no model here that gives its numbers: {'; '.join(unsound)}.")
+        raise Mistake(f"{source.path} has no model here that gives its numbers: {'; '.join(unsound)}.")
     recipe, example = _recipe_like(shape | stated)
     if example is not None:
         source.notes.append(
@@ -75,7 +76,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     model = _model(source, stated, shape, example)
     asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
     if "cutoffs" not in model and ("model", "cutoffs") not in asked:
-        raise ValueError(
+        raise Mistake(
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
         )
@@ -143,7 +144,7 @@ def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
         stated["tie_projs"] = (False, *[True] * (bands - 1))
     problems += _contradictions(source, stated, shape)
     if problems:
-        raise ValueError(f"{source.path} does not agree with itself: {'; '.join(problems)}.")
+        raise Mistake(f"{source.path} does not agree with itself: {'; '.join(problems)}.")
     return stated
 
 

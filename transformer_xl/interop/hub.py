@@ -12,6 +12,7 @@ import torch
 from .. import checkpoint
 from ..checkpoint import LoadedModel, save_checkpoint
 from ..data.datasets import cache_folder
+from ..mistake import Mistake
 from .huggingface import VOCABULARIES, WEIGHTS
 from .reading import read_model
 
@@ -52,10 +53,10 @@ def local(path: str | Path) -> Path:
         from huggingface_hub import model_info, snapshot_download
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
-        raise ValueError(f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it.") from None
+        raise Mistake(f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it.") from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
     if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they become a path in the cache
-        raise ValueError(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")
+        raise Mistake(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")
     converted = cache_folder() / "hub" / name.replace("/", "--")
     if revision and (converted / revision).is_dir():
         return converted / revision

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..checkpoint import EXPORTED_VOCAB, FORMAT, config_of
 from ..config.settings import Lengths, RunConfig, TransformerXLConfig
+from ..mistake import Mistake
 from .pickles.unpickle import read_pickle
 from .source import Source, is_state, read_json
 from .vocabulary import read_vocabulary
@@ -33,14 +34,14 @@ def read_huggingface(path: Path) -> Source:
         )
     config = read_json(path / "config.json")
     if config.get("format") == FORMAT:
-        raise ValueError(f"{path} is a checkpoint of transformer-xl already. Leave --from out.")
+        raise Mistake(f"{path} is a checkpoint of transformer-xl already. Leave --from out.")
     kind = config.get("model_type", "transfo-xl")
     source = Source(path, "huggingface")
     if kind == OWN_TYPE:
         own = {field.name: config[field.name] for field in fields(TransformerXLConfig) if field.name in config}
         sections: Any = config.get("run")
         if not isinstance(sections, dict):
-            raise ValueError(f"{path / 'config.json'} must hold a table, run. Restore it from a copy.")
+            raise Mistake(f"{path / 'config.json'} must hold a table, run. Restore it from a copy.")
         source.run = _with_lengths(config_of({**sections, "model": own}, path / "config.json"), config, source)
         source.add_state(_weights(path), lambda name: name.removeprefix("model."))
     elif kind == "transfo-xl":
@@ -49,7 +50,7 @@ def read_huggingface(path: Path) -> Source:
         if config.get("untie_r") is False:
             _restore_shared(source)
     else:
-        raise ValueError(f"{path} must hold a model of type transfo-xl, and holds {kind!r}.")
+        raise Mistake(f"{path} must hold a model of type transfo-xl, and holds {kind!r}.")
     file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)
     source.symbols = partial(read_vocabulary, file) if file else None
     return source
@@ -74,18 +75,18 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     arrays: dict[str, Tensor] = {}
     for file in files:
         if not file.is_file():
-            raise ValueError(f"{file} must be a file, and is none. Get the whole folder.")
+            raise Mistake(f"{file} must be a file, and is none. Get the whole folder.")
         if file.suffix == ".bin":
             found = read_pickle(file)
         else:
             try:
                 found = load_file(file)
             except (SafetensorError, TypeError, OSError) as error:  # a TypeError: absurd sizes
-                raise ValueError(f"{file} is damaged ({str(error).splitlines()[0]}). Get it again.") from error
+                raise Mistake(f"{file} is damaged ({str(error).splitlines()[0]}). Get it again.") from error
         if not is_state(found):
-            raise ValueError(f"{file} must hold names and tensors, and holds something else. Get it again.")
+            raise Mistake(f"{file} must hold names and tensors, and holds something else. Get it again.")
         if twice := arrays.keys() & found.keys():
-            raise ValueError(f"{file} must hold other arrays than the files before it, and has {min(twice)} too.")
+            raise Mistake(f"{file} must hold other arrays than the files before it, and has {min(twice)} too.")
         arrays |= found
     return arrays
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..checkpoint import dimensions
 from ..config.settings import TransformerXLConfig
+from ..mistake import Mistake
 from ..model.baselines import build_model
 from .source import Source
 
@@ -125,7 +126,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
             from what it is tied to.
     """
     if config.n_layer > len(source.arrays):
-        raise ValueError(f"{source.path} must hold {config.n_layer:,} layers, and has {len(source.arrays)} arrays.")
+        raise Mistake(f"{source.path} must hold {config.n_layer:,} layers, and has {len(source.arrays)} arrays.")
     with torch.device("meta"):
         wanted = dict(build_model(config).named_parameters(remove_duplicate=False))
     first = {parameter: name for name, parameter in reversed(wanted.items())}
@@ -145,7 +146,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
             problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
     problems += _lacking(source, placed, parts, first.values())
     if problems:
-        raise ValueError(f"{source.path} does not hold the model it should: {_some(problems)}.")
+        raise Mistake(f"{source.path} does not hold the model it should: {_some(problems)}.")
     exact = any(array.dtype == torch.float64 for array in source.arrays.values())
     pieces: dict[str, list[Tensor]] = {}
     for (name, _), part in sorted(parts.items(), key=lambda item: item[0]):
@@ -226,7 +227,7 @@ def _attention(source: Source) -> dict[str, Any]:
     number = (3 if "r_emb" in arrays else 2) if query in arrays else int("r_emb" in arrays)
     found: dict[str, Any] = {"kind": KINDS[number], "attn_type": number}
     if number and source.program != "original":
-        raise ValueError(
+        raise Mistake(
             f"{source.path} must have attn_type 0 (Transformer-XL itself) where it is not the original code's, and its "
             f"arrays are of attn_type {number}. Nothing else can be converted."
         )
@@ -239,7 +240,7 @@ def _attention(source: Source) -> dict[str, Any]:
         heads, places = (count if isinstance(count, int) and count > 0 else 0 for count in told)
         rows = len(_needed(source, query, 2))
         if not heads or not places or rows % heads:
-            raise ValueError(
+            raise Mistake(
                 f"{source.path} is of attn_type 2, whose arrays do not tell n_head and tgt_len: they must stand in a "
                 f"JSON file beside it, with heads that share {rows} rows; n_head is {heads}, tgt_len {places}."
             )
@@ -262,7 +263,7 @@ def _needed(source: Source, name: str, *dimensions: int) -> Tensor:
     if array is None or array.ndim not in dimensions:
         has = "lacks" if array is None else f"has a {array.ndim}-dimensional"
         names = ", ".join(list(source.spelled.values())[:4])
-        raise ValueError(
+        raise Mistake(
             f"{source.path} {has} {source.spelling(name)}, so it is no Transformer-XL of that program; it holds "
             f"{len(source.spelled)} arrays: {names}, ..."
         )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..mistake import Mistake
 from .pickles.unpickle import StandIn, read_pickle
 from .source import Source, is_state
 from .vocabulary import pickled_vocabulary
@@ -23,7 +24,7 @@ def read_nvidia(path: Path) -> Source:
     content = read_pickle(path)
     state = content.get("model_state") if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not is_state(state):
-        raise ValueError(f"{path} must be a dict with model_state, as NVIDIA's code saves it. Is it --from original?")
+        raise Mistake(f"{path} must be a dict with model_state, as NVIDIA's code saves it. Is it --from original?")
     source = Source(path, "nvidia")
     source.add_state(state, _original)
     told = "model_config" if "model_config" in content else "args"

@@ -12,6 +12,7 @@ import torch
 
 from ..checkpoint import EXPORTED_VOCAB, LoadedModel, write_json
 from ..config.settings import Lengths, TransformerXLConfig
+from ..mistake import Mistake
 from ..runtime.files import whole_folder
 from .mapping import to_theirs
 from .pickles.unpickle import StandIn, module_state, read_pickle
@@ -32,19 +33,19 @@ def read_original(path: Path) -> Source:
     content: Any = read_pickle(file)
     if isinstance(content, StandIn):
         if "_parameters" not in content.attributes:
-            raise ValueError(f"{file} must hold a model, and holds {content.name}. A vocabulary goes to --vocab.")
+            raise Mistake(f"{file} must hold a model, and holds {content.name}. A vocabulary goes to --vocab.")
         content = _child(content, "module") or content  # in a data-parallel wrapper
         source.state(_settings(content), file.name)
         try:
             state: Any = module_state(content)
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+            raise Mistake(f"{file}: {error}") from error
     elif isinstance(content, Mapping):
         if "model_state" in content:
-            raise ValueError(f"{file} is a checkpoint of NVIDIA's code. Use --from nvidia.")
+            raise Mistake(f"{file} is a checkpoint of NVIDIA's code. Use --from nvidia.")
         wrapped = [name for name in ("model_state_dict", "state_dict") if name in content]
         if len(wrapped) > 1:
-            raise ValueError(f"{file} must hold one state dict, and holds {' and '.join(wrapped)}.")
+            raise Mistake(f"{file} must hold one state dict, and holds {' and '.join(wrapped)}.")
         state = content[wrapped[0]] if wrapped else content
         others = [str(name) for name in content if wrapped and name not in wrapped]
         source.left_out |= dict.fromkeys(others, "as what stands beside the state dict")
@@ -52,7 +53,7 @@ def read_original(path: Path) -> Source:
         state = None
     if not is_state(state):
         kind = content.name if isinstance(content, StandIn) else f"a {type(content).__name__} of other things"
-        raise ValueError(f"{file} must hold a module or its state dict, and holds {kind}.")
+        raise Mistake(f"{file} must hold a module or its state dict, and holds {kind}.")
     source.add_state(state, lambda name: name.removeprefix("module."))
     source.state_beside(file.parent)
     vocabularies = [file.parent / name for name in (EXPORTED_VOCAB, "cache.pt")]
@@ -112,7 +113,7 @@ def write_original(loaded: LoadedModel, folder: Path) -> list[str]:
     config, train, test = loaded.model.config, loaded.config.train.lengths, loaded.config.eval_lengths
     problems = list(_inexpressible(config))
     if problems:
-        raise ValueError(
+        raise Mistake(
             f"The original code has no model like this: {'; '.join(problems)}. Settings (--model.NAME VALUE) may be "
             "changed where other numbers are welcome."
         )

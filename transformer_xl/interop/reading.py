@@ -12,6 +12,7 @@ from torch import Tensor
 from ..checkpoint import LoadedModel
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
+from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
 from .configure import run_settings
@@ -49,7 +50,7 @@ class Imported:
             ValueError: the source holds no symbols, and none were given.
         """
         if self.vocab is None:
-            raise ValueError(
+            raise Mistake(
                 "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a symbol a "
                 "line, or the name of a corpus that `txl data` prepared as for its training."
             )
@@ -81,7 +82,7 @@ def read_model(
         FileNotFoundError: a part of it is not there.
     """
     if program not in _READERS:
-        raise ValueError(f"--from must be one of {', '.join(PROGRAMS)}, got {program!r}.")
+        raise Mistake(f"--from must be one of {', '.join(PROGRAMS)}, got {program!r}.")
     source = _READERS[program](Path(path))
     source.vocab = vocab
     if vocab is None and source.symbols is not None:
@@ -98,13 +99,13 @@ def check_symbols(config: RunConfig, vocab: Vocab | None) -> None:
     if vocab is None:
         return
     if len(vocab) != config.model.vocab_size:
-        raise ValueError(
+        raise Mistake(
             f"--vocab must hold the {config.model.vocab_size:,} symbols that there are weights for, and its own or the "
             f"one given has {len(vocab):,}. Give the vocabulary of the training."
         )
     own = (config.corpus.unit, config.corpus.newlines)
     if own != (vocab.unit, vocab.newlines):
-        raise ValueError(f"--corpus.unit and --corpus.newlines must be those of its vocabulary, {vocab}, got {own}.")
+        raise Mistake(f"--corpus.unit and --corpus.newlines must be those of its vocabulary, {vocab}, got {own}.")
 
 
 def report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..checkpoint import EXPORTED_VOCAB, dimensions
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
+from ..mistake import Mistake
 
 Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
 PROGRAMS: tuple[Program, ...] = get_args(Program)
@@ -83,12 +84,12 @@ class Source:
         no weight can be made of, or where two mean the same.
         """
         if not name.isprintable() or len(name) > _LONGEST:
-            raise ValueError(f"{self.path} must hold names of at most {_LONGEST} signs, and has {name[:60]!a}.")
+            raise Mistake(f"{self.path} must hold names of at most {_LONGEST} signs, and has {name[:60]!a}.")
         if canonical in self.arrays:
-            raise ValueError(f"{self.path} must hold {canonical} once, and has {self.spelling(canonical)} and {name}.")
+            raise Mistake(f"{self.path} must hold {canonical} once, and has {self.spelling(canonical)} and {name}.")
         if array.dtype not in _FRACTIONS or not 1 <= array.ndim <= 4 or not array.numel():
             kind = f"{dimensions(array.shape)} of {str(array.dtype).removeprefix('torch.')}"
-            raise ValueError(f"{self.path} must hold fractions in one to four dimensions, and {name} is {kind}.")
+            raise Mistake(f"{self.path} must hold fractions in one to four dimensions, and {name} is {kind}.")
         self.arrays[canonical] = array
         self.spelled[canonical] = name
 
@@ -137,13 +138,11 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing. Get the whole folder.")
     if file.stat().st_size > _LARGEST_JSON:
-        raise ValueError(
-            f"{file} must be below {_LARGEST_JSON:,} bytes, and has {file.stat().st_size:,}. Move it away."
-        )
+        raise Mistake(f"{file} must be below {_LARGEST_JSON:,} bytes, and has {file.stat().st_size:,}. Move it away.")
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} must be JSON, and is damaged ({error}). Get it again, or move it away.") from error
+        raise Mistake(f"{file} must be JSON, and is damaged ({error}). Get it again, or move it away.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object, and holds a {type(content).__name__}. Move it away.")
+        raise Mistake(f"{file} must hold a JSON object, and holds a {type(content).__name__}. Move it away.")
     return content

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data.reading import read_file
 from ..data.vocab import EOS, LINE_ENDS, Newlines, Vocab, is_text, listed_words
+from ..mistake import Mistake
 from .pickles.unpickle import StandIn, read_pickle
 from .source import Symbols, read_json
 
@@ -30,18 +31,16 @@ def read_vocabulary(path: Path) -> Symbols:
         try:
             return Vocab.from_json(read_json(path)), []
         except ValueError as error:
-            raise ValueError(f"{path} is no vocabulary: {error}") from error
+            raise Mistake(f"{path} is no vocabulary: {error}") from error
     if path.suffix in _PICKLED:
         found = pickled_vocabulary(read_pickle(path), str(path))
         if found is None:
-            raise ValueError(
-                f"{path} must hold a vocabulary, and has no idx2sym. Give cache.pt, cache.pkl or vocab.pkl."
-            )
+            raise Mistake(f"{path} must hold a vocabulary, and has no idx2sym. Give cache.pt, cache.pkl or vocab.pkl.")
         return found
     try:
         text = read_file(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be UTF-8 text with a symbol a line, and is not: {error}.") from error
+        raise Mistake(f"{path} must be UTF-8 text with a symbol a line, and is not: {error}.") from error
     return _vocab(listed_words(text, str(path)), str(path)), []
 
 
@@ -71,7 +70,7 @@ def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
 def _vocab(symbols: Sequence[str], file: str) -> Vocab:
     """Bytes written as decimals (enwik8), characters with _ for the space (text8), else words."""
     if len(set(symbols)) != len(symbols) or not all(map(is_text, symbols)):
-        raise ValueError(f"{file} must list each symbol once, and none that is no text. Give another by --vocab.")
+        raise Mistake(f"{file} must list each symbol once, and none that is no text. Give another by --vocab.")
     if all(symbol in _DECIMALS for symbol in symbols):
         values = tuple(map(int, symbols))
         return Vocab("byte", values, "keep" if 0x0A in values else "drop")
@@ -80,7 +79,7 @@ def _vocab(symbols: Sequence[str], file: str) -> Vocab:
         characters = symbols if spaced else [" " if symbol == "_" else symbol for symbol in symbols]
         return Vocab("char", tuple(characters), "keep" if "\n" in symbols else "drop")
     if odd := next((symbol for symbol in symbols if _SPACE & set(symbol)), None):
-        raise ValueError(f"{file} must list words without white space in them, and has {odd[:60]!a}.")
+        raise Mistake(f"{file} must list words without white space in them, and has {odd[:60]!a}.")
     return Vocab("word", tuple(symbols), _newlines(symbols))
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..mistake import Mistake
 from ..ops.cross_entropy import Columns, linear_nll
 from ..ops.dropout import word_dropout
 from .inputs import as_ids, as_targets
@@ -31,7 +32,7 @@ class _Bands(nn.Module):
     def __init__(self, vocab_size: int, d_embed: int, d_model: int, cutoffs: tuple[int, ...], div_val: int):
         super().__init__()
         if vocab_size < 1:
-            raise ValueError(f"vocab_size must be at least 1 to build a model, got {vocab_size}. Name the size.")
+            raise Mistake(f"vocab_size must be at least 1 to build a model, got {vocab_size}. Name the size.")
         self.edges = (0, *cutoffs, vocab_size)
         self.div_val = div_val
         self.sizes = [high - low for low, high in pairwise(self.edges)]
@@ -86,7 +87,7 @@ class AdaptiveEmbedding(_Bands):
             x, tables = self._found(ids)
         except IndexError as error:
             found = f"{int(ids.min())} to {int(ids.max())}"
-            raise ValueError(f"ids must be from 0 to {self.edges[-1] - 1}, got {found}.") from error
+            raise Mistake(f"ids must be from 0 to {self.edges[-1] - 1}, got {found}.") from error
         return word_dropout(x, ids, self.dropout_words if self.training else 0.0, self.edges[-1]), tables
 
     def _found(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
@@ -173,7 +174,7 @@ class AdaptiveSoftmax(_Bands):
         if flat.is_cuda or torch.compiler.is_compiling():  # told later, without waiting for the device
             torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")
         elif flat.is_cpu and (flat >= self.edges[-1]).any():
-            raise ValueError(f"targets must be at most {self.edges[-1] - 1}, got {int(flat.max())}.")
+            raise Mistake(f"targets must be at most {self.edges[-1] - 1}, got {int(flat.max())}.")
         band = self._band(flat)
         inputs, places = [self._project(x, 0)], [torch.where(band > 0, self.sizes[0] - 1 + band, flat)]
         tails = self._rows(band)[1:] if len(self.sizes) > 1 else ()

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..config.settings import Lengths
+from ..mistake import Mistake
 from ..ops.masks import aligned
 
 
@@ -279,11 +280,11 @@ def check_state(memory: Memory | KVCache, widths: Sequence[int], x: Float[Tensor
             layer.device == x.device and (mixed or layer.dtype == x.dtype) for layer in layers
         )
     else:
-        raise ValueError(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
+        raise Mistake(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
     if not fits:
         wide = ", ".join(dict.fromkeys(map(str, widths)))
         got = ", ".join(dict.fromkeys(f"{list(layer.shape)} {layer.dtype} on {layer.device}" for layer in layers))
-        raise ValueError(
+        raise Mistake(
             f"memory must hold {len(widths)} tensors of {len(x)} rows, {wide} wide, {x.dtype} on {x.device}, got "
             f"{len(layers)}: {got}. Give what empty_memory({len(x)}) or the call before returned."
         )

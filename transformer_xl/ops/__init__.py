@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
 from .reference import scores_by_term
 
@@ -24,7 +25,7 @@ def _triton(*tensors: Tensor, **masks: Any) -> Tensor:
     q = tensors[0]
     reason = triton_refusal(q.device, q.dtype, q.shape[-1])
     if reason is not None:
-        raise ValueError(f"backend triton cannot serve this call: {reason}. Use auto, strided or sdpa.")
+        raise Mistake(f"backend triton cannot serve this call: {reason}. Use auto, strided or sdpa.")
     return import_module(".triton", __name__).attend(*tensors, **masks)
 
 
@@ -61,7 +62,7 @@ def check_backend(backend: str) -> str:
         ValueError: there is no such backend.
     """
     if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
+        raise Mistake(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
     return backend
 
 
@@ -123,9 +124,9 @@ def relative_attention(
     """
     _check_shapes(q, k, v, r, content_bias, position_bias, valid)
     if attn_len is not None and attn_len < 1:
-        raise ValueError(f"attn_len must be at least 1, for a query sees itself; got {attn_len}.")
+        raise Mistake(f"attn_len must be at least 1, for a query sees itself; got {attn_len}.")
     if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
+        raise Mistake(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name = check_backend(backend)
     if name == "auto":
         inputs = (q, k, v, r, content_bias, position_bias)
@@ -150,6 +151,6 @@ def _check_shapes(q, k, v, r, content_bias, position_bias, valid) -> None:
     }
     for name, (tensor, shape) in expected.items():
         if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must have shape {shape} to fit q {tuple(q.shape)}, got {tuple(tensor.shape)}.")
+            raise Mistake(f"{name} must have shape {shape} to fit q {tuple(q.shape)}, got {tuple(tensor.shape)}.")
     if S < T:
-        raise ValueError(f"k must hold the T = {T} new positions behind its memory, got S = {S} of them.")
+        raise Mistake(f"k must hold the T = {T} new positions behind its memory, got S = {S} of them.")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..mistake import Mistake
 from .dropout import keep_mask
 from .masks import aligned, shifted_view, with_spare, without_padding
 
@@ -29,7 +30,7 @@ QUERIES = 256
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
     """See `relative_attention`. Heads stand first inside, so that one product per head covers all rows with `r`."""
     if q.device.type == "cuda":
-        raise ValueError("backend chunked cannot serve this call: it is for the CPU, got cuda. Use auto or strided.")
+        raise Mistake("backend chunked cannot serve this call: it is for the CPU, got cuda. Use auto or strided.")
     q_HBTK = (q * scale).transpose(0, 1)
     content_q = q_HBTK + (content_bias * scale)[:, None, None]
     position_q = q_HBTK + (position_bias * scale)[:, None, None]

@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from ..mistake import Mistake
+
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -22,11 +24,11 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     named, count = re.fullmatch(r"cpu|cuda(?::(\d{1,9}))?", device, re.ASCII), torch.cuda.device_count()
     if named is None:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}.")
+        raise Mistake(f"device must be auto, cpu, cuda or cuda:N, got {device!r}.")
     if device != "cpu" and not count:
-        raise ValueError(f"device must be auto or cpu: torch finds no CUDA device here, got {device!r}.")
+        raise Mistake(f"device must be auto or cpu: torch finds no CUDA device here, got {device!r}.")
     if named[1] and int(named[1]) >= count:
-        raise ValueError(f"device must be auto, cpu, cuda, or cuda:N with N below {count}, got {device!r}.")
+        raise Mistake(f"device must be auto, cpu, cuda, or cuda:N with N below {count}, got {device!r}.")
     return torch.device(device)
 
 
@@ -38,7 +40,7 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
     """
     if precision != "auto":
         if precision not in PRECISIONS:
-            raise ValueError(f"precision must be auto, fp32 or bf16, got {precision!r}.")
+            raise Mistake(f"precision must be auto, fp32 or bf16, got {precision!r}.")
         return precision, "asked for by name"
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)

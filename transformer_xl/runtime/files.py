@@ -18,6 +18,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..mistake import Mistake
+
 UNFINISHED = ".tmp-"
 """How the name of anything half-written begins; `remove_unfinished` sweeps up what a killed process left."""
 _MARK = 8
@@ -83,9 +85,7 @@ def plain_file(path: Path) -> Path:
         ValueError: it is a folder, or a pipe or device, which may never end.
     """
     if path.exists() and not path.is_file():
-        raise ValueError(
-            f"{path} must be a file, and is a folder, a pipe or a device. Save its content in a file first."
-        )
+        raise Mistake(f"{path} must be a file, and is a folder, a pipe or a device. Save its content in a file first.")
     return path
 
 
@@ -115,7 +115,7 @@ def check_seal(path: Path) -> None:
     except FileNotFoundError:
         return
     if f"{_sha256(path)}  {path.name}" not in lines:
-        raise ValueError(f"its checksum is not the one in {SEAL}; remove that file if you changed this one on purpose")
+        raise Mistake(f"its checksum is not the one in {SEAL}; remove that file if you changed this one on purpose")
 
 
 def _sha256(path: Path) -> str:
@@ -159,7 +159,7 @@ def refuse_odd_name(name: Path | str, option: str) -> None:
     try:
         str(name).encode()
     except UnicodeEncodeError:
-        raise ValueError(
+        raise Mistake(
             f"{option} must be a name in UTF-8, got {str(name)!a}. Rename it, or set LC_ALL=C.UTF-8."
         ) from None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from ..mistake import Mistake
+
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables without which ranks cannot meet. A scheduler may export some of them without launching anything."""
 
@@ -19,7 +21,7 @@ def launched() -> tuple[int, int]:
         return 0, 1
     rank, size, port = map(number, ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if rank >= size or port >= 1 << 16:
-        raise ValueError(
+        raise Mistake(
             f"The variable RANK must be below WORLD_SIZE, and MASTER_PORT below 65,536, got {rank}, {size} and {port}. "
             "Start with torchrun, or unset RANK."
         )
@@ -30,7 +32,7 @@ def number(name: str) -> int:
     """A variable of the launcher, 0 where it is not set; `ValueError` where it is no whole number."""
     word = os.environ.get(name, "").strip() or "0"
     if not re.fullmatch("[0-9]{1,9}", word):
-        raise ValueError(
+        raise Mistake(
             f"The variable {name} must be a whole number, as torchrun sets it, got {word!r}. Start with torchrun, or "
             f"unset {name}."
         )

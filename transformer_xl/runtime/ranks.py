@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from ..mistake import Mistake
 from .launcher import half_launched, launched, number
 
 
@@ -117,7 +118,7 @@ def _settle() -> None:
 def _take_device(device: str) -> None:
     local, there = number("LOCAL_RANK"), torch.cuda.device_count()
     if ":" in device:
-        raise ValueError(f"device must be auto or cuda for several ranks, each of which has its own; got {device}.")
+        raise Mistake(f"device must be auto or cuda for several ranks, each of which has its own; got {device}.")
     if local >= there:
-        raise ValueError(f"There must be a CUDA device for each rank of a machine, got {there}. Start fewer ranks.")
+        raise Mistake(f"There must be a CUDA device for each rank of a machine, got {there}. Start fewer ranks.")
     torch.cuda.set_device(local)

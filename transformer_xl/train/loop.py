@@ -25,6 +25,7 @@ from ..data.datasets import tokenised
 from ..data.loader import LineShuffle, StreamLoader
 from ..evaluation.generate import Sampling, generate
 from ..evaluation.score import EvalResult, evaluate
+from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished
 from ..runtime.ranks import Ranks
@@ -90,7 +91,7 @@ def fit(
 def _agree(trainer: Trainer, run: Path) -> None:
     steps = [int(step) for step in trainer.ranks.gather(torch.tensor(trainer.step))]
     if len(set(steps)) > 1:
-        raise ValueError(
+        raise Mistake(
             f"The ranks must go on from one step, got {', '.join(map(str, steps))}. Have all machines see {run}."
         )
 

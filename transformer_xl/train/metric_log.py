@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..evaluation.measures import figure
+from ..mistake import Mistake
 from ..runtime.files import explained, plain_file, sync, write_whole
 from ..runtime.terminal import ON_A_TERMINAL, clock, followed
 
@@ -73,7 +74,7 @@ def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, An
         elif step is not None and not any(_told(line) <= step for line in lines[number:]):
             return entries
         elif number < len(lines):
-            raise ValueError(f"{path}, line {number} is not a JSON object: {line[:60]!r}. Remove the line.")
+            raise Mistake(f"{path}, line {number} is not a JSON object: {line[:60]!r}. Remove the line.")
     return entries
 
 

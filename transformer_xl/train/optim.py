@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..config.settings import TrainConfig
+from ..mistake import Mistake
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -55,7 +56,7 @@ def _adam(parameters, config: TrainConfig) -> torch.optim.Optimizer:
 def _muon(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     kind = getattr(torch.optim, "Muon", None)
     if kind is None:
-        raise ValueError(
+        raise Mistake(
             f"train.optimizer must be adam, adamw or sgd with PyTorch {torch.__version__}, got muon. "
             "Update PyTorch to 2.9 or newer."
         )

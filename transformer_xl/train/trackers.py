@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..config.settings import RunConfig
+from ..mistake import Mistake
 from ..runtime.files import write_whole
 
 PROJECT = "transformer-xl"
@@ -82,7 +83,7 @@ def require(names: Sequence[str]) -> None:
     """
     lacking = [name for name in dict.fromkeys(names) if not _installed(name)]
     if lacking:
-        raise ValueError(
+        raise Mistake(
             f"train.trackers must name trackers that are installed, got {', '.join(lacking)}. Run "
             f"`pip install {' '.join(lacking)}`, or leave it out (`--train.trackers=` names none)."
         )

@@ -33,6 +33,7 @@ from ...config.settings import RunConfig
 from ...data.corpus import Corpus
 from ...evaluation.measures import figure
 from ...interop import local
+from ...mistake import Mistake
 from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from ...runtime.files import write_whole
 from ...runtime.terminal import show_pairs, show_table
@@ -171,7 +172,7 @@ def _losses(
         model = load_model(folder, device=device).model
         found.append(score(model, contexts=np.minimum(contexts, plan.most), lengths=plan.lengths))
         if not np.isfinite(found[-1]).all():
-            raise ValueError(f"{folder} gives losses that are not finite, so it cannot be compared. Leave it out.")
+            raise Mistake(f"{folder} gives losses that are not finite, so it cannot be compared. Leave it out.")
     return np.stack(found)
 
 
@@ -309,4 +310,4 @@ def _least(bound: int, **given: int | None) -> Iterable[str]:
 
 def _refuse(problems: Iterable[str]) -> None:
     if found := list(problems):
-        raise ValueError("\n".join(found))
+        raise Mistake("\n".join(found))

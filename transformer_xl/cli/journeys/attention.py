@@ -20,6 +20,7 @@ from ...data.corpus import Split
 from ...data.loader import StreamLoader
 from ...data.vocab import Vocab
 from ...interop import local
+from ...mistake import Mistake
 from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from ...runtime.files import write_whole
 from ...runtime.terminal import followed, show_table
@@ -70,7 +71,7 @@ def attention(
     if max_tokens < 0:
         problems.append(f"--max-tokens must be at least 0, got {max_tokens}. 0 reads the whole split.")
     if problems or lengths is None:
-        raise ValueError("\n".join(problems))
+        raise Mistake("\n".join(problems))
     loaded = load_model(run, device=resolve_device(device))
     attentions(loaded.model)
     corpus = corpus_for(run, config.corpus, loaded.vocab, data, split)
@@ -103,13 +104,13 @@ def _head(name: str, config: TransformerXLConfig) -> Head:
         found = int(layer) - 1, int(head) - 1
         if 0 <= found[0] < config.n_layer and 0 <= found[1] < config.n_head:
             return found
-    raise ValueError(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
+    raise Mistake(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
 
 
 def _places(positions: Sequence[int], tokens: int, max_tokens: int) -> list[int]:
     wrong = [position for position in positions if not 0 < position < tokens]
     if wrong:
-        raise ValueError(f"--positions must be from 1 to {tokens - 1}, the split's last token, got {wrong[0]}.")
+        raise Mistake(f"--positions must be from 1 to {tokens - 1}, the split's last token, got {wrong[0]}.")
     return list(positions) or [min(max_tokens or tokens, tokens) // 2]
 
 

@@ -13,6 +13,7 @@ from ...data.corpus import Corpus
 from ...data.datasets import store_folder
 from ...data.vocab import Vocab
 from ...interop import Imported, Program, check_symbols, load_model, read_model, read_vocabulary, write_original
+from ...mistake import Mistake
 
 Format = Literal["huggingface", "original"]
 
@@ -43,7 +44,7 @@ def convert(
         ValueError, OSError: a sentence for what does not fit; nothing is written then.
     """
     if program is None and to_format is None:
-        raise ValueError("Say which program wrote SRC by --from, or what to make of a run by --to-format.")
+        raise Mistake("Say which program wrote SRC by --from, or what to make of a run by --to-format.")
     if to.exists():
         raise FileExistsError(f"--to must be a new folder, and {to} exists. Choose another, or remove it.")
     found = _foreign(source, program, vocab, overrides) if program else _own(source, vocab, overrides)
@@ -68,12 +69,12 @@ def _foreign(source: str, program: Program, vocab: str | None, overrides: Sequen
 
 def _own(run: str, vocab: str | None, overrides: Sequence[str]) -> Imported:
     if vocab is not None:
-        raise ValueError(f"--vocab is for what other programs wrote, and {run} has its own. Leave it out.")
+        raise Mistake(f"--vocab is for what other programs wrote, and {run} has its own. Leave it out.")
     loaded = load_model(run)
     config, changed = changed_settings(loaded.config, overrides)
     shaping = [setting.label for setting in changed if setting.section == "model" and setting.field not in _OF_THE_CALL]
     if shaping:
-        raise ValueError(f"{', '.join(shaping)} shapes weights, and those of {run} have their shape. Leave it out.")
+        raise Mistake(f"{', '.join(shaping)} shapes weights, and those of {run} have their shape. Leave it out.")
     check_symbols(config, loaded.vocab)
     return Imported(config, dict(loaded.model.state_dict()), loaded.vocab, [])
 

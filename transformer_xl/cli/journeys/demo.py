@@ -31,6 +31,7 @@ from ...data.datasets import cache_folder
 from ...data.loader import Segment, StreamLoader
 from ...evaluation.generate import Sampling, stream_text
 from ...evaluation.score import EvalResult, evaluate
+from ...mistake import Mistake
 from ...runtime.device import reuse_memory
 from ...runtime.files import empty_folder, held
 from ...runtime.terminal import followed, show_table
@@ -104,7 +105,7 @@ def demo(*, out: Path | None = None, minutes: float = 5.0, begun: float | None =
     begun = time.perf_counter() if begun is None else begun
     reuse_memory()
     if not 0.1 <= minutes < 1e6:
-        raise ValueError(f"--minutes must be at least 0.1 and below 1,000,000, got {minutes:g}.")
+        raise Mistake(f"--minutes must be at least 0.1 and below 1,000,000, got {minutes:g}.")
     if out is not None:
         refuse_run(out, resume=False)
     with ExitStack() as stack:
@@ -113,7 +114,7 @@ def demo(*, out: Path | None = None, minutes: float = 5.0, begun: float | None =
             spent = time.perf_counter() - begun
             if spent > 30 * minutes:
                 least = math.ceil(spent / 3) / 10
-                raise ValueError(
+                raise Mistake(
                     f"--minutes must be at least {least:g} here and now, where to start took {spent:.0f} seconds; got "
                     f"{minutes:g}."
                 )

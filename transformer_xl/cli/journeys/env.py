@@ -13,6 +13,7 @@ import torch
 
 from ...config.settings import TrainConfig, TransformerXLConfig
 from ...data.datasets import cache_folder
+from ...mistake import Mistake
 from ...ops import BACKENDS, resolve_backend
 from ...runtime.device import resolve_device, resolve_precision
 from ...runtime.files import plain_file
@@ -66,7 +67,7 @@ def noted(run: Path, fact: str) -> Any:
     try:
         return json.loads(plain_file(file).read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
     except (ValueError, RecursionError, AttributeError) as error:
-        raise ValueError(
+        raise Mistake(
             f"{file} is damaged ({error}), and says what the run began with. Restore it, or remove it: then nothing is "
             "compared."
         ) from error

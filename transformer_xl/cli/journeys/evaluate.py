@@ -21,6 +21,7 @@ from ...evaluation.score import EvalResult, Tempered, TokenLog, fastest_tgt_len
 from ...evaluation.score import evaluate as evaluate_stream
 from ...evaluation.sliding import Sliding
 from ...interop import local
+from ...mistake import Mistake
 from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from ...runtime.ranks import Ranks
 from ...runtime.terminal import followed, show_table
@@ -78,7 +79,7 @@ def evaluate(
     if dump is not None and len(combinations) > 1:
         problems.append(f"--dump writes one file, so give one set of lengths with it, got {len(combinations)}.")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise Mistake("\n".join(problems))
     loaded = load_model(run, device=resolve_device(device))
     corpus = corpus_for(run, loaded.config.corpus, loaded.vocab, data, asked)
     part = part_of(corpus, asked, how.split)
@@ -135,7 +136,7 @@ class Reading:
         if learning is not None and learning.lr > HIGHEST_RATE:
             problems.append(f"--dynamic-lr must be at most {HIGHEST_RATE:g}, got {learning.lr:g}.")
         if problems:
-            raise ValueError("\n".join(problems))
+            raise Mistake("\n".join(problems))
         return cls(sliding, temperature, learning)
 
     def __str__(self) -> str:
@@ -166,7 +167,7 @@ class Reading:
         for each in found[:1]:
             told(problems, partial(Sliding, None, each.tgt_len, self.sliding))
         if problems:
-            raise ValueError("\n".join(problems))
+            raise Mistake("\n".join(problems))
         return found
 
     def dress(
@@ -277,7 +278,7 @@ def eval_lengths(
         call = partial(Lengths, tgt_len=width, mem_len=memory, clamp_len=clamp, attn_len=window)
         found.append(told(problems, call))
     if problems:
-        raise ValueError("\n".join(dict.fromkeys(problems)))
+        raise Mistake("\n".join(dict.fromkeys(problems)))
     return [lengths for lengths in found if lengths is not None]
 
 

@@ -17,6 +17,7 @@ from ...data.corpora.detokenise import Detokeniser, readable
 from ...data.datasets import tokenised
 from ...evaluation.generate import Sampling, stream_text
 from ...interop import local
+from ...mistake import Mistake
 from ...model.step import has_compiler
 from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from .evaluate import eval_lengths, told
@@ -61,7 +62,7 @@ def generate(
     if compiled and where is not None and lengths is not None:
         problems += _compiling_problems(where, lengths, config.model.kind)
     if problems or draw is None or lengths is None or where is None:
-        raise ValueError("\n".join(problems))
+        raise Mistake("\n".join(problems))
     lengths = config.writing(lengths)
     texts: list[str | bytes] = [_read_prompt(prompt) for prompt in prompts]
     loaded = load_model(run, device=where)

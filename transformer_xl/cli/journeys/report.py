@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...mistake import Mistake
 from ...report.page import page
 from ...report.record import read_run
 from ...runtime.files import write_whole
@@ -25,7 +26,7 @@ def report(runs: Sequence[Path], out: Path | None = None, *, title: str | None =
         OSError: the page could not be written.
     """
     if not runs:
-        raise ValueError("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
+        raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
     runs = [Path(run) for run in runs]
     page_of = page([read_run(run, name) for run, name in zip(runs, names(runs), strict=True)], title)
     to = (out and writable(out, "--out")) or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))

@@ -17,6 +17,7 @@ from ...data.corpus import Corpus
 from ...data.datasets import open_corpus
 from ...data.reading import read_text_file
 from ...data.vocab import Vocab
+from ...mistake import Mistake
 from .env import noted
 
 Part = Literal["train", "valid", "test", "all"]
@@ -32,11 +33,11 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
         ValueError, OSError: there is no such text, the run's has changed since, or the vocabulary does not fit it.
     """
     if data is None and not config.name:
-        raise ValueError(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
+        raise Mistake(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
     whole = data is not None and asked in (None, WHOLE)
     corpus = open_corpus(config if data is None else replace(config, name=data), vocab, whole=whole)
     if data is None and (changed := changed_splits(run, corpus)):
-        raise ValueError(
+        raise Mistake(
             f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
             "trained the model may be in it. Restore it, or name what to read by --data."
         )
@@ -88,7 +89,7 @@ def read_text(file: str) -> bytes:
     """
     if file == "-":
         if sys.stdin is None:
-            raise ValueError("- is standard input, which is closed. Send a text to it, or give a text file.")
+            raise Mistake("- is standard input, which is closed. Send a text to it, or give a text file.")
         return sys.stdin.buffer.read()
     path = Path(file)
     if path.is_dir():
@@ -96,14 +97,14 @@ def read_text(file: str) -> bytes:
     if not path.exists():
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
     if not path.is_file():
-        raise ValueError(f"{file} is a pipe or a device. Give a text file, or - and send the text to standard input.")
+        raise Mistake(f"{file} is a pipe or a device. Give a text file, or - and send the text to standard input.")
     return read_text_file(path)
 
 
 def writable(path: Path, option: str) -> Path:
     """`path`, if a file may be written there in place of what is; `ValueError` else, before any work."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
+        raise Mistake(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
     return path
 
 
@@ -112,4 +113,4 @@ def decoded(text: bytes, file: str) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text ({error}), and the model reads text, not bytes.") from error
+        raise Mistake(f"{file} is not UTF-8 text ({error}), and the model reads text, not bytes.") from error

@@ -27,6 +27,7 @@ from ...data.corpus import Corpus
 from ...data.datasets import open_corpus
 from ...data.vocab import Vocab
 from ...interop import local
+from ...mistake import Mistake
 from ...model.baselines import build_model
 from ...model.transformer_xl import TransformerXL
 from ...runtime.device import reuse_memory
@@ -181,12 +182,12 @@ def prepare(
     require(config.train.trackers)
     parts = config.train.batch_chunk * (ranks.size if ranks else 1)
     if config.train.batch_size % parts:
-        raise ValueError(
+        raise Mistake(
             f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
             f"{config.train.batch_size}. Change it, or start another number of ranks."
         )
     if not config.corpus.name:
-        raise ValueError("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
+        raise Mistake("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
     for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
         refuse_odd_name(name, option)
     origin = origin or Origin()
@@ -204,7 +205,7 @@ def prepare(
         changed = changed_splits(run, corpus)
         if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
             how = f"{changed} has another SHA-256" if changed else "it has other symbols"
-            raise ValueError(
+            raise Mistake(
                 f"{config.corpus.name} has changed since {run} began: {how}. Restore it, or start a new run from these "
                 f"weights with --init {run}."
             )
@@ -212,7 +213,7 @@ def prepare(
         corpus.split(split)
     if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
         lacks = "symbols have no line end" if corpus.vocab.line_end is None else "documents have their lines in order"
-        raise ValueError(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
+        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     chosen = choices(config.train, config.model)
     config = settled(config, corpus)
@@ -246,7 +247,7 @@ def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> 
     if config.corpus.vocab:
         problems.append(f"corpus.vocab must be left out with --init, because the vocabulary is that of {origin.init}.")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise Mistake("\n".join(problems))
     return new
 
 
@@ -268,14 +269,14 @@ def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
     """
     symbols = len(corpus.vocab)
     if config.model.vocab_size not in (0, symbols):
-        raise ValueError(
+        raise Mistake(
             f"model.vocab_size must be {symbols}, as many symbols as the corpus {config.corpus.name} has, got "
             f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
         )
     chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
     train = replace(config.train, **chosen)
     if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        raise ValueError("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
+        raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
     return replace(config, model=replace(config.model, vocab_size=symbols), train=train)
 
 
@@ -312,7 +313,7 @@ def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, 
     if began not in ("", asked) and find_recipe(recipe).resolve() != (run / "config.toml").resolve():
         fixed.append(f"RECIPE must be {began}, by which {run} began, or {run / 'config.toml'}, got {asked}.")
     if fixed:
-        raise ValueError("\n".join(fixed))
+        raise Mistake("\n".join(fixed))
     return config
 
 

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from ...config import recipe as recipes
 from ...config.settings import RunConfig
+from ...mistake import Mistake
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Train:
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)
         if self.resume == "yes" and self.init is not None:
-            raise ValueError(
+            raise Mistake(
                 f"--init must be left out with --resume, because {out} goes on from its own weights. To start from "
                 f"those of {self.init}, choose another folder with --out and leave out --resume."
             )

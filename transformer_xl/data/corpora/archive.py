@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from filelock import FileLock
 
+from ...mistake import Mistake
 from ...runtime.files import UNFINISHED, explained, remove_unfinished
 from ..reading import DAMAGE, reading
 
@@ -43,7 +44,7 @@ _DAMAGE = (
 """What the readers of the standard library raise on a damaged archive."""
 
 
-class RefusedArchive(ValueError):
+class RefusedArchive(Mistake):
     """An archive that is damaged, hostile, or without what was asked for."""
 
 

@@ -31,6 +31,7 @@ from urllib.parse import unquote, urlsplit
 from filelock import FileLock, Timeout
 
 from ... import __version__
+from ...mistake import Mistake
 from ...runtime.files import explained, write_whole
 
 _PIECE = 1 << 18
@@ -52,7 +53,7 @@ class Origin:
         """The file's name: the last part of the address, decoded; `ValueError` where that is no plain name."""
         name = unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
         if name.startswith(".") or not re.fullmatch(r"[^/\\:\x00-\x1f]+", name):
-            raise ValueError(f"An address must end in the plain name of a file, got {self.url}.")
+            raise Mistake(f"An address must end in the plain name of a file, got {self.url}.")
         return name
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
+from ...mistake import Mistake
 from ...runtime.files import explained
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
@@ -168,14 +169,14 @@ def _verify(name: str, path: Path, known: File) -> None:
             length += len(piece)
             broken = broken or (not published and not _is_text(text, piece))
     if broken or not (published or _is_text(text, b"", last=True)):
-        raise ValueError(f"{path} is not the published {name}: it is not UTF-8 text, or cut off.")
+        raise Mistake(f"{path} is not the published {name}: it is not UTF-8 text, or cut off.")
     if published and (length > known.bytes or found.hexdigest() != published):
-        raise ValueError(
+        raise Mistake(
             f"{path} is not the published {name}: its content has {algorithm.upper()} {found.hexdigest()} "
             f"({length:,} bytes), and must have {published}. Download it again."
         )
     if length > known.bytes:
-        raise ValueError(f"{path} is not the published {name}: it has more than {known.bytes:,} bytes.")
+        raise Mistake(f"{path} is not the published {name}: it has more than {known.bytes:,} bytes.")
 
 
 def _is_text(decoder: codecs.IncrementalDecoder, piece: bytes, *, last: bool = False) -> bool:
@@ -197,7 +198,7 @@ def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Pro
             if must not in (None, came):
                 wrong.append(f"{came:,} {name} in {split}, not {must:,}")
     if wrong:
-        raise ValueError(f"{header.name} came to {'; '.join(wrong)}. Its files are not the published ones.")
+        raise Mistake(f"{header.name} came to {'; '.join(wrong)}. Its files are not the published ones.")
 
 
 @contextmanager
@@ -205,15 +206,13 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
     """The files of a corpus that there are, by their published names; those that were unpacked go afterwards."""
     dataset = DATASETS[name]
     if source is None and partial:
-        raise ValueError("--partial takes what a local copy holds: say with --source where it is.")
+        raise Mistake("--partial takes what a local copy holds: say with --source where it is.")
     path = None if source is None else expanded(source)
     if path is not None and not path.exists():
         raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {path}.")
     archive = path is not None and _is_archive(path)
     if archive and partial:
-        raise ValueError(
-            f"--partial needs a folder of files, and {path} is an archive. Unpack it, and give the folder."
-        )
+        raise Mistake(f"--partial needs a folder of files, and {path} is an archive. Unpack it, and give the folder.")
     names = [*dataset.files, *filter(None, [dataset.vocab_file]), *(part.name for part in dataset.substitutes.values())]
     if path is not None and path.is_dir():
         yield _files_in(path, names)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ...mistake import Mistake
+
 try:
     import transformers
 
     if int(transformers.__version__.partition(".")[0]) < 5:
         raise ImportError(f"this is {transformers.__version__}")
 except ImportError as error:
-    raise ValueError(
+    raise Mistake(
         f"Hugging Face's format must have the transformers library, 5 or newer ({error}). "
         'Run `pip install -U "transformers>=5"`.'
     ) from error

@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from ... import __version__
 from ...checkpoint import EXPORTED_VOCAB, LoadedModel, write_json
+from ...mistake import Mistake
 from ...runtime.files import whole_folder
 from .modeling_transformer_xl import TransformerXLForCausalLM, TransformerXLHFConfig
 from .tokenizer import fast_tokenizer
@@ -45,7 +46,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     model, vocab, run = loaded
     if model.config.kind != "transformer-xl":
         kind = model.config.kind
-        raise ValueError(f"--to-format huggingface is for models of kind transformer-xl, and this one's is {kind}.")
+        raise Mistake(f"--to-format huggingface is for models of kind transformer-xl, and this one's is {kind}.")
     sections = {name: section for name, section in asdict(run).items() if name != "model"}
     config = TransformerXLHFConfig(
         **asdict(model.config),

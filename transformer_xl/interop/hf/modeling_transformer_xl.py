@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ...config.settings import Lengths, TrainConfig, TransformerXLConfig
+from ...mistake import Mistake
 from ...model.memory import Memory
 from ...model.transformer_xl import TransformerXL
 
@@ -136,9 +137,7 @@ class TransformerXLCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: what a memory has forgotten for its newest tokens does not come back."""
-        raise ValueError(
-            "past_key_values of a Transformer-XL cannot be cropped. Keep the one from before those tokens."
-        )
+        raise Mistake("past_key_values of a Transformer-XL cannot be cropped. Keep the one from before those tokens.")
 
 
 class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
@@ -157,7 +156,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: TransformerXLHFConfig):
         super().__init__(config)
         if not config.vocab_size:
-            raise ValueError("vocab_size must be the number of symbols, got 0. Give it to TransformerXLHFConfig.")
+            raise Mistake("vocab_size must be the number of symbols, got 0. Give it to TransformerXLHFConfig.")
         self.model = TransformerXL(config.shape)
         self._tied_weights_keys = _tied(self)
         self.post_init()
@@ -191,18 +190,14 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """
         asked = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         if input_ids is None or inputs_embeds is not None:
-            raise ValueError("inputs_embeds must be left out, for memory starts from tokens. Give input_ids.")
+            raise Mistake("inputs_embeds must be left out, for memory starts from tokens. Give input_ids.")
         if not input_ids.numel():
-            raise ValueError(
-                "input_ids must hold a token or more. Leave it out of generate to begin behind a line end."
-            )
+            raise Mistake("input_ids must hold a token or more. Leave it out of generate to begin behind a line end.")
         if labels is not None and labels.shape != input_ids.shape:
             shapes = f"{tuple(input_ids.shape)}, got {tuple(labels.shape)}"
-            raise ValueError(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
+            raise Mistake(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
         if unknown := [name for name, value in asked.items() if value]:
-            raise ValueError(
-                f"{unknown[0]} must be False or left out: a Transformer-XL returns logits and memory only."
-            )
+            raise Mistake(f"{unknown[0]} must be False or left out: a Transformer-XL returns logits and memory only.")
         mask = None if attention_mask is None else attention_mask.bool()
         cache = self._cache(past_key_values, input_ids, mask)
         keep = logits_to_keep if labels is None and isinstance(logits_to_keep, int) else 0
@@ -224,7 +219,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
         if new is not None and new < 1:
             seen = (kwargs.get("past_key_values") or TransformerXLCache()).get_seq_length()
-            raise ValueError(
+            raise Mistake(
                 f"input_ids of generate must be the whole text so far, more than the {seen} tokens that "
                 f"past_key_values has seen, got {input_ids.shape[1]}. Give it the sequences that came with it."
             )
@@ -253,19 +248,17 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
     def resize_token_embeddings(self, *sizes: Any, **options: Any) -> NoReturn:
         """Refused: the vocabulary's bands have fixed borders."""
-        raise ValueError(
-            "The vocabulary of a Transformer-XL cannot be resized. Use the tokenizer it was exported with."
-        )
+        raise Mistake("The vocabulary of a Transformer-XL cannot be resized. Use the tokenizer it was exported with.")
 
     def _cache(self, given: Cache | None, ids: Int[Tensor, "B T"], mask: Tensor | None) -> TransformerXLCache:
         """What the call starts from: the memory given, or an empty one that knows each row's padding."""
         given = TransformerXLCache() if given is None else given
         if not isinstance(given, TransformerXLCache):
             kind = type(given).__name__
-            raise ValueError(f"past_key_values must be what this model returned, got a {kind}. Leave it out to begin.")
+            raise Mistake(f"past_key_values must be what this model returned, got a {kind}. Leave it out to begin.")
         rows, length = ids.shape
         if given.memory is not None and given.batch_size != rows:
-            raise ValueError(
+            raise Mistake(
                 f"past_key_values must hold a row for each of input_ids, {rows}, got {given.batch_size}. "
                 "Use its batch_repeat_interleave or batch_select_indices."
             )
@@ -273,19 +266,19 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             return given
         if given.memory is not None and mask.dim() == 2:
             if not mask[:, -length:].all():
-                raise ValueError(
+                raise Mistake(
                     "attention_mask must be 1 for all tokens behind a memory: only a text's beginning is padded."
                 )
             return given
         if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any() or not mask[:, -1].all():
-            raise ValueError(
+            raise Mistake(
                 "attention_mask must be zeros, then a one or more, of the shape of input_ids: texts are padded on the "
                 'left. Set tokenizer.padding_side = "left".'
             )
         if mask.all():
             return given
         if self.model.config.zero_memory:
-            raise ValueError("This model attends zeros before a text (zero_memory), so texts must be of one length.")
+            raise Mistake("This model attends zeros before a text (zero_memory), so texts must be of one length.")
         return TransformerXLCache(self.model.empty_memory(rows, valid=mask.sum(1) - length))
 
     def _read(

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...mistake import Mistake
+
 _DEPTH, _NODES = 200, 1 << 24
 
 
-class Refusal(ValueError):
+class Refusal(Mistake):
     """Why a file is refused: the rest of a sentence that begins with its name."""
 
 
@@ -40,7 +42,7 @@ def mapped(path: Path) -> mmap.mmap:
         try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (ValueError, OSError) as error:
-            raise ValueError(f"{path} cannot be mapped to memory ({error}). Get it again, or more memory.") from error
+            raise Mistake(f"{path} cannot be mapped to memory ({error}). Get it again, or more memory.") from error
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...mistake import Mistake
 from .inert import Damage, Name, Omitted, Refusal, StandIn, mapped
 from .machine import Machine
 from .opcodes import run
@@ -86,7 +87,7 @@ def read_pickle(path: Path) -> Any:
     try:
         return _read(data)
     except Refusal as refusal:
-        raise ValueError(f"{path} {refusal}") from None
+        raise Mistake(f"{path} {refusal}") from None
 
 
 def module_state(module: StandIn) -> dict[str, Tensor]:
@@ -105,7 +106,7 @@ def module_state(module: StandIn) -> dict[str, Tensor]:
             for name, value in _held(module, kind, wanted, prefix).items():
                 full, count = f"{prefix}{name}", count + 1
                 if count > _ARRAYS or len(full) > _LONGEST_NAME or not full.isprintable():
-                    raise ValueError(
+                    raise Mistake(
                         f"A pickled module must have at most {_ARRAYS:,} arrays and modules, and names of at most "
                         f"{_LONGEST_NAME:,} printable signs. It has more at {full[:60]!a}: no model does."
                     )
@@ -122,7 +123,7 @@ def _held(module: StandIn, kind: str, wanted: type, prefix: str) -> dict[str, An
     if type(held) is not dict or any(
         type(name) is not str or not isinstance(value, wanted | None) for name, value in held.items()
     ):
-        raise ValueError(
+        raise Mistake(
             f"A pickled module is none of torch's at {prefix.rstrip('.')[:60] or 'its top'} ({module.name}): "
             f"its {kind} must be {wanted.__name__}s by name."
         )

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from ...config.settings import Lengths
+from ...mistake import Mistake
 from ...ops.masks import visible, without_padding
 from ..adaptive import AdaptiveSoftmax
 from ..attention import sinusoids
@@ -58,12 +59,12 @@ class Absolute(TransformerXL):
     def _check(self, tokens: int, lengths: Lengths) -> None:
         """`ValueError` for a call that places have no answer to."""
         if lengths.clamp_len is not None:
-            raise ValueError(
+            raise Mistake(
                 f"clamp_len must be none for kind = {self.config.kind}, which knows no distances, got "
                 f"{lengths.clamp_len}. Leave it out."
             )
         if tokens > (self.config.positions or tokens):
-            raise ValueError(
+            raise Mistake(
                 f"tgt_len must be at most model.positions = {self.config.positions}, got a segment of {tokens} tokens. "
                 "Lower it."
             )

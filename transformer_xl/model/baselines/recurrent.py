@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...config.settings import Lengths, TransformerXLConfig
+from ...mistake import Mistake
 from ...ops.dropout import Dropout, dropout
 from ..adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from ..attention import Linear
@@ -126,9 +127,7 @@ class Recurrent(TransformerXL):
     def __init__(self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False):
         nn.Module.__init__(self)
         if recompute:
-            raise ValueError(
-                f"train.recompute must be false for kind = {config.kind}, whose layers are not recomputed."
-            )
+            raise Mistake(f"train.recompute must be false for kind = {config.kind}, whose layers are not recomputed.")
         self.config, self.recompute, self.takes_padding = config, False, False
         sizes = (config.vocab_size, config.embed_width, config.d_model)
         bands = {"cutoffs": config.cutoffs, "div_val": config.div_val}
