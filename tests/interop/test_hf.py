@@ -464,7 +464,7 @@ def test_an_import_that_cannot_be_rewritten_is_no_export(line, tmp_path, monkeyp
 
 def test_imports_are_rewritten_wherever_they_stand(tmp_path, monkeypatch):
     files = {
-        "interop/hf/modeling_transformer_xl.py": "from ...deep import (\n    One,\n    two as three,\n)\nimport torch\n",
+        "interop/hf/modeling_transformer_xl.py": "from ...deep import (\n    One,\n    two as x,\n)\nimport torch\n",
         "deep/__init__.py": "from . import a as b, c\nfrom jaxtyping import Float\n",
         "deep/a.py": "def f():\n    from ..flat import x\n    return x\n",
         "deep/c.py": "from .a import f\n",
@@ -477,7 +477,7 @@ def test_imports_are_rewritten_wherever_they_stand(tmp_path, monkeypatch):
     found = {name: content.splitlines()[1:] for name, content in export.source_files().items()}
     assert found == {
         "modeling_transformer_xl.py": [
-            "from .deep import One, two as three",
+            "from .deep import One, two as x",
             "import torch",
             *(f"from .{name} import __name__ as _" for name in ("deep", "deep_c", "deep_a", "flat")),
         ],
