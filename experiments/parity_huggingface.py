@@ -36,6 +36,7 @@ from transformer_xl.data.reading import read_file
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import read_model
 from transformer_xl.model.memory import Memory
+from transformer_xl.train.objective import Objective
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "golden"))
 from make_huggingface import new_model, random_memory, random_model, read, scores_as_they_are
@@ -111,7 +112,7 @@ def differences(asked: dict[str, Any], start: int | None, dtype: torch.dtype, se
         memory = Memory(tuple(x.transpose(0, 1) for x in given))
     losses, memories, loss = [0.0], [0.0], torch.zeros((), dtype=dtype)
     for x, y, nll, mems in zip(ids, targets, theirs.nll, theirs.memories, strict=True):
-        mean, own, memory = ours.objective(x, y, memory, lengths)
+        mean, own, memory = Objective(ours)(x, y, memory, lengths)
         loss = loss + mean
         losses.append(largest(own, nll))
         memories += [largest(a, b.transpose(0, 1)) for a, b in zip(memory.layers, mems, strict=True)]
@@ -185,7 +186,7 @@ def steps(segments: list[Segment], vocab_size: int, dtype: torch.dtype, lr: floa
         # Its softmax drops the last position and the first label: give it one more of each, to score every target.
         pad = torch.nn.functional.pad
         loss = theirs.crit(pad(out.last_hidden_state, (0, 0, 0, 1)), pad(segment.targets, (1, 0))).mean()
-        own, _, memory = ours.objective(segment.ids, segment.targets, memory, lengths)
+        own, _, memory = Objective(ours)(segment.ids, segment.targets, memory, lengths)
         mems = out.mems
         for step_loss, curve, optimizer in zip((loss, own), (curves.theirs, curves.ours), optimizers, strict=True):
             step_loss.backward()

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 from transformer_xl.bench.measure import peak_memory
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
+from transformer_xl.train.objective import Objective
 
 COLUMNS = "parameters       T     M   first s  second s   peak GB  bound GB"
 
@@ -63,7 +64,7 @@ def measure(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps:
         model.zero_grad()
         start = time.perf_counter()
         with _first_band_only() if meta else autocast(precision, device):
-            loss, _, memory = model.objective(text[:, :-1], text[:, 1:], memory, lengths)
+            loss, _, memory = Objective(model)(text[:, :-1], text[:, 1:], memory, lengths)
         loss.backward()
         seconds.append(time.perf_counter() - start)
     assert memory.length == lengths.mem_len, "the memory stays full"

@@ -49,14 +49,14 @@ def nll(log_probs: np.ndarray, targets: list[int]) -> np.ndarray:
 def attention(weights: Weights, config: Any, lengths: Any, n: int, x: np.ndarray, past: np.ndarray) -> np.ndarray:
     """Section 3.3: query i stands behind the M rows of memory, at distance d = M + i - j from key j."""
     H, K, D = config.n_head, config.d_head, config.d_model
-    name, T, M = f"layers.{n}.attention", len(x), len(past)
+    name, T, M = f"backbone.layers.{n}.attention", len(x), len(past)
     context = np.concatenate([past, x])
     if config.pre_lnorm:
         context = norm(weights, config, f"{name}.norm", context)
     W_q, W_k, W_v = weights[f"{name}.qkv.weight"].reshape(3, H, K, D)
     W_r = weights[f"{name}.position.weight"].reshape(H, K, D)
     W_o = weights[f"{name}.output.weight"].reshape(D, H, K)
-    u, v = (weights[bias][n if config.untie_r else 0] for bias in ("content_bias", "position_bias"))
+    u, v = (weights[bias][n if config.untie_r else 0] for bias in ("backbone.content_bias", "backbone.position_bias"))
     farthest = M + T if lengths.clamp_len is None else lengths.clamp_len
     window = M + T if lengths.attn_len is None else lengths.attn_len
     out = x.astype(W_o.dtype)
@@ -85,7 +85,7 @@ def encoding(d: int, D: int) -> np.ndarray:
 
 def feed_forward(weights: Weights, config: Any, n: int, x: np.ndarray) -> np.ndarray:
     """Two linear layers with a ReLU between, in each position alone."""
-    name, out = f"layers.{n}.feed_forward", []
+    name, out = f"backbone.layers.{n}.feed_forward", []
     for row in x:
         inner = norm(weights, config, f"{name}.norm", row) if config.pre_lnorm else row
         inner = weights[f"{name}.inner.weight"] @ inner + weights[f"{name}.inner.bias"]

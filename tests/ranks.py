@@ -24,6 +24,7 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.runtime.ranks import Ranks, together
 from transformer_xl.train import MOST_SKIPPED, Trainer
+from transformer_xl.train.objective import Objective
 from transformer_xl.train.parallel import whole
 
 TRAIN = TrainConfig(
@@ -112,7 +113,7 @@ def calls(trainer: Trainer) -> dict[str, Tensor]:
     nll, memory = model(ids, ids, None, lengths)
     hidden, _ = model.hidden(ids, memory, lengths)
     log_probs, _ = model.log_probs(ids, memory, lengths, last=2)
-    loss, _, _ = model.objective(ids, ids, memory, lengths)
+    loss, _, _ = Objective(model)(ids, ids, memory, lengths)
     found = {"nll": nll, "hidden": hidden, "log_probs": log_probs, "loss": loss}
     return {name: value.detach() for name, value in found.items()}
 

@@ -33,7 +33,7 @@ def small_model(*, train: bool = False, dtype: torch.dtype = torch.float64, **ch
 
 
 def layers_of(model: TransformerXL) -> list[Any]:
-    return list(model.layers)
+    return list(model.backbone.layers)
 
 
 def text(batch: int, length: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:

@@ -206,8 +206,8 @@ def looking_back(distance: int, sharpness: float = 400.0) -> Any:
             layer.attention.qkv.weight[:20] = 0
             layer.attention.position.weight.copy_(torch.eye(10))
         angle = distance * 10000 ** -(torch.arange(0, 10, 2, dtype=torch.float64) / 10)
-        model.content_bias.zero_()
-        model.position_bias[:] = sharpness * torch.cat([angle.sin(), angle.cos()])
+        model.backbone.content_bias.zero_()
+        model.backbone.position_bias[:] = sharpness * torch.cat([angle.sin(), angle.cos()])
     return model
 
 

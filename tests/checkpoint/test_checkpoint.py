@@ -142,7 +142,7 @@ def test_weights_go_into_a_model_of_another_dtype(tmp_path, model):
     folder = save(tmp_path, model, 3)
     other = TransformerXL(SHAPE).double()
     load_weights(other, folder)
-    torch.testing.assert_close(other.content_bias, model.content_bias.double(), rtol=0, atol=0)
+    torch.testing.assert_close(other.backbone.content_bias, model.backbone.content_bias.double(), rtol=0, atol=0)
     assert other.softmax.tables[0] is other.embedding.tables[0]
 
 
@@ -165,9 +165,9 @@ def test_all_files_are_as_readable_as_new_ones_are(tmp_path, model):
 
 def test_saving_a_step_again_replaces_it_whole(tmp_path, model):
     save(tmp_path, model, 3, training=TrainingState(3))
-    nn.init.constant_(model.content_bias, 2.0)
+    nn.init.constant_(model.backbone.content_bias, 2.0)
     folder = save(tmp_path, model, 3)
-    assert load_model(folder).model.content_bias.eq(2.0).all()
+    assert load_model(folder).model.backbone.content_bias.eq(2.0).all()
     assert not (folder / "training.json").exists()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
 

@@ -511,14 +511,14 @@ def test_a_snapshot_does_not_change_while_training_goes_on():
 def test_what_is_not_finite_first_is_named(where, told):
     trainer = trainer_of("plain", ALONE)
     trainer.advance()
-    layer, bias = trainer.model.layers[1], trainer.model.softmax.bias
+    layer, bias = trainer.model.backbone.layers[1], trainer.model.softmax.bias
     if where == "module":
         layer.feed_forward.outer.register_forward_hook(lambda m, i, out: out * float("inf"))
     elif where == "gradient":
         bias.register_hook(lambda gradient: gradient * float("nan"))
     elif where == "weight":
         with torch.no_grad():
-            trainer.model.layers[2].attention.qkv.weight[0, 0] = float("nan")
+            trainer.model.backbone.layers[2].attention.qkv.weight[0, 0] = float("nan")
     else:
         trainer.memory.layers[1][0, 0, 0] = float("inf")
     with pytest.raises(FloatingPointError, match=rf"appears first in {told}\. Lower train\.lr") as caught:

@@ -149,7 +149,7 @@ def test_bits_per_byte_count_the_bytes_of_targets():
 
 def test_every_module_keeps_its_mode_even_after_an_error():
     model = small_model(vocab_size=7, train=True)
-    model.layers[1].eval()
+    model.backbone.layers[1].eval()
     modes = [module.training for module in model.modules()]
     evaluate(model, StreamLoader(tokens(20), batch_size=2, tgt_len=5), LENGTHS)
     assert [module.training for module in model.modules()] == modes

@@ -17,6 +17,7 @@ from transformer_xl.evaluation.generate import Sampling, generate, stream
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.evaluation.sliding import Sliding, Window
+from transformer_xl.train.objective import Objective
 
 CALL = lengths(0, tgt_len=5)
 sizes = st.integers(1, 6).flatmap(lambda context: st.tuples(st.just(context), st.integers(1, context)))
@@ -95,7 +96,7 @@ def test_losses_are_those_of_the_log_probabilities_and_the_objective_is_their_me
     targets[0, 3] = -1
     with torch.no_grad():
         log_probs, _ = sliding.log_probs(ids, None, CALL)
-        mean, nll, _ = sliding.objective(ids, targets, None, CALL)
+        mean, nll, _ = Objective(sliding)(ids, targets, None, CALL)
     expected = -log_probs.gather(-1, targets.clamp(min=0)[..., None])[..., 0].masked_fill(targets < 0, 0)
     torch.testing.assert_close(nll, expected)
     torch.testing.assert_close(mean, nll.sum() / 17)

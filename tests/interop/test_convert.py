@@ -149,7 +149,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch, capsys):
         ({"untie_r": True}, "one pair of biases, and this one has model.untie_r"),
         (
             {"final_norm": True, "layer_norm_epsilon": 1e-12},
-            "has model.final_norm; its model.layer_norm_epsilon is 1e-5, and this one's 1e-12",
+            "has model.backbone.final_norm; its model.layer_norm_epsilon is 1e-5, and this one's 1e-12",
         ),
         ({"embedding_scale": 1.0}, r"its model.embedding_scale is sqrt\(d_model\), and this one's 1.0"),
     ],

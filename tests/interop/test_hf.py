@@ -258,7 +258,7 @@ def test_a_weight_that_is_missing_is_drawn_and_no_other(pair, tmp_path):
     _, theirs, _ = pair
     theirs.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    name = "model.layers.1.attention.qkv.weight"
+    name = "model.backbone.layers.1.attention.qkv.weight"
     drawn = weights.pop(name)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     state = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()

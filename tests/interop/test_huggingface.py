@@ -16,6 +16,7 @@ from torch import Tensor
 
 from transformer_xl.interop import read_model
 from transformer_xl.model.memory import Memory
+from transformer_xl.train.objective import Objective
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "huggingface"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
@@ -28,15 +29,15 @@ BAR = {torch.float64: 1e-12, torch.float32: 2e-6}
 NAMES = {
     r"transformer\.word_emb\.emb_layers\.(\d)\.weight": r"embedding.tables.\1",
     r"transformer\.word_emb\.emb_projs\.(\d)": r"embedding.projections.\1",
-    r"transformer\.layers\.(\d)\.dec_attn\.qkv_net\.weight": r"layers.\1.attention.qkv.weight",
-    r"transformer\.layers\.(\d)\.dec_attn\.r_net\.weight": r"layers.\1.attention.position.weight",
-    r"transformer\.layers\.(\d)\.dec_attn\.o_net\.weight": r"layers.\1.attention.output.weight",
-    r"transformer\.layers\.(\d)\.dec_attn\.layer_norm\.(\w+)": r"layers.\1.attention.norm.\2",
-    r"transformer\.layers\.(\d)\.pos_ff\.CoreNet\.0\.(\w+)": r"layers.\1.feed_forward.inner.\2",
-    r"transformer\.layers\.(\d)\.pos_ff\.CoreNet\.3\.(\w+)": r"layers.\1.feed_forward.outer.\2",
-    r"transformer\.layers\.(\d)\.pos_ff\.layer_norm\.(\w+)": r"layers.\1.feed_forward.norm.\2",
-    r"transformer\.layers\.(\d)\.dec_attn\.r_w_bias": r"content_bias[\1]",
-    r"transformer\.layers\.(\d)\.dec_attn\.r_r_bias": r"position_bias[\1]",
+    r"transformer\.layers\.(\d)\.dec_attn\.qkv_net\.weight": r"backbone.layers.\1.attention.qkv.weight",
+    r"transformer\.layers\.(\d)\.dec_attn\.r_net\.weight": r"backbone.layers.\1.attention.position.weight",
+    r"transformer\.layers\.(\d)\.dec_attn\.o_net\.weight": r"backbone.layers.\1.attention.output.weight",
+    r"transformer\.layers\.(\d)\.dec_attn\.layer_norm\.(\w+)": r"backbone.layers.\1.attention.norm.\2",
+    r"transformer\.layers\.(\d)\.pos_ff\.CoreNet\.0\.(\w+)": r"backbone.layers.\1.feed_forward.inner.\2",
+    r"transformer\.layers\.(\d)\.pos_ff\.CoreNet\.3\.(\w+)": r"backbone.layers.\1.feed_forward.outer.\2",
+    r"transformer\.layers\.(\d)\.pos_ff\.layer_norm\.(\w+)": r"backbone.layers.\1.feed_forward.norm.\2",
+    r"transformer\.layers\.(\d)\.dec_attn\.r_w_bias": r"backbone.content_bias[\1]",
+    r"transformer\.layers\.(\d)\.dec_attn\.r_r_bias": r"backbone.position_bias[\1]",
     r"transformer\.r_w_bias": "content_bias[0]",
     r"transformer\.r_r_bias": "position_bias[0]",
     r"crit\.out_layers\.(\d)\.weight": r"softmax.tables.\1",
@@ -77,10 +78,12 @@ def test_losses_memories_and_gradients_are_theirs(case):
     bar = {"rtol": 0, "atol": BAR[expected["nll"].dtype]}
     if "memory.0.0" in expected:
         model.config = replace(model.config, zero_memory=False)
-        memory = Memory(tuple(expected[f"memory.0.{layer}"].transpose(0, 1) for layer in range(len(model.layers))))
+        memory = Memory(
+            tuple(expected[f"memory.0.{layer}"].transpose(0, 1) for layer in range(len(model.backbone.layers)))
+        )
     loss = torch.zeros((), dtype=expected["nll"].dtype)
     for number, (ids, targets) in enumerate(zip(expected["ids"], expected["targets"], strict=True)):
-        mean, nll, memory = model.objective(ids, targets, memory, lengths)
+        mean, nll, memory = Objective(model)(ids, targets, memory, lengths)
         loss = loss + mean
         torch.testing.assert_close(nll, expected["nll"][number], **bar)
         for layer, states in enumerate(memory.layers):
@@ -141,7 +144,7 @@ def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
         "0.dec_attn.gate is unexpected",
         "0.pos_ff.CoreNet.3.bias must be 8",
     )
-    assert all(f"layers.{problem}" in str(told.value) for problem in problems)
+    assert all(f"backbone.layers.{problem}" in str(told.value) for problem in problems)
 
 
 def test_a_model_of_another_type_is_refused(tmp_path):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from transformer_xl.interop import read_model
 from transformer_xl.interop.bundle import read_bundle
+from transformer_xl.train.objective import Objective
 
 GOLDEN = Path(os.environ.get("TXL_GOLDEN_TENSORFLOW") or Path(__file__).parents[1] / "golden" / "tensorflow")
 CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -48,19 +49,19 @@ PLACES = (
     Place(r"adaptive_softmax/cutoff_(\d)/proj", r"softmax.projections.\1", True),
     Place(r"adaptive_softmax/cutoff_0/cluster_W", "softmax.cluster_weight"),
     Place(r"adaptive_softmax/cutoff_0/cluster_b", "softmax.cluster_bias"),
-    Place(r"layer_(\d)/rel_attn/qkv/kernel", r"layers.\1.attention.qkv.weight", True),
-    Place(r"layer_(\d)/rel_attn/r/kernel", r"layers.\1.attention.position.weight", True),
-    Place(r"layer_(\d)/rel_attn/o/kernel", r"layers.\1.attention.output.weight", True),
-    Place(r"layer_(\d)/rel_attn/LayerNorm/gamma", r"layers.\1.attention.norm.weight"),
-    Place(r"layer_(\d)/rel_attn/LayerNorm/beta", r"layers.\1.attention.norm.bias"),
-    Place(r"layer_(\d)/ff/layer_1/kernel", r"layers.\1.feed_forward.inner.weight", True),
-    Place(r"layer_(\d)/ff/layer_1/bias", r"layers.\1.feed_forward.inner.bias"),
-    Place(r"layer_(\d)/ff/layer_2/kernel", r"layers.\1.feed_forward.outer.weight", True),
-    Place(r"layer_(\d)/ff/layer_2/bias", r"layers.\1.feed_forward.outer.bias"),
-    Place(r"layer_(\d)/ff/LayerNorm/gamma", r"layers.\1.feed_forward.norm.weight"),
-    Place(r"layer_(\d)/ff/LayerNorm/beta", r"layers.\1.feed_forward.norm.bias"),
-    Place(r"r_w_bias", "content_bias"),
-    Place(r"r_r_bias", "position_bias"),
+    Place(r"layer_(\d)/rel_attn/qkv/kernel", r"backbone.layers.\1.attention.qkv.weight", True),
+    Place(r"layer_(\d)/rel_attn/r/kernel", r"backbone.layers.\1.attention.position.weight", True),
+    Place(r"layer_(\d)/rel_attn/o/kernel", r"backbone.layers.\1.attention.output.weight", True),
+    Place(r"layer_(\d)/rel_attn/LayerNorm/gamma", r"backbone.layers.\1.attention.norm.weight"),
+    Place(r"layer_(\d)/rel_attn/LayerNorm/beta", r"backbone.layers.\1.attention.norm.bias"),
+    Place(r"layer_(\d)/ff/layer_1/kernel", r"backbone.layers.\1.feed_forward.inner.weight", True),
+    Place(r"layer_(\d)/ff/layer_1/bias", r"backbone.layers.\1.feed_forward.inner.bias"),
+    Place(r"layer_(\d)/ff/layer_2/kernel", r"backbone.layers.\1.feed_forward.outer.weight", True),
+    Place(r"layer_(\d)/ff/layer_2/bias", r"backbone.layers.\1.feed_forward.outer.bias"),
+    Place(r"layer_(\d)/ff/LayerNorm/gamma", r"backbone.layers.\1.feed_forward.norm.weight"),
+    Place(r"layer_(\d)/ff/LayerNorm/beta", r"backbone.layers.\1.feed_forward.norm.bias"),
+    Place(r"r_w_bias", "backbone.content_bias"),
+    Place(r"r_r_bias", "backbone.position_bias"),
 )
 
 
@@ -99,7 +100,7 @@ def test_losses_memories_and_gradients_are_theirs(case, furthest):
 
     for ids, targets, nll, mems in zip(*(expected[name] for name in ("ids", "targets", "nll", "mems")), strict=True):
         model.zero_grad()
-        loss, losses, memory = model.objective(ids.T, targets.T, memory, imported.config.eval_lengths)
+        loss, losses, memory = Objective(model)(ids.T, targets.T, memory, imported.config.eval_lengths)
         compare("losses", losses.T, nll)
         compare("memories", torch.stack(memory.layers).transpose(1, 2), mems)
     loss.backward()

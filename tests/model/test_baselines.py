@@ -20,6 +20,7 @@ from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.model.baselines import build_model
 from transformer_xl.ops import BACKENDS
 from transformer_xl.train import fit
+from transformer_xl.train.objective import Objective
 
 KINDS: dict[str, dict[str, Any]] = {
     "shaw": {"kind": "shaw", "positions": 7},
@@ -112,7 +113,7 @@ def test_zeros_that_are_attended_and_rows_that_start_anew(kind: dict) -> None:
 def test_every_weight_learns(kind: dict, mem_len: int) -> None:
     model, ids, call = made(train=True, dropout=0.1, dropatt=0.1, **kind), text(3, 8), lengths(mem_len)
     _, memory = model(ids, ids, None, call)
-    model.objective(ids, text(3, 8, seed=1), memory, call)[0].backward()
+    Objective(model)(ids, text(3, 8, seed=1), memory, call)[0].backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
@@ -133,7 +134,7 @@ def test_computing_a_layer_again_gives_the_same_gradients(kind: dict) -> None:
     for recompute in (False, True):
         model = made(**kind)
         model.recompute = recompute
-        model.objective(ids, ids, None, call)[0].backward()
+        Objective(model)(ids, ids, None, call)[0].backward()
         gradients.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*gradients)
 
@@ -153,9 +154,11 @@ def by_hand(model: Any, layer: int, x: np.ndarray, mem: int, call: Lengths) -> n
             for j in range(max(0, i + 1 - (call.attn_len or len(x))), i + 1):
                 row = config.positions - 1 - min(i - j, farthest)
                 query, key = w_q[h] @ x[i], w_k[h] @ x[j]
-                value = query @ key + query @ array(model.distances)[layer, row, h]
+                value = query @ key + query @ array(model.backbone.distances)[layer, row, h]
                 if config.score_biases:
-                    value += array(model.content_bias)[layer, h] @ key + array(model.distance_bias)[layer, row, h]
+                    value += (
+                        array(model.backbone.content_bias)[layer, h] @ key + array(model.distance_bias)[layer, row, h]
+                    )
                 scores.append(value / math.sqrt(config.d_head))
                 values.append(w_v[h] @ x[j])
             share = np.exp(np.array(scores) - max(scores))
@@ -237,7 +240,7 @@ def test_vaswani_is_pytorch_s_transformer(pre_lnorm: bool, positions: int) -> No
 def test_al_rfou_adds_a_vector_before_each_of_pytorch_s_layers() -> None:
     model, ids = made(d_head=7, **KINDS["al-rfou"]), text(3, 11)
     x, mask = model.embedding(ids), nn.Transformer.generate_square_subsequent_mask(11).double()
-    for layer, places in zip(encoder_of(model).layers, model.places, strict=True):
+    for layer, places in zip(encoder_of(model).layers, model.backbone.places, strict=True):
         x = layer(x + places[:11], src_mask=mask)
     torch.testing.assert_close(read(model, ids, lengths(0)).hidden, x.detach())
 
@@ -278,10 +281,10 @@ def test_auxiliary_losses_directly(
 
     def direct(model: Any) -> Tensor:
         x, mask, outputs = model.embedding(ids), None, []
-        for layer, places in zip(model.layers, model.places, strict=True):
+        for layer, places in zip(model.backbone.layers, model.backbone.places, strict=True):
             past = x.new_zeros(2, 0, x.shape[2])
             x = layer(x + places[:8], past, x.new_zeros(1, 8, 0), None, None, attn_len=mask, valid=None)
-            outputs.append(model.final_norm(x))
+            outputs.append(model.backbone.final_norm(x))
         # of three layers the first speaks up to 1/6 of training, the second up to 1/3
         heard = [True] if not intermediate_losses else [progress < 1 / 6, progress < 1 / 3, True]
         total = torch.zeros((), dtype=torch.float64)
@@ -294,7 +297,7 @@ def test_auxiliary_losses_directly(
                 total = total - speaks * weight * (picked * (wanted >= 0)).sum()
         return total / (targets >= 0).sum()
 
-    loss, nll, _ = model.objective(ids, targets, None, call)
+    loss, nll, _ = Objective(model)(ids, targets, None, call)
     torch.testing.assert_close(loss, direct(model))
     torch.testing.assert_close(nll, model(ids, targets, None, call)[0])
     parameters = list(model.parameters())
@@ -306,10 +309,10 @@ def test_auxiliary_losses_directly(
 def test_chunks_of_rows_add_up_to_the_whole() -> None:
     model, ids, targets, call = made(**AUXILIARY), text(4, 8), text(4, 8, seed=1), lengths(0)
     targets[0, :5] = -1
-    whole, _, _ = model.objective(ids, targets, None, call)
+    whole, _, _ = Objective(model)(ids, targets, None, call)
     parts = [slice(0, 2), slice(2, 4)]
     shares = [(targets[rows] >= 0).sum() / (targets >= 0).sum() for rows in parts]
-    losses = [model.objective(ids[rows], targets[rows], None, call)[0] for rows in parts]
+    losses = [Objective(model)(ids[rows], targets[rows], None, call)[0] for rows in parts]
     torch.testing.assert_close(sum(s * x for s, x in zip(shares, losses, strict=True)), whole, check_dtype=False)
 
 

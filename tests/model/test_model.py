@@ -21,6 +21,7 @@ from transformer_xl.evaluation.score import Tempered
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.model.attention import sinusoids
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.train.objective import Objective
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
@@ -43,8 +44,11 @@ class ByHand:
         return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
 
     def attend(self, layer: int, x: np.ndarray, keys: list[np.ndarray], clamp_len: int | None) -> np.ndarray:
-        name, size = f"layers.{layer}.attention", self.config.d_head
-        u, v = (self.weights[bias][layer if self.config.untie_r else 0] for bias in ("content_bias", "position_bias"))
+        name, size = f"backbone.layers.{layer}.attention", self.config.d_head
+        u, v = (
+            self.weights[bias][layer if self.config.untie_r else 0]
+            for bias in ("backbone.content_bias", "backbone.position_bias")
+        )
         w_q, w_k, w_v = np.split(self.weights[f"{name}.qkv.weight"], 3)
         heads = []
         for head in range(self.config.n_head):
@@ -58,7 +62,7 @@ class ByHand:
         return self.norm(x + self.weights[f"{name}.output.weight"] @ np.concatenate(heads), f"{name}.norm")
 
     def feed(self, layer: int, x: np.ndarray) -> np.ndarray:
-        w, name = self.weights, f"layers.{layer}.feed_forward"
+        w, name = self.weights, f"backbone.layers.{layer}.feed_forward"
         inner = np.maximum(w[f"{name}.inner.weight"] @ x + w[f"{name}.inner.bias"], 0)
         return self.norm(x + w[f"{name}.outer.weight"] @ inner + w[f"{name}.outer.bias"], f"{name}.norm")
 
@@ -126,10 +130,10 @@ def test_pre_norm_normalises_what_a_sublayer_reads() -> None:
 
 def test_a_final_norm_is_behind_the_last_layer() -> None:
     model = small_model(pre_lnorm=True, final_norm=True)
-    ids, norm = text(2, 5), model.final_norm
+    ids, norm = text(2, 5), model.backbone.final_norm
     assert norm is not None
     found = read(model, ids, lengths(3)).hidden
-    model.final_norm = None
+    model.backbone.final_norm = None
     torch.testing.assert_close(found, norm(read(model, ids, lengths(3)).hidden).detach())
 
 
@@ -137,7 +141,7 @@ def test_own_biases_belong_to_their_layer() -> None:
     model, ids, call = small_model(untie_r=True), text(1, 5), lengths(7)
     before = read(model, ids, call).memory
     with torch.no_grad():
-        model.content_bias[1] += 1
+        model.backbone.content_bias[1] += 1
     after = read(model, ids, call).memory
     torch.testing.assert_close(after.layers[:2], before.layers[:2], rtol=0, atol=0)
     assert not torch.isclose(after.layers[2][:, 1:], before.layers[2][:, 1:]).all(-1).any()
@@ -189,7 +193,7 @@ def test_a_loss_belongs_to_its_target(variant: dict) -> None:
     changed = ~torch.isclose(model(ids, other, None, lengths(5))[0], nll)
     assert changed.nonzero().tolist() == [[1, 5]]
 
-    mean, losses, after = model.objective(ids, targets, None, lengths(5))
+    mean, losses, after = Objective(model)(ids, targets, None, lengths(5))
     torch.testing.assert_close(losses, nll)
     torch.testing.assert_close(mean, nll[scored].mean())
     torch.testing.assert_close(after.layers, memory.layers)
@@ -202,7 +206,7 @@ def test_unscored_targets_teach_nothing(variant: dict) -> None:
     whole = torch.autograd.grad(model(ids, targets, None, lengths(5))[0].sum(), list(model.parameters()))
     part = torch.autograd.grad(model(ids[:, :3], targets[:, :3], None, lengths(5))[0].sum(), list(model.parameters()))
     torch.testing.assert_close(whole, part)
-    mean, _, _ = model.objective(ids, torch.full_like(targets, -1), None, lengths(5))
+    mean, _, _ = Objective(model)(ids, torch.full_like(targets, -1), None, lengths(5))
     assert float(mean.detach()) == 0, "a chunk may hold nothing but padding"
     assert not any(gradient.any() for gradient in torch.autograd.grad(mean, list(model.parameters())))
 
@@ -214,7 +218,7 @@ def test_every_weight_takes_part_whatever_the_words(variant: dict, tied: bool) -
     for words in ([0, 1, 2], [22, 21, 20]):
         model = small_model(train=True, **variant | changes)
         ids = torch.tensor([words])
-        model.objective(ids, ids, None, lengths(5))[0].backward()
+        Objective(model)(ids, ids, None, lengths(5))[0].backward()
         assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
@@ -222,7 +226,7 @@ def test_every_weight_takes_part_whatever_the_words(variant: dict, tied: bool) -
 def test_losses_are_float32(dtype: torch.dtype) -> None:
     for variant in VARIANTS.values():
         model, ids = small_model(dtype=dtype, **variant), text(2, 5)
-        mean, nll, _ = model.objective(ids, ids, None, lengths(3))
+        mean, nll, _ = Objective(model)(ids, ids, None, lengths(3))
         assert (mean.dtype, nll.dtype) == (torch.float32, torch.float32)
 
 
@@ -274,7 +278,7 @@ def test_tied_weights_are_one_storage_that_learns_from_both_ends(variant: dict) 
     untied.load_state_dict(values)
     ids, targets = text(2, 7), text(2, 7, seed=1)
     for each in (model, untied):
-        each.objective(ids, targets, None, lengths(3))[0].backward()
+        Objective(each)(ids, targets, None, lengths(3))[0].backward()
     ends = zip(model.embedding.tables, untied.embedding.tables, untied.softmax.tables, strict=True)
     for both, first, last in ends:
         assert first.grad is not None and last.grad is not None
@@ -312,7 +316,7 @@ def test_initial_values_are_drawn_as_the_original_draws_them(untie_r: bool) -> N
         "norm bias": (0.0, 0.0, [module.bias for module in norms]),
         "linear bias": (0.0, 0.0, [m.bias for m in model.modules() if isinstance(m, nn.Linear) and m.bias is not None]),
         "softmax bias": (0.0, 0.0, [model.softmax.bias, model.softmax.cluster_bias]),
-        "attention biases": (0.0, 0.05, [model.content_bias, model.position_bias]),
+        "attention biases": (0.0, 0.05, [model.backbone.content_bias, model.backbone.position_bias]),
         "clusters": (0.0, 0.05, [model.softmax.cluster_weight]),
         "tables": (0.0, 0.05, list(model.embedding.tables)),
         "projections": (0.0, 0.007, [*model.embedding.projections, *model.softmax.projections]),
@@ -417,9 +421,9 @@ def test_ids_and_targets_of_any_integer_dtype_are_the_same(kind: dict, dtype: to
     small = ids.to(dtype)
     expected = model(ids, ids, None, call)[0]
     assert torch.equal(model(small, small, None, call)[0], expected)
-    assert torch.equal(model.objective(small, small, None, call)[0], model.objective(ids, ids, None, call)[0])
+    assert torch.equal(Objective(model)(small, small, None, call)[0], Objective(model)(ids, ids, None, call)[0])
     assert torch.equal(model.log_probs(small, None, call)[0], model.log_probs(ids, None, call)[0])
-    both = [model.regularised(x, x, None, call, alpha=1.0, beta=1.0)[0] for x in (ids, small)]
+    both = [Objective(model, alpha=1.0, beta=1.0)(x, x, None, call)[0] for x in (ids, small)]
     assert torch.equal(*both)
     for reader in (Sliding(model, 4), Tempered(model, 1.5)):
         assert torch.equal(reader(small, small, None, call)[0], reader(ids, ids, None, call)[0])

@@ -207,19 +207,21 @@ def test_the_oracle_by_hand() -> None:
     first = np.eye(4)[:, :1]
     weights = {
         "embedding.tables.0": np.eye(2),
-        "content_bias": [[[-2.5, 0, 0, 0]]],
-        "position_bias": [[[-1, 0, 0, 0]]],
-        "layers.0.attention.qkv.weight": np.concatenate([first @ [[1, 0]], first @ [[0, 1]], first @ [[0, 1]]]),
-        "layers.0.attention.position.weight": first @ [[1, 0]],
-        "layers.0.attention.output.weight": [[0, 0, 0, 0], [1, 0, 0, 0]],
-        "layers.0.attention.norm.weight": [1, 1],
-        "layers.0.attention.norm.bias": [0, 0],
-        "layers.0.feed_forward.inner.weight": [[1, 0], [-1, 0]],
-        "layers.0.feed_forward.inner.bias": [0.5, 0],
-        "layers.0.feed_forward.outer.weight": [[1, 7], [0, 7]],
-        "layers.0.feed_forward.outer.bias": [0, 0.25],
-        "layers.0.feed_forward.norm.weight": [2, 1],
-        "layers.0.feed_forward.norm.bias": [0, 1],
+        "backbone.content_bias": [[[-2.5, 0, 0, 0]]],
+        "backbone.position_bias": [[[-1, 0, 0, 0]]],
+        "backbone.layers.0.attention.qkv.weight": np.concatenate(
+            [first @ [[1, 0]], first @ [[0, 1]], first @ [[0, 1]]]
+        ),
+        "backbone.layers.0.attention.position.weight": first @ [[1, 0]],
+        "backbone.layers.0.attention.output.weight": [[0, 0, 0, 0], [1, 0, 0, 0]],
+        "backbone.layers.0.attention.norm.weight": [1, 1],
+        "backbone.layers.0.attention.norm.bias": [0, 0],
+        "backbone.layers.0.feed_forward.inner.weight": [[1, 0], [-1, 0]],
+        "backbone.layers.0.feed_forward.inner.bias": [0.5, 0],
+        "backbone.layers.0.feed_forward.outer.weight": [[1, 7], [0, 7]],
+        "backbone.layers.0.feed_forward.outer.bias": [0, 0.25],
+        "backbone.layers.0.feed_forward.norm.weight": [2, 1],
+        "backbone.layers.0.feed_forward.norm.bias": [0, 1],
         "softmax.bias": [0, 0.5],
     }
     call = SimpleNamespace(mem_len=1, clamp_len=None, attn_len=None)

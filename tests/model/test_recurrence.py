@@ -15,6 +15,7 @@ from small_models import VARIANTS, VOCAB, layers_of, lengths, read, score, small
 from transformer_xl.config.settings import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.train.objective import Objective
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
@@ -164,7 +165,7 @@ def test_memory_holds_the_newest_layer_inputs(variant: dict) -> None:
         weights = model.state_dict()
         lower = small_model(**variant | {"n_layer": depth, "final_norm": False})
         own = {name: weights[name] for name in lower.state_dict()}
-        for bias in ("content_bias", "position_bias"):
+        for bias in ("backbone.content_bias", "backbone.position_bias"):
             own[bias] = own[bias][: len(lower.state_dict()[bias])]
         lower.load_state_dict(own)
         torch.testing.assert_close(memory.layers[depth], read(lower, ids, call, pieces=[4, 7]).hidden[:, 4:])
@@ -358,7 +359,7 @@ def test_layers_computed_again_in_backward_give_the_same_gradients_and_keep_less
 
         torch.manual_seed(5)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-            loss, _, _ = model.objective(text(2, 7), text(2, 7, seed=1), memory, lengths(6))
+            loss, _, _ = Objective(model)(text(2, 7), text(2, 7, seed=1), memory, lengths(6))
             kept_in_forward = kept
             loss.backward()
         return [p.grad for p in model.parameters() if p.grad is not None], kept_in_forward

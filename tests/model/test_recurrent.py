@@ -22,6 +22,7 @@ from transformer_xl.model.baselines.recurrent import Recurrent, recurrence
 from transformer_xl.model.memory import Memory
 from transformer_xl.runtime.device import autocast
 from transformer_xl.train import Trainer
+from transformer_xl.train.objective import Objective
 
 KINDS = ["lstm", "qrnn"]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -45,7 +46,7 @@ def small(kind: str, *, train: bool = False, dtype: torch.dtype = torch.float64,
 
 
 def by_hand_lstm(model: Recurrent, x: torch.Tensor) -> torch.Tensor:
-    for layer in model.layers:
+    for layer in model.backbone.layers:
         plain = nn.LSTM(layer.cell.input_size, layer.cell.hidden_size, batch_first=True).double()
         plain.load_state_dict(layer.cell.state_dict())
         x, _ = plain(x)
@@ -53,7 +54,7 @@ def by_hand_lstm(model: Recurrent, x: torch.Tensor) -> torch.Tensor:
 
 
 def by_hand_qrnn(model: Recurrent, x: torch.Tensor) -> torch.Tensor:
-    for number, layer in enumerate(model.layers):
+    for number, layer in enumerate(model.backbone.layers):
         c, before, out = 0.0, torch.zeros_like(x[:, 0]), []
         for x_t in x.unbind(1):
             seen = torch.cat([x_t, before], -1) if number == 0 else x_t
@@ -74,7 +75,7 @@ def test_it_is_what_its_equations_say_and_so_are_gradients(kind, by_hand, shape)
     got, want = (f(x) for f in (lambda x: model._run(x, None, LONG)[0], lambda x: by_hand(model, x)))
     torch.testing.assert_close(got, want)
     if kind == "qrnn":
-        weights = list(model.layers.parameters())
+        weights = list(model.backbone.layers.parameters())
         grads = [torch.autograd.grad(out.square().sum(), weights, retain_graph=True) for out in (got, want)]
         torch.testing.assert_close(*grads)
 
@@ -124,8 +125,8 @@ def test_the_calls_agree_and_evaluation_takes_it(kind):
     nll = score(model, ids, LONG, pieces=[5, 3])
     with torch.no_grad():
         logs, _ = model.log_probs(ids, None, LONG)
-        loss, again, _ = model.objective(ids, ids, None, LONG)
-        _, regularised, _ = model.regularised(ids, ids, None, LONG, alpha=1.0, beta=1.0)
+        loss, again, _ = Objective(model)(ids, ids, None, LONG)
+        _, regularised, _ = Objective(model, alpha=1.0, beta=1.0)(ids, ids, None, LONG)
     torch.testing.assert_close(-logs.gather(2, ids[..., None])[..., 0], nll)
     torch.testing.assert_close(nll, again)
     torch.testing.assert_close(nll, regularised)
@@ -144,7 +145,7 @@ def test_bfloat16_is_close(kind):
     torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=0.3)  # eight bits, through three layers
     model.train()
     with autocast("bf16", torch.device("cpu")):
-        loss, _, after = model.objective(ids, ids, None, LONG)
+        loss, _, after = Objective(model)(ids, ids, None, LONG)
     loss.backward()
     assert all(layer.dtype == torch.float32 for layer in after.layers)
 
@@ -168,7 +169,7 @@ def test_initial_values(kind):
     assert table.abs().max() <= 0.1 < table.abs().max() * 1.01 and model.softmax.bias.eq(0).all()
     assert model.softmax.tables[0] is table
     width = 30 if kind == "lstm" else 2 * 20
-    for parameter in model.layers[0].parameters():
+    for parameter in model.backbone.layers[0].parameters():
         assert 0.8 * width**-0.5 < parameter.abs().max() <= width**-0.5
 
 

@@ -18,8 +18,8 @@ from small_models import VARIANTS, lengths, small_model, text
 from transformer_xl.cli.journeys.generate import _compiling_problems
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling, stream
+from transformer_xl.model.inference import Step, Way, has_compiler, stepping
 from transformer_xl.model.memory import KVCache
-from transformer_xl.model.step import Step, Way, has_compiler, stepping
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same step, neither compiled nor captured: what it computes must not depend on that."""
     monkeypatch.setattr(torch, "compile", lambda run, **_: run)
-    monkeypatch.setattr("transformer_xl.model.step._captured", lambda run, x: run)
+    monkeypatch.setattr("transformer_xl.model.inference._captured", lambda run, x: run)
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ import torch
 from functools import partial
 torch.compile = partial(torch.compile, backend="eager", fullgraph=True)
 from small_models import VARIANTS, lengths, small_model, text
-from transformer_xl.model.step import Step
+from transformer_xl.model.inference import Step
 torch.set_grad_enabled(False)
 model, call = small_model(**VARIANTS["bands"]), lengths(5)
 found = []

@@ -57,7 +57,7 @@ def test_muon_takes_the_layers_matrices_and_makes_their_step_orthogonal():
     torch.manual_seed(0)
     model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=1, n_head=2, d_head=4, d_model=8, d_inner=16))
     muon, adam = build_optimizers(model, replace(CONFIG, optimizer="muon", momentum=0.0))
-    weight = model.layers[0].feed_forward.inner.weight
+    weight = model.backbone.layers[0].feed_forward.inner.weight
     assert [p.shape for p in muon.param_groups[0]["params"]] == [(24, 8), (8, 8), (8, 8), (16, 8), (8, 16)]
     assert any(p is model.embedding.tables[0] for p in adam.param_groups[0]["params"])
     before = weight.detach().clone()

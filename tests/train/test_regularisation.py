@@ -20,6 +20,7 @@ from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import trained
 from transformer_xl.train.averaging import Average
+from transformer_xl.train.objective import Objective
 from transformer_xl.train.step import train_step
 
 ALL = {
@@ -60,7 +61,7 @@ def test_a_word_is_dropped_wherever_it_stands(p, seed):
 
 def test_a_deep_model_learns_from_rows_that_begin_with_a_dropped_word():
     model = small_model(train=True, n_layer=16, dropout_words=0.9, dtype=torch.float32)
-    loss, _, _ = model.objective(text(4, 9), text(4, 9), None, lengths(0))
+    loss, _, _ = Objective(model)(text(4, 9), text(4, 9), None, lengths(0))
     loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
@@ -78,7 +79,7 @@ def test_dropouts_act_in_training_only_and_where_they_are_said_to():
 
 
 def test_memory_and_segment_are_projected_under_one_mask():
-    attention = small_model(train=True, dropout=0.5, locked_dropout=True, n_layer=1).layers[0].attention
+    attention = small_model(train=True, dropout=0.5, locked_dropout=True, n_layer=1).backbone.layers[0].attention
     seen = []
     attention.dropout.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out)))
     x = torch.randn(2, 3, 14, dtype=torch.float64)
@@ -92,15 +93,15 @@ def test_memory_and_segment_are_projected_under_one_mask():
 
 def test_shared_positions_are_words_keys_and_the_query_of_distance_0():
     shared, own = small_model(share_position_projection=True), small_model(untie_r=True)
-    assert shared.layers[0].attention.position is None
+    assert shared.backbone.layers[0].attention.position is None
     state = {name: value.clone() for name, value in shared.state_dict().items()}
     now = torch.cat([torch.zeros(7), torch.ones(7)]).double()  # sines and cosines of distance 0
     biases = []
     for i in range(3):
-        q, k, _ = state[f"layers.{i}.attention.qkv.weight"].chunk(3)
-        state[f"layers.{i}.attention.position.weight"] = k
+        q, k, _ = state[f"backbone.layers.{i}.attention.qkv.weight"].chunk(3)
+        state[f"backbone.layers.{i}.attention.position.weight"] = k
         biases.append((q @ now).view(2, 5))
-    state["content_bias"] = state["position_bias"] = torch.stack(biases)
+    state["backbone.content_bias"] = state["backbone.position_bias"] = torch.stack(biases)
     own.load_state_dict(state)
     ids = text(2, 9)
     torch.testing.assert_close(read(shared, ids, lengths(4)).hidden, read(own, ids, lengths(4)).hidden)
@@ -125,9 +126,9 @@ def test_regularised_adds_activity_of_the_output_before_dropout():
     targets = ids.clone()
     targets[:, :2] = -1
     torch.manual_seed(1)
-    loss, nll, _ = model.objective(ids, targets, None, lengths(0))
+    loss, nll, _ = Objective(model)(ids, targets, None, lengths(0))
     torch.manual_seed(1)
-    more, same, _ = model.regularised(ids, targets, None, lengths(0), alpha=0.5, beta=0.25)
+    more, same, _ = Objective(model, alpha=0.5, beta=0.25)(ids, targets, None, lengths(0))
     h = read(model.eval(), ids, lengths(0)).hidden[:, 2:]
     penalty = 0.5 * h.square().mean() + 0.25 * (h[:, 1:] - h[:, :-1]).square().mean()
     torch.testing.assert_close(nll, same)

@@ -87,7 +87,7 @@ def _interrupted(
                 for number in numbers:
                     os.kill(os.getpid(), number)
 
-    handle = model.layers[0].register_forward_hook(send)
+    handle = model.backbone.layers[0].register_forward_hook(send)
     assert not fit(model, corpus, config, folder)
     handle.remove()
     assert load_training(latest(folder)).step == after
@@ -189,7 +189,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
     trainer.advance()
     weights = [p.detach().clone() for p in trainer.model.parameters()]
     memory = trainer.memory
-    handle = trainer.model.layers[1].register_forward_hook(lambda m, i, out: out * float("nan"))
+    handle = trainer.model.backbone.layers[1].register_forward_hook(lambda m, i, out: out * float("nan"))
     assert trainer.advance().skipped and trainer.skipped == 1
     assert trainer.memory is memory
     assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
@@ -215,11 +215,11 @@ def test_a_run_keeps_its_best_and_last_checkpoints_and_says_what_it_measured(cor
 
 def test_training_learns(corpus, tmp_path):
     model, config = start(max_steps=60, lr=0.03, eval_every=0, tgt_len=10)
-    before = model.content_bias.detach().clone()
+    before = model.backbone.content_bias.detach().clone()
     fit(model, corpus, config, tmp_path)
     losses = [e["loss"] for e in read_metrics(tmp_path / "metrics.jsonl") if e["split"] == "train"]
     assert losses[0] > 4 and losses[-1] < 2.6  # ten letters at random: ln 10 = 2.30
-    assert not torch.equal(before, model.content_bias)
+    assert not torch.equal(before, model.backbone.content_bias)
     other = TransformerXL(SHAPE)
     load_weights(other, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

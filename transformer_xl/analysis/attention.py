@@ -24,8 +24,7 @@ from torch import Tensor
 from ..config.settings import Lengths
 from ..data.loader import Segment
 from ..mistake import Mistake
-from ..model.attention import RelativeMultiheadAttention
-from ..model.transformer_xl import TransformerXL
+from ..model.transformer_xl import DecoderLayer, TransformerXL
 from ..runtime.device import autocast
 
 KINDS = ("attention", "a", "b", "c", "d")
@@ -85,8 +84,8 @@ def watched(model: TransformerXL, see: Callable[[Maps], None], *, block: int = B
         ValueError: the model has another attention, or none.
     """
     hooks = [
-        attention.register_forward_pre_hook(_hook(layer, see, block), with_kwargs=True)
-        for layer, attention in enumerate(attentions(model))
+        layer.register_forward_pre_hook(_hook(number, see, block), with_kwargs=True)
+        for number, layer in enumerate(attending_layers(model))
     ]
     try:
         yield
@@ -95,29 +94,23 @@ def watched(model: TransformerXL, see: Callable[[Maps], None], *, block: int = B
             hook.remove()
 
 
-def attentions(model: Any) -> list[RelativeMultiheadAttention]:
-    """The attention of each layer; a `ValueError` where scores are not made of `TERMS`, or there are none."""
-    config = model.config
-    if config.kind in TERMS and not config.score_biases:
-        return [module for module in model.modules() if isinstance(module, RelativeMultiheadAttention)]
-    but = " with score_biases" if config.kind in TERMS else ""
+def attending_layers(model: Any) -> list[DecoderLayer]:
+    """The layers; a `Mistake` where scores are not made of `TERMS`, or there are none."""
+    if model.config.kind in TERMS:
+        return list(model.backbone.layers)
     *kinds, last = (f'"{kind}"' for kind in TERMS)
     raise Mistake(
-        f"Attention maps are for kind = {', '.join(kinds)} or {last} without score_biases, and the model is of kind "
-        f'"{config.kind}"{but}. Give another run.'
+        f"Attention maps are for kind = {', '.join(kinds)} or {last}, and the model is of kind "
+        f'"{model.config.kind}". Give another run.'
     )
 
 
 def _hook(layer: int, see: Callable[[Maps], None], block: int) -> Callable[..., None]:
-    def before(module: RelativeMultiheadAttention, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        x, past, r, *biases = given
-        q, k, _ = module._heads(module.qkv(module.norm(x) if module.pre_lnorm else x), 3)
-        if past.shape[1]:
-            k = torch.cat([module.keys_values(past)[0], k], dim=2)
-        if len(r) > module.n_head:  # share_position: behind the encodings are their queries, distance 0's the biases
-            r, queries = r.chunk(2)
-            biases = [queries[:, -1]] * 2
-        u, v = (q.new_zeros(module.n_head, module.d_head) if bias is None else bias for bias in biases)
+    def before(module: DecoderLayer, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x, past, positions = given
+        q, k, _ = module.attention.heads(x, past)
+        none = q.new_zeros(module.attention.n_head, 1, module.attention.d_head)
+        r, u, v = positions or (none.expand(-1, k.shape[2], -1), none[:, 0], none[:, 0])
         exact = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             inputs = [tensor.to(exact) for tensor in (q, k, r, u, v)]
@@ -196,7 +189,7 @@ def average_attention(
 ) -> AverageAttention:
     """The average over all queries whose target is scored, memory running from segment to segment."""
     device = next(model.parameters()).device
-    shape = (len(attentions(model)), model.config.n_head)
+    shape = (len(attending_layers(model)), model.config.n_head)
     reach = lengths.mem_len + lengths.tgt_len if lengths.attn_len is None else lengths.attn_len
     sums = torch.zeros(len(KINDS), *shape, reach, dtype=torch.float64, device=device)
     counts, beyond, nats = sums.new_zeros(reach), sums.new_zeros(shape), sums.new_zeros(shape)
@@ -218,7 +211,7 @@ def average_attention(
     reader = model.for_inference(precision)
     with torch.no_grad(), autocast(precision, device), watched(reader, add, block=block):
         for segment in loader:
-            memory = reader.empty_memory(len(segment.ids)) if memory is None else memory
+            memory = reader.empty_memory(len(segment.ids), lengths) if memory is None else memory
             memory = memory if segment.reset is None else memory.reset(segment.reset)
             scored = (segment.targets >= 0).to(device)
             queries += int(scored.sum())
@@ -263,8 +256,8 @@ def glance(
     seen: list[Tensor] = []
     reader = model.for_inference(precision)
     context = torch.from_numpy(ids[: position + 1].astype(np.int64))[None].to(device)
-    start = max(start, position - (len(attentions(model)) * lengths.mem_len + lengths.tgt_len))
-    memory = reader.empty_memory(1)
+    start = max(start, position - (len(attending_layers(model)) * lengths.mem_len + lengths.tgt_len))
+    memory = reader.empty_memory(1, lengths)
     with autocast(precision, device):
         for first in range(start, position, lengths.tgt_len):
             _, memory = reader.hidden(context[:, first : min(first + lengths.tgt_len, position)], memory, lengths)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.settings import RunConfig
-from ..model.step import has_compiler
+from ..model.inference import has_compiler
 from . import bound
 from .gate import check_op, check_same
 from .options import Options, finish, hardware, header, job, show, write_text, zipf_weights

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..config.recipe import HINTS
-from ..config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+from ..config.settings import GONE, CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
 from ..config.values import fits
 from ..data.vocab import Vocab
 from ..mistake import Mistake
@@ -106,15 +106,19 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
     strange = [name for name in _SECTIONS if not isinstance(stored.get(name, {}), Mapping)]
     if strange:
         raise Mistake(f"{path} must hold a table for {', '.join(strange)}. Restore it from a copy.")
+    sections = {
+        section: {k: v for k, v in stored.get(section, {}).items() if (section, k) not in GONE or v != GONE[section, k]}
+        for section in _SECTIONS
+    }
     unknown = [
         f"{section}.{name}"
         for section, owner in _SECTIONS.items()
-        for name in stored.get(section, {})
+        for name in sections[section]
         if name not in {f.name for f in fields(owner)}
     ]
     if unknown:
         raise Mistake(f"{path} has settings this version does not know: {some(unknown)}. Update transformer-xl.")
-    given = {section: _tuples(stored.get(section, {})) for section in _SECTIONS}
+    given = {section: _tuples(sections[section]) for section in _SECTIONS}
     wrong = [
         f"{section}.{name}"
         for section, values in given.items()

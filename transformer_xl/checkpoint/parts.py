@@ -18,7 +18,9 @@ from ..mistake import Mistake
 from ..runtime.files import check_seal, plain_file
 
 FORMAT = "transformer-xl checkpoint"
-VERSION = 1
+VERSION = 2
+READABLE = (1, VERSION)
+"""Version 1 is read too: it names weights without `backbone.`, and numbers the moments of optimizers."""
 EXPORTED_VOCAB = "transformer_xl_vocab.json"
 """Where a folder in another program's format keeps the symbols as they are here, for the way back."""
 FILES = ("model.safetensors", "config.json", "vocab.json", "training.safetensors", "training.json")
@@ -66,9 +68,10 @@ def read_header(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of transformer-xl: its format must be {FORMAT!r}. `txl convert` reads "
             "those of other programs."
         )
-    if stored.get("version") != VERSION:
+    if stored.get("version") not in READABLE:
         raise Mistake(
-            f"{path} has format version {stored.get('version')}; this transformer-xl reads {VERSION}. Update it."
+            f"{path} has format version {stored.get('version')}; this transformer-xl reads at most {VERSION}. "
+            "Update it."
         )
     return stored
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
     """`load_weights` of tensors that were read from `source`."""
     state = model.state_dict(keep_vars=True)
     names = first_names(state)
+    stored = {current_name(name, names): value for name, value in stored.items()}
     stored = {names.get(name, name): value for name, value in stored.items()}
     wanted = {name: state[name] for name in names.values()}
     problems = list(_misfits(stored, wanted))
@@ -28,6 +29,30 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
     with torch.no_grad():
         for name, value in wanted.items():
             value.copy_(stored[name])
+
+
+def current_name(name: str, known: Collection[str]) -> str:
+    """The name of a weight in a model whose names are `known`: checkpoints of version 1 name it without `backbone.`."""
+    return f"backbone.{name}" if name not in known and f"backbone.{name}" in known else name
+
+
+_FIRST_ORDER = ("embedding", "layers", "second_softmax", "final_norm", "softmax")
+
+
+def first_house_numbers(optimizers: Sequence[torch.optim.Optimizer], weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """The weight whose moments are "OPTIMIZER.NUMBER" in a checkpoint of version 1, which counted weights in each
+    optimizer's groups: those of no module first, then by module."""
+    owners = {weight: name.removeprefix("backbone.") for name, weight in weights.items()}
+
+    def order(weight: Tensor) -> int:
+        module, dot, _ = owners[weight].partition(".")
+        return _FIRST_ORDER.index(module) if dot else -1
+
+    numbers = {}
+    for which, optimizer in enumerate(optimizers):
+        ordered = [w for group in optimizer.param_groups for w in sorted(group["params"], key=order)]
+        numbers |= {f"{which}.{index}": current_name(owners[w], weights) for index, w in enumerate(ordered)}
+    return numbers
 
 
 def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ..mistake import Mistake
-from .settings import RunConfig
+from .settings import GONE, RunConfig
 from .values import fits, from_words, listed, shown, wanted, widened
 
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
@@ -240,6 +240,7 @@ def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> l
             given += [
                 Setting(section, field, value, f"{section}.{field}", f" in recipe {name}")
                 for field, value in table.items()
+                if (section, field) not in GONE or value != GONE[section, field]
             ]
         elif section in SECTIONS:
             problems.append(f"{section} in recipe {name} must be a table, [{section}], got {shown(table)}.")

@@ -82,10 +82,8 @@ class TransformerXLConfig(_Checked):
     share_position_projection: bool = False
     """Positions go through the words' own projection, and the biases are its query of distance 0 (PTB)."""
     positions: int = 0
-    """Learned encodings in a layer: of distances (shaw; farther ones have the last), or of places in a segment
-    (al-rfou). vaswani: 0; else places count down from that many, as the original code's attn_type 2 does."""
-    score_biases: bool = False
-    """shaw: a content bias for each layer, and a bias for each distance, as the original code's attn_type 1 has."""
+    """Learned encodings in a layer: of distances (shaw; farther ones use the last), or of positions in a segment
+    (al-rfou)."""
     intermediate_losses: bool = False
     """al-rfou: in the first half of training the lower layers predict the target too, fewer and fewer of them."""
     multiple_targets: bool = False
@@ -156,6 +154,13 @@ class TransformerXLConfig(_Checked):
     def embed_width(self) -> int:
         return self.d_model if self.d_embed is None else self.d_embed
 
+    @property
+    def input_scale(self) -> float:
+        """The factor on embeddings."""
+        if self.embedding_scale is not None:
+            return self.embedding_scale
+        return 1.0 if self.kind in _RECURRENT else self.d_model**0.5
+
 
 _RECURRENT = ("lstm", "qrnn")
 _ATTENTION = (
@@ -167,12 +172,15 @@ _OF_KINDS = {
     "untie_r": ("transformer-xl",),
     "share_position_projection": ("transformer-xl",),
     "weight_drop": _RECURRENT,
-    "positions": ("shaw", "al-rfou", "vaswani"),
-    "score_biases": ("shaw",),
+    "positions": ("shaw", "al-rfou"),
     "intermediate_losses": ("al-rfou",),
     "multiple_targets": ("al-rfou",),
 }
 """Settings that only some kinds of models have."""
+
+
+GONE = {("model", "score_biases"): False}
+"""Settings of former versions, and the one value with which a file that holds them still means the same."""
 
 
 def _default(owner: Any, name: str) -> Any:

@@ -98,7 +98,7 @@ class Dynamic(nn.Module):
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
         """The state before the first token: the model's memory, for a cache holds what older weights made of it."""
-        return self.model.empty_memory(batch, valid)
+        return self.model.empty_memory(batch, lengths, valid)
 
 
 def relative_rms(
@@ -111,7 +111,7 @@ def relative_rms(
     device, memory, segments = squares[0].device, None, 0
     for segment in loader:
         if memory is None:
-            memory = model.empty_memory(len(segment.ids))
+            memory = model.empty_memory(len(segment.ids), lengths)
         elif segment.reset is not None:
             memory = memory.reset(segment.reset)
         with autocast(precision, device):

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake
-from ..model.step import Step, stepping
+from ..model.inference import Step, stepping
 from ..runtime.device import autocast
 from ..runtime.terminal import followed
 from .sliding import Sliding

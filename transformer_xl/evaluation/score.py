@@ -170,8 +170,8 @@ class Tempered(nn.Module):
         scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(self.temperature, least)
         return nn.functional.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
 
-    def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Any:
-        return self.model.empty_memory(batch, valid)
+    def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+        return self.model.empty_memory(batch, lengths, valid)
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
         return self.model.empty_cache(batch, lengths, valid)

@@ -22,7 +22,6 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..model.inputs import as_ids
-from ..model.transformer_xl import mean_nll
 
 _TOKENS = 1 << 13
 """Windows read side by side hold about so many: enough to be fast, and few enough for any machine."""
@@ -93,13 +92,6 @@ class Sliding(nn.Module):
         hidden, after = self.hidden(ids, memory, lengths)
         return self.softmax.nll(hidden, targets), after
 
-    def objective(
-        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Window]:
-        """The mean nll of the scored targets; also what `forward` returns."""
-        nll, after = self(ids, targets, memory, lengths)
-        return mean_nll(nll, targets), nll, after
-
     def log_probs(
         self, ids: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths, last: int | None = None
     ) -> tuple[Float[Tensor, "B L V"], Window]:
@@ -112,7 +104,7 @@ class Sliding(nn.Module):
     ) -> tuple[Float[Tensor, "B L D"], Window]:
         """Features of each position (L = T), or of the `last` ones (L = last), and the state for the next segment."""
         ids = as_ids(ids)
-        memory = self.empty_memory(len(ids)) if memory is None else memory
+        memory = self.empty_memory(len(ids), lengths) if memory is None else memory
         if not isinstance(memory, Window) or len(memory.ids) != len(ids):
             rows = f"of {len(memory.ids)} rows" if isinstance(memory, Window) else type(memory).__name__
             raise Mistake(f"memory must be a Window of {len(ids)} rows, as ids have, got {rows}.")
@@ -123,7 +115,7 @@ class Sliding(nn.Module):
         rows = max(_TOKENS // windows.shape[1], 1)
         parts = []
         for some, places in zip(windows.split(rows), scored.split(rows), strict=True):
-            x, _ = self.model.hidden(some, self.model.empty_memory(len(some)), read)
+            x, _ = self.model.hidden(some, self.model.empty_memory(len(some), read), read)
             parts.append(_pick(x, places))
         features = torch.cat(parts).unflatten(0, (len(ids), -1)).flatten(1, 2)
         return _pick(features, found), memory.extend(ids, kept=self.context - 1)
@@ -145,7 +137,7 @@ class Sliding(nn.Module):
         scored = (begin - start)[..., None] + torch.arange(stride, device=device)
         return windows, scored.clamp(max=width - 1).flatten(0, 1), (wanted - first * stride).clamp(min=0)
 
-    def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Window:
+    def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Window:
         """The state before the first token of `batch` streams; below 0, `valid` tells how many tokens are padding."""
         device = next(self.parameters()).device
         seen = torch.zeros(batch, dtype=torch.int64, device=device) if valid is None else valid.to(device)
@@ -153,7 +145,7 @@ class Sliding(nn.Module):
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Window:
         """The same: every window is read anew."""
-        return self.empty_memory(batch, valid)
+        return self.empty_memory(batch, lengths, valid)
 
     def for_inference(self, precision: str = "fp32") -> Sliding:
         """A copy to evaluate with, as the model's own."""

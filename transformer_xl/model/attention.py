@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..ops import check_backend, relative_attention
+from ..ops import check_backend
 from ..ops.dropout import Dropout
+from ..ops.masks import visible, without_padding
 
 
 def sinusoids(
@@ -26,33 +27,58 @@ def sinusoids(
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
 
 
+class Positions(NamedTuple):
+    """How one layer reads positions: encodings of distances S - 1, ..., 1, 0, and the paper's biases u and v."""
+
+    r: Float[Tensor, "H S K"]
+    content_bias: Float[Tensor, "H K"]
+    position_bias: Float[Tensor, "H K"]
+
+
+@runtime_checkable
+class Projected(Protocol):
+    """A past whose keys and values were projected before. It may bring an `attend` of its own."""
+
+    def append(
+        self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"], /
+    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
+        """Add a segment's keys and values; return all of them."""
+        ...
+
+
+PARTS = 4
+"""Parts of a matrix that a compiled loop reads side by side: several streams get more bandwidth than one."""
+
+
 class Linear(nn.Linear):
-    """PyTorch's, but one row in bfloat16 on a CPU goes through its matrix-vector product, which is faster."""
+    """PyTorch's linear layer, with faster products of a single row on a CPU.
+
+    In bfloat16 PyTorch's matrix-vector product is faster than its matrix product. Under torch.compile the product is
+    written out, because the compiler makes a loop of it that reads several parts of the matrix side by side.
+    """
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         weight = self.weight
+        if x.numel() != self.in_features or not weight.is_cpu:
+            return super().forward(x)
+        if torch.compiler.is_compiling():
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            row = x.reshape(-1).to(weight.dtype).to(wide)
+            out = torch.cat([(part.to(wide) * row).sum(-1) for part in weight.chunk(PARTS)])
+            return (out if self.bias is None else out + self.bias.to(wide)).view(*x.shape[:-1], -1)
         fits = x.dtype == weight.dtype or torch.is_autocast_enabled("cpu")
-        if x.numel() != self.in_features or weight.dtype != torch.bfloat16 or not weight.is_cpu or not fits:
+        if weight.dtype != torch.bfloat16 or not fits:
             return super().forward(x)
         row = x.reshape(-1).to(weight.dtype)
         out = torch.mv(weight, row) if self.bias is None else torch.addmv(self.bias, weight, row)
         return out.view(*x.shape[:-1], -1)
 
 
-@runtime_checkable
-class Projected(Protocol):
-    """A past whose keys and values are there already: `append` adds a segment's, and gives all."""
-
-    def append(
-        self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"], /
-    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]: ...
-
-
 class RelativeMultiheadAttention(nn.Module):
-    """The attention sublayer: norm, projections, the op, residual. Linear layers carry no bias.
+    """What surrounds the op in the attention sublayer: norm, projections, residual. Linear layers carry no bias.
 
-    Keys and values are projected from memory and segment, queries from the segment alone. With `share_position`
-    positions are projected like words, and both biases are the query of distance 0.
+    Memory and segment are projected to keys and values, the segment alone to queries. With `share_position` the words'
+    projection serves positions too, and both biases are the query of distance 0.
     """
 
     def __init__(
@@ -67,85 +93,76 @@ class RelativeMultiheadAttention(nn.Module):
         layer_norm_epsilon: float = 1e-5,
         locked: bool = False,
         share_position: bool = False,
+        project_position: bool = True,
         backend: str = "auto",
     ):
         super().__init__()
         self.n_head, self.d_head, self.dropatt, self.pre_lnorm = n_head, d_head, dropatt, pre_lnorm
         self.backend = check_backend(backend)
         self.qkv = Linear(d_model, 3 * n_head * d_head, bias=False)
-        self.position = None if share_position else Linear(d_model, n_head * d_head, bias=False)
+        own = project_position and not share_position
+        self.position = Linear(d_model, n_head * d_head, bias=False) if own else None
         self.output = Linear(n_head * d_head, d_model, bias=False)
         self.norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.dropout = Dropout(dropout, locked=locked)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        past: Float[Tensor, "B M D"] | Projected,
-        positions: Float[Tensor, "_ R K"],
-        content_bias: Float[Tensor, "H K"] | None,
-        position_bias: Tensor | None,
-        *,
-        attn_len: int | None = None,
-        valid: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """`past` is what this layer read before, or what that was projected to; `positions` are its own encodings."""
-        new = self.norm(x) if self.pre_lnorm else x
-        q, k, v = self._heads(self.qkv(new), 3)
+    def heads(
+        self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"] | Projected
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
+        """Queries of the segment `x`; keys and values of the past and the segment."""
+        q, k, v = self._split(self.qkv(self.norm(x) if self.pre_lnorm else x), 3)
         if not isinstance(past, Tensor):
             k, v = past.append(k, v)
         elif past.shape[1]:
             k, v = (torch.cat(pair, dim=2) for pair in zip(self.keys_values(past), (k, v), strict=True))
-        if self.dropout.locked:
-            q, k, v = (self.dropout(part) for part in (q, k, v))
-        attended = self.attend(q, k, v, positions, content_bias, position_bias, attn_len=attn_len, valid=valid)
+        return (self.dropout(q), self.dropout(k), self.dropout(v)) if self.dropout.locked else (q, k, v)
+
+    def keys_values(self, past: Float[Tensor, "B M D"]) -> tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]:
+        """Keys and values of memory. No gradient reaches the memory itself."""
+        weight = self.qkv.weight[self.n_head * self.d_head :]
+        k, v = self._split(F.linear(self.norm(past) if self.pre_lnorm else past, weight), 2)
+        return k, v
+
+    def positions(
+        self,
+        encodings: Float[Tensor, "S D"],
+        content_bias: Float[Tensor, "H K"] | None = None,
+        position_bias: Float[Tensor, "H K"] | None = None,
+    ) -> Positions:
+        """Distances as this layer's heads read them. The biases are None if `share_position`."""
+        if self.position is not None:
+            assert content_bias is not None and position_bias is not None, "only share_position brings its own biases"
+            [r] = self._split(self.position(encodings), 1)
+            return Positions(self.dropout(r) if self.dropout.locked else r, content_bias, position_bias)
+        queries, keys = self._split(F.linear(encodings, self.qkv.weight[: 2 * self.n_head * self.d_head]), 2)
+        both = torch.cat([keys, queries])
+        r, queries = (self.dropout(both) if self.dropout.locked else both).chunk(2)
+        return Positions(r, queries[:, -1], queries[:, -1])
+
+    def add(self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
+        """The sublayer's output: `x` and what its heads attended to."""
         x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
         return x if self.pre_lnorm else self.norm(x)
 
-    def attend(
-        self,
-        q: Float[Tensor, "B H T K"],
-        k: Float[Tensor, "B H S K"],
-        v: Float[Tensor, "B H S K"],
-        positions: Float[Tensor, "_ R K"],
-        content_bias: Float[Tensor, "H K"] | None,
-        position_bias: Tensor | None,
-        *,
-        attn_len: int | None,
-        valid: Int[Tensor, " B"] | None,
-    ) -> Float[Tensor, "B H T K"]:
-        """What each head gives; the masks are those of `ops.relative_attention`."""
-        if self.position is None:
-            positions, queries = positions.chunk(2)
-            content_bias = position_bias = queries[:, -1]
-        assert content_bias is not None and position_bias is not None, "positions have a projection of their own"
-        return relative_attention(
-            q,
-            k,
-            v,
-            positions,
-            content_bias,
-            position_bias,
-            attn_len=attn_len,
-            valid=valid,
-            dropout_p=self.dropatt if self.training else 0.0,
-            backend=self.backend,
-        )
-
-    def keys_values(self, past: Float[Tensor, "B M D"]) -> tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]:
-        """What memory is projected to; nothing flows back into memory itself."""
-        weight = self.qkv.weight[self.n_head * self.d_head :]
-        k, v = self._heads(F.linear(self.norm(past) if self.pre_lnorm else past, weight), 2)
-        return k, v
-
-    def positions(self, encodings: Float[Tensor, "S D"]) -> Float[Tensor, "_ S K"]:
-        """The encodings of distances as this layer's heads read them; behind them, if `share_position`, as queries."""
-        if self.position is None:
-            queries, keys = self._heads(F.linear(encodings, self.qkv.weight[: 2 * self.n_head * self.d_head]), 2)
-            r = torch.cat([keys, queries])
-        else:
-            [r] = self._heads(self.position(encodings), 1)
-        return self.dropout(r) if self.dropout.locked else r
-
-    def _heads(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
+    def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
         return [part.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3) for part in x.chunk(parts, dim=-1)]
+
+
+def content_attention(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    v: Float[Tensor, "B H S K"],
+    *,
+    attn_len: int | None = None,
+    valid: Int[Tensor, " B"] | None = None,
+    dropout_p: float = 0.0,
+    backend: str = "auto",
+) -> Float[Tensor, "B H T K"]:
+    """Causal attention by content alone, with the masks of `ops.relative_attention`. PyTorch's is the only backend."""
+    queries, keys = q.shape[2], k.shape[2]
+    if valid is None and (attn_len is None or attn_len >= keys) and queries in (1, keys):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=queries > 1)
+    seen = visible(queries, keys, attn_len=attn_len, valid=valid, device=q.device)
+    seen = seen | ~seen.any(-1, keepdim=True)  # padding sees nothing, which some kernels turn into nan
+    out = F.scaled_dot_product_attention(q, k, v, seen, dropout_p)
+    return without_padding(out.transpose(0, 1), valid).transpose(0, 1)

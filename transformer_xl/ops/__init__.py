@@ -134,8 +134,8 @@ def relative_attention(
         scores = q.shape[:3].numel() * k.shape[2]
         name, _ = resolve_backend(name, q.device, q.dtype, q.shape[-1], training=training, scores=scores)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    biases = content_bias.to(q.dtype), position_bias.to(q.dtype)
-    return BACKENDS[name](q, k, v, r, *biases, attn_len=attn_len, valid=valid, dropout_p=dropout_p, scale=scale)
+    added = (x.to(q.dtype) for x in (r, content_bias, position_bias))
+    return BACKENDS[name](q, k, v, *added, attn_len=attn_len, valid=valid, dropout_p=dropout_p, scale=scale)
 
 
 def _check_shapes(q, k, v, r, content_bias, position_bias, valid) -> None:

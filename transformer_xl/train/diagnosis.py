@@ -14,6 +14,7 @@ from ..config.settings import TrainConfig
 from ..model.memory import Memory
 from ..runtime.device import autocast
 from ..runtime.ranks import Ranks
+from .objective import Objective
 from .parallel import whole
 
 Chunk = tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Memory]
@@ -21,19 +22,19 @@ Chunk = tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Memory]
 
 
 def not_finite(
-    model: Any, chunks: Sequence[Chunk], memory: Memory, config: TrainConfig, activity: dict[str, float], ranks: Ranks
+    objective: Objective, chunks: Sequence[Chunk], memory: Memory, config: TrainConfig, progress: float, ranks: Ranks
 ) -> str:
     """What gives the first nan or infinity when the calls of a step are made once more: a weight, the memory, what a
     module returns, the loss, or the gradient of a weight, taken from the loss down. All ranks have to call this."""
+    model = objective.model
     with torch.no_grad():
         found = [f"the weight {name}" for name, weight in model.named_parameters() if not _finite(weight)]
         found += [f"the memory of layer {i}" for i, layer in enumerate(memory.layers) if not _finite(layer)]
-    objective = (lambda *call: model.regularised(*call, **activity)) if activity else model.objective
     device = next(model.parameters()).device
     model.zero_grad()
     for ids, targets, past in chunks:
         with _watched(model) as seen, torch.compiler.set_stance("force_eager"), autocast(config.precision, device):
-            loss, _, _ = objective(ids.to(device), targets.to(device), past, config.lengths)
+            loss, _, _ = objective(ids.to(device), targets.to(device), past, config.lengths, progress=progress)
         found += [f"what {name} returns" for name in seen] + ([] if _finite(loss) else ["the loss"])
         loss.backward()
     [guilty] = ranks.total([bool(found)])

@@ -153,19 +153,17 @@ def _loop(
     received: list[str],
     replan: Callable[[Trainer], TrainConfig] | None,
 ) -> None:
-    ranks = trainer.ranks
     stopping = False
     while trainer.step < trainer.config.max_steps and not stopping:
-        trainer.advance()
+        if journal.printer is not None and journal.printer.reader_left:
+            received.append("closed pipe")
+        result = trainer.advance(received)
         if replan is not None:
             trainer.config = replan(trainer)
             config = replace(config, train=trainer.config)
         settings = trainer.config
         aside.check()
-        if journal.printer is not None and journal.printer.reader_left:
-            received.append("closed pipe")
-        [signals] = ranks.total([len(received)])
-        stopping, last = signals > 0, trainer.step == settings.max_steps
+        stopping, last = result.signals > 0, trainer.step == settings.max_steps
         if journal.printer is not None:
             journal.printer.advance(trainer.step)
         if last or _due(trainer.step, settings.log_every):

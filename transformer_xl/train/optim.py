@@ -25,8 +25,8 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     """
     named = list(model.named_parameters())
     if config.optimizer == "muon":
-        inside = [(name, p) for name, p in named if p.ndim == 2 and name.startswith("layers.")]
-        outside = [(name, p) for name, p in named if p.ndim != 2 or not name.startswith("layers.")]
+        inside = [(name, p) for name, p in named if p.ndim == 2 and name.startswith("backbone.layers.")]
+        outside = [(name, p) for name, p in named if p.ndim != 2 or not name.startswith("backbone.layers.")]
         return [_muon([p for _, p in inside], config), _adam(_groups(outside, config), config)]
     if config.optimizer == "sgd":
         groups = _groups(named, config)

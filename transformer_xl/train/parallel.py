@@ -10,30 +10,21 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from ..runtime.ranks import Ranks
+from .objective import Objective
 
 
-class Objective(nn.Module):
-    """A model whose call is what is trained; `activity` asks for `regularised`."""
+def parallelise(objective: Objective, how: str, ranks: Ranks, *, compiled: bool = False) -> nn.Module:
+    """The objective to call, whose gradients are then the mean over all ranks.
 
-    def __init__(self, model: Any):
-        super().__init__()
-        self.model = model
-
-    def forward(self, *call: Any, **activity: float) -> tuple[Tensor, Tensor, Any]:
-        return self.model.regularised(*call, **activity) if activity else self.model.objective(*call)
-
-
-def parallelise(model: Any, how: str, ranks: Ranks, *, compiled: bool = False) -> nn.Module:
-    """`Objective` of `model`, whose gradients are then the mean of those of all ranks. With "fsdp" the model's own
-    tensors become parts, and its calls gather them. `compiled` has torch.compile compile everything that is trained;
-    "fsdp" does without.
+    With "fsdp" the model's tensors become parts, and its calls gather them. `compiled` has torch.compile compile all
+    that is trained; "fsdp" refuses it.
 
     Raises:
         ValueError: the model's weights cannot be sharded among so many ranks.
     """
-    objective = Objective(model)
+    model = objective.model
     if compiled:
-        if model.config.intermediate_losses:  # whenever the loss of a layer ends, the others are compiled anew
+        if model.config.intermediate_losses:  # the rest is compiled again whenever the loss of one layer ends
             import torch._dynamo.config as dynamo
 
             dynamo.recompile_limit += model.config.n_layer
@@ -41,25 +32,36 @@ def parallelise(model: Any, how: str, ranks: Ranks, *, compiled: bool = False) -
     if ranks.size == 1:
         return objective
     if how == "ddp":
-        # Else it deals gradients out to buckets anew in its second step, wherever that is: a sum of more than two ranks
-        # then has another order, and a resumed run other bits. Where no parameter is unused, it would warn of that.
+        # Without an unused parameter DDP would warn, and it would assign gradients to buckets again in its second
+        # step, wherever that is: sums over more than two ranks would have another order, a resumed run other bits.
         objective.unused = nn.Parameter(next(model.parameters()).new_zeros(1))
         return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    # A call's nll is a view that nobody writes into, which is what this warns of.
+    # It warns because a call's nll is a view; nobody writes into it.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.size,))
-    for modules in model.shards():
+    for modules in _shards(model):
         fully_shard(modules, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for call in ("objective", "regularised", "hidden", "log_probs"):
-        register_fsdp_forward_method(model, call)
+    for call in ("predict", "auxiliary_nll", "hidden", "log_probs"):
+        if hasattr(model, call):
+            register_fsdp_forward_method(model, call)
     return objective
 
 
+def _shards(model: Any) -> list[list[nn.Module]]:
+    """Groups of modules whose weights only their own calls use; the rest of the model is a group of its own."""
+    layers = model.backbone.layers
+    if model.config.share_position_projection:  # a layer's projections are used before its call
+        return []
+    positions = [layer.attention.position for layer in layers if hasattr(layer, "attention")]
+    groups: list[list[nn.Module]] = [[layer] for layer in layers]
+    return [own, *groups] if (own := [x for x in positions if x is not None]) else groups
+
+
 def unsynchronised(objective: nn.Module) -> AbstractContextManager[None]:
-    """Where gradients are added up on each rank alone, for more are to come."""
+    """A context in which each rank adds up gradients alone, because more chunks follow."""
     return objective.no_sync() if isinstance(objective, nn.parallel.DistributedDataParallel) else nullcontext()
 
 

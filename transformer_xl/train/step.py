@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..checkpoint import TrainingState, set_weights, weights
+from ..checkpoint import TrainingState, current_name, first_house_numbers, set_weights, weights
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
 from ..evaluation.measures import figure, tokens_per_second
+from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL
@@ -27,8 +29,9 @@ from ..runtime.device import autocast
 from ..runtime.ranks import Ranks
 from .averaging import Average
 from .diagnosis import not_finite
+from .objective import Counts, Objective
 from .optim import build_optimizers, set_rates
-from .parallel import Objective, parallelise, part_as, unsynchronised, whole
+from .parallel import parallelise, part_as, unsynchronised, whole
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
@@ -36,11 +39,12 @@ MOST_SKIPPED = 10
 
 
 class StepResult(NamedTuple):
-    """What one step did, on all ranks: nats and number of its targets, gradient norm before clipping."""
+    """What one step did, on all ranks: nats and number of its targets, gradient norm before clipping, signals."""
 
     nats: float
     targets: int
     grad_norm: float
+    signals: int = 0
 
     @property
     def skipped(self) -> bool:
@@ -57,40 +61,39 @@ def train_step(
     *,
     objective: nn.Module | None = None,
     ranks: Ranks | None = None,
+    signals: Sequence[object] = (),
 ) -> tuple[StepResult, Memory]:
     """One optimizer step over one segment of every stream, in `batch_chunk` chunks of rows.
 
-    Gradients are those of the mean over all targets of the segment, however many chunks and ranks it is dealt out to.
-    A step whose loss or gradient is not finite changes nothing, and the memory it made is thrown away.
+    Gradients are those of the mean over all targets of the segment, whatever the number of chunks and ranks. A step
+    whose loss or gradient is not finite changes nothing, and the memory it made is thrown away.
 
     Args:
         segment: of the whole batch.
-        memory: of this rank's rows, as that returned is.
-        objective: what `parallelise` made of `model`; None where this process is alone.
+        memory: of this rank's rows, as is the returned one.
+        objective: what `parallelise` made of the model's `Objective`; None where this process is alone.
+        signals: what this rank received so far; the result counts those of all ranks.
     """
-    ranks, objective = ranks or Ranks(), objective or Objective(model)
+    ranks, objective = ranks or Ranks(), objective or objective_of(model, config)
     device, mine = _device(model), ranks.rows(len(segment.ids))
     learned = trained(segment.targets, config.loss)
     ids, targets = segment.ids[mine].to(device), learned[mine].to(device)
-    scored = learned >= 0
-    targets_of_all = max(int(scored.sum()), 1)
-    nats = torch.zeros((), dtype=torch.float64, device=device)
+    counts = Counts.of(learned >= 0, device)
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
     left: list[Memory] = []
     model.zero_grad()
     for rows in _chunks(len(ids), config.batch_chunk):
         with unsynchronised(objective) if rows.stop < len(ids) else nullcontext():
-            part = scored[mine][rows]
-            activity = activity_of(config, part, scored)
             with autocast(config.precision, device):
                 call = ids[rows], targets[rows], memory.select(rows), config.lengths
-                loss, nll, after = objective(*call, **activity)
-            share = int(part.sum()) / targets_of_all
-            (loss * (share * ranks.size)).backward()  # ranks take the mean of their gradients
-        nats += nll.detach().sum(dtype=torch.float64)
+                loss, nll, after = objective(*call, counts=counts, progress=step / config.max_steps)
+            (loss * ranks.size).backward()  # ranks take the mean of their gradients
+        totals[0] += nll.detach().sum(dtype=torch.float64)
         left.append(after)
-    norm = whole(nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf)).item()
-    [total] = ranks.total([nats.item()])
-    result = StepResult(total, int(scored.sum()), norm)
+    totals[1] = whole(nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf))
+    nats, norm = totals.tolist()  # the one time that the step waits for the device
+    nats, stops = ranks.total([nats, len(signals)])
+    result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops))
     if result.skipped:
         return result, memory
     new = int((segment.targets >= 0).any(0).sum())
@@ -98,6 +101,11 @@ def train_step(
     for optimizer in optimizers:
         optimizer.step()
     return result, Memory.cat(left)
+
+
+def objective_of(model: TransformerXL, config: TrainConfig) -> Objective:
+    """What `config` trains."""
+    return Objective(model, alpha=config.ar_alpha, beta=config.tar_beta)
 
 
 def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
@@ -108,19 +116,6 @@ def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
     scored = targets >= 0
     recent = scored.cumsum(1) > scored.sum(1, keepdim=True) // 2
     return targets.where(recent, -1)
-
-
-def activity_of(config: TrainConfig, part: Bool[Tensor, "R T"], scored: Bool[Tensor, "B T"]) -> dict[str, float]:
-    """What `regularised` is asked for in a call with the rows of `part`; nothing where there is no such term.
-
-    The loss of a part counts by its share of the targets `scored`, but TAR is a mean over pairs of neighbouring ones.
-    So `beta` is scaled by the part's share of the pairs over its share of the targets.
-    """
-    if not (config.ar_alpha or config.tar_beta):
-        return {}
-    pairs, all_pairs = (int((x[:, 1:] & x[:, :-1]).sum()) for x in (part, scored))
-    ratio = pairs * int(scored.sum()) / max(all_pairs * int(part.sum()), 1)
-    return {"alpha": config.ar_alpha, "beta": config.tar_beta * ratio}
 
 
 def aligned(tensor: Tensor, device: torch.device) -> Tensor:
@@ -187,12 +182,13 @@ class Trainer:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
-        self.objective = parallelise(self.model, self.config.parallel, self.ranks, compiled=self.config.compile)
+        objective = objective_of(self.model, self.config)
+        self.objective = parallelise(objective, self.config.parallel, self.ranks, compiled=self.config.compile)
         self.optimizers = build_optimizers(self.model, self.config)
         self.memory = self._empty_memory()
 
     def _empty_memory(self) -> Memory:
-        return self.model.empty_memory(len(range(self.config.batch_size)[self._mine]))
+        return self.model.empty_memory(len(range(self.config.batch_size)[self._mine]), self.config.lengths)
 
     @property
     def _mine(self) -> slice:
@@ -214,8 +210,8 @@ class Trainer:
         set_weights(copy, {k: whole(v) for k, v in weights(self.model).items()}, "the sharded model")
         return copy.to(device).train()
 
-    def advance(self) -> StepResult:
-        """Take the next step.
+    def advance(self, signals: Sequence[object] = ()) -> StepResult:
+        """Take the next step; `signals` as in `train_step`.
 
         Raises:
             FloatingPointError: too many steps in a row had no finite loss and gradient.
@@ -225,8 +221,7 @@ class Trainer:
         if segment.reset is not None:
             whole_batch = bool(segment.reset.all())
             self.memory = self._empty_memory() if whole_batch else self.memory.reset(segment.reset[self._mine])
-        self.model.progress = self.step / self.config.max_steps
-        place: dict[str, Any] = {"objective": self.objective, "ranks": self.ranks}
+        place: dict[str, Any] = {"objective": self.objective, "ranks": self.ranks, "signals": signals}
         before = self.memory
         result, self.memory = train_step(self.model, self.optimizers, segment, before, self.config, self.step, **place)
         self.skipped = self.skipped + 1 if result.skipped else 0
@@ -245,8 +240,10 @@ class Trainer:
         ids, targets = segment.ids[self._mine], trained(segment.targets, self.config.loss)[self._mine]
         parts = _chunks(len(ids), self.config.batch_chunk)
         chunks = [(ids[rows], targets[rows], self.memory.select(rows)) for rows in parts]
-        activity = activity_of(self.config, targets >= 0, targets >= 0)
-        where = not_finite(self.model, chunks, self.memory, self.config, activity, self.ranks)
+        progress = (self.step - 1) / self.config.max_steps
+        where = not_finite(
+            objective_of(self.model, self.config), chunks, self.memory, self.config, progress, self.ranks
+        )
         raise FloatingPointError(
             f"{MOST_SKIPPED} steps in a row up to step {self.step} had no finite loss and gradient, so training "
             f"stopped; what is not finite appears first in {where}. Lower train.lr (now {self.config.lr}) or lengthen "
@@ -262,11 +259,11 @@ class Trainer:
         if self.memory.valid is not None:
             tensors["memory.valid"] = torch.cat(self.ranks.gather(self.memory.valid)).cpu()
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
-        for which, optimizer in enumerate(self.optimizers):
-            for index, values in optimizer.state_dict()["state"].items():
-                named = {name: value for name, value in values.items() if value is not None}
-                place = f"optimizer.{which}.{index}"
-                tensors |= {(key := f"{place}.{name}"): take(key, value) for name, value in named.items()}
+        owners = {weight: name for name, weight in self.model.named_parameters()}
+        for optimizer in self.optimizers:
+            for weight, values in optimizer.state.items():
+                moments = {f"optimizer.{owners[weight]}.{name}": value for name, value in values.items()}
+                tensors |= {key: take(key, value) for key, value in moments.items() if value is not None}
         if self.average is not None:  # whose weights are the checkpoint's
             scalars["averaged"] = self.average.count
             live = {f"live.{name}": weight for name, weight in self.model.named_parameters()}
@@ -287,27 +284,35 @@ class Trainer:
         for name, value in state.tensors.items():
             part, rest = name.split(".", 1)
             parts[part][rest] = value
+        weights = dict(self.model.named_parameters())
         if parts["live"]:
             self.average = Average(self.model, state.scalars["averaged"])
             with torch.no_grad():
-                for name, weight in self.model.named_parameters():
-                    weight.copy_(parts["live"][name])
+                for name, value in parts["live"].items():
+                    weights[current_name(name, weights)].copy_(value)
         device = _device(self.model)
         held = {name: aligned(value[self._mine], device) for name, value in parts["memory"].items()}
-        self.memory = Memory(tuple(held[str(i)] for i in range(len(self.memory.layers))), held.get("valid"))
+        layers = tuple(held[str(i)] for i in range(len(self.memory.layers)))
+        self.memory = self._empty_memory()._replace(layers=layers, valid=held.get("valid"))
         self._restore_optimizers(parts["optimizer"])
         self._restore_random(parts["random"])
 
     def _restore_optimizers(self, saved: dict[str, Tensor]) -> None:
-        for which, optimizer in enumerate(self.optimizers):
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            values: dict[int, dict[str, Tensor]] = {}
-            for name, value in saved.items():
-                owner, index, key = name.split(".")
-                if int(owner) == which:
-                    part = part_as(value, parameters[int(index)])
-                    values.setdefault(int(index), {})[key] = aligned(part, part.device)
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": values})
+        weights: dict[str, Tensor] = dict(self.model.named_parameters())
+        numbered = first_house_numbers(self.optimizers, weights)
+        moments: dict[Any, dict[str, Tensor]] = {}
+        for place, value in saved.items():
+            name, _, key = place.rpartition(".")
+            weight = weights[numbered.get(name, name)]
+            if value.ndim and value.shape != weight.shape:
+                raise Mistake(f"The checkpoint's {key} of {name} has another shape than the weight. Use another.")
+            part = part_as(value, weight)
+            moments.setdefault(weight, {})[key] = aligned(part, part.device)
+        for optimizer in self.optimizers:
+            state = optimizer.state_dict()
+            own = [p for group in optimizer.param_groups for p in group["params"]]
+            state["state"] = {index: moments[weight] for index, weight in enumerate(own) if weight in moments}
+            optimizer.load_state_dict(state)
 
     def _restore_random(self, saved: dict[str, Tensor]) -> None:
         if sum(name.endswith(".cpu") for name in saved) != self.ranks.size:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attentions, average_attention, glance
+from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attending_layers, average_attention, glance
 from ...analysis.heatmaps import Passage, draw_by_distance, draw_passages
 from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from ...config.settings import TransformerXLConfig
@@ -73,7 +73,7 @@ def attention(
     if problems or lengths is None:
         raise Mistake("\n".join(problems))
     loaded = load_model(run, device=resolve_device(device))
-    attentions(loaded.model)
+    attending_layers(loaded.model)
     corpus = corpus_for(run, config.corpus, loaded.vocab, data, split)
     part = part_of(corpus, split, "valid")
     text = corpus.split(part)

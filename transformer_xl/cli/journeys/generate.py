@@ -18,7 +18,7 @@ from ...data.datasets import tokenised
 from ...evaluation.generate import Sampling, stream_text
 from ...interop import local
 from ...mistake import Mistake
-from ...model.step import has_compiler
+from ...model.inference import has_compiler
 from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from .evaluate import eval_lengths, told
 from .texts import corpus_for, decoded, read_text, tell_unknown

@@ -279,7 +279,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             return given
         if self.model.config.zero_memory:
             raise Mistake("This model attends zeros before a text (zero_memory), so texts must be of one length.")
-        return TransformerXLCache(self.model.empty_memory(rows, valid=mask.sum(1) - length))
+        return TransformerXLCache(self.model.empty_memory(rows, self.config.lengths, mask.sum(1) - length))
 
     def _read(
         self, ids: Int[Tensor, "B T"], memory: Memory | None, keep: int

@@ -1,26 +1,30 @@
-"""The paper's baselines, with the calls of `TransformerXL`: state in, state out."""
+"""The paper's baselines: other backbones with the calls of `TransformerXL`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import nn
+
 from ...config.settings import TransformerXLConfig
-from ..transformer_xl import TransformerXL
-from .absolute import AlRfou, Vaswani
+from ..transformer_xl import TransformerXL, TransformerXLBackbone
+from .absolute import AlRfou, Auxiliary, Vaswani
 from .recurrent import LSTM, QRNN
 from .shaw import Shaw
 
-__all__ = ["build_model"]
+__all__ = ["Auxiliary", "build_model"]
 
-
-def build_model(config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False) -> TransformerXL:
-    """The model that `config.kind` names, with weights as at the start of training."""
-    return _KINDS[config.kind](config, backend=backend, recompute=recompute)
-
-
-_KINDS: dict[str, type[TransformerXL]] = {
-    "transformer-xl": TransformerXL,
+_BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "transformer-xl": TransformerXLBackbone,
     "shaw": Shaw,
     "vaswani": Vaswani,
     "al-rfou": AlRfou,
     "lstm": LSTM,
     "qrnn": QRNN,
 }
+
+
+def build_model(config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False) -> TransformerXL:
+    """The model that `config.kind` names, with weights as at the start of training."""
+    kind = Auxiliary if config.intermediate_losses or config.multiple_targets else TransformerXL
+    return kind(config, backend=backend, recompute=recompute, backbone=_BACKBONES[config.kind])

@@ -22,10 +22,9 @@ from torch.autograd.function import once_differentiable
 from ...config.settings import Lengths, TransformerXLConfig
 from ...mistake import Mistake
 from ...ops.dropout import Dropout, dropout
-from ..adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from ..attention import Linear
-from ..memory import Memory, check_state
-from ..transformer_xl import TransformerXL
+from ..inference import check_state
+from ..memory import Memory
 
 States = tuple[Float[Tensor, "B 1 _"], ...]
 
@@ -116,90 +115,74 @@ def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
     return out
 
 
-class Recurrent(TransformerXL):
-    """What both have in common: a language model with a `TransformerXL`'s ends and calls, and no attention.
+class Recurrent(nn.Module):
+    """What both have in common: a backbone without attention.
 
     Of the `Lengths` of a call only `mem_len` counts: where it is 0, each segment starts from zeros.
     """
 
     layer: type[LSTMLayer] | type[QRNNLayer]
+    takes_padding = False
 
-    def __init__(self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False):
-        nn.Module.__init__(self)
+    def __init__(
+        self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False, draw: bool = True
+    ):
+        super().__init__()
         if recompute:
             raise Mistake(f"train.recompute must be false for kind = {config.kind}, whose layers are not recomputed.")
-        self.config, self.recompute, self.takes_padding = config, False, False
-        sizes = (config.vocab_size, config.embed_width, config.d_model)
-        bands = {"cutoffs": config.cutoffs, "div_val": config.div_val}
-        scale = 1.0 if config.embedding_scale is None else config.embedding_scale
-        self.embedding = AdaptiveEmbedding(*sizes, scale=scale, dropout_words=config.dropout_words, **bands)
+        self.config = config
         widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
         self.layers = nn.ModuleList(
             self.layer(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
         )
-        self.final_norm = None
-        rates = [config.dropout if p is None else p for p in (config.dropout_input, config.dropout_output)]
-        dropouts = (Dropout(p, locked=config.locked_dropout) for p in (*rates, config.dropout))
-        self.dropout, self.dropout_output, self.dropout_between = dropouts
-        self.softmax = AdaptiveSoftmax(*sizes, **bands)
-        self.softmax.tie(self.embedding, weight=config.tie_weight, projections=config.tie_projs)
-        self.init_weights()
+        rates = (config.dropout if config.dropout_input is None else config.dropout_input, config.dropout)
+        self.dropout, self.dropout_between = (Dropout(p, locked=config.locked_dropout) for p in rates)
+        for name, weight in self.named_parameters() if draw else ():
+            self.init_weight(name, weight)
 
-    @property
-    def _stack(self) -> list[LSTMLayer | QRNNLayer]:
-        return [module for module in self.modules() if isinstance(module, LSTMLayer | QRNNLayer)]
-
-    def init_weights(self) -> None:
+    def init_weight(self, name: str, weight: Tensor) -> None:
         """AWD-LSTM's start:
 
         embedding, softmax, cluster weights         U(-0.1, 0.1)
-        projections of embedding and softmax        N(0, proj_init_std)
         LSTM, all of a layer of width n             U(-1 / sqrt(n), 1 / sqrt(n))
         QRNN, all of a matrix with n columns        U(-1 / sqrt(n), 1 / sqrt(n))
-        every other bias                            0
         """
-        for layer in self._stack:
-            for parameter in layer.parameters():
-                nn.init.uniform_(parameter, -(layer.columns**-0.5), layer.columns**-0.5)
-        for name, parameter in self.named_parameters():
-            if "projections" in name:
-                nn.init.normal_(parameter, 0.0, self.config.proj_init_std)
-            elif name.startswith("softmax") and name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif not name.startswith("layers"):
-                nn.init.uniform_(parameter, -0.1, 0.1)
+        owners: Any = (layer for layer in self.layers if any(weight is own for own in layer.parameters()))
+        owner = next(owners, None)
+        bound = 0.1 if owner is None else owner.columns**-0.5
+        nn.init.uniform_(weight, -bound, bound)
 
-    def _run(
-        self, x: Float[Tensor, "B T D"], memory: Any, lengths: Lengths, lower: list[Tensor] | None = None
-    ) -> tuple[Float[Tensor, "B T D"], Any]:
-        memory = self.empty_memory(len(x)) if memory is None else memory
-        check_state(memory, [width for layer in self._stack for width in layer.state_widths], x)
+    def forward(
+        self, x: Float[Tensor, "B T D"], memory: Memory | None, lengths: Lengths
+    ) -> tuple[list[Float[Tensor, "B T _"]], Memory]:
+        """The output of every layer, and the state for the next segment."""
+        memory = self.empty_memory(len(x), lengths) if memory is None else memory
+        layers: Any = self.layers
+        check_state(memory, [width for layer in layers for width in layer.state_widths], x)
         states = list(memory.layers)
         if memory.valid is not None:
             states = [state.masked_fill((memory.valid <= 0)[:, None, None], 0) for state in states]
         after: list[Tensor] = []
+        outputs: list[Tensor] = []
         x = self.dropout(x)
-        for number, layer in enumerate(self._stack):
-            if number:
-                if lower is not None:
-                    lower.append(x)
-                x = self.dropout_between(x)
+        for layer in layers:
             own, states = states[: len(layer.state_widths)], states[len(layer.state_widths) :]
-            x, left = layer(x, tuple(own))
+            x, left = layer(self.dropout_between(x) if outputs else x, tuple(own))
+            outputs.append(x)
             after += left
         kept = Memory(tuple(state.detach().to(old.dtype) for state, old in zip(after, memory.layers, strict=True)))
-        return x, kept if lengths.mem_len else self.empty_memory(len(x))
+        return outputs, kept if lengths.mem_len else self.empty_memory(len(x), lengths)
 
-    def empty_memory(self, batch: int, valid: Int[Tensor, " B"] | None = None) -> Memory:
+    def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """States of zeros."""
         assert valid is None, "give rows of one length"
-        like: dict[str, Any] = {"dtype": self.softmax.bias.dtype, "device": self.softmax.bias.device}
-        widths = (width for layer in self._stack for width in layer.state_widths)
-        return Memory(tuple(torch.zeros(batch, 1, width, **like) for width in widths))
+        weight, layers = next(self.parameters()), list[Any](self.layers)
+        like: Any = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
+        return Memory(tuple(torch.zeros(batch, 1, width, **like) for layer in layers for width in layer.state_widths))
 
-    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
-        """`empty_memory`, which is all that inference needs."""
-        return self.empty_memory(batch, valid)
+    def cached(self, memory: Memory, lengths: Lengths) -> Memory:
+        """The memory itself: inference needs no other state."""
+        return memory
 
 
 class LSTM(Recurrent):

@@ -1,0 +1,106 @@
+"""What is trained: the mean nll of the targets, regularisation of activations, auxiliary losses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor, nn
+
+from ..model.inputs import as_targets
+from ..model.transformer_xl import Prediction
+
+
+class Counts(NamedTuple):
+    """The denominators of a step, over the whole batch, whatever its chunks and ranks."""
+
+    targets: Float[Tensor, ""]
+    pairs: Float[Tensor, ""]
+    """Neighbouring positions of a row that are both scored."""
+
+    @classmethod
+    def of(cls, scored: Bool[Tensor, "B T"], device: torch.device | str | None = None) -> Counts:
+        """`scored` marks the targets of the whole batch."""
+        counts = torch.stack([scored.sum(), (scored[:, 1:] & scored[:, :-1]).sum()]).clamp(min=1)
+        targets, pairs = counts.to(torch.float32).to(device or scored.device, non_blocking=True).unbind()
+        return cls(targets, pairs)
+
+
+class Objective(nn.Module):
+    """A model whose call is what is trained, as a sum over rows divided by the counts of the whole batch.
+
+        loss, nll, memory = objective(ids, targets, memory, lengths)
+
+    The loss is the sum of
+
+        nll                    over targets (0 where they are -1: not scored)
+        alpha |h_t|^2          AR of Merity et al. 2017: mean square of the last layer's output, over targets
+        beta |h_t - h_t-1|^2   TAR: that of its change, over pairs of neighbouring targets
+        intermediate_losses    layer l of n predicts the target too, until l / 2n of training (Al-Rfou et al. 2019)
+        multiple_targets       wherever a layer predicts the target, a second softmax predicts the token after it, at
+                               0.5 of the weight, if both are in the segment and trained on
+
+    DDP and torch.compile wrap this module. It reaches the model's weights only through the model's calls, because with
+    FSDP2 only those gather them.
+    """
+
+    def __init__(self, model: Any, *, alpha: float = 0.0, beta: float = 0.0):
+        super().__init__()
+        self.model, self.alpha, self.beta = model, alpha, beta
+
+    def forward(
+        self,
+        ids: Integer[Tensor, "B T"],
+        targets: Integer[Tensor, "B T"],
+        memory: Any,
+        lengths: Any,
+        *,
+        counts: Counts | None = None,
+        progress: float = 0.0,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Any]:
+        """The loss, nats of each target, and the memory for the next segment.
+
+        Args:
+            counts: None: of these targets, where they are the whole batch.
+            progress: share of training that is done.
+        """
+        targets = as_targets(targets, ids.shape)
+        scored = targets >= 0
+        counts = Counts.of(scored) if counts is None else counts
+        prediction, memory = self.model.predict(ids, targets, memory, lengths)
+        loss = self._nll(prediction, targets, progress).sum() / counts.targets
+        if self.alpha or self.beta:
+            loss = loss + self._activity(prediction.outputs[-1], scored, counts)
+        return loss, prediction.nll, memory
+
+    def _activity(
+        self, output: Float[Tensor, "B T D"], scored: Bool[Tensor, "B T"], counts: Counts
+    ) -> Float[Tensor, ""]:
+        change = output[:, 1:] - output[:, :-1]
+        pairs = scored[:, 1:] & scored[:, :-1]
+        squares = (_square(output, scored) / counts.targets, _square(change, pairs) / counts.pairs)
+        return self.alpha * squares[0] + self.beta * squares[1]
+
+    def _nll(self, prediction: Prediction, targets: Int[Tensor, "B T"], progress: float) -> Float[Tensor, "B T"]:
+        """Nats of each target, with those of the auxiliary predictions."""
+        config = self.model.config
+        if not (config.intermediate_losses or config.multiple_targets):
+            return prediction.nll
+        nll = self.model.auxiliary_nll
+        predicting = [prediction.features]
+        if config.intermediate_losses:
+            layers = enumerate(prediction.outputs[:-1], start=1)
+            predicting += [self.model.dropout(x) for n, x in layers if progress < n / (2 * config.n_layer)]
+        total: Any = prediction.nll + sum(nll(x, targets, prediction.tables) for x in predicting[1:])
+        if config.multiple_targets:
+            later = F.pad(targets[:, 1:], (0, 1), value=-1).where(targets >= 0, -1)
+            total = total + 0.5 * sum(nll(x, later, None, second=True) for x in predicting)
+        return total
+
+
+def _square(x: Float[Tensor, "B L D"], counted: Bool[Tensor, "B L"]) -> Float[Tensor, ""]:
+    """The sum over positions of the mean square over features."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (exact.square().mean(-1) * counted).sum()
