@@ -151,6 +151,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch, capsys):
             {"final_norm": True, "layer_norm_epsilon": 1e-12},
             "has model.final_norm; its model.layer_norm_epsilon is 1e-5, and this one's 1e-12",
         ),
+        ({"kind": "shaw", "positions": 9}, r"its model\.kind is transformer-xl, and this one's is shaw"),
         ({"embedding_scale": 1.0}, r"its model.embedding_scale is sqrt\(d_model\), and this one's 1.0"),
     ],
 )

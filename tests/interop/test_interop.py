@@ -36,6 +36,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import read_model, read_vocabulary
 from transformer_xl.interop.mapping import entries, to_ours, to_theirs
 from transformer_xl.interop.source import Source
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -278,10 +279,23 @@ def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
         "layers.2.dec_attn.k_net.weight is unexpected",
     ):
         assert part in str(told.value)
-    state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
-    torch.save(state | {"layers.0.dec_attn.q_net.weight": torch.zeros(2)}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"q_net\.weight, so it is no Transformer-XL of that program"):
-        read_model(tmp_path, "original")
+
+
+@pytest.mark.parametrize("program", ["original", "nvidia"])
+@pytest.mark.parametrize(
+    ("attn_type", "names"),
+    [
+        (1, ["r_emb", "r_bias"]),
+        (2, ["layers.0.dec_attn.q_net.weight"]),
+        (3, ["layers.0.dec_attn.q_net.weight", "r_emb"]),
+    ],
+)
+def test_attn_types_1_to_3_are_refused(tmp_path, program, attn_type, names):
+    _, state = bands_state()
+    state |= {name: torch.zeros(2) for name in names}
+    torch.save(state if program == "original" else {"model_state": state}, tmp_path / "model.pt")
+    with pytest.raises(Mistake, match=rf"must have attn_type 0 .* its arrays are of attn_type {attn_type}, "):
+        read_model(tmp_path / "model.pt", program)
 
 
 @pytest.mark.parametrize(

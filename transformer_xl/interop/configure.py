@@ -65,9 +65,6 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         return changed_settings(source.run, overrides)[0]
     shape = shape_of(source)
     stated = _statements(source, shape)
-    unsound = list(_unsound(stated, shape))
-    if unsound:
-        raise Mistake(f"{source.path} has no model here that gives its numbers: {'; '.join(unsound)}.")
     recipe, example = _recipe_like(shape | stated)
     if example is not None:
         source.notes.append(
@@ -92,7 +89,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         base = base if same else replace(base, corpus=own)
     facts = [
         Setting(section, name, value, f"{section}.{name}", _told(source, name))
-        for section, part in {"model": model, **_lengths(source, _lengths_here(stated, shape), example)}.items()
+        for section, part in {"model": model, **_lengths(source, stated, example)}.items()
         for name, value in part.items()
     ]
     kept = [setting for setting in settings_in(base) if setting.section != "model"]
@@ -107,7 +104,7 @@ def _model(
         **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
         "layer_norm_epsilon": source.dialect.layer_norm_epsilon,
         "zero_memory": source.dialect.zero_memory,
-        **{name: value for name, value in shape.items() if name not in ("bands", "attn_type")},
+        **{name: value for name, value in shape.items() if name != "bands"},
         **{name: stated[name] for name in (*_BELIEVED, "cutoffs") if name in stated},
     }
     if "tie_projs" not in shape or not any(model["tie_projs"]):
@@ -165,7 +162,9 @@ def _told(source: Source, name: str) -> str:
 
 
 def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
-    certain = (*_SHAPE, "attn_type", "cutoffs", *(["untie_r"] if shape["n_layer"] > 1 else []))
+    if stated.get("attn_type"):
+        yield f"attn_type is {stated['attn_type']}{_told(source, 'attn_type')} and 0 by its arrays"
+    certain = (*_SHAPE, "cutoffs", *(["untie_r"] if shape["n_layer"] > 1 else []))
     for name in certain:
         if name in stated and name in shape and stated[name] != shape[name]:
             yield f"{name} is {stated[name]}{_told(source, name)} and {shape[name]} by its arrays"
@@ -176,45 +175,18 @@ def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[st
         yield f"tie_projs{_told(source, 'tie_projs')} must hold a value for each of {bands} bands"
 
 
-def _unsound(stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
-    """What the original's `attn_type` 1 to 3 do that no model here does; docs/baselines.md has the reasons."""
-    number, places, clamp_len = shape["attn_type"], shape.get("positions", 0), stated.get("clamp_len", -1)
-    if number == 1 and clamp_len == 1:
-        yield "clamp_len is 1, with which its attn_type 1 has one distance"
-    if number < 2:
-        return
-    if stated.get("mem_len"):
-        anew = "adds positions to its memory anew in every segment"
-        yield f"mem_len is {stated['mem_len']}, and its attn_type {number} {anew}: only mem_len 0 can be converted"
-    if stated.get("pre_lnorm"):
-        yield f"pre_lnorm is true, and its attn_type {number} then normalises keys and values but no queries"
-    if number == 2 and 0 < clamp_len < places - 1:
-        yield f"clamp_len is {clamp_len}, which makes places of its tgt_len {places} the same"
-    if number == 3 and stated.get("tgt_len", places) != places:
-        yield f"tgt_len is {stated['tgt_len']}, and it has {places} places, those of a memory or of ext_len among them"
-    if number == 3 and shape["n_head"] * shape["d_head"] != shape["d_model"]:
-        yield f"its places fill {shape['n_head']} heads of {shape['d_head']}, and d_model is {shape['d_model']}"
-
-
-def _lengths_here(stated: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Lengths that are stated, as ours: attn_type 1 clamps to so many distances, not to the last one; without
-    distances there is nothing to clamp, and no memory."""
-    found, clamp_len = dict(stated), stated.get("clamp_len", -1)
-    if shape["attn_type"] == 1 and clamp_len > 0:
-        found["clamp_len"] = clamp_len - 1
-    if shape["attn_type"] >= 2:
-        found |= {"clamp_len": -1, "mem_len": 0, "tgt_len": shape["positions"]}
-    return found
-
-
 def _recipe_like(model: Mapping[str, Any]) -> tuple[str, RunConfig | None]:
     """The one packaged recipe whose weights have this shape."""
     wanted = {**model, "embed_width": model["d_embed"]}
     found = []
     for name in packaged_recipes():
         config = load_recipe(name)
-        sizes = all(getattr(config.model, size) == wanted[size] for size in ("kind", *_SAME_WEIGHTS))
-        if sizes and wanted.get("cutoffs", config.model.cutoffs) == config.model.cutoffs:
+        sizes = all(getattr(config.model, size) == wanted[size] for size in _SAME_WEIGHTS)
+        if (
+            sizes
+            and config.model.kind == "transformer-xl"
+            and wanted.get("cutoffs", config.model.cutoffs) == config.model.cutoffs
+        ):
             found.append((name, config))
     return found[0] if len(found) == 1 else ("", None)
 

@@ -5,7 +5,6 @@
     crit.out_layers.1.bias                   softmax.bias, the part of band 1
     crit.cluster_weight                      softmax.cluster_weight, rows in reverse
     r_w_bias                                 content_bias, row 0
-    r_emb                                    distances of attn_type 1 (shaw), places of attn_type 3 (al-rfou)
 
 Other programs' names are turned into the original's first (`original`, `tensorflow`, `huggingface`, `nvidia`).
 """
@@ -54,14 +53,6 @@ _LAYER = {
     "pos_ff.layer_norm.bias": "feed_forward.norm.bias",
 }
 _BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
-_POSITIONAL = {
-    "transformer-xl": _BIASES,
-    "shaw": {"r_emb": "distances", "r_bias": "distance_bias", "r_w_bias": "content_bias"},
-    "vaswani": {},
-    "al-rfou": {"r_emb": "places"},
-}
-KINDS = tuple(_POSITIONAL)
-"""What the original's `attn_type` 0 to 3 are here."""
 
 
 def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] = ()) -> list[Entry]:
@@ -92,11 +83,7 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
             Entry(f"crit.{name}", f"softmax.{name}", flipped=reverse) for name in ("cluster_weight", "cluster_bias")
         ]
     for layer in range(config.n_layer):
-        found += [
-            Entry(f"layers.{layer}.{theirs}", f"layers.{layer}.{ours}", rows) for theirs, ours, rows in _layer(config)
-        ]
-    if config.kind != "transformer-xl":
-        return found + [Entry(*pair) for pair in _POSITIONAL[config.kind].items()]
+        found += [Entry(f"layers.{layer}.{theirs}", f"layers.{layer}.{ours}") for theirs, ours in _LAYER.items()]
     for theirs, ours in _BIASES.items():
         layers = [f"layers.{layer}.dec_attn.{theirs}" for layer in range(config.n_layer)]
         if config.untie_r and theirs not in names:
@@ -105,17 +92,6 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
             found.append(Entry(theirs, ours))
             found += [Entry(name, ours) for name in layers if name in names]  # other names of the one pair
     return found
-
-
-def _layer(config: TransformerXLConfig) -> Iterator[tuple[str, str, slice | None]]:
-    """What each layer has; those without distances have queries apart from keys and values."""
-    queries = config.n_head * config.d_head
-    for theirs, ours in _LAYER.items():
-        if ours == "attention.qkv.weight" and config.kind in ("vaswani", "al-rfou"):
-            yield "dec_attn.q_net.weight", ours, slice(0, queries)
-            yield "dec_attn.kv_net.weight", ours, slice(queries, 3 * queries)
-        elif ours != "attention.position.weight" or config.kind == "transformer-xl":
-            yield theirs, ours, None
 
 
 def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
@@ -222,32 +198,17 @@ def shape_of(source: Source) -> dict[str, Any]:
 
 
 def _attention(source: Source) -> dict[str, Any]:
-    """Heads, kind and positions; `attn_type` is the original's number of the kind."""
-    arrays, query = source.arrays, "layers.0.dec_attn.q_net.weight"
-    number = (3 if "r_emb" in arrays else 2) if query in arrays else int("r_emb" in arrays)
-    found: dict[str, Any] = {"kind": KINDS[number], "attn_type": number}
-    if number and source.program != "original":
+    """The heads; an attention of another `attn_type` than 0 is refused."""
+    arrays, absolute = source.arrays, "layers.0.dec_attn.q_net.weight" in source.arrays
+    if absolute or "r_emb" in arrays:
+        number = 1 if not absolute else 3 if "r_emb" in arrays else 2
         raise Mistake(
-            f"{source.path} must have attn_type 0 (Transformer-XL itself) where it is not the original code's, and its "
-            f"arrays are of attn_type {number}. Nothing else can be converted."
+            f"{source.path} must have attn_type 0 (Transformer-XL itself), and its arrays are of attn_type {number}, "
+            "which cannot be converted. Give a checkpoint of attn_type 0."
         )
-    if number == 0:
-        untied = "r_w_bias" not in arrays
-        u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
-        return found | {"n_head": u.shape[-2], "d_head": u.shape[-1], "untie_r": untied or u.ndim == 3}
-    if number == 2:
-        told = (source.stated.get(name) for name in ("n_head", "tgt_len"))
-        heads, places = (count if isinstance(count, int) and count > 0 else 0 for count in told)
-        rows = len(_needed(source, query, 2))
-        if not heads or not places or rows % heads:
-            raise Mistake(
-                f"{source.path} is of attn_type 2, whose arrays do not tell n_head and tgt_len: they must stand in a "
-                f"JSON file beside it, with heads that share {rows} rows; n_head is {heads}, tgt_len {places}."
-            )
-        return found | {"n_head": heads, "d_head": rows // heads, "positions": places}
-    _, positions, n_head, d_head = _needed(source, "r_emb", 4).shape
-    found |= {"n_head": n_head, "d_head": d_head, "positions": positions}
-    return found | ({"score_biases": True} if number == 1 else {})
+    untied = "r_w_bias" not in arrays
+    u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
+    return {"n_head": u.shape[-2], "d_head": u.shape[-1], "untie_r": untied or u.ndim == 3}
 
 
 def _same(source: Source, name: str, other: str) -> bool:
@@ -291,9 +252,7 @@ def _band_sizes(config: TransformerXLConfig) -> Iterator[int]:
 
 
 def _lifted(array: Tensor, ours: str) -> Tensor:
-    """One pair of biases for all layers is a matrix there and a stack of one here; a place's vector lies in heads."""
-    if ours == "places" and array.ndim == 4:
-        return array.flatten(2)
+    """One pair of biases for all layers is a matrix in the source, and a stack of one matrix here."""
     return array[None] if ours in _BIASES.values() and array.ndim == 2 else array
 
 

@@ -141,7 +141,7 @@ def _call(lengths: Lengths) -> dict[str, Any]:
 
 def _inexpressible(config: TransformerXLConfig) -> Iterator[str]:
     if config.kind != "transformer-xl":
-        yield f"it is read and not written but as model.kind = transformer-xl, and this one is {config.kind}"
+        yield f"its model.kind is transformer-xl, and this one's is {config.kind}"
     if config.share_position_projection:
         yield "it projects positions by weights of their own, and this one has model.share_position_projection"
     if config.untie_r and config.n_layer > 1:
