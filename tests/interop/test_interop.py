@@ -153,7 +153,7 @@ def test_a_state_dict_with_what_is_stated_beside_it(tmp_path, key):
         ({3: torch.zeros(1)}, "must hold a module or its state dict"),
         ({"word_emb.emb_layers.2.weight": None}, "lacks word_emb.emb_layers.2.weight"),
         ({"layers.1.dec_attn.o_net.weight": None}, "layers.1.dec_attn.o_net.weight is missing."),
-        ({"crit.cluster_weight": torch.zeros(3, 14)}, "crit.cluster_weight must be 2x14, and is 3x14."),
+        ({"crit.cluster_weight": torch.zeros(3, 14)}, "crit.cluster_weight must be 2x14 but is 3x14."),
         ({"crit.out_projs.0": None}, "crit.out_projs.0 is missing"),
         ({"crit.out_layers.0.weight": None}, "crit.out_layers.0.weight is missing"),
         ({"r_w_bias": torch.zeros(1, 2, 5, 1, 1)}, "r_w_bias is 1x2x5x1x1 of float32"),
@@ -176,7 +176,7 @@ def test_what_stands_beside_a_state_dict_is_named(tmp_path):
     found = read_model(tmp_path, "original")
     assert same(found.model(), model) and found.config.train.mem_len == 30 and len(repr(found)) < 5000
     told = "\n".join(found.report)
-    assert "optimizer, args" in told and "mem_len is not the same in a.json and b.json: the latter is taken" in told
+    assert "optimizer, args" in told and "mem_len differs between a.json and b.json: the latter is used" in told
     assert "Nothing states tgt_len, clamp_len, same_length, pre_lnorm" in told
     torch.save({"state_dict": state, "model_state_dict": state}, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="must hold one state dict"):
@@ -242,15 +242,15 @@ def test_each_length_that_is_stated_is_taken(tmp_path, stated, wanted):
         ({"mem_len": 0, "same_length": True}, r"train\.attn_len in args\.json must be at least 1, got 0"),
         ({"dropout": 7}, r"model\.dropout in args\.json must be at least 0 and below 1, got 7"),
         ({"evaluation": {"clamp_len": "x"}}, r"evaluation in args\.json must be a table of lengths, and is a dict"),
-        ({"cutoffs": [5]}, r"cutoffs in args\.json must part its 3 bands, and are \(5,\)"),
+        ({"cutoffs": [5]}, r"cutoffs in args\.json must be 2 for its 3 bands, and are \(5,\)"),
         ({"mem_len": 10**12}, r"train\.mem_len in args\.json must be at most 2,147,483,648"),
-        ({"layer_norm_epsilon": 10**400}, r"model\.layer_norm_epsilon in args\.json must be a number"),
+        ({"layer_norm_epsilon": 10**400}, r"layer_norm_epsilon in args\.json must be a number"),
         ({"mem_len": [["x"] * 9] * 9}, r"mem_len in args\.json must be a whole number, and is a list"),
         ({"init_std": -1}, r"model\.init_std in args\.json must be at least 0, got -1"),
         ({"n_layer": 4}, r"n_layer is 4 in args\.json and 3 by its arrays"),
         ({"n_layer": 10**12}, "n_layer is 1000000000000 in args"),
         ({"cutoffs": [4, 11]}, r"cutoffs is \(4, 11\) in args\.json and \(5, 11\) by its arrays"),
-        ({"mem_len": "long"}, "mem_len in args.json must be a whole number, and is 'long'"),
+        ({"mem_len": "long"}, 'mem_len in args.json must be a whole number, and is "long"'),
         ({"cutoffs": [5, None]}, "cutoffs in args.json must be a list of whole numbers"),
         ({"attn_type": 2}, r"attn_type is 2 in args\.json and 0 by its arrays"),
         ({"n_head": 5, "d_head": 2}, "n_head is 5 .*; d_head is 2"),
@@ -275,7 +275,7 @@ def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
         read_model(tmp_path, "original")
     for part in (
         "layers.1.dec_attn.r_net.weight is missing",
-        "crit.cluster_bias must be 2, and is 3",
+        "crit.cluster_bias must be 2 but is 3",
         "layers.2.dec_attn.k_net.weight is unexpected",
     ):
         assert part in str(told.value)
@@ -322,7 +322,7 @@ def test_vocabularies_of_the_authors(tmp_path, symbols, wanted):
 def test_a_vocabulary_of_another_size_is_refused(tmp_path):
     model = shuffled(small_model(dtype=torch.float32))
     torch.save(to_theirs(dict(model.state_dict()), model.config, reverse=True), tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"must hold the 23 symbols that there are weights for, and .* has 2\."):
+    with pytest.raises(ValueError, match=r"must hold as many tokens as there are weights for, 23, and .* has 2\."):
         read_model(tmp_path, "original", vocab=Vocab("word", ("<eos>", "<unk>")))
 
 

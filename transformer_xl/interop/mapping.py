@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checkpoint import dimensions
+from ..checkpoint.tensors import dimensions, some
 from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from ..model.baselines import build_model
@@ -63,19 +63,18 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
         names: what a source has, where programs differ: per-layer or stacked biases, a softmax bias per band.
     """
     names = set(names)
-    edges = list(accumulate((0, *_band_sizes(config))))
-    parts = [slice(low, high) for low, high in pairwise(edges)]
+    bands = [slice(low, high) for low, high in pairwise((0, *config.cutoffs, config.vocab_size))]
     banded = config.div_val > 1 or "crit.out_layers.1.bias" in names
     projected = config.div_val > 1 or config.embed_width != config.d_model
     found = []
-    for i in range(len(parts) if config.div_val > 1 else 1):
+    for i in range(len(bands) if config.div_val > 1 else 1):
         found.append(Entry(f"word_emb.emb_layers.{i}.weight", f"embedding.tables.{i}"))
         found.append(Entry(f"crit.out_layers.{i}.weight", f"softmax.tables.{i}"))
         if projected:
             found.append(Entry(f"word_emb.emb_projs.{i}", f"embedding.projections.{i}"))
-    for i, part in enumerate(parts):
+    for i, band in enumerate(bands):
         if banded or i == 0:
-            found.append(Entry(f"crit.out_layers.{i}.bias", "softmax.bias", part if banded else None))
+            found.append(Entry(f"crit.out_layers.{i}.bias", "softmax.bias", band if banded else None))
         if projected:
             found.append(Entry(f"crit.out_projs.{i}", f"softmax.projections.{i}"))
     if config.cutoffs:
@@ -118,11 +117,11 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
         if entry.theirs in source.arrays:
             array = _lifted(entry.form(source.arrays[entry.theirs]), entry.ours)
             tied = parts.setdefault(place, array)
-            fault = _fault(array, _part_shape(wanted[entry.ours].shape, entry.rows), tied)
+            fault = _fault(array, wanted[entry.ours][entry.rows or slice(None)].shape, tied)
             problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
     problems += _lacking(source, placed, parts, first.values())
     if problems:
-        raise Mistake(f"{source.path} does not hold the model it should: {_some(problems)}.")
+        raise Mistake(f"{source.path} does not hold the model it should: {some(problems, 12)}.")
     exact = any(array.dtype == torch.float64 for array in source.arrays.values())
     pieces: dict[str, list[Tensor]] = {}
     for (name, _), part in sorted(parts.items(), key=lambda item: item[0]):
@@ -146,10 +145,10 @@ def _lacking(
 def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
     """What is wrong with an array, behind "must"; `tied` is the first of those it should be one with."""
     if array.shape != shape:
-        return f"be {dimensions(shape)}, and is {dimensions(array.shape)}"
+        return f"be {dimensions(shape)} but is {dimensions(array.shape)}"
     if not array.isfinite().all():
-        return "be finite, and holds numbers that are not"
-    return None if array is tied or torch.equal(array, tied) else "equal what it is tied to, and differs"
+        return "be finite but holds numbers that are not"
+    return None if array is tied or torch.equal(array, tied) else "equal what it is tied to but differs"
 
 
 def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, reverse: bool = True) -> dict[str, Tensor]:
@@ -247,19 +246,6 @@ def _div_val(widths: list[int], stated: Any) -> int:
     return stated if stated in fits else next(iter(exact + fits), 1)
 
 
-def _band_sizes(config: TransformerXLConfig) -> Iterator[int]:
-    yield from (high - low for low, high in pairwise((0, *config.cutoffs, config.vocab_size)))
-
-
 def _lifted(array: Tensor, ours: str) -> Tensor:
     """One pair of biases for all layers is a matrix in the source, and a stack of one matrix here."""
     return array[None] if ours in _BIASES.values() and array.ndim == 2 else array
-
-
-def _part_shape(shape: torch.Size, rows: slice | None) -> torch.Size:
-    return shape if rows is None else torch.Size([rows.stop - rows.start, *shape[1:]])
-
-
-def _some(problems: list[str], shown: int = 12) -> str:
-    more = f"; and {len(problems) - shown} more" if len(problems) > shown else ""
-    return "; ".join(problems[:shown]) + more

@@ -48,7 +48,7 @@ def read_original(path: Path) -> Source:
             raise Mistake(f"{file} must hold one state dict, and holds {' and '.join(wrapped)}.")
         state = content[wrapped[0]] if wrapped else content
         others = [str(name) for name in content if wrapped and name not in wrapped]
-        source.left_out |= dict.fromkeys(others, "as what stands beside the state dict")
+        source.left_out |= dict.fromkeys(others, "stored beside the state dict")
     else:
         state = None
     if not is_state(state):

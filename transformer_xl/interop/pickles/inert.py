@@ -24,10 +24,16 @@ class Damage(Refusal):
         super().__init__(f"is cut short or damaged ({reason}). Get it again.")
 
 
+def printable(name: str) -> str:
+    """A name that a file gives, in a form that no terminal acts on: long and unprintable ones are cut and escaped."""
+    return name if name.isprintable() and len(name) <= 100 else ascii(name[:100])
+
+
 def foreign(name: str) -> Refusal:
     """The refusal of a file that asks for something outside of it."""
-    name = name if name.isprintable() and len(name) <= 100 else ascii(name[:100])
-    return Refusal(f"asks for {name}, which is no part of a model: nothing of it was run. Do not trust this file.")
+    return Refusal(
+        f"asks for {printable(name)}, which is no part of a model: nothing of it was run. Do not trust this file."
+    )
 
 
 def mapped(path: Path) -> mmap.mmap:
