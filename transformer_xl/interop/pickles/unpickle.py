@@ -25,7 +25,6 @@ from torch import Tensor
 from ...mistake import Mistake
 from .inert import Damage, Name, Omitted, Refusal, StandIn, mapped
 from .machine import Machine
-from .opcodes import run
 
 __all__ = ["Omitted", "StandIn", "module_state", "read_pickle"]
 
@@ -136,7 +135,7 @@ def _read(data: mmap.mmap) -> Any:
     if data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data) - 8:
         raise Refusal("is a safetensors file, not a pickle. Name a pickle or a file of torch.save.")
     machine = Machine(data, _NAMES, _PROGRAMS)
-    value, end = run(machine, 0, len(data))
+    value, end = machine.run(0, len(data))
     if type(value) is int and value == _MAGIC:
         return _read_legacy(machine, end)
     if end != len(data):
@@ -147,15 +146,15 @@ def _read(data: mmap.mmap) -> Any:
 def _read_legacy(machine: Machine, position: int) -> Any:
     """The rest of a legacy file: its first pickle has been read."""
     data, storages = machine.data, _Storages()
-    protocol, position = run(machine, position, len(data))
-    system, position = run(machine, position, len(data))
+    protocol, position = machine.run(position, len(data))
+    system, position = machine.run(position, len(data))
     if type(protocol) is not int or protocol != _PROTOCOL:
         raise Damage("it has no protocol of torch")
     if type(system) is not dict or system.get("little_endian") is not True:
         raise Refusal("was written by a big-endian machine, whose files are not read. Save it again elsewhere.")
     machine.persistent = storages.find
-    value, position = run(machine, position, len(data))
-    keys, position = run(machine, position, len(data))
+    value, position = machine.run(position, len(data))
+    keys, position = machine.run(position, len(data))
     if type(keys) is not list or len(keys) != len(storages) or set(map(_as_key, keys)) != storages.keys():
         raise Damage("its list of storages is not that of its tensors")
     places = {}
@@ -187,7 +186,7 @@ def _read_zip(data: mmap.mmap) -> Any:
     if size and data[start : start + size] != b"little":
         raise Refusal("was written by a big-endian machine, whose files are not read. Save it again elsewhere.")
     start, size = entries[found[0]]
-    value, end = run(Machine(data, _NAMES, _PROGRAMS, storages.find), start, start + size)
+    value, end = Machine(data, _NAMES, _PROGRAMS, storages.find).run(start, start + size)
     if end != start + size:
         raise Damage("bytes follow the end of its data.pkl")
     storages.fill(data, {name.removeprefix(f"{folder}data/"): place for name, place in entries.items()})
