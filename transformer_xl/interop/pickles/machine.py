@@ -18,6 +18,10 @@ BUDGET = 1 << 30
 """Bytes that the objects of a file may take, by our estimate. A vocabulary of 800,000 words takes 0.6 of it."""
 _COST, _CONTAINER, _ITEM = 64, 512, 64
 """Bytes charged for an operation, for one that makes a container, and for an item of a container."""
+_COSTS = dict.fromkeys(b"]})\x8ft\x91\x85\x86\x87c\x93R\x81\x92", _CONTAINER) | dict.fromkeys(
+    b"(qr\x94\x8a\x8bTUX\x8c\x8dBC\x8e\x96", 2 * _ITEM
+)
+"""The operations that cost more than `_COST`."""
 _LARGE = 1 << 20
 """Longer strings are not taken out of the file."""
 _LINE = 256
@@ -70,9 +74,12 @@ class Machine:
                     [value] = self.stack
                     check_tree(value)
                     return value, self.position
-                cost, argument, operation = _OPERATIONS.get(code, (0, _none, _unknown))
-                self.spend(cost)
-                operation(self, argument(self))
+                self.spend(_COSTS.get(code, _COST))
+                if code in _VALUES:
+                    value = _VALUES[code](self)  # which may put another stack in place of this one
+                    self.stack.append(value)
+                else:
+                    _ACTIONS.get(code, _unknown)(self)
         except Refusal:
             raise
         except (LookupError, ValueError):
@@ -142,6 +149,12 @@ class Machine:
             raise Damage("it calls what is no function")
         return function.make(self, arguments) if function.make else StandIn(function.name, arguments)
 
+    def persistent_value(self, key: Any) -> Any:
+        """The value of a persistent id."""
+        if self.persistent is None:
+            raise foreign("an object outside of the file")
+        return self.persistent(key)
+
     def set_items(self, target: Any, items: list[Any]) -> None:
         """Put `items`, which are keys and values in turn, into a dict or a stand-in."""
         if type(target) is StandIn:
@@ -187,56 +200,88 @@ _PLAIN: dict[str, Any] = {
 """Names of Python's own."""
 
 
-# The arguments of operations: numbers and strings that follow in the file, or values from the stack.
-
-
-def _none(machine: Machine) -> None: ...
-
-
-def _new(make: Callable[[], Any]) -> Callable[[Machine], Any]:
-    return lambda machine: make()
-
-
-def _last(size: int) -> Callable[[Machine], list[Any]]:
-    return lambda machine: machine.pop(size)
-
-
 def _number(layout: str) -> Callable[[Machine], Any]:
     number = struct.Struct(layout)
     return lambda machine: number.unpack(machine.take(number.size))[0]
 
 
-def _string(layout: str, decode: Callable[[bytes], Any]) -> Callable[[Machine], Any]:
-    """A string after its size."""
-    size = _number(layout)
+_byte, _four, _eight = _number("<B"), _number("<I"), _number("<Q")
+
+
+def _string(size: Callable[[Machine], int], decode: Callable[[bytes], Any]) -> Callable[[Machine], Any]:
     return lambda machine: machine.string(size(machine), decode)
 
 
-def _integer(layout: str) -> Callable[[Machine], int]:
-    """An integer of any size, after its size in bytes."""
-    read_size = _number(layout)
-
-    def argument(machine: Machine) -> int:
-        size = read_size(machine)
-        if size > _INTEGER_BYTES:
-            raise Refusal(f"has an integer of {size:,} bytes: no model does. Do not trust this file.")
-        return int.from_bytes(machine.take(size), "little", signed=True)
-
-    return argument
+def _latin1(size: Callable[[Machine], int]) -> Callable[[Machine], Any]:
+    return _string(size, lambda text: text.decode("latin-1"))
 
 
-def _latin1(text: bytes) -> str:
-    return text.decode("latin-1")
+def _utf8(size: Callable[[Machine], int]) -> Callable[[Machine], Any]:
+    return _string(size, lambda text: text.decode("utf-8", "surrogatepass"))
 
 
-def _utf8(text: bytes) -> str:
-    return text.decode("utf-8", "surrogatepass")
+def _integer(machine: Machine, size: int) -> int:
+    if size > _INTEGER_BYTES:
+        raise Refusal(f"has an integer of {size:,} bytes: no model does. Do not trust this file.")
+    return int.from_bytes(machine.take(size), "little", signed=True)
 
 
-# The operations on their arguments.
+def _object(machine: Machine) -> Any:
+    """The result of a call with keywords, which become its state."""
+    function, arguments, keywords = machine.pop(3)
+    made = machine.call(function, arguments)
+    _set_state(made, keywords, machine)
+    return made
 
 
-def _unknown(machine: Machine, _: None) -> None:
+def _by_code(operations: dict[bytes, Callable[[Machine], Any]]) -> dict[int, Callable[[Machine], Any]]:
+    return {ord(code): operation for code, operation in operations.items()}
+
+
+_VALUES = _by_code(
+    {
+        b"N": lambda machine: None,
+        b"\x88": lambda machine: True,
+        b"\x89": lambda machine: False,
+        b"K": _byte,
+        b"M": _number("<H"),
+        b"J": _number("<i"),
+        b"G": _number(">d"),
+        b"\x8a": lambda machine: _integer(machine, _byte(machine)),
+        b"\x8b": lambda machine: _integer(machine, _four(machine)),
+        b"U": _latin1(_byte),
+        b"T": _latin1(_four),
+        b"\x8c": _utf8(_byte),
+        b"X": _utf8(_four),
+        b"\x8d": _utf8(_eight),
+        b"C": _string(_byte, bytes),
+        b"B": _string(_four, bytes),
+        b"\x8e": _string(_eight, bytes),
+        b"\x96": _string(_eight, bytes),
+        b"2": lambda machine: machine.stack[-1],
+        b"h": lambda machine: machine.memo[_byte(machine)],
+        b"j": lambda machine: machine.memo[_four(machine)],
+        b"]": lambda machine: [],
+        b"}": lambda machine: {},
+        b")": lambda machine: (),
+        b"\x8f": lambda machine: set(),
+        b"t": lambda machine: tuple(machine.pop_mark()),
+        b"\x85": lambda machine: tuple(machine.pop(1)),
+        b"\x86": lambda machine: tuple(machine.pop(2)),
+        b"\x87": lambda machine: tuple(machine.pop(3)),
+        b"\x91": lambda machine: frozenset(machine.hashable(machine.pop_mark())),
+        b"c": lambda machine: machine.named(machine.line(), machine.line()),
+        b"\x93": lambda machine: machine.named(*machine.pop(2)),
+        b"R": lambda machine: machine.call(*machine.pop(2)),
+        b"\x81": lambda machine: machine.call(*machine.pop(2)),
+        b"\x92": _object,
+        b"Q": lambda machine: machine.persistent_value(*machine.pop(1)),
+    }
+)
+"""The operations that push a value."""
+
+
+def _unknown(machine: Machine) -> None:
     position = machine.position - 1
     if machine.data[position] in _OLD:
         raise Refusal("is a pickle of protocol 0 or 1, or a text. Save it again by protocol 2, or name another file.")
@@ -246,46 +291,20 @@ def _unknown(machine: Machine, _: None) -> None:
     )
 
 
-def _protocol(machine: Machine, protocol: int) -> None:
-    if protocol > 5:
+def _protocol(machine: Machine) -> None:
+    if (protocol := _byte(machine)) > 5:
         raise Damage(f"protocol {protocol}")
 
 
-def _ignore(machine: Machine, value: Any) -> None: ...
-
-
-def _push(machine: Machine, value: Any) -> None:
-    machine.stack.append(value)
-
-
-def _mark(machine: Machine, _: None) -> None:
+def _mark(machine: Machine) -> None:
     machine.marks.append(machine.stack)
     machine.stack = []
-
-
-def _drop(machine: Machine, _: None) -> None:
-    if machine.stack:
-        machine.stack.pop()
-    else:
-        machine.pop_mark()
 
 
 def _put(machine: Machine, index: int) -> None:
     if index > len(machine.memo) + 1:  # picklers count from 0 or 1; freely chosen numbers could all collide
         raise Damage(f"memo {index}")
     machine.memo[index] = machine.stack[-1]
-
-
-def _get(machine: Machine, index: int) -> None:
-    machine.stack.append(machine.memo[index])
-
-
-def _tuple(machine: Machine, items: list[Any]) -> None:
-    machine.stack.append(tuple(items))
-
-
-def _frozenset(machine: Machine, items: list[Any]) -> None:
-    machine.stack.append(frozenset(machine.hashable(items)))
 
 
 def _extend(machine: Machine, items: list[Any]) -> None:
@@ -299,26 +318,19 @@ def _set_items(machine: Machine, items: list[Any]) -> None:
     machine.set_items(machine.stack[-1], items)
 
 
-def _add_items(machine: Machine, items: list[Any]) -> None:
+def _add_items(machine: Machine) -> None:
+    items = machine.pop_mark()
     if type(machine.stack[-1]) is not set:
         raise Damage("it adds items to what is no set")
     machine.stack[-1].update(machine.hashable(items))
 
 
-def _name(machine: Machine, parts: list[Any]) -> None:
-    machine.stack.append(machine.named(*parts))
+def _build(machine: Machine) -> None:
+    [state] = machine.pop(1)
+    _set_state(machine.stack[-1], state, machine)
 
 
-def _call(machine: Machine, items: list[Any]) -> None:
-    """Call a function with its arguments. Keywords, if any, become the result's state."""
-    function, arguments, *keywords = items
-    machine.stack.append(machine.call(function, arguments))
-    if keywords:
-        _build(machine, keywords)
-
-
-def _build(machine: Machine, states: list[Any]) -> None:
-    [state], target = states, machine.stack[-1]
+def _set_state(target: Any, state: Any, machine: Machine) -> None:
     if type(target) is dict:
         return  # a state dict's own attributes, beside its tensors
     if type(target) is not StandIn:
@@ -332,72 +344,22 @@ def _build(machine: Machine, states: list[Any]) -> None:
             target.attributes["state"] = part
 
 
-def _persistent(machine: Machine, keys: list[Any]) -> None:
-    if machine.persistent is None:
-        raise foreign("an object outside of the file")
-    machine.stack.append(machine.persistent(*keys))
-
-
-_Operation = tuple[int, Callable[[Machine], Any], Callable[[Machine, Any], None]]
-_OPERATIONS: dict[int, _Operation] = {
-    ord(code): (cost, argument, operation)
-    for cost, operations in {
-        _COST: {
-            b"\x80": (_number("<B"), _protocol),
-            b"\x95": (_number("<Q"), _ignore),  # a frame's length
-            b"0": (_none, _drop),
-            b"1": (Machine.pop_mark, _ignore),
-            b"2": (lambda machine: machine.stack[-1], _push),
-            b"N": (_none, _push),
-            b"\x88": (_new(lambda: True), _push),
-            b"\x89": (_new(lambda: False), _push),
-            b"K": (_number("<B"), _push),
-            b"M": (_number("<H"), _push),
-            b"J": (_number("<i"), _push),
-            b"G": (_number(">d"), _push),
-            b"h": (_number("<B"), _get),
-            b"j": (_number("<I"), _get),
-            b"a": (_last(1), _extend),
-            b"e": (Machine.pop_mark, _extend),
-            b"s": (_last(2), _set_items),
-            b"u": (Machine.pop_mark, _set_items),
-            b"\x90": (Machine.pop_mark, _add_items),
-            b"b": (_last(1), _build),
-            b"Q": (_last(1), _persistent),
-        },
-        2 * _ITEM: {
-            b"(": (_none, _mark),
-            b"q": (_number("<B"), _put),
-            b"r": (_number("<I"), _put),
-            b"\x94": (lambda machine: len(machine.memo), _put),
-            b"\x8a": (_integer("<B"), _push),
-            b"\x8b": (_integer("<I"), _push),
-            b"T": (_string("<I", _latin1), _push),
-            b"U": (_string("<B", _latin1), _push),
-            b"X": (_string("<I", _utf8), _push),
-            b"\x8c": (_string("<B", _utf8), _push),
-            b"\x8d": (_string("<Q", _utf8), _push),
-            b"B": (_string("<I", bytes), _push),
-            b"C": (_string("<B", bytes), _push),
-            b"\x8e": (_string("<Q", bytes), _push),
-            b"\x96": (_string("<Q", bytes), _push),
-        },
-        _CONTAINER: {
-            b"]": (_new(list), _push),
-            b"}": (_new(dict), _push),
-            b")": (_new(tuple), _push),
-            b"\x8f": (_new(set), _push),
-            b"t": (Machine.pop_mark, _tuple),
-            b"\x91": (Machine.pop_mark, _frozenset),
-            b"\x85": (_last(1), _tuple),
-            b"\x86": (_last(2), _tuple),
-            b"\x87": (_last(3), _tuple),
-            b"c": (lambda machine: [machine.line(), machine.line()], _name),
-            b"\x93": (_last(2), _name),
-            b"R": (_last(2), _call),
-            b"\x81": (_last(2), _call),
-            b"\x92": (_last(3), _call),
-        },
-    }.items()
-    for code, (argument, operation) in operations.items()
-}
+_ACTIONS = _by_code(
+    {
+        b"\x80": _protocol,
+        b"\x95": _eight,  # a frame's length
+        b"(": _mark,
+        b"0": lambda machine: machine.pop(1) if machine.stack else machine.pop_mark(),
+        b"1": Machine.pop_mark,
+        b"q": lambda machine: _put(machine, _byte(machine)),
+        b"r": lambda machine: _put(machine, _four(machine)),
+        b"\x94": lambda machine: _put(machine, len(machine.memo)),
+        b"a": lambda machine: _extend(machine, machine.pop(1)),
+        b"e": lambda machine: _extend(machine, machine.pop_mark()),
+        b"s": lambda machine: _set_items(machine, machine.pop(2)),
+        b"u": lambda machine: _set_items(machine, machine.pop_mark()),
+        b"\x90": _add_items,
+        b"b": _build,
+    }
+)
+"""The operations that push nothing."""
