@@ -118,7 +118,7 @@ def test_a_name_on_the_hub_is_fetched_and_converted_once(tmp_path, monkeypatch, 
         public_load_model("hf:some/model")
     cached = True
     for name in ("hf:some/model", "hf:some/model@main"):
-        with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is taken"):
+        with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is used"):
             assert same(public_load_model(name).model, model)
     shutil.rmtree(tmp_path / "cache" / "hub")
     cached, online = False, True
@@ -130,7 +130,7 @@ def test_a_name_on_the_hub_is_fetched_and_converted_once(tmp_path, monkeypatch, 
     assert asked == [("some/model", "abc123", wanted)], "both names are one version"
     online = False
     assert same(public_load_model("hf:some/model@abc123").model, model)  # no need to ask
-    with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is taken"):
+    with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is used"):
         assert same(public_load_model("hf:some/model").model, model)
     assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").iterdir()] == ["abc123"]
 

@@ -352,7 +352,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(pair, case):
 
 
 def test_a_model_of_no_symbols_is_refused():
-    with pytest.raises(ValueError, match="vocab_size must be the number of symbols, got 0"):
+    with pytest.raises(ValueError, match="vocab_size must be the number of tokens, got 0"):
         TransformerXLForCausalLM(TransformerXLHFConfig())
 
 
@@ -361,7 +361,7 @@ def test_memory_refuses_other_rows_padding_and_going_back(pair, tmp_path):
     cache = theirs(text(2, 5)).past_key_values
     with pytest.raises(ValueError, match="3, got 2"):
         theirs(text(3, 5), past_key_values=cache)
-    with pytest.raises(ValueError, match="behind a memory"):
+    with pytest.raises(ValueError, match="after a memory"):
         theirs(text(2, 3), attention_mask=torch.tensor([[1] * 5 + [0, 1, 1]] * 2), past_key_values=cache)
     with pytest.raises(ValueError, match="of the shape of input_ids"):
         theirs(text(2, 3), attention_mask=torch.ones(2, 1, 3, 8), past_key_values=cache)

@@ -2,8 +2,8 @@
 
     word_emb.emb_layers.0.weight             embedding.tables.0
     layers.3.dec_attn.qkv_net.weight         layers.3.attention.qkv.weight
-    crit.out_layers.1.bias                   softmax.bias, the part of band 1
-    crit.cluster_weight                      softmax.cluster_weight, rows in reverse
+    crit.out_layers.1.bias                   softmax.bias, the rows of band 1
+    crit.cluster_weight                      softmax.cluster_weight, rows in reverse order
     r_w_bias                                 content_bias, row 0
 
 Other programs' names are turned into the original's first (`original`, `tensorflow`, `huggingface`, `nvidia`).
@@ -27,7 +27,7 @@ from .source import Source
 
 
 class Entry(NamedTuple):
-    """One array of theirs and the part of a parameter of ours that it is: `rows` along the first dimension."""
+    """An array of theirs and the `rows` of a parameter of ours that it becomes."""
 
     theirs: str
     ours: str
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     flipped: bool = False
 
     def form(self, array: Tensor) -> Tensor:
-        """Theirs to ours, or ours to theirs: turning rows around is its own way back."""
+        """Theirs to ours, or ours to theirs: reversing rows is its own inverse."""
         return array.flip(0) if self.flipped else array
 
 
@@ -59,8 +59,8 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
     """Every array of the original's for a model of that shape.
 
     Args:
-        reverse: the clusters' rows stand in reverse.
-        names: what a source has, where programs differ: per-layer or stacked biases, a softmax bias per band.
+        reverse: the clusters' rows are in reverse order.
+        names: a source's arrays, because programs differ in them: biases per layer or stacked, a softmax bias per band.
     """
     names = set(names)
     bands = [slice(low, high) for low, high in pairwise((0, *config.cutoffs, config.vocab_size))]
@@ -94,11 +94,11 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
 
 
 def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
-    """Our state dict of what a source holds, in float64 where the source is, else in float32.
+    """Our state dict of a source's arrays, in float64 if the source is, otherwise in float32.
 
     Raises:
-        ValueError: lists every array that is missing, unexpected, of another shape, of no finite fractions, or differs
-            from what it is tied to.
+        ValueError: lists every array that is missing, unexpected, of another shape, not finite, or different from the
+            array that it is tied to.
     """
     if config.n_layer > len(source.arrays):
         raise Mistake(f"{source.path} must hold {config.n_layer:,} layers, and has {len(source.arrays)} arrays.")
@@ -115,7 +115,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     problems: list[str] = []
     for entry, place in placed:
         if entry.theirs in source.arrays:
-            array = _lifted(entry.form(source.arrays[entry.theirs]), entry.ours)
+            array = _stacked(entry.form(source.arrays[entry.theirs]), entry.ours)
             tied = parts.setdefault(place, array)
             fault = _fault(array, wanted[entry.ours][entry.rows or slice(None)].shape, tied)
             problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
@@ -133,7 +133,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
 def _lacking(
     source: Source, placed: Sequence[tuple[Entry, Any]], parts: Mapping[Any, Tensor], ours: Iterable[str]
 ) -> Iterator[str]:
-    """What has no array, and the arrays that nothing has."""
+    """Parameters without an array, and arrays without a parameter."""
     missing = {place: entry.theirs for entry, place in reversed(placed)}
     yield from (f"{name} is missing" for place, name in missing.items() if place not in parts)
     covered = {name for _, (name, _) in placed}
@@ -143,7 +143,7 @@ def _lacking(
 
 
 def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
-    """What is wrong with an array, behind "must"; `tied` is the first of those it should be one with."""
+    """The fault of an array, as the words after "must". `tied` is the first array that it is tied to."""
     if array.shape != shape:
         return f"be {dimensions(shape)} but is {dimensions(array.shape)}"
     if not array.isfinite().all():
@@ -152,7 +152,7 @@ def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
 
 
 def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, reverse: bool = True) -> dict[str, Tensor]:
-    """The original's state dict of one of ours, tied arrays under each of their names."""
+    """The original's state dict of a state dict of ours, with tied arrays under each of their names."""
     theirs = {}
     for entry in entries(config, reverse=reverse):
         array = state[entry.ours] if entry.rows is None else state[entry.ours][entry.rows]
@@ -161,12 +161,12 @@ def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, rever
 
 
 def shape_of(source: Source) -> dict[str, Any]:
-    """The settings of `TransformerXLConfig` that follow from the arrays alone, and how many `bands` there are.
+    """The settings of `TransformerXLConfig` that follow from the arrays alone, and the number of `bands`.
 
-    With `div_val` 1 the borders of the bands leave no trace in the original's arrays, so `cutoffs` is then absent.
+    With `div_val` 1 the original's arrays do not show where bands end, so `cutoffs` is then absent.
 
     Raises:
-        ValueError: a sentence for what is no Transformer-XL, or another program's with another attention.
+        ValueError: a sentence: it is no Transformer-XL, or of another `attn_type` than 0.
     """
     arrays = source.arrays
     output = _needed(source, "layers.0.dec_attn.o_net.weight", 2)
@@ -211,7 +211,7 @@ def _attention(source: Source) -> dict[str, Any]:
 
 
 def _same(source: Source, name: str, other: str) -> bool:
-    """Whether an array is tied to the other: is the same, or not there in a program that stores tied ones once."""
+    """Whether an array is tied to the other: it is equal, or absent in a program that stores tied arrays once."""
     arrays = source.arrays
     if name not in arrays:
         return not source.dialect.keeps_ties
@@ -231,21 +231,21 @@ def _needed(source: Source, name: str, *dimensions: int) -> Tensor:
 
 
 def _count(source: Source, group: str) -> int:
-    """How many numbers follow that in the names, and at least 1: what lacks below them is told when it is needed."""
+    """How many different numbers follow `group` in the names, at least 1. Gaps are refused when they are read."""
     numbers = {match[1] for name in source.arrays if (match := re.match(rf"{group}\.(\d+)\.?", name))}
     return max(len(numbers), 1)
 
 
 def _div_val(widths: list[int], stated: Any) -> int:
-    """Several may give these widths, as 3 and 4 both lead from 8 to 2: the one stated, else one without remainders."""
+    """The stated one of the values that give these widths (3 and 4 both lead from 8 to 2), or one without remainder."""
     if len(widths) == 1:
         return 1
-    some = range(max(widths[0] // (widths[1] + 1), 1), widths[0] // widths[1] + 1)
-    fits = [d for d in some if [widths[0] // d**i for i in range(len(widths))] == widths]
+    possible = range(max(widths[0] // (widths[1] + 1), 1), widths[0] // widths[1] + 1)
+    fits = [d for d in possible if [widths[0] // d**i for i in range(len(widths))] == widths]
     exact = [d for d in fits if widths[0] == widths[-1] * d ** (len(widths) - 1)]
     return stated if stated in fits else next(iter(exact + fits), 1)
 
 
-def _lifted(array: Tensor, ours: str) -> Tensor:
+def _stacked(array: Tensor, ours: str) -> Tensor:
     """One pair of biases for all layers is a matrix in the source, and a stack of one matrix here."""
     return array[None] if ours in _BIASES.values() and array.ndim == 2 else array
