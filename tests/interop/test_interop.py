@@ -1,4 +1,4 @@
-"""Other programs' checkpoints: every array lands in its place, and statements are carried and held against arrays."""
+"""Other programs' checkpoints: every array becomes the right weight, and statements are checked against arrays."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SIZES = {"vocab_size": 17, "n_layer": 2, "n_head": 2, "d_head": 3, "d_model": 8,
 
 @settings(deadline=None)
 @given(shapes, st.sampled_from([None, 6]), st.booleans(), st.booleans(), st.booleans())
-def test_the_table_leads_there_and_back(shape, d_embed, tie_weight, untie_r, reverse):
+def test_mapping_to_theirs_and_back_is_exact(shape, d_embed, tie_weight, untie_r, reverse):
     config = TransformerXLConfig(**SIZES, **shape, d_embed=d_embed, tie_weight=tie_weight, untie_r=untie_r)
     torch.manual_seed(0)
     model = shuffled(TransformerXL(config).double())
@@ -68,7 +68,7 @@ def test_the_table_leads_there_and_back(shape, d_embed, tie_weight, untie_r, rev
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code:UserWarning")
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_authors_module(tmp_path, shape, old):
+def test_the_authors_module_is_read(tmp_path, shape, old):
     model = shuffled(small_model(dropout=0.1, dropatt=0.2, pre_lnorm=True, **shape))
     with classes(**AUTHORS):
         module = authors_module(model, LENGTHS)
@@ -82,7 +82,7 @@ def test_the_authors_module(tmp_path, shape, old):
     assert any("reverse" in line for line in found.report) == bool(shape)
 
 
-def test_a_module_in_a_data_parallel_wrapper(tmp_path):
+def test_a_module_in_a_data_parallel_wrapper_is_read(tmp_path):
     model = shuffled(small_model(**BANDS))
     with classes(**AUTHORS):
         torch.save(torch.nn.DataParallel(authors_module(model, LENGTHS)), tmp_path / "model.pt")
@@ -91,7 +91,7 @@ def test_a_module_in_a_data_parallel_wrapper(tmp_path):
 
 
 def test_clusters_of_the_original_are_counted_from_the_end():
-    """Its log p of band i is the head's column -i; here that is checked by its own formula on its own arrays."""
+    """Their log p of band i is the head's column -i: their formula on their arrays gives our log-probabilities."""
     model = shuffled(small_model(**BANDS))
     theirs = to_theirs(dict(model.state_dict()), model.config, reverse=True)
     hidden = torch.randn(4, 14, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_clusters_of_the_original_are_counted_from_the_end():
     torch.testing.assert_close(model.softmax.log_probs(hidden), torch.cat(log_probs, -1), rtol=0, atol=1e-12)
 
 
-def test_nvidias_dict(tmp_path):
+def test_nvidias_dict_is_read(tmp_path):
     model = shuffled(small_model(dtype=torch.float32, dropout=0.1, **BANDS))
     content = nvidia_checkpoint(model, replace(LENGTHS, attn_len=7, clamp_len=None))
     with classes(Vocab="utils.vocabulary") as made:
@@ -119,7 +119,7 @@ def test_nvidias_dict(tmp_path):
 
 
 @pytest.mark.parametrize("key", [None, "model_state_dict"])
-def test_a_state_dict_with_what_is_stated_beside_it(tmp_path, key):
+def test_a_state_dict_is_read_with_the_settings_beside_it(tmp_path, key):
     model = shuffled(small_model(dtype=torch.float32, **SLICES))
     state = {f"module.{n}": v for n, v in to_theirs(dict(model.state_dict()), model.config, reverse=True).items()}
     torch.save({key: state} if key else state, tmp_path / "model.pt")
@@ -168,16 +168,16 @@ def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
         read_model(tmp_path, "original")
 
 
-def test_what_stands_beside_a_state_dict_is_named(tmp_path):
+def test_entries_beside_a_state_dict_are_named(tmp_path):
     model, state = bands_state()
     torch.save({"state_dict": state, "optimizer": {"step": 3}, "args": {"mem_len": 44}}, tmp_path / "model.pt")
     for file, mem_len in (("a.json", 9), ("b.json", 30)):
         (tmp_path / file).write_text(json.dumps({"mem_len": mem_len}))
     found = read_model(tmp_path, "original")
     assert same(found.model(), model) and found.config.train.mem_len == 30 and len(repr(found)) < 5000
-    told = "\n".join(found.report)
-    assert "optimizer, args" in told and "mem_len differs between a.json and b.json: the latter is used" in told
-    assert "Nothing states tgt_len, clamp_len, same_length, pre_lnorm" in told
+    report = "\n".join(found.report)
+    assert "optimizer, args" in report and "mem_len differs between a.json and b.json: the latter is used" in report
+    assert "Nothing states tgt_len, clamp_len, same_length, pre_lnorm" in report
     torch.save({"state_dict": state, "model_state_dict": state}, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="must hold one state dict"):
         read_model(tmp_path, "original")
@@ -191,7 +191,7 @@ def test_what_stands_beside_a_state_dict_is_named(tmp_path):
         read_model(tmp_path, "original")
 
 
-def test_what_the_source_states_decides_what_is_tied(tmp_path):
+def test_stated_ties_are_required(tmp_path):
     model, _ = bands_state()
     content = nvidia_checkpoint(model, LENGTHS)
     content["model_config"]["tie_projs"] = [False, False, True]
@@ -228,7 +228,7 @@ def test_overrides_that_do_not_fit_are_refused(tmp_path, override, complaint):
         ({"mem_len": 3, "same_length": True}, Lengths(tgt_len=128, mem_len=3, attn_len=3)),
     ],
 )
-def test_each_length_that_is_stated_is_taken(tmp_path, stated, wanted):
+def test_each_stated_length_is_used(tmp_path, stated, wanted):
     _, state = bands_state()
     torch.save(state, tmp_path / "model.pt")
     (tmp_path / "args.json").write_text(json.dumps(stated))
@@ -264,21 +264,21 @@ def test_statements_that_contradict_the_arrays_are_refused_together(tmp_path, st
         read_model(tmp_path, "original")
 
 
-def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
+def test_all_arrays_that_do_not_fit_are_reported_together(tmp_path):
     model = shuffled(small_model(dtype=torch.float32, **BANDS))
     state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
     del state["layers.1.dec_attn.r_net.weight"]
     state["crit.cluster_bias"] = torch.zeros(3)
     state["layers.2.dec_attn.k_net.weight"] = torch.zeros(2)
     torch.save(state, tmp_path / "model.pt")
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as message:
         read_model(tmp_path, "original")
     for part in (
         "layers.1.dec_attn.r_net.weight is missing",
         "crit.cluster_bias must be 2 but is 3",
         "layers.2.dec_attn.k_net.weight is unexpected",
     ):
-        assert part in str(told.value)
+        assert part in str(message.value)
 
 
 @pytest.mark.parametrize("program", ["original", "nvidia"])
@@ -308,7 +308,7 @@ def test_attn_types_1_to_3_are_refused(tmp_path, program, attn_type, names):
         (["_", "e", "t"], Vocab("char", (" ", "e", "t"), "drop")),
     ],
 )
-def test_vocabularies_of_the_authors(tmp_path, symbols, wanted):
+def test_vocabularies_of_the_authors_are_read(tmp_path, symbols, wanted):
     with classes(Corpus="data_utils", Vocab="vocabulary") as made:
         corpus = made["Corpus"]()
         vars(corpus).update(vocab=vocabulary(made["Vocab"], symbols), train=torch.arange(5), dataset="x")
@@ -327,13 +327,13 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("symbols", [["a", "a"], ["a", ""], ["a", "\ud800"], ["one two", "a"], ["a\nb", "c"]])
-def test_vocabularies_that_cannot_be_are_refused(tmp_path, symbols):
+def test_impossible_vocabularies_are_refused(tmp_path, symbols):
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": symbols}))
     with pytest.raises(ValueError, match=r"vocab\.pkl must list"):
         read_vocabulary(tmp_path / "vocab.pkl")
 
 
-def test_weights_in_several_files(tmp_path):
+def test_weights_in_several_files_are_read(tmp_path):
     home = Path(__file__).parents[1] / "golden" / "huggingface" / "div2-partial"
     shutil.copy(home / "config.json", tmp_path)
     weights = next(home.glob("model.safetensors"), None) or home / "pytorch_model.bin"
