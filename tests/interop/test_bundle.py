@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints: what TensorFlow wrote is read back, and what is damaged or forged is refused."""
+"""TensorFlow's checkpoints: files of TensorFlow are read exactly, and damaged or forged files are refused."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_checksum_of_known_texts(data: bytes, checksum: int):
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 1000, 16383, 16384, 16385, 16389, 40001])
-def test_checksum_is_the_one_taken_byte_by_byte(size):
+def test_checksum_equals_the_bytewise_one(size):
     data = np.random.default_rng(size).integers(0, 256, size + 1, dtype=np.uint8)[1:]
     assert crc32c(data) == bytewise(data.tobytes())
 
 
 @pytest.mark.parametrize("name", ["types", "shards", "object"])
-def test_values_are_those_that_tensorflow_wrote(bundles, name):
+def test_values_equal_what_tensorflow_wrote(bundles, name):
     expected = {
         key.removeprefix(f"{name}/"): value
         for key, value in np.load(bundles / "expected.npz").items()
@@ -73,7 +73,7 @@ def test_values_are_those_that_tensorflow_wrote(bundles, name):
         assert str(value.dtype) == f"torch.{kind}" or kind in ("scalar", "empty", "one", "VARIABLE_VALUE")
 
 
-def test_what_is_no_number_is_named(bundles):
+def test_left_out_names_values_that_are_not_numbers(bundles):
     assert left_out(bundles / "types") == ["complex", "quarter", "text"]
     assert left_out(bundles / "object") == ["_CHECKPOINTABLE_OBJECT_GRAPH"]
     assert left_out(bundles / "shards") == []
@@ -90,7 +90,7 @@ def test_tensors_view_the_mapped_file(bundles):
     assert abs(places[1] - places[0]) < (bundles / "shards.data-00000-of-00003").stat().st_size
 
 
-def test_tensors_may_be_written_to_and_the_file_stays(bundles):
+def test_writing_to_a_tensor_leaves_the_file_unchanged(bundles):
     name = "shard_0/float32"
     read = read_bundle(bundles / "shards")[name]
     before = read.clone()
@@ -114,8 +114,8 @@ def test_a_missing_file_is_named(bundles, tmp_path, missing):
 
 
 @pytest.mark.parametrize("name", ["shards.index", "object.index", *(f"shards.data-0000{i}-of-00003" for i in range(3))])
-def test_any_damage_is_seen(bundles, tmp_path, name):
-    """Each byte changed by itself, and the file cut off there."""
+def test_any_damage_is_detected(bundles, tmp_path, name):
+    """Each byte is changed once, and the file is cut off at each byte."""
     shutil.copytree(bundles, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("names*"))
     whole, rng = (tmp_path / name).read_bytes(), np.random.default_rng(7)
     for place, byte in enumerate(whole):
@@ -167,7 +167,7 @@ def entry(*shape: int, **changed: int | bytes) -> bytes:
 
 
 def forge(folder: Path, entries: list[tuple[bytes, bytes]], *, compression: int = 0, repeats: int = 1) -> Path:
-    """A checkpoint whose checksums are right, whatever else it says."""
+    """A checkpoint of any content whose checksums are right."""
     blocks, handles = b"", []
     for key, value in entries:
         written = block([(key, value)], compression)
@@ -217,12 +217,12 @@ def test_a_checkpoint_written_here_is_read(tmp_path):
         ([(b"", HEADER), (b"\xff", entry(6))], "codec can't decode"),
     ],
 )
-def test_what_is_forged_is_refused(tmp_path, entries, sentence):
+def test_forged_indexes_are_refused(tmp_path, entries, sentence):
     with pytest.raises(ValueError, match=sentence):
         read_bundle(forge(tmp_path, entries))
 
 
-def test_tables_of_another_make_are_refused(tmp_path):
+def test_tables_of_another_format_are_refused(tmp_path):
     entries = [(b"", HEADER), (b"a", entry(6))]
     with pytest.raises(ValueError, match=r"forged\.index .* it is compressed"):
         read_bundle(forge(tmp_path, entries, compression=1))
@@ -236,7 +236,7 @@ def test_tables_of_another_make_are_refused(tmp_path):
         read_bundle(tmp_path / "forged")
 
 
-def test_an_index_takes_no_more_than_a_checkpoint_needs(tmp_path, monkeypatch):
+def test_an_index_with_too_many_variables_is_refused(tmp_path, monkeypatch):
     prefix = forge(tmp_path, [(b"", HEADER)] + [(bytes([name]), entry(0, f5=0)) for name in b"abcd"])
     monkeypatch.setattr(bundle, "_VARIABLES", 5)
     with pytest.raises(ValueError, match="it has 5 variables or more"):
@@ -244,7 +244,7 @@ def test_an_index_takes_no_more_than_a_checkpoint_needs(tmp_path, monkeypatch):
 
 
 def test_blocks_are_read_once(tmp_path):
-    """A list of blocks that names one again and again would take its time each time."""
+    """A list that names one block many times would cost time for each."""
     empty, header = block([]), block([(b"", HEADER)])
     for blocks in ([(0, 8)] * 3, [(13, len(header) - 5), (0, 8)]):
         written = empty + header
@@ -258,8 +258,8 @@ def test_blocks_are_read_once(tmp_path):
 
 @settings(deadline=None, max_examples=100)
 @given(content=st.binary(max_size=64), value=st.binary(max_size=40))
-def test_no_table_with_right_checksums_fails_otherwise(tmp_path_factory, content, value):
-    """The blocks and the messages in it may be anything."""
+def test_any_table_with_right_checksums_is_read_or_refused(tmp_path_factory, content, value):
+    """Its blocks and messages may be any bytes."""
     folder = tmp_path_factory.mktemp("any")
     try:
         read_bundle(forge(folder, [(b"", HEADER), (b"a", value)]))
@@ -284,12 +284,12 @@ def empty_checkpoint(folder: Path, *steps: str) -> None:
 @pytest.mark.parametrize(
     "name", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.meta", "model.ckpt-9.data-00000-of-00001"]
 )
-def test_a_checkpoint_goes_by_the_names_of_its_files(tmp_path, name):
+def test_any_file_of_a_checkpoint_leads_to_its_prefix(tmp_path, name):
     empty_checkpoint(tmp_path, "-9", "-10")
     assert find_bundle(tmp_path / name) == tmp_path / "model.ckpt-9"
 
 
-def test_a_folder_means_the_one_its_list_names(tmp_path):
+def test_a_folder_leads_to_the_checkpoint_that_its_list_names(tmp_path):
     empty_checkpoint(tmp_path, "-9", "-10", "-100")
     listed = 'model_checkpoint_path: "{}"\nall_model_checkpoint_paths: "model.ckpt-9"\n'
     for path in ("model.ckpt-10", "/home/somebody/exp/model.ckpt-10", "C:\\\\exp\\\\model.ckpt-10"):
@@ -299,14 +299,14 @@ def test_a_folder_means_the_one_its_list_names(tmp_path):
     assert find_bundle(tmp_path) == tmp_path / "model.ckpt-100"
 
 
-def test_a_folder_without_a_list_means_its_only_or_its_last(tmp_path):
+def test_a_folder_without_a_list_leads_to_its_only_or_latest_checkpoint(tmp_path):
     empty_checkpoint(tmp_path, "")
     assert find_bundle(tmp_path) == tmp_path / "model.ckpt"
     empty_checkpoint(tmp_path, "-9", "-10")
     assert find_bundle(tmp_path) == tmp_path / "model.ckpt-10"
 
 
-def test_a_folder_that_does_not_say_is_refused(tmp_path):
+def test_a_folder_with_no_clear_checkpoint_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no TensorFlow checkpoint: .*model\.ckpt\.index is missing"):
         find_bundle(tmp_path)
     with pytest.raises(FileNotFoundError, match="is no TensorFlow checkpoint"):

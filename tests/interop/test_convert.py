@@ -1,4 +1,4 @@
-"""`txl convert` and `hf:NAME`: in from other programs, out to them, and the way out leads back."""
+"""`txl convert` and `hf:NAME`: conversion from other programs and to them, and both ways together are exact."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from transformer_xl.interop.source import Source
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_out_to_the_original_and_back_is_exact(tmp_path, shape, capsys):
+def test_converting_to_the_original_and_back_is_exact(tmp_path, shape, capsys):
     model = shuffled(small_model(dtype=torch.float32, **shape))
     run_of(model, tmp_path / "run")
     assert main(["convert", str(tmp_path / "run"), "--to-format", "original", "--to", str(tmp_path / "out")]) == 0
@@ -58,7 +58,7 @@ def test_out_to_the_original_and_back_is_exact(tmp_path, shape, capsys):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_out_to_hugging_face_and_back_is_exact(tmp_path, shape, capsys):
+def test_converting_to_hugging_face_and_back_is_exact(tmp_path, shape, capsys):
     pytest.importorskip("transformers")
     model = shuffled(small_model(dtype=torch.float32, untie_r=True, final_norm=True, zero_memory=True, **shape))
     run_of(model, tmp_path / "run")
@@ -118,7 +118,7 @@ def test_a_name_on_the_hub_is_fetched_and_converted_once(tmp_path, monkeypatch, 
         public_load_model("hf:some/model")
     cached = True
     for name in ("hf:some/model", "hf:some/model@main"):
-        with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is taken"):
+        with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is used"):
             assert same(public_load_model(name).model, model)
     shutil.rmtree(tmp_path / "cache" / "hub")
     cached, online = False, True
@@ -130,12 +130,12 @@ def test_a_name_on_the_hub_is_fetched_and_converted_once(tmp_path, monkeypatch, 
     assert asked == [("some/model", "abc123", wanted)], "both names are one version"
     online = False
     assert same(public_load_model("hf:some/model@abc123").model, model)  # no need to ask
-    with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is taken"):
+    with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is used"):
         assert same(public_load_model("hf:some/model").model, model)
     assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").iterdir()] == ["abc123"]
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch, capsys):
+def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
     pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["eval", "hf:not a name"]) == 2
@@ -151,16 +151,17 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch, capsys):
             {"final_norm": True, "layer_norm_epsilon": 1e-12},
             "has model.backbone.final_norm; its model.layer_norm_epsilon is 1e-5, and this one's 1e-12",
         ),
+        ({"kind": "shaw", "positions": 9}, r"its model\.kind is transformer-xl, and this one's is shaw"),
         ({"embedding_scale": 1.0}, r"its model.embedding_scale is sqrt\(d_model\), and this one's 1.0"),
     ],
 )
-def test_what_the_original_has_not_is_refused(tmp_path, changes, complaint, capsys):
+def test_settings_that_the_original_lacks_are_refused(tmp_path, changes, complaint, capsys):
     run_of(small_model(dtype=torch.float32, **changes), tmp_path / "run")
     assert main(["convert", str(tmp_path / "run"), "--to-format", "original", "--to", str(tmp_path / "out")]) == 2
     assert re.search(complaint, capsys.readouterr().err) and not (tmp_path / "out").exists()
 
 
-def test_the_whole_journey_from_a_pickled_module_to_a_figure(tmp_path, capsys, monkeypatch):
+def test_a_pickled_module_is_converted_and_evaluated(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
     model = shuffled(small_model(dtype=torch.float32, **BANDS))
     with classes(**AUTHORS, Corpus="data_utils", Vocab="vocabulary") as made:
@@ -186,7 +187,7 @@ def test_the_whole_journey_from_a_pickled_module_to_a_figure(tmp_path, capsys, m
     assert "--from" in capsys.readouterr().err
 
 
-def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, monkeypatch, capsys):
+def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monkeypatch, capsys):
     model = shuffled(small_model(dtype=torch.float32, **SLICES))
     state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
     torch.save(state, tmp_path / "model.pt")
@@ -204,7 +205,7 @@ def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, mo
     assert any("recipe made-up" in line for line in found.report)
 
     (tmp_path / "args.json").write_text(json.dumps({"mem_len": 9, "same_length": True}))
-    found = read_model(tmp_path, "original", vocab=WORDS).config  # states the lengths of training
+    found = read_model(tmp_path, "original", vocab=WORDS).config  # it states the lengths of training
     assert found.train.lengths == Lengths(tgt_len=20, mem_len=9, attn_len=9)
     assert found.eval_lengths == recipe.eval_lengths and found.eval.batch_size == 4
 
@@ -212,7 +213,7 @@ def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, mo
     wider = configure.run_settings(source)  # TensorFlow's same_length sees one key more
     assert wider.eval_lengths == replace(recipe.eval_lengths, attn_len=41)
     source.state({"mem_len": 50, "same_length": True}, "flags.json")
-    stated = configure.run_settings(source)  # states the lengths of evaluation
+    stated = configure.run_settings(source)  # it states the lengths of evaluation
     assert stated.eval_lengths == replace(recipe.eval_lengths, mem_len=50, attn_len=51)
     assert stated.train.lengths == recipe.train.lengths
     source = Source(tmp_path, "tensorflow", dict(state))
@@ -227,11 +228,13 @@ def test_what_is_not_stated_comes_from_the_recipe_of_the_same_shape(tmp_path, mo
     assert main(["convert", str(tmp_path / "run"), "--to-format", "original", "--to", str(tmp_path / "out")]) == 0
     assert "attn_len 6 became same_length" in capsys.readouterr().out
     back = read_model(tmp_path / "out", "original").config
-    assert back.eval_lengths == Lengths(tgt_len=3, mem_len=77, clamp_len=5, attn_len=77)  # it has a window or none
+    assert back.eval_lengths == Lengths(
+        tgt_len=3, mem_len=77, clamp_len=5, attn_len=77
+    )  # their same_length is a window of mem_len keys
     assert back.train.lengths == Lengths(tgt_len=4, mem_len=6, attn_len=6)
 
 
-def test_lengths_changed_after_an_export_are_taken(tmp_path):
+def test_lengths_changed_after_an_export_are_used(tmp_path):
     pytest.importorskip("transformers")
     run_of(shuffled(small_model(dtype=torch.float32)), tmp_path / "run")
     assert main(["convert", str(tmp_path / "run"), "--to-format", "huggingface", "--to", str(tmp_path / "out")]) == 0
@@ -250,7 +253,7 @@ def test_lengths_changed_after_an_export_are_taken(tmp_path):
         read_model(tmp_path / "out", "huggingface")
 
 
-def test_settings_of_a_run_that_shape_no_weights_may_be_given_up(tmp_path, capsys):
+def test_settings_that_shape_no_weights_may_be_changed(tmp_path, capsys):
     run_of(shuffled(small_model(dtype=torch.float32, zero_memory=True)), tmp_path / "run")
     out = ["convert", str(tmp_path / "run"), "--to-format", "original", "--to", str(tmp_path / "out")]
     assert main([*out, "--model.n-layer", "2"]) == 2

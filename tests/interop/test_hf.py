@@ -1,4 +1,4 @@
-"""In Hugging Face's transformers: the same numbers, the same text, the same ids, from a folder that stands alone."""
+"""Exported folders give the same numbers, text and ids in Hugging Face's transformers, without this package."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from transformer_xl.interop.hf import export  # noqa: E402
 transformers.utils.logging.disable_progress_bar()
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-"""float32 sums over some ten terms, added up in another order."""
+"""For float32 sums of about ten terms, added in another order."""
 ROOT = Path(__file__).parents[2]
 WORDS = Vocab("word", ("<eos>", "the", "<unk>", *(f"w{i}" for i in range(VOCAB - 3))))
 
 
 def loaded(vocab: Vocab = WORDS, *, tgt_len: int = 5, mem_len: int = 64, attn_len=None, **shape) -> LoadedModel:
-    """A model of random weights, in float32 as checkpoints are."""
+    """A model of random weights in float32, the type of checkpoints."""
     model = small_model(dtype=torch.float32, **({"vocab_size": len(vocab)} | shape))
     test = EvalConfig(tgt_len=tgt_len, mem_len=mem_len, attn_len=attn_len)
     run = RunConfig(
@@ -61,7 +61,7 @@ def pair(tmp_path_factory) -> tuple[LoadedModel, TransformerXLForCausalLM, Path]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_log_probabilities_are_ours_to_the_bit(variant, tmp_path):
+def test_log_probabilities_equal_ours_bit_for_bit(variant, tmp_path):
     ours, theirs = exported(tmp_path / "model", **VARIANTS[variant])
     ids = text(2, 13)
     hidden = read(ours.model, ids, ours.config.eval_lengths, pieces=[3, 5, 5]).hidden
@@ -78,7 +78,7 @@ def test_log_probabilities_are_ours_to_the_bit(variant, tmp_path):
     ("tokens", "changes"),
     [(200, {}), (20, {"mem_len": 6, "attn_len": 7}), (20, {"zero_memory": True, "mem_len": 9}), (20, {"mem_len": 0})],
 )
-def test_greedy_text_is_ours(tokens, changes, tmp_path):
+def test_greedy_text_equals_ours(tokens, changes, tmp_path):
     ours, theirs = exported(tmp_path / "model", **changes)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     prompt = "the w3 w9\nw1 w1 w4 nowhere w7 the w0"
@@ -88,13 +88,13 @@ def test_greedy_text_is_ours(tokens, changes, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{}, {"mem_len": 6, "attn_len": 7}])
-def test_with_memory_is_without_where_each_token_sees_the_same(changes, tmp_path):
+def test_the_cache_changes_no_text_if_each_token_sees_the_same(changes, tmp_path):
     _, theirs = exported(tmp_path / "model", **changes)
     cached, uncached = (theirs.generate(text(2, 7), max_new_tokens=15, use_cache=cache) for cache in (True, False))
     assert torch.equal(cached, uncached)
 
 
-def test_a_beam_for_every_symbol_finds_the_best_of_all_continuations(pair):
+def test_a_beam_per_token_finds_the_best_of_all_continuations(pair):
     _, theirs, _ = pair
     prompt = text(1, 6)
     found = theirs.generate(
@@ -108,7 +108,7 @@ def test_a_beam_for_every_symbol_finds_the_best_of_all_continuations(pair):
     torch.testing.assert_close(found.sequences_scores[0], scores.max() / 2, **CLOSE)
 
 
-def test_beams_of_padded_rows_are_those_of_each_alone(pair):
+def test_beams_of_padded_rows_equal_those_of_each_row_alone(pair):
     _, theirs, _ = pair
     ids, mask = padded(text(2, 9), [0, 4])
     options = {"max_new_tokens": 12, "num_beams": 3, "num_return_sequences": 2}
@@ -117,7 +117,7 @@ def test_beams_of_padded_rows_are_those_of_each_alone(pair):
         assert torch.equal(both[2 * row : 2 * row + 2, begin:], theirs.generate(ids[row : row + 1, begin:], **options))
 
 
-def test_several_samples_of_a_prompt_are_samples_of_several_prompts(pair):
+def test_several_samples_of_a_prompt_equal_samples_of_repeated_prompts(pair):
     _, theirs, _ = pair
     options = {"max_new_tokens": 20, "do_sample": True, "top_k": 5}
     torch.manual_seed(3)
@@ -127,7 +127,7 @@ def test_several_samples_of_a_prompt_are_samples_of_several_prompts(pair):
     assert len(set(map(tuple, several.tolist()))) > 1
 
 
-def test_going_on_from_a_memory_is_going_on(pair):
+def test_continuing_from_a_memory_equals_generating_at_once(pair):
     _, theirs, _ = pair
     options = {"max_new_tokens": 9, "return_dict_in_generate": True}
     first = theirs.generate(text(2, 8), **options)
@@ -146,7 +146,7 @@ def test_going_on_from_a_memory_is_going_on(pair):
             theirs.generate(first.sequences[:, :tokens], past_key_values=memory, **options)
 
 
-def test_the_positions_that_transformers_passed_before_5_4_are_taken(pair):
+def test_the_positions_that_transformers_passed_before_5_4_are_accepted(pair):
     _, theirs, _ = pair
     ids = text(2, 5)
     inputs = theirs.prepare_inputs_for_generation(ids, cache_position=torch.arange(5))
@@ -159,14 +159,14 @@ def test_the_positions_that_transformers_passed_before_5_4_are_taken(pair):
 
 
 def padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """`ids` with so many of each row's first tokens taken for padding, and the mask."""
+    """`ids` with the first `counts` tokens of each row as padding, and the mask."""
     mask = (torch.arange(ids.shape[1]) >= torch.tensor(counts)[:, None]).long()
     return ids * mask, mask
 
 
 @given(counts=st.lists(st.integers(0, 10), min_size=1, max_size=4), more=st.integers(1, 7))
 @settings(max_examples=15, deadline=None)
-def test_a_padded_row_is_what_it_is_alone(pair, counts, more):
+def test_a_padded_row_equals_the_row_alone(pair, counts, more):
     _, theirs, _ = pair
     ids, mask = padded(text(len(counts), 11), counts)
     new = text(len(counts), more, seed=1)
@@ -182,7 +182,7 @@ def test_a_padded_row_is_what_it_is_alone(pair, counts, more):
             torch.testing.assert_close(after.logits[row], then.logits[0], **CLOSE)
 
 
-def test_the_loss_is_our_mean_nll_and_so_is_its_gradient(pair):
+def test_the_loss_and_its_gradient_are_those_of_our_mean_nll(pair):
     ours, theirs, _ = pair
     ids = text(3, 5)
     nll, _ = ours.model(ids[:, :-1], ids[:, 1:], None, ours.config.eval_lengths)
@@ -213,14 +213,14 @@ def test_padding_is_neither_scored_nor_predicts(pair):
     torch.testing.assert_close(loss, (8 * alone[0] + 4 * alone[1]) / 12)
 
 
-def test_labels_of_another_type_are_the_same_labels(pair):
+def test_labels_of_another_type_give_the_same_loss(pair):
     _, theirs, _ = pair
     ids = text(2, 5)
     assert torch.equal(theirs(ids, labels=ids.int()).loss, theirs(ids, labels=ids).loss)
 
 
 @pytest.mark.parametrize("variant", ["bands", "projected", "post-norm"])
-def test_saved_again_it_is_the_same_tied_weights_once(variant, tmp_path):
+def test_saving_again_gives_the_same_files_with_tied_weights_once(variant, tmp_path):
     ours, theirs = exported(tmp_path / "one", **VARIANTS[variant])
     theirs.save_pretrained(tmp_path / "two")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "two")
@@ -248,13 +248,13 @@ def test_the_folder_holds_what_the_way_back_needs(pair):
     assert TransformerXLHFConfig(num_hidden_layers=3).shape.n_layer == 3
 
 
-def test_the_folder_holds_the_licence_and_everyone_may_read_what_one_may(pair):
+def test_the_folder_holds_the_licence_and_its_files_have_one_mode(pair):
     folder = pair[2]
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
 
 
-def test_a_weight_that_is_missing_is_drawn_and_no_other(pair, tmp_path):
+def test_only_missing_weights_are_initialised(pair, tmp_path):
     _, theirs, _ = pair
     theirs.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -267,7 +267,7 @@ def test_a_weight_that_is_missing_is_drawn_and_no_other(pair, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_precisions_are_near(pair, dtype):
+def test_other_precisions_are_close(pair, dtype):
     _, theirs, folder = pair
     other = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     assert other.dtype == dtype
@@ -278,10 +278,10 @@ def test_other_precisions_are_near(pair, dtype):
     assert other.generate(ids, max_new_tokens=4).shape == (1, 13)
 
 
-def test_a_pipeline_writes(pair):
+def test_a_pipeline_generates_our_text(pair):
     ours, theirs, folder = pair
     writer = transformers.pipeline("text-generation", model=theirs, tokenizer=AutoTokenizer.from_pretrained(folder))
-    # Before 5.9 a pipeline decodes the prompt too, and so finds the space itself.
+    # Before 5.9 a pipeline decodes the prompt too, and finds the space itself.
     end = " " if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 9) else ""
     prompts = [f"the w3{end}", "w1\n"]
     for prompt, (answer,) in zip(prompts, writer(prompts, max_new_tokens=5, do_sample=False), strict=True):
@@ -296,7 +296,7 @@ def test_a_pipeline_writes(pair):
     assert "\n" in answer["generated_text"] and "<unk>" in answer["generated_text"]
 
 
-def test_a_text_of_bytes_ends_behind_a_stop_string(tmp_path):
+def test_a_text_of_bytes_ends_after_a_stop_string(tmp_path):
     _, theirs = exported(tmp_path / "model", vocab=Vocab.build("byte", []))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     prompt = tokenizer("the ", return_tensors="pt")
@@ -345,23 +345,23 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_in_a_sentence(pair, case):
+def test_wrong_inputs_are_refused_in_a_sentence(pair, case):
     options, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=sentence):
         pair[1](**{"input_ids": text(2, 5)} | options)
 
 
-def test_a_model_of_no_symbols_is_refused():
-    with pytest.raises(ValueError, match="vocab_size must be the number of symbols, got 0"):
+def test_a_model_without_a_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="vocab_size must be the number of tokens, got 0"):
         TransformerXLForCausalLM(TransformerXLHFConfig())
 
 
-def test_memory_refuses_other_rows_padding_and_going_back(pair, tmp_path):
+def test_memory_refuses_other_rows_padding_and_cropping(pair, tmp_path):
     _, theirs, _ = pair
     cache = theirs(text(2, 5)).past_key_values
     with pytest.raises(ValueError, match="3, got 2"):
         theirs(text(3, 5), past_key_values=cache)
-    with pytest.raises(ValueError, match="behind a memory"):
+    with pytest.raises(ValueError, match="after a memory"):
         theirs(text(2, 3), attention_mask=torch.tensor([[1] * 5 + [0, 1, 1]] * 2), past_key_values=cache)
     with pytest.raises(ValueError, match="of the shape of input_ids"):
         theirs(text(2, 3), attention_mask=torch.ones(2, 1, 3, 8), past_key_values=cache)
@@ -374,7 +374,7 @@ def test_memory_refuses_other_rows_padding_and_going_back(pair, tmp_path):
         zeros(text(2, 3), attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]))
 
 
-def test_nothing_is_left_where_an_export_fails(tmp_path, monkeypatch):
+def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(export, "fast_tokenizer", lambda vocab: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_huggingface(loaded(), tmp_path / "model")
@@ -399,7 +399,7 @@ assert "transformers_modules" in type(model).__module__
 """
 
 
-def test_elsewhere_the_model_card_runs_without_this_package(pair, tmp_path):
+def test_the_model_card_runs_without_this_package(pair, tmp_path):
     _, theirs, folder = pair
     (tmp_path / "model").symlink_to(folder)
     torch.save(text(2, 13), tmp_path / "ids.pt")
@@ -420,12 +420,12 @@ def test_elsewhere_the_model_card_runs_without_this_package(pair, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_the_code_of_the_folder_imports_itself_and_what_is_there(pair):
+def test_the_code_of_the_folder_imports_only_itself_and_transformers(pair):
     folder = pair[2]
     here = {path.stem for path in folder.glob("*.py")}
     assert "modeling_transformer_xl" in here and not (folder / "hf.py").exists()
     first = (folder / "modeling_transformer_xl.py").read_text()
-    read = re.findall(r"^from \.(\S+) import", first, re.MULTILINE)  # which is all that transformers before 5.10 copies
+    read = re.findall(r"^from \.(\S+) import", first, re.MULTILINE)  # transformers before 5.10 copies no other files
     assert {"modeling_transformer_xl", *read} == here
     for path in folder.glob("*.py"):
         assert path.read_text().startswith("# transformer_xl/") and "MIT" in path.read_text().splitlines()[0]
@@ -453,7 +453,7 @@ def test_the_code_of_the_folder_imports_itself_and_what_is_there(pair):
         "from ...modeling_transformer_xl import twice",
     ],
 )
-def test_an_import_that_cannot_be_rewritten_is_no_export(line, tmp_path, monkeypatch):
+def test_an_import_that_cannot_be_rewritten_stops_the_export(line, tmp_path, monkeypatch):
     (tmp_path / "interop" / "hf").mkdir(parents=True)
     (tmp_path / "interop" / "hf" / "modeling_transformer_xl.py").write_text(line + "\n")
     (tmp_path / "modeling_transformer_xl.py").touch()  # of the same name in a flat folder
@@ -462,7 +462,7 @@ def test_an_import_that_cannot_be_rewritten_is_no_export(line, tmp_path, monkeyp
         export.source_files()
 
 
-def test_imports_are_rewritten_wherever_they_stand(tmp_path, monkeypatch):
+def test_imports_are_rewritten_wherever_they_are(tmp_path, monkeypatch):
     files = {
         "interop/hf/modeling_transformer_xl.py": "from ...deep import (\n    One,\n    two as x,\n)\nimport torch\n",
         "deep/__init__.py": "from . import a as b, c\nfrom jaxtyping import Float\n",

@@ -1,4 +1,4 @@
-"""A vocabulary as a tokenizer of transformers: the same ids, and not a byte of a text is lost."""
+"""A vocabulary as a tokenizer of transformers: the same ids, and no byte of a text is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEXTS = st.text(
 
 
 def vocabularies() -> dict[str, Vocab]:
-    """Every unit with every treatment of line ends; those without an <unk> know all that is asked of them."""
+    """Every unit with every treatment of line ends. Vocabularies without <unk> have all the tokens of the texts."""
     found = {}
     for newlines in ("keep", "drop", "sentence"):
         found[f"word {newlines}"] = Vocab.build("word", [SAMPLE], newlines=newlines)
@@ -52,7 +52,7 @@ VOCABULARIES = vocabularies()
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    """Those of `VOCABULARIES`, saved and loaded."""
+    """The tokenizers of `VOCABULARIES`, saved and loaded."""
     found = {}
     for name, vocab in VOCABULARIES.items():
         folder = tmp_path_factory.mktemp("tokenizer")
@@ -67,7 +67,7 @@ def tokenizers(tmp_path_factory):
 @example(content="<|end|>the\u2028cat", more=[])
 @example(content="a\u00ff \u00ffb", more=[])
 @settings(max_examples=60, deadline=None)
-def test_a_tokenizer_is_its_vocabulary(name, tokenizers, content, more):
+def test_a_tokenizer_encodes_and_decodes_as_its_vocabulary(name, tokenizers, content, more):
     vocab, tokenizer = VOCABULARIES[name], tokenizers[name]
     ids = vocab.encode(content).tolist()
     assert tokenizer.encode(content, add_special_tokens=False) == ids
@@ -81,7 +81,7 @@ def test_a_tokenizer_is_its_vocabulary(name, tokenizers, content, more):
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_a_tokenizer_has_no_symbol_of_its_own_and_pads_on_the_left(name, tokenizers):
+def test_a_tokenizer_adds_no_token_and_pads_on_the_left(name, tokenizers):
     vocab, tokenizer = VOCABULARIES[name], copy.deepcopy(tokenizers[name])
     assert len(tokenizer) == len(vocab) and tokenizer.is_fast
     padded = vocab.unit in ("byte", "bpe") and "added" not in name
@@ -103,7 +103,7 @@ def test_no_byte_of_a_text_is_lost_from_the_labels(tokenizers):
     assert torch.equal(batch["labels"] >= 0, batch["attention_mask"] == 1)
 
 
-def test_what_a_closed_vocabulary_lacks_is_refused():
+def test_a_token_that_a_closed_vocabulary_lacks_is_refused():
     for vocab in (Vocab.build("byte", ["ab"], closed=True), Vocab("char", ("a", "b")), Vocab("word", ("<eos>", "a"))):
         tokenizer = fast_tokenizer(vocab)
         assert tokenizer.encode("a") == vocab.encode("a").tolist()

@@ -21,10 +21,10 @@ from transformer_xl.train.objective import Objective
 GOLDEN = Path(__file__).parents[1] / "golden" / "huggingface"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 WHOLE, TIED = "div1-partial", "div2-empty"
-"""One whose tables are not tied, and one with three bands whose tables, and projections but the first, are."""
+"""A case without ties, and one of three bands whose tables are tied, and all projections except the first."""
 
 BAR = {torch.float64: 1e-12, torch.float32: 2e-6}
-"""A few last places of float32: losses are below 10. A gradient above 1 counts by the largest of its array."""
+"""A few last digits of float32, because losses are below 10. Gradients are relative to the largest of their array."""
 
 NAMES = {
     r"transformer\.word_emb\.emb_layers\.(\d)\.weight": r"embedding.tables.\1",
@@ -45,11 +45,11 @@ NAMES = {
     r"crit\.out_projs\.(\d)": r"softmax.projections.\1",
     r"crit\.cluster_(\w+)": r"softmax.cluster_\1",
 }
-"""Their parameters and ours; [i] is a row, or the words of a band where bands have tables of their own."""
+"""Their parameters and ours. [i] is a row, or the rows of band i if bands have tables of their own."""
 
 
 def ours(name: str, config: dict[str, Any], values: dict[str, Tensor]) -> tuple[str, Tensor]:
-    """The parameter that one of theirs stands for, and the part of `values`, which are by our names, that it is."""
+    """Our name of a parameter of theirs, and its rows of `values`, which have our names."""
     found = next(match.expand(place) for theirs, place in NAMES.items() if (match := re.fullmatch(theirs, name)))
     found, _, row = found.rstrip("]").partition("[")
     if not row or (found == "softmax.bias" and config["div_val"] == 1):
@@ -71,7 +71,7 @@ def edited(case: str, folder: Path, *, config: dict[str, Any] | None = None, wei
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_memories_and_gradients_are_theirs(case):
+def test_losses_memories_and_gradients_equal_theirs(case):
     expected = load_file(GOLDEN / case / "expected.safetensors")
     imported = read_model(GOLDEN / case, "huggingface")
     model, lengths, memory = imported.model(), imported.config.eval_lengths, None
@@ -117,7 +117,7 @@ def test_words_come_from_the_pickled_tokenizer():
     assert read_model(GOLDEN / "plain-empty", "huggingface").vocab is None
 
 
-def test_tied_arrays_may_be_missing_and_may_be_there(tmp_path):
+def test_tied_arrays_may_be_absent_or_present(tmp_path):
     def add_tied(state: dict[str, Tensor]) -> None:
         assert "crit.out_layers.0.weight" not in state and "crit.out_projs.1" not in state
         for band in range(3):
@@ -131,26 +131,26 @@ def test_tied_arrays_may_be_missing_and_may_be_there(tmp_path):
     torch.testing.assert_close(both.state, alone.state, rtol=0, atol=0)
 
 
-def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
+def test_all_arrays_that_do_not_fit_are_reported_together(tmp_path):
     def change(state: dict[str, Tensor]) -> None:
         del state["transformer.layers.1.dec_attn.r_net.weight"]
         state["transformer.layers.0.dec_attn.gate"] = torch.zeros(3)
         state["transformer.layers.0.pos_ff.CoreNet.3.bias"] = torch.zeros(13)
 
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as message:
         read_model(edited(WHOLE, tmp_path, weights=change), "huggingface")
     problems = (
         "1.dec_attn.r_net.weight is missing",
         "0.dec_attn.gate is unexpected",
         "0.pos_ff.CoreNet.3.bias must be 8",
     )
-    assert all(f"backbone.layers.{problem}" in str(told.value) for problem in problems)
+    assert all(f"layers.{problem}" in str(message.value) for problem in problems)
 
 
 def test_a_model_of_another_type_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"transfo-xl.*'gpt2'") as told:
+    with pytest.raises(ValueError, match=r"transfo-xl.*'gpt2'") as message:
         read_model(edited(WHOLE, tmp_path, config={"model_type": "gpt2"}), "huggingface")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
 ABSURD = [{"vocab_size": 10**15}, {"n_layer": 10**12}, {"d_model": 10**13}, {"d_inner": 10**14}, {"n_head": 10**13}]
@@ -163,7 +163,7 @@ def test_absurd_sizes_are_refused_and_never_allocated(tmp_path, config):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_what_is_missing_in_the_folder_is_named(tmp_path, name):
+def test_a_missing_file_of_the_folder_is_named(tmp_path, name):
     folder = edited(WHOLE, tmp_path)
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=re.escape(name)):

@@ -1,4 +1,4 @@
-"""Other programs' checkpoints: every array lands in its place, and statements are carried and held against arrays."""
+"""Other programs' checkpoints: every array becomes the right weight, and statements are checked against arrays."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import read_model, read_vocabulary
 from transformer_xl.interop.mapping import entries, to_ours, to_theirs
 from transformer_xl.interop.source import Source
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -53,7 +54,7 @@ SIZES = {"vocab_size": 17, "n_layer": 2, "n_head": 2, "d_head": 3, "d_model": 8,
 
 @settings(deadline=None)
 @given(shapes, st.sampled_from([None, 6]), st.booleans(), st.booleans(), st.booleans())
-def test_the_table_leads_there_and_back(shape, d_embed, tie_weight, untie_r, reverse):
+def test_mapping_to_theirs_and_back_is_exact(shape, d_embed, tie_weight, untie_r, reverse):
     config = TransformerXLConfig(**SIZES, **shape, d_embed=d_embed, tie_weight=tie_weight, untie_r=untie_r)
     torch.manual_seed(0)
     model = shuffled(TransformerXL(config).double())
@@ -67,7 +68,7 @@ def test_the_table_leads_there_and_back(shape, d_embed, tie_weight, untie_r, rev
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code:UserWarning")
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_authors_module(tmp_path, shape, old):
+def test_the_authors_module_is_read(tmp_path, shape, old):
     model = shuffled(small_model(dropout=0.1, dropatt=0.2, pre_lnorm=True, **shape))
     with classes(**AUTHORS):
         module = authors_module(model, LENGTHS)
@@ -81,7 +82,7 @@ def test_the_authors_module(tmp_path, shape, old):
     assert any("reverse" in line for line in found.report) == bool(shape)
 
 
-def test_a_module_in_a_data_parallel_wrapper(tmp_path):
+def test_a_module_in_a_data_parallel_wrapper_is_read(tmp_path):
     model = shuffled(small_model(**BANDS))
     with classes(**AUTHORS):
         torch.save(torch.nn.DataParallel(authors_module(model, LENGTHS)), tmp_path / "model.pt")
@@ -90,7 +91,7 @@ def test_a_module_in_a_data_parallel_wrapper(tmp_path):
 
 
 def test_clusters_of_the_original_are_counted_from_the_end():
-    """Its log p of band i is the head's column -i; here that is checked by its own formula on its own arrays."""
+    """Their log p of band i is the head's column -i: their formula on their arrays gives our log-probabilities."""
     model = shuffled(small_model(**BANDS))
     theirs = to_theirs(dict(model.state_dict()), model.config, reverse=True)
     hidden = torch.randn(4, 14, dtype=torch.float64)
@@ -104,7 +105,7 @@ def test_clusters_of_the_original_are_counted_from_the_end():
     torch.testing.assert_close(model.softmax.log_probs(hidden), torch.cat(log_probs, -1), rtol=0, atol=1e-12)
 
 
-def test_nvidias_dict(tmp_path):
+def test_nvidias_dict_is_read(tmp_path):
     model = shuffled(small_model(dtype=torch.float32, dropout=0.1, **BANDS))
     content = nvidia_checkpoint(model, replace(LENGTHS, attn_len=7, clamp_len=None))
     with classes(Vocab="utils.vocabulary") as made:
@@ -118,7 +119,7 @@ def test_nvidias_dict(tmp_path):
 
 
 @pytest.mark.parametrize("key", [None, "model_state_dict"])
-def test_a_state_dict_with_what_is_stated_beside_it(tmp_path, key):
+def test_a_state_dict_is_read_with_the_settings_beside_it(tmp_path, key):
     model = shuffled(small_model(dtype=torch.float32, **SLICES))
     state = {f"module.{n}": v for n, v in to_theirs(dict(model.state_dict()), model.config, reverse=True).items()}
     torch.save({key: state} if key else state, tmp_path / "model.pt")
@@ -152,7 +153,7 @@ def test_a_state_dict_with_what_is_stated_beside_it(tmp_path, key):
         ({3: torch.zeros(1)}, "must hold a module or its state dict"),
         ({"word_emb.emb_layers.2.weight": None}, "lacks word_emb.emb_layers.2.weight"),
         ({"layers.1.dec_attn.o_net.weight": None}, "layers.1.dec_attn.o_net.weight is missing."),
-        ({"crit.cluster_weight": torch.zeros(3, 14)}, "crit.cluster_weight must be 2x14, and is 3x14."),
+        ({"crit.cluster_weight": torch.zeros(3, 14)}, "crit.cluster_weight must be 2x14 but is 3x14."),
         ({"crit.out_projs.0": None}, "crit.out_projs.0 is missing"),
         ({"crit.out_layers.0.weight": None}, "crit.out_layers.0.weight is missing"),
         ({"r_w_bias": torch.zeros(1, 2, 5, 1, 1)}, "r_w_bias is 1x2x5x1x1 of float32"),
@@ -167,16 +168,16 @@ def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
         read_model(tmp_path, "original")
 
 
-def test_what_stands_beside_a_state_dict_is_named(tmp_path):
+def test_entries_beside_a_state_dict_are_named(tmp_path):
     model, state = bands_state()
     torch.save({"state_dict": state, "optimizer": {"step": 3}, "args": {"mem_len": 44}}, tmp_path / "model.pt")
     for file, mem_len in (("a.json", 9), ("b.json", 30)):
         (tmp_path / file).write_text(json.dumps({"mem_len": mem_len}))
     found = read_model(tmp_path, "original")
     assert same(found.model(), model) and found.config.train.mem_len == 30 and len(repr(found)) < 5000
-    told = "\n".join(found.report)
-    assert "optimizer, args" in told and "mem_len is not the same in a.json and b.json: the latter is taken" in told
-    assert "Nothing states tgt_len, clamp_len, same_length, pre_lnorm" in told
+    report = "\n".join(found.report)
+    assert "optimizer, args" in report and "mem_len differs between a.json and b.json: the latter is used" in report
+    assert "Nothing states tgt_len, clamp_len, same_length, pre_lnorm" in report
     torch.save({"state_dict": state, "model_state_dict": state}, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="must hold one state dict"):
         read_model(tmp_path, "original")
@@ -190,7 +191,7 @@ def test_what_stands_beside_a_state_dict_is_named(tmp_path):
         read_model(tmp_path, "original")
 
 
-def test_what_the_source_states_decides_what_is_tied(tmp_path):
+def test_stated_ties_are_required(tmp_path):
     model, _ = bands_state()
     content = nvidia_checkpoint(model, LENGTHS)
     content["model_config"]["tie_projs"] = [False, False, True]
@@ -227,7 +228,7 @@ def test_overrides_that_do_not_fit_are_refused(tmp_path, override, complaint):
         ({"mem_len": 3, "same_length": True}, Lengths(tgt_len=128, mem_len=3, attn_len=3)),
     ],
 )
-def test_each_length_that_is_stated_is_taken(tmp_path, stated, wanted):
+def test_each_stated_length_is_used(tmp_path, stated, wanted):
     _, state = bands_state()
     torch.save(state, tmp_path / "model.pt")
     (tmp_path / "args.json").write_text(json.dumps(stated))
@@ -241,15 +242,15 @@ def test_each_length_that_is_stated_is_taken(tmp_path, stated, wanted):
         ({"mem_len": 0, "same_length": True}, r"train\.attn_len in args\.json must be at least 1, got 0"),
         ({"dropout": 7}, r"model\.dropout in args\.json must be at least 0 and below 1, got 7"),
         ({"evaluation": {"clamp_len": "x"}}, r"evaluation in args\.json must be a table of lengths, and is a dict"),
-        ({"cutoffs": [5]}, r"cutoffs in args\.json must part its 3 bands, and are \(5,\)"),
+        ({"cutoffs": [5]}, r"cutoffs in args\.json must be 2 for its 3 bands, and are \(5,\)"),
         ({"mem_len": 10**12}, r"train\.mem_len in args\.json must be at most 2,147,483,648"),
-        ({"layer_norm_epsilon": 10**400}, r"model\.layer_norm_epsilon in args\.json must be a number"),
+        ({"layer_norm_epsilon": 10**400}, r"layer_norm_epsilon in args\.json must be a number"),
         ({"mem_len": [["x"] * 9] * 9}, r"mem_len in args\.json must be a whole number, and is a list"),
         ({"init_std": -1}, r"model\.init_std in args\.json must be at least 0, got -1"),
         ({"n_layer": 4}, r"n_layer is 4 in args\.json and 3 by its arrays"),
         ({"n_layer": 10**12}, "n_layer is 1000000000000 in args"),
         ({"cutoffs": [4, 11]}, r"cutoffs is \(4, 11\) in args\.json and \(5, 11\) by its arrays"),
-        ({"mem_len": "long"}, "mem_len in args.json must be a whole number, and is 'long'"),
+        ({"mem_len": "long"}, 'mem_len in args.json must be a whole number, and is "long"'),
         ({"cutoffs": [5, None]}, "cutoffs in args.json must be a list of whole numbers"),
         ({"attn_type": 2}, r"attn_type is 2 in args\.json and 0 by its arrays"),
         ({"n_head": 5, "d_head": 2}, "n_head is 5 .*; d_head is 2"),
@@ -263,25 +264,38 @@ def test_statements_that_contradict_the_arrays_are_refused_together(tmp_path, st
         read_model(tmp_path, "original")
 
 
-def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
+def test_all_arrays_that_do_not_fit_are_reported_together(tmp_path):
     model = shuffled(small_model(dtype=torch.float32, **BANDS))
     state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
     del state["layers.1.dec_attn.r_net.weight"]
     state["crit.cluster_bias"] = torch.zeros(3)
     state["layers.2.dec_attn.k_net.weight"] = torch.zeros(2)
     torch.save(state, tmp_path / "model.pt")
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as message:
         read_model(tmp_path, "original")
     for part in (
         "layers.1.dec_attn.r_net.weight is missing",
-        "crit.cluster_bias must be 2, and is 3",
+        "crit.cluster_bias must be 2 but is 3",
         "layers.2.dec_attn.k_net.weight is unexpected",
     ):
-        assert part in str(told.value)
-    state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
-    torch.save(state | {"layers.0.dec_attn.q_net.weight": torch.zeros(2)}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"q_net\.weight, so it is no Transformer-XL of that program"):
-        read_model(tmp_path, "original")
+        assert part in str(message.value)
+
+
+@pytest.mark.parametrize("program", ["original", "nvidia"])
+@pytest.mark.parametrize(
+    ("attn_type", "names"),
+    [
+        (1, ["r_emb", "r_bias"]),
+        (2, ["layers.0.dec_attn.q_net.weight"]),
+        (3, ["layers.0.dec_attn.q_net.weight", "r_emb"]),
+    ],
+)
+def test_attn_types_1_to_3_are_refused(tmp_path, program, attn_type, names):
+    _, state = bands_state()
+    state |= {name: torch.zeros(2) for name in names}
+    torch.save(state if program == "original" else {"model_state": state}, tmp_path / "model.pt")
+    with pytest.raises(Mistake, match=rf"must have attn_type 0 .* its arrays are of attn_type {attn_type}, "):
+        read_model(tmp_path / "model.pt", program)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +308,7 @@ def test_every_array_that_does_not_fit_is_told_at_once(tmp_path):
         (["_", "e", "t"], Vocab("char", (" ", "e", "t"), "drop")),
     ],
 )
-def test_vocabularies_of_the_authors(tmp_path, symbols, wanted):
+def test_vocabularies_of_the_authors_are_read(tmp_path, symbols, wanted):
     with classes(Corpus="data_utils", Vocab="vocabulary") as made:
         corpus = made["Corpus"]()
         vars(corpus).update(vocab=vocabulary(made["Vocab"], symbols), train=torch.arange(5), dataset="x")
@@ -308,18 +322,18 @@ def test_vocabularies_of_the_authors(tmp_path, symbols, wanted):
 def test_a_vocabulary_of_another_size_is_refused(tmp_path):
     model = shuffled(small_model(dtype=torch.float32))
     torch.save(to_theirs(dict(model.state_dict()), model.config, reverse=True), tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"must hold the 23 symbols that there are weights for, and .* has 2\."):
+    with pytest.raises(ValueError, match=r"must hold as many tokens as there are weights for, 23, and .* has 2\."):
         read_model(tmp_path, "original", vocab=Vocab("word", ("<eos>", "<unk>")))
 
 
 @pytest.mark.parametrize("symbols", [["a", "a"], ["a", ""], ["a", "\ud800"], ["one two", "a"], ["a\nb", "c"]])
-def test_vocabularies_that_cannot_be_are_refused(tmp_path, symbols):
+def test_impossible_vocabularies_are_refused(tmp_path, symbols):
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": symbols}))
     with pytest.raises(ValueError, match=r"vocab\.pkl must list"):
         read_vocabulary(tmp_path / "vocab.pkl")
 
 
-def test_weights_in_several_files(tmp_path):
+def test_weights_in_several_files_are_read(tmp_path):
     home = Path(__file__).parents[1] / "golden" / "huggingface" / "div2-partial"
     shutil.copy(home / "config.json", tmp_path)
     weights = next(home.glob("model.safetensors"), None) or home / "pytorch_model.bin"

@@ -28,11 +28,11 @@ CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 each_case = pytest.mark.parametrize("case", CASES)
 
 BAR = {torch.float64: {"rtol": 0, "atol": 1e-12}, torch.float32: {"rtol": 1e-6, "atol": 2e-6}}
-"""A few last places of losses below 20, memories below 10, and gradients of the mean loss, which are smaller."""
+"""A few last digits of losses below 20, memories below 10, and gradients of the mean loss, which are smaller."""
 
 
 class Place(NamedTuple):
-    """What a variable of theirs is in our model: a parameter, or its part of a band; matrices may be transposed."""
+    """A variable of theirs in our model: a parameter, or its rows of a band. Matrices may be transposed."""
 
     pattern: str
     ours: str
@@ -66,7 +66,7 @@ PLACES = (
 
 
 def theirs(name: str, ours: dict[str, Tensor], edges: list[int]) -> tuple[str, Tensor]:
-    """The parameter that a variable is, and what of `ours`, by our names, that is in the variable's layout."""
+    """Our name of a variable, and its rows of `ours`, which have our names, in the variable's layout."""
     variable = name.removeprefix("transformer/")
     place, match = next((p, m) for p in PLACES if (m := re.fullmatch(p.pattern, variable)))
     parameter, _, band = match.expand(place.ours).rstrip("]").partition("[")
@@ -78,7 +78,7 @@ def theirs(name: str, ours: dict[str, Tensor], edges: list[int]) -> tuple[str, T
 
 @pytest.fixture(scope="module")
 def furthest() -> Iterator[dict[str, list[float]]]:
-    """Differences by kind and dtype, of which the largest are shown at the end."""
+    """Differences by kind and dtype. The largest are printed at the end."""
     found: dict[str, list[float]] = defaultdict(list)
     yield found
     print(
@@ -88,7 +88,7 @@ def furthest() -> Iterator[dict[str, list[float]]]:
 
 
 @each_case
-def test_losses_memories_and_gradients_are_theirs(case, furthest):
+def test_losses_memories_and_gradients_equal_theirs(case, furthest):
     expected = {name: torch.from_numpy(array) for name, array in np.load(GOLDEN / case / "expected.npz").items()}
     imported = read_model(GOLDEN / case, "tensorflow")
     model, memory, dtype = imported.model(), None, expected["nll"].dtype
@@ -114,13 +114,13 @@ def test_losses_memories_and_gradients_are_theirs(case, furthest):
             compare("gradients", actual.reshape(gradient.shape), gradient)
             found.add(parameter)
             numbers += gradient.numel()
-    for name in parameters.keys() - found:  # bands as wide as the model that they do not project
+    for name in parameters.keys() - found:  # bands as wide as the model have no projection there
         assert ".projections." in name and torch.equal(parameters[name], torch.eye(len(parameters[name]), dtype=dtype))
     assert numbers == sum(parameters[name].numel() for name in found)
 
 
 @each_case
-def test_settings_are_theirs(case):
+def test_settings_equal_theirs(case):
     stated = json.loads((GOLDEN / case / "hparams.json").read_text())
     corpus = json.loads((GOLDEN / case / "corpus-info.json").read_text())
     config = read_model(GOLDEN / case, "tensorflow").config
@@ -146,7 +146,7 @@ def test_every_variable_is_used_or_named(case):
     assert "training" in left_out
 
 
-def test_symbols_come_with_the_corpus():
+def test_the_vocabulary_comes_with_the_corpus():
     folder = Path(__file__).parents[1] / "golden" / "tensorflow"
     vocab = read_model(folder / "wt103", "tensorflow").vocab
     assert vocab is not None and (vocab.unit, vocab.newlines) == ("word", "keep")
@@ -154,7 +154,7 @@ def test_symbols_come_with_the_corpus():
     assert read_model(folder / "lm1b", "tensorflow").vocab is None
 
 
-def test_the_golden_cases_hold_what_is_easily_wrong():
+def test_the_golden_cases_cover_what_easily_goes_wrong():
     """Memory shorter than the segment, as long, longer and none; every kind of projection and tie."""
     cases = [json.loads((GOLDEN / case / "hparams.json").read_text()) for case in CASES]
     assert {(c["mem_len"] > 0) + np.sign(c["mem_len"] - c["tgt_len"]) for c in cases} == {-1, 0, 1, 2}

@@ -1,4 +1,4 @@
-"""Reading gives what unpickling would, and executes nothing: not of the honest files, not of the hostile ones."""
+"""Reading gives the same data as unpickling, and executes nothing, in honest and in hostile files."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def smaller_limits(monkeypatch):
 def refused(read, content: bytes, match: str = ".") -> str:
     with pytest.raises(ValueError, match=match) as refusal:
         read(content)
-    told = str(refusal.value)
-    assert "\n" not in told and "/file " in told and told.endswith(".") and len(told) < 400, told
-    return told
+    message = str(refusal.value)
+    assert "\n" not in message and "/file " in message and message.endswith(".") and len(message) < 400, message
+    return message
 
 
 def saved(value, **options) -> bytes:
@@ -79,7 +79,7 @@ def saved(value, **options) -> bytes:
 
 
 def same(got, expected) -> None:
-    """Equal, tensors with type and shape."""
+    """Check that values are equal, and that tensors have the same type and strides."""
     if isinstance(expected, dict):
         assert type(got) is dict and list(got) == list(expected)
         for key in expected:
@@ -100,11 +100,11 @@ def same(got, expected) -> None:
 @given(value=values)
 def test_plain_data_comes_back(read, protocol, value):
     same(read(pickle.dumps(value, protocol=protocol)), value)
-    same(read(pickle._dumps(value, protocol=protocol)), value)  # Python's own pickler puts and gets otherwise
+    same(read(pickle._dumps(value, protocol=protocol)), value)  # Python's own pickler uses the memo differently
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_other_dicts_become_plain_ones_and_bytes_at_most_stand_ins(read, protocol):
+def test_other_dicts_become_plain_dicts_and_bytes_may_become_stand_ins(read, protocol):
     value = {"counter": Counter("hello"), "default": defaultdict(list, {"a": [1]}), b"a": b"a\xff\0"}
     if protocol > 2:
         assert read(pickle.dumps(value, protocol=protocol)) == {**value, "counter": dict(Counter("hello"))}
@@ -125,7 +125,9 @@ def test_a_vocabulary_of_300_000_words_is_read(tmp_path):
     (tmp_path / "vocab").write_bytes(pickle.dumps(vocab, protocol=2))
     check = READ + "got = read(Path(sys.argv[1])); print(*map(len, got.values()), got['sym2idx'][got['idx2sym'][-1]])"
     done = subprocess.run([sys.executable, "-c", check, tmp_path / "vocab"], capture_output=True, text=True)
-    assert done.stdout.split() == ["300000"] * 3 + ["299999"], done.stderr  # apart, since checked types are slow
+    assert done.stdout.split() == ["300000"] * 3 + ["299999"], (
+        done.stderr
+    )  # in a process of its own, because checked types are slow
 
 
 @pytest.mark.parametrize(
@@ -136,17 +138,17 @@ def test_a_vocabulary_of_300_000_words_is_read(tmp_path):
         (b"\x80\2ccollections\nOrderedDict\nq\1]q\2(]q\3(U\1aK\1e]q\4(U\1bK\2ee\x85q\5Rq\6.", {"a": 1, "b": 2}),
     ],
 )
-def test_python_2_is_read(read, content, value):
+def test_pickles_of_python_2_are_read(read, content, value):
     assert read(content) == value
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [True], (1.5,), "a", 2**70, re.compile("a")])
-def test_a_pickle_of_protocol_0_is_named(read, value):
+def test_a_pickle_of_protocol_0_is_refused(read, value):
     refused(read, pickle.dumps(value, protocol=0), r"is a pickle of protocol 0 or 1, .* Save it again by protocol 2")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_objects_of_others_become_stand_ins(read, protocol):
+def test_objects_of_other_programs_become_stand_ins(read, protocol):
     objects = [argparse.Namespace(d_model=8), re.compile("a+"), PosixPath("a/b"), np.arange(3), np.float32(1)]
     namespace, pattern, path, array, scalar = read(pickle.dumps(objects, protocol=protocol))
     assert namespace.attributes == {"d_model": 8} and pattern.arguments[0] == "a+" and path.arguments == ("a", "b")
@@ -197,7 +199,7 @@ def test_tensors_come_back(read, options, dtype, shape, view, seed):
 
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
-def test_tensors_share_as_they_did_and_leave_the_file_alone(read, tmp_path, options):
+def test_tensors_share_storage_as_before_and_leave_the_file_unchanged(read, tmp_path, options):
     whole = torch.arange(12.0)
     parameter = nn.Parameter(torch.ones(2, requires_grad=True))
     content = saved({"whole": whole, "part": whole[3:6], "parameter": parameter}, **options)
@@ -209,7 +211,7 @@ def test_tensors_share_as_they_did_and_leave_the_file_alone(read, tmp_path, opti
 
 
 def test_views_of_a_legacy_storage(read):
-    """As torch 0.4 wrote a storage that is a part of another."""
+    """torch 0.4 wrote a storage that views another in this way."""
     part = hostile.storage(
         "0", 6, "FloatStorage", hostile.group(hostile.text("1"), hostile.number(2), hostile.number(4))
     )
@@ -239,7 +241,7 @@ class MemTransformerLM(nn.Module):
 
 @pytest.fixture
 def elsewhere():
-    """A module whose classes live in a program that is gone when it is read, and its state dict."""
+    """A module whose classes are in a program that is absent when the module is read."""
     place = types.ModuleType("mem_transformer")
     sys.modules[place.__name__] = place
     for owner in (Layer, MemTransformerLM):
@@ -251,7 +253,7 @@ def elsewhere():
 
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
-def test_the_state_of_a_module_needs_none_of_its_code(read, elsewhere, options):
+def test_the_state_of_a_module_is_read_without_its_code(read, elsewhere, options):
     content = saved(elsewhere, **options)
     del sys.modules["mem_transformer"]
     if options:
@@ -280,7 +282,7 @@ def test_a_module_not_built_as_torch_builds_them_is_refused():
 
 
 @pytest.mark.parametrize("passing", [None, 5, "b", StandIn("A"), torch.ones(2), ["b"], {"b": 1}, {"c"}, {1}])
-def test_what_lists_no_passing_buffers_is_ignored(passing):
+def test_a_malformed_list_of_non_persistent_buffers_is_ignored(passing):
     parts = {"_parameters": {}, "_buffers": {"b": torch.ones(1), "n": None}, "_modules": {}}
     assert module_state(StandIn("A", (), parts | {"_non_persistent_buffers_set": passing})).keys() == {"b"}
     assert not module_state(StandIn("A", (), parts | {"_non_persistent_buffers_set": frozenset("b")}))
@@ -288,10 +290,10 @@ def test_what_lists_no_passing_buffers_is_ignored(passing):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder of hostile files, smaller than they can be."""
+    """A folder of hostile files, smaller than real ones."""
     place = tmp_path_factory.mktemp("hostile")
     hostile.write(place / "files", f"touch {place / 'canary'}", many=3 * 10**4)
-    "".encode("cp437")  # which zipfile imports
+    "".encode("cp437")  # zipfile imports this codec
     return place
 
 
@@ -302,17 +304,17 @@ def test_a_hostile_file_is_refused_in_one_sentence_and_does_nothing(folder, titl
         content = read_pickle(folder / "files" / title)
         assert title.startswith("module-")
         module_state(content)
-    told = str(refusal.value)
+    message = str(refusal.value)
     begin = "A pickled module must " if title.startswith("module-") else f"{folder / 'files' / title} "
-    assert told.startswith(begin) and re.fullmatch(r"[^\n]{10,300}\.", told.removeprefix(begin)), told
+    assert message.startswith(begin) and re.fullmatch(r"[^\n]{10,300}\.", message.removeprefix(begin)), message
     if re.match("(zip-|legacy-)?call(?!-of)|nested|form-", title):
-        assert "asks for" in told and "Do not trust this file." in told
+        assert "asks for" in message and "Do not trust this file." in message
     assert not (folder / "canary").exists()
     assert set(sys.modules) == before
 
 
-def test_the_hostile_files_are_no_duds(tmp_path):
-    """What this reader refuses, Python's executes."""
+def test_python_executes_the_hostile_files(tmp_path):
+    """Python's own unpickler executes what this reader refuses."""
     for title in ("call-posix.system", "call-builtins.eval", "nested-popped", "form-obj"):
         canary = tmp_path / title
         content = hostile.files(1)[title](f"touch {canary}")
@@ -320,7 +322,7 @@ def test_the_hostile_files_are_no_duds(tmp_path):
         assert canary.exists(), title
 
 
-def test_a_million_levels_are_no_danger_to_the_process(tmp_path):
+def test_a_million_levels_do_not_crash_the_process(tmp_path):
     titles = ["deep-lists", "deep-tuples", "deep-key"]
     for title in titles:
         (tmp_path / title).write_bytes(hostile.structures(10**6)[title])
@@ -332,7 +334,7 @@ def test_a_million_levels_are_no_danger_to_the_process(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_nested_at_the_limit_can_be_shown_compared_and_copied(read):
+def test_values_nested_at_the_limit_can_be_shown_compared_and_copied(read):
     value = []
     for _ in range(199):
         value = [value]
@@ -398,7 +400,7 @@ def read_or_refused(read, content: bytes) -> None:
         assert "\n" not in str(refusal) and "/file " in str(refusal)
 
 
-def test_what_a_file_is_instead(read, tmp_path):
+def test_the_refusal_says_what_a_file_is_instead(read, tmp_path):
     from safetensors.torch import save
 
     refused(read, save({"a": torch.ones(2)}), "is a safetensors file")
@@ -408,7 +410,7 @@ def test_what_a_file_is_instead(read, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pipes among the files")
-def test_what_is_no_file_is_refused_at_once(tmp_path):
+def test_pipes_folders_and_devices_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path, tmp_path / "none", Path("/dev/zero")):
         with pytest.raises(FileNotFoundError, match=f"^{place} is missing, or no regular file"):
@@ -416,7 +418,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), ValueError("cannot mmap an empty file")])
-def test_what_cannot_be_mapped_is_one_sentence(tmp_path, monkeypatch, error):
+def test_a_file_that_cannot_be_mapped_is_refused_in_one_sentence(tmp_path, monkeypatch, error):
     def fail(*_, **__):
         raise error
 

@@ -1,4 +1,4 @@
-"""Checkpoints of other programs in and out: the authors' PyTorch and TensorFlow code, Hugging Face's and NVIDIA's."""
+"""Converts checkpoints of other programs: the authors' code (PyTorch, TensorFlow), Hugging Face's and NVIDIA's."""
 
 from .hub import load_model, local
 from .original import write_original

@@ -1,8 +1,8 @@
-"""TensorFlow's checkpoints (V2, "tensor bundles"), read without TensorFlow.
+"""Reads TensorFlow's checkpoints (V2, "tensor bundles") without TensorFlow.
 
-PREFIX.index is a table of leveldb's format: blocks of sorted keys, each key written as its difference to the one
-before; a block that lists these blocks; and a footer that says where that one is. A key is the name of a variable, its
-value a protocol buffer that says where in PREFIX.data-00000-of-00001 the numbers are. Blocks and variables carry a
+PREFIX.index is a table of leveldb's format: blocks of sorted keys, each key written as its difference to the key
+before; a block that lists these blocks; and a footer with the offset of that list. A key is the name of a variable. Its
+value is a protocol buffer with the offset of the numbers in PREFIX.data-00000-of-00001. Blocks and variables carry a
 CRC-32C, and each is checked.
 """
 
@@ -40,11 +40,11 @@ _DTYPES = {
 _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _LARGEST_INDEX, _VARIABLES, _LONGEST_NAME, _PARTS, _LARGEST_SHAPE = 2**22, 2**14, 1000, 64, 2**48
-"""Far beyond what TensorFlow writes; a forged file gets no more memory and time than this."""
+"""Limits far beyond what TensorFlow writes, which bound the memory and time that a forged file can take."""
 
 
 class _Entry(NamedTuple):
-    """Where a variable's numbers are."""
+    """The offset, type and checksum of a variable."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -55,9 +55,9 @@ class _Entry(NamedTuple):
 
 
 def read_bundle(prefix: Path) -> dict[str, Tensor]:
-    """The variables of a checkpoint by name; they view the memory-mapped files.
+    """The variables of a checkpoint by name. They view the memory-mapped files.
 
-    Strings and other values that torch has no type for are not among them; `left_out` names those.
+    Strings and other values that torch has no type for are left out; `left_out` names them.
 
     Raises:
         FileNotFoundError: PREFIX.index or one of its data files is missing.
@@ -77,21 +77,21 @@ def read_bundle(prefix: Path) -> dict[str, Tensor]:
 
 
 def left_out(prefix: Path) -> list[str]:
-    """What a checkpoint holds besides the variables that `read_bundle` gives: the names of strings and the like."""
+    """The names of values that `read_bundle` leaves out, because they are strings or of a type that torch lacks."""
     return [name for name, entry in _read_index(prefix)[0].items() if entry.dtype not in _DTYPES]
 
 
 def find_bundle(path: Path) -> Path:
-    """The prefix of the checkpoint that `path` means: itself, the one a file is part of, or a folder's latest.
+    """The prefix of the checkpoint at `path`, which is a prefix, one of the checkpoint's files, or a folder.
 
-    A folder's latest is the one its file `checkpoint` names, else the one of the highest step.
+    In a folder it is the checkpoint that the file `checkpoint` names, or the one of the highest step.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
         ValueError: a folder holds several, and neither a file `checkpoint` nor their names say which is the latest.
     """
-    part = re.compile(r"\.(index|meta|data-\d{5,}-of-\d{5,})$")
-    prefix = _latest(path) if path.is_dir() else path.with_name(part.sub("", path.name) or path.name)
+    suffix = re.compile(r"\.(index|meta|data-\d{5,}-of-\d{5,})$")
+    prefix = _latest(path) if path.is_dir() else path.with_name(suffix.sub("", path.name) or path.name)
     if not _index(prefix).is_file():
         raise FileNotFoundError(
             f"{path} is no TensorFlow checkpoint: {_index(prefix)} is missing. Name a folder with model.ckpt-N.index "
@@ -106,7 +106,7 @@ def _latest(folder: Path) -> Path:
         with (folder / "checkpoint").open("rb") as file:
             text = file.read(1 << 16).decode("utf-8", "replace")
     named = re.search(r'^model_checkpoint_path: "(.*[/\\])?([^/\\"]+)"', text, re.MULTILINE)
-    if named and _index(folder / named[2]).is_file():  # without its path, for folders move
+    if named and _index(folder / named[2]).is_file():  # without its path, because folders move
         return folder / named[2]
     found = sorted(folder.glob("*.index"))
     if len(found) < 2:
@@ -128,7 +128,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except ValueError as error:
         raise Mistake(
-            f"{path} cannot be read as part of a TensorFlow checkpoint: {error}. Copy it again, or save it anew."
+            f"{path} cannot be read as a file of a TensorFlow checkpoint: {error}. Copy it again, or save it anew."
         ) from error
 
 
@@ -161,11 +161,11 @@ def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
         if header.numbers[2]:
             raise Mistake("it was written on a big-endian machine")
         count = header.numbers[1]
-        # Names that begin with a zero are pieces of a variable in slices, which has an entry of its own.
+        # A name that begins with a zero is a piece of a variable in slices, and the variable has an entry of its own.
         named = {_name(key): value for key, value in values.items() if key[0]}
         entries = {name: _entry(name, _Message(value), count) for name, value in named.items()}
-        places = sorted((entry.shard, entry.offset, entry.size, name) for name, entry in entries.items())
-        for (shard, offset, size, name), (other_shard, start, _, other) in pairwise(places):
+        spans = sorted((entry.shard, entry.offset, entry.size, name) for name, entry in entries.items())
+        for (shard, offset, size, name), (other_shard, start, _, other) in pairwise(spans):
             if shard == other_shard and offset + size > start:
                 raise Mistake(f"{name} and {other} overlap")
         return entries, count
@@ -194,7 +194,7 @@ def _entry(name: str, stored: _Message, shards: int) -> _Entry:
 
 
 def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Keys and values, in order; every byte of the file is looked at."""
+    """Keys and values, in order. Every byte of the file is checked."""
     if len(data) < _FOOTER or data[-8:] != _MAGIC:
         raise Mistake("it does not end as an index does")
     footer = _Cursor(data[-_FOOTER:-8])
@@ -205,8 +205,8 @@ def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         raise Mistake("it has entries of another program")
     last, end = None, 0
     for _, handle in _block(data, *blocks):
-        place, before = _Cursor(handle), last
-        offset, size = place.varint(), place.varint()
+        cursor, before = _Cursor(handle), last
+        offset, size = cursor.varint(), cursor.varint()
         for key, value in _block(data, offset, size):
             if last is not None and key <= last:
                 raise Mistake("its names are out of order")
@@ -238,7 +238,7 @@ def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, me
 
 
 class _Cursor:
-    """Reads bytes from front to end, and says so where there are too few."""
+    """Reads bytes from front to end, and refuses to read past the end."""
 
     def __init__(self, data: memoryview):
         self.left = data
@@ -250,7 +250,7 @@ class _Cursor:
         return taken
 
     def varint(self) -> int:
-        """Seven bits a byte, lowest first, of which all but the last have the eighth bit set."""
+        """Seven bits per byte, lowest first. All bytes except the last have the eighth bit set."""
         value = 0
         for shift in range(0, 64, 7):
             (byte,) = self.take(1)
@@ -261,10 +261,10 @@ class _Cursor:
 
 
 class _Message:
-    """A protocol buffer: fields by their numbers, numbers apart from parts (which are messages or text)."""
+    """A protocol buffer: `numbers` and `parts` (messages or text), each by the number of its field."""
 
     def __init__(self, data: memoryview):
-        self.numbers = dict.fromkeys(range(1, 7), 0)  # which every number is that is not written
+        self.numbers = dict.fromkeys(range(1, 7), 0)  # a number that is not written is 0
         self.parts: dict[int, list[memoryview]] = {2: [], 7: []}
         cursor = _Cursor(data)
         while cursor.left:
@@ -288,14 +288,14 @@ def _little(data: memoryview) -> int:
 
 _LANES = 2**12
 _ONES_BEFORE = 0x641F6454
-"""The word that turns an empty register into the one of 32 ones, with which CRC-32C starts."""
+"""The word that turns an empty register into 32 ones, with which CRC-32C starts."""
 
 
 def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
     """The checksum (Castagnoli's polynomial), many words at a time.
 
-    The register is linear over bits: behind words a and b it is S(a) ^ b, and words that stand n apart in a text are
-    joined by S to the n-th power. So rows of words are added up, and the one row that is left is folded in halves.
+    The register is linear over bits: after words a and b it is S(a) ^ b, and words at a distance of n in a text are
+    joined by S to the n-th power. Rows of words are added up, and the last row is folded in halves.
     """
     data, row_size = np.asarray(data), 4 * _LANES
     head = len(data) % row_size
@@ -312,12 +312,12 @@ def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
 
 
 def _masked(crc: int) -> int:
-    """As files hold it, so that a text which ends with its own checksum has no special one."""
+    """The checksum as files hold it: a text that ends with its own plain checksum would have a constant one."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _moved(words: UInt32[np.ndarray, " L"], distance: int) -> UInt32[np.ndarray, " L"]:
-    """Registers after so many words of zeros, a power of two."""
+    """Registers after `distance` words of zeros, a power of two."""
     low, high = _tables(distance)
     halves = words.view("<u2").reshape(-1, 2)
     return low.take(halves[:, 0], mode="clip") ^ high.take(halves[:, 1], mode="clip")
@@ -325,7 +325,7 @@ def _moved(words: UInt32[np.ndarray, " L"], distance: int) -> UInt32[np.ndarray,
 
 @cache
 def _tables(distance: int) -> Integer[np.ndarray, "2 65536"]:
-    """What becomes of each lower and each upper half of a register."""
+    """The new register of each lower and each upper half of a register."""
     if distance > 1:
         powers = np.array([1 << bit for bit in range(32)], "<u4")
         columns = _moved(_moved(powers, distance // 2), distance // 2).tolist()

@@ -1,4 +1,4 @@
-"""From what a source holds and states to the settings of a run, so that evaluation gives its home numbers."""
+"""The settings of a run from what a source holds and states, so that evaluation gives the numbers of its program."""
 
 from __future__ import annotations
 
@@ -16,63 +16,43 @@ from ..config.recipe import (
     settings_in,
 )
 from ..config.settings import CorpusConfig, RunConfig
+from ..config.values import fits, shown, wanted
 from ..mistake import Mistake
 from .mapping import shape_of
 from .source import Source
 
 _OTHER_NAMES = {"n_token": "vocab_size"}
-_COUNT, _FLAG, _RATE, _LIST = (int,), (bool,), (int, float), (list, tuple)
-_SHAPE = dict.fromkeys(
-    ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val"), _COUNT
-)
-"""What arrays tell for certain; a source that states something else is damaged."""
-_RATES = dict.fromkeys(("dropout", "dropatt", "init_std", "proj_init_std"), _RATE)
-_BELIEVED = (
-    dict.fromkeys(("tie_weight", "pre_lnorm"), _FLAG) | {"layer_norm_epsilon": _RATE, "tie_projs": _LIST} | _RATES
-)
-"""What arrays do not tell, or not for certain."""
-_LENGTHS = dict.fromkeys(("tgt_len", "mem_len", "clamp_len"), _COUNT) | {"same_length": _FLAG}
-_OTHERS = {
-    **dict.fromkeys(("ext_len", "attn_type"), _COUNT),
-    **dict.fromkeys(("untie_r", "proj_share_all_but_first"), _FLAG),
-    "emb_scale": _RATE,
-    "cutoffs": _LIST,
-    "evaluation": (dict,),
+_SIZES = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
+"""The arrays give these for certain; a source that states something else is damaged."""
+_RATES = ("dropout", "dropatt", "init_std", "proj_init_std")
+_BELIEVED = ("tie_weight", "pre_lnorm", "layer_norm_epsilon", "tie_projs", *_RATES)
+"""The arrays do not give these, or not for certain."""
+_LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")
+_KNOWN: dict[str, Any] = {
+    **dict.fromkeys((*_SIZES, "tgt_len", "mem_len", "clamp_len", "ext_len", "attn_type"), int),
+    **dict.fromkeys(("tie_weight", "pre_lnorm", "same_length", "untie_r", "proj_share_all_but_first"), bool),
+    **dict.fromkeys((*_RATES, "layer_norm_epsilon", "emb_scale"), float),
+    "cutoffs": tuple[int, ...],
+    "tie_projs": tuple[bool, ...],
+    "evaluation": dict,
 }
-_KNOWN = _SHAPE | _BELIEVED | _LENGTHS | _OTHERS
-_ITEMS = {"cutoffs": int, "tie_projs": bool}
-_WANTED: dict[Any, str] = {
-    _COUNT: "a whole number",
-    _FLAG: "true or false",
-    _RATE: "a number",
-    "cutoffs": "a list of whole numbers",
-    "tie_projs": "a list of true and false",
-    "evaluation": "a table of lengths",
-}
-_SAME_WEIGHTS = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "embed_width", "div_val")
+"""The statements that are used, by the original's names, and their types."""
 
 
 def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
-    """The settings that go with a source's arrays; what was assumed for want of a statement goes to `source.notes`.
+    """The settings that go with a source's arrays. `source.notes` gets a line for what was assumed.
 
-    Sizes follow from the arrays; lengths, cutoffs and rates from the source's statements, else from the packaged recipe
-    whose weights have exactly this shape; `overrides` (`--section.field value ...`) stand above both.
+    Sizes follow from the arrays. Lengths, cutoffs and rates follow from the source's statements, or from the packaged
+    recipe whose weights have exactly this shape. `overrides` (`--section.field value ...`) change all of them.
 
     Raises:
-        ValueError: a statement contradicts the arrays, or something needed is said nowhere.
+        ValueError: a statement contradicts the arrays, or something needed is stated nowhere.
     """
     if source.run is not None:
         return changed_settings(source.run, overrides)[0]
     shape = shape_of(source)
     stated = _statements(source, shape)
-    unsound = list(_unsound(stated, shape))
-    if unsound:
-        raise Mistake(f"{source.path} has no model here that gives its numbers: {'; '.join(unsound)}.")
-    recipe, example = _recipe_like(shape | stated)
-    if example is not None:
-        source.notes.append(
-            f"What is not stated of corpus, lengths and rates is as in the recipe {recipe}, of this shape."
-        )
+    example = _recipe_like(source, shape | stated)
     model = _model(source, stated, shape, example)
     asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
     if "cutoffs" not in model and ("model", "cutoffs") not in asked:
@@ -80,34 +60,38 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
         )
-    base = example or RunConfig()
-    unsaid = [
-        name for name in (*_LENGTHS, *([] if source.program == "tensorflow" else ["pre_lnorm"])) if name not in stated
-    ]
-    if unsaid and example is None:
-        source.notes.append(f"Nothing states {', '.join(unsaid)}: taken are the defaults of this package.")
-    if source.vocab is not None:
-        own = CorpusConfig(unit=source.vocab.unit, newlines=source.vocab.newlines)
-        same = (base.corpus.unit, base.corpus.newlines) == (own.unit, own.newlines)
-        base = base if same else replace(base, corpus=own)
+    wanted_here = _LENGTHS if source.program == "tensorflow" else (*_LENGTHS, "pre_lnorm")
+    unstated = [name for name in wanted_here if name not in stated]
+    if unstated and example is None:
+        source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")
+    sections = {"model": model, **_lengths(source, stated, example)}
     facts = [
-        Setting(section, name, value, f"{section}.{name}", _told(source, name))
-        for section, part in {"model": model, **_lengths(source, _lengths_here(stated, shape), example)}.items()
-        for name, value in part.items()
+        Setting(section, name, value, f"{section}.{name}", _stated_in(source, name))
+        for section, values in sections.items()
+        for name, value in values.items()
     ]
-    kept = [setting for setting in settings_in(base) if setting.section != "model"]
-    return assembled([*kept, *facts], overrides)
+    base = _with_corpus(source, example or RunConfig())
+    return assembled([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
+
+
+def _with_corpus(source: Source, run: RunConfig) -> RunConfig:
+    """`run`, with a corpus of the source's unit and line ends if it has a vocabulary of others."""
+    if source.vocab is None:
+        return run
+    own = CorpusConfig(unit=source.vocab.unit, newlines=source.vocab.newlines)
+    same = (run.corpus.unit, run.corpus.newlines) == (own.unit, own.newlines)
+    return run if same else replace(run, corpus=own)
 
 
 def _model(
     source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any], example: RunConfig | None
 ) -> dict[str, Any]:
-    """The settings of the model; without `cutoffs` where nothing tells them."""
+    """The settings of the model; `cutoffs` is absent where nothing gives them."""
     model: dict[str, Any] = {
         **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
         "layer_norm_epsilon": source.dialect.layer_norm_epsilon,
         "zero_memory": source.dialect.zero_memory,
-        **{name: value for name, value in shape.items() if name not in ("bands", "attn_type")},
+        **{name: value for name, value in shape.items() if name != "bands"},
         **{name: stated[name] for name in (*_BELIEVED, "cutoffs") if name in stated},
     }
     if "tie_projs" not in shape or not any(model["tie_projs"]):
@@ -120,110 +104,80 @@ def _model(
 
 
 def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """What the source states, well-formed and in our form.
+    """The source's statements in our form.
 
     Raises:
-        ValueError: all that is of a wrong type, or contradicts the arrays.
+        ValueError: lists every statement that is of a wrong type or contradicts the arrays.
     """
     problems: list[str] = []
     stated: dict[str, Any] = {}
     for theirs, value in source.stated.items():
         name = _OTHER_NAMES.get(theirs, theirs)
-        if name in _KNOWN and _fits(name, value):
+        value = tuple(value) if isinstance(value, list) else value
+        if name not in _KNOWN:
+            continue
+        if _is_table_of_lengths(value) if name == "evaluation" else fits(value, _KNOWN[name]):
             stated[name] = value
-        elif name in _KNOWN:
-            wanted = _WANTED.get(name) or _WANTED[_KNOWN[name]]
-            shown = repr(value[:60]) if isinstance(value, str) else f"a {type(value).__name__}"
-            problems.append(f"{theirs} in {source.told_in[theirs]} must be {wanted}, and is {shown}")
-    bands = shape["bands"]
-    if "cutoffs" in stated:  # some programs write 0 in front and the size of the vocabulary behind
+        else:
+            kind = "a table of lengths" if name == "evaluation" else wanted(_KNOWN[name])
+            got = shown(value) if isinstance(value, str | int | float) else f"a {type(source.stated[theirs]).__name__}"
+            problems.append(f"{theirs} in {source.stated_in[theirs]} must be {kind}, and is {got}")
+    if "cutoffs" in stated:  # some programs write 0 before them and the size of the vocabulary after them
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
-    if "tie_projs" in stated:
-        stated["tie_projs"] = tuple(stated["tie_projs"])
-    elif stated.get("proj_share_all_but_first") and bands > 1:
-        stated["tie_projs"] = (False, *[True] * (bands - 1))
+    if stated.get("proj_share_all_but_first") and shape["bands"] > 1:
+        stated.setdefault("tie_projs", (False, *[True] * (shape["bands"] - 1)))
     problems += _contradictions(source, stated, shape)
     if problems:
         raise Mistake(f"{source.path} does not agree with itself: {'; '.join(problems)}.")
     return stated
 
 
-def _fits(name: str, value: Any) -> bool:
-    """Whether a statement is of its type, and what stands in it too."""
-    if name == "evaluation":
-        return isinstance(value, dict) and all(
-            key in (*_LENGTHS, "ext_len") and _fits(key, v) for key, v in value.items()
-        )
-    items = value if name in _ITEMS and isinstance(value, Sequence) else ()
-    return type(value) in _KNOWN[name] and all(type(item) is _ITEMS[name] for item in items)
+def _is_table_of_lengths(value: Any) -> bool:
+    known = (*_LENGTHS, "ext_len")
+    return isinstance(value, dict) and all(name in known and fits(v, _KNOWN[name]) for name, v in value.items())
 
 
-def _told(source: Source, name: str) -> str:
-    """Where a setting comes from, for a sentence."""
+def _stated_in(source: Source, name: str) -> str:
+    """The file that a setting comes from, as a part of a sentence."""
     name = "same_length" if name == "attn_len" else name
-    return f" in {source.told_in[name]}" if name in source.told_in else ""
+    return f" in {source.stated_in[name]}" if name in source.stated_in else ""
 
 
 def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
-    certain = (*_SHAPE, "attn_type", "cutoffs", *(["untie_r"] if shape["n_layer"] > 1 else []))
-    for name in certain:
-        if name in stated and name in shape and stated[name] != shape[name]:
-            yield f"{name} is {stated[name]}{_told(source, name)} and {shape[name]} by its arrays"
-    bands = shape["bands"]
-    if len(stated.get("cutoffs", ())) not in (0, bands - 1):
-        yield f"cutoffs{_told(source, 'cutoffs')} must part its {bands} bands, and are {stated['cutoffs']}"
+    certain = {name: shape[name] for name in (*_SIZES, "cutoffs") if name in shape} | {"attn_type": 0}
+    if shape["n_layer"] > 1:
+        certain["untie_r"] = shape["untie_r"]
+    for name, value in certain.items():
+        if stated.get(name, value) != value:
+            yield f"{name} is {stated[name]}{_stated_in(source, name)} and {value} by its arrays"
+    bands, cutoffs = shape["bands"], stated.get("cutoffs", ())
+    if len(cutoffs) not in (0, bands - 1):
+        yield f"cutoffs{_stated_in(source, 'cutoffs')} must be {bands - 1} for its {bands} bands, and are {cutoffs}"
     if "tie_projs" in shape and len(stated.get("tie_projs", shape["tie_projs"])) != bands:
-        yield f"tie_projs{_told(source, 'tie_projs')} must hold a value for each of {bands} bands"
+        yield f"tie_projs{_stated_in(source, 'tie_projs')} must hold a value for each of {bands} bands"
 
 
-def _unsound(stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
-    """What the original's `attn_type` 1 to 3 do that no model here does; docs/baselines.md has the reasons."""
-    number, places, clamp_len = shape["attn_type"], shape.get("positions", 0), stated.get("clamp_len", -1)
-    if number == 1 and clamp_len == 1:
-        yield "clamp_len is 1, with which its attn_type 1 has one distance"
-    if number < 2:
-        return
-    if stated.get("mem_len"):
-        anew = "adds positions to its memory anew in every segment"
-        yield f"mem_len is {stated['mem_len']}, and its attn_type {number} {anew}: only mem_len 0 can be converted"
-    if stated.get("pre_lnorm"):
-        yield f"pre_lnorm is true, and its attn_type {number} then normalises keys and values but no queries"
-    if number == 2 and 0 < clamp_len < places - 1:
-        yield f"clamp_len is {clamp_len}, which makes places of its tgt_len {places} the same"
-    if number == 3 and stated.get("tgt_len", places) != places:
-        yield f"tgt_len is {stated['tgt_len']}, and it has {places} places, those of a memory or of ext_len among them"
-    if number == 3 and shape["n_head"] * shape["d_head"] != shape["d_model"]:
-        yield f"its places fill {shape['n_head']} heads of {shape['d_head']}, and d_model is {shape['d_model']}"
-
-
-def _lengths_here(stated: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Lengths that are stated, as ours: attn_type 1 clamps to so many distances, not to the last one; without
-    distances there is nothing to clamp, and no memory."""
-    found, clamp_len = dict(stated), stated.get("clamp_len", -1)
-    if shape["attn_type"] == 1 and clamp_len > 0:
-        found["clamp_len"] = clamp_len - 1
-    if shape["attn_type"] >= 2:
-        found |= {"clamp_len": -1, "mem_len": 0, "tgt_len": shape["positions"]}
-    return found
-
-
-def _recipe_like(model: Mapping[str, Any]) -> tuple[str, RunConfig | None]:
-    """The one packaged recipe whose weights have this shape."""
-    wanted = {**model, "embed_width": model["d_embed"]}
-    found = []
+def _recipe_like(source: Source, model: Mapping[str, Any]) -> RunConfig | None:
+    """The packaged recipe whose weights have this shape, if there is exactly one."""
+    fitting = []
     for name in packaged_recipes():
         config = load_recipe(name)
-        sizes = all(getattr(config.model, size) == wanted[size] for size in ("kind", *_SAME_WEIGHTS))
-        if sizes and wanted.get("cutoffs", config.model.cutoffs) == config.model.cutoffs:
-            found.append((name, config))
-    return found[0] if len(found) == 1 else ("", None)
+        theirs = {size: getattr(config.model, size) for size in _SIZES} | {"d_embed": config.model.embed_width}
+        same = config.model.kind == "transformer-xl" and all(model[size] == theirs[size] for size in _SIZES)
+        if same and model.get("cutoffs", config.model.cutoffs) == config.model.cutoffs:
+            fitting.append((name, config))
+    if len(fitting) != 1:
+        return None
+    [(name, config)] = fitting
+    source.notes.append(f"What is not stated of corpus, lengths and rates is as in the recipe {name}, of this shape.")
+    return config
 
 
 def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | None) -> dict[str, dict[str, Any]]:
-    """The lengths of training and of evaluation, each whole: those stated, on those of the recipe of the same shape.
+    """The lengths of training and of evaluation: those of the recipe of the same shape, changed by the statements.
 
-    The original and NVIDIA's code state those of training, the others those of evaluation. Without a recipe, training
-    and evaluation have the same.
+    The original and NVIDIA's code state the lengths of training, the others those of evaluation. Without a recipe,
+    training and evaluation have the same lengths.
     """
     run = example or RunConfig()
     extra = source.dialect.same_length
@@ -245,17 +199,17 @@ def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | Non
 
 
 def _wider(lengths: dict[str, Any], extra: int) -> dict[str, Any]:
-    """The lengths of a recipe, whose window is the original's `same_length`, as the source's program means that."""
+    """The lengths of a recipe, with `same_length` as the source's program means it."""
     same_length = lengths["attn_len"] is not None and lengths["attn_len"] == lengths["mem_len"]
     return lengths | ({"attn_len": lengths["mem_len"] + extra} if same_length else {})
 
 
 def _with_stated(lengths: dict[str, Any], stated: Mapping[str, Any], extra: int) -> dict[str, Any]:
-    """These lengths, each one that is stated in the place of what it was."""
-    found = lengths | {name: stated[name] for name in ("tgt_len", "mem_len") if name in stated}
+    """These lengths, with each one that is stated changed."""
+    changed = lengths | {name: stated[name] for name in ("tgt_len", "mem_len") if name in stated}
     if "clamp_len" in stated:
-        found["clamp_len"] = stated["clamp_len"] if stated["clamp_len"] > 0 else None
+        changed["clamp_len"] = stated["clamp_len"] if stated["clamp_len"] > 0 else None
     same_length = stated.get("same_length", lengths["attn_len"] == lengths["mem_len"] + extra)
     if same_length or "same_length" in stated:
-        found["attn_len"] = found["mem_len"] + extra if same_length else None
-    return found
+        changed["attn_len"] = changed["mem_len"] + extra if same_length else None
+    return changed

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: `hf:NAME` stands for one, wherever a run is asked for."""
+"""Models on the Hugging Face hub: `hf:NAME` can be given wherever a run can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .reading import read_model
 
 HUB = "hf:"
 _PATIENCE = 3.0
-"""Seconds that the hub has to say which version a name stands for."""
+"""Seconds to wait for the hub's answer, which version a name stands for."""
 _WANTED = ("config.json", *VOCABULARIES)
 
 
@@ -32,7 +32,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
 
     Raises:
         FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
-        ValueError: the checkpoint is damaged, foreign, or its parts do not fit each other.
+        ValueError: the checkpoint is damaged or foreign, or its files do not fit each other.
     """
     return checkpoint.load_model(local(path), device=device, backend=backend)
 
@@ -40,11 +40,11 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
 def local(path: str | Path) -> Path:
     """A folder on this machine: `path` itself, or what `hf:NAME` (`hf:NAME@REVISION`) stands for.
 
-    A model of the hub is fetched and converted once per version. The hub is asked once which version that is; where it
-    does not answer within seconds, the version fetched last is taken, and named in a warning.
+    A model of the hub is fetched and converted once per version. The hub is asked once for the version. If it does not
+    answer within seconds, the version that was fetched last is used, and a warning names it.
 
     Raises:
-        ValueError: the hub package is not installed, or what it has is no Transformer-XL.
+        ValueError: the hub package is not installed, or the hub's model is no Transformer-XL.
         OSError: there is no such model, or the hub cannot be reached and nothing was fetched before.
     """
     if not str(path).startswith(HUB):
@@ -61,24 +61,26 @@ def local(path: str | Path) -> Path:
     if revision and (converted / revision).is_dir():
         return converted / revision
     try:
-        version = model_info(name, revision=revision or None, timeout=_PATIENCE)  # it does not try again, as others do
+        version = model_info(
+            name, revision=revision or None, timeout=_PATIENCE
+        )  # other calls of the library retry for long
         folder = converted / str(version.sha)
         if folder.is_dir():
             return folder
         files = _needed([file.rfilename for file in version.siblings or ()])
         snapshot = Path(snapshot_download(name, revision=version.sha, allow_patterns=files))
-    except Exception as error:  # the library has a kind of its own for each way to fail
+    except Exception as error:  # the library has a class for each way to fail
         before = None if isinstance(error, HfHubHTTPError) else _fetched_before(name, revision, converted)
         if before is None:
             reason, *_ = str(error).splitlines() or [type(error).__name__]
             raise OSError(f"{path} could not be fetched: {reason}") from error
-        warnings.warn(f"The hub cannot be reached: {before}, fetched before, is taken.", stacklevel=2)
+        warnings.warn(f"The hub cannot be reached: {before}, fetched before, is used.", stacklevel=2)
         return before
     return _convert(snapshot, folder)
 
 
 def _fetched_before(name: str, revision: str, converted: Path) -> Path | None:
-    """A version that is on this machine: the one that was converted last, or what the hub's own cache has."""
+    """A version that is on this machine: the last one that was converted, or the one in the hub's own cache."""
     from huggingface_hub import snapshot_download
 
     versions = sorted(converted.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
@@ -86,7 +88,7 @@ def _fetched_before(name: str, revision: str, converted: Path) -> Path | None:
         return versions[-1].parent
     try:
         snapshot = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
-    except (OSError, ValueError):  # it has none, or that is no name
+    except (OSError, ValueError):  # it has none, or the name is invalid
         return None
     folder = converted / snapshot.name
     return folder if folder.is_dir() else _convert(snapshot, folder)
@@ -100,6 +102,6 @@ def _convert(snapshot: Path, folder: Path) -> Path:
 
 
 def _needed(files: Sequence[str]) -> list[str]:
-    """The files of the hub's model that are read: the weights once, safetensors where they are there."""
+    """The files of the hub's model that are read. Of the weights that is one kind, safetensors if there are any."""
     weights = next((found for pattern in WEIGHTS if (found := fnmatch.filter(files, pattern))), [])
     return [*(file for file in files if file in _WANTED), *weights]

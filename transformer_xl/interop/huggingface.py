@@ -28,7 +28,7 @@ _OTHER_NAMES = {"tie_word_embeddings": "tie_weight"}
 def read_huggingface(path: Path) -> Source:
     """Read a model folder: config.json, safetensors or a pickled state dict, and the vocabulary."""
     if not path.is_dir():
-        hint = " Leave --from out: the hub's name says what it is." if str(path).startswith("hf:") else ""
+        hint = " Leave --from out: the hub's name is enough." if str(path).startswith("hf:") else ""
         raise FileNotFoundError(
             f"{path} must be a folder with config.json and the weights, from save_pretrained.{hint}"
         )
@@ -57,18 +57,18 @@ def read_huggingface(path: Path) -> Source:
 
 
 def _with_lengths(run: RunConfig, config: dict[str, Any], source: Source) -> RunConfig:
-    """The run with the lengths that stand in front of it, which transformers may have changed since the export."""
+    """The run with the lengths of `config`, which transformers may have changed since the export."""
     changed = {field.name: config[field.name] for field in fields(Lengths) if field.name in config}
     if all(getattr(run.eval_lengths, name) == value for name, value in changed.items()):
         return run
-    source.notes.append("Its lengths were changed after the export: training has them too, should it go on.")
+    source.notes.append("Its lengths were changed after the export. Training, if it is resumed, has them too.")
     sections = {"train": asdict(run.train) | changed, "eval": asdict(run.eval) | dict.fromkeys(changed)}
     stored = {name: asdict(getattr(run, name)) for name in ("model", "corpus")}
     return config_of(stored | sections, source.path / "config.json")
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """The arrays of the first kind of weight files there is, however many these are."""
+    """The arrays of all weight files of the first kind that the folder has."""
     files = next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
     if not files:
         raise FileNotFoundError(f"{folder} holds no weights: {', '.join(WEIGHTS)}. Get the whole folder.")
@@ -92,7 +92,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _restore_shared(source: Source) -> None:
-    """A pair of biases that all layers share may have been saved under the name of any of them."""
+    """Rename the pair of biases that all layers share, which may be saved under the name of any layer."""
     for bias in ("r_w_bias", "r_r_bias"):
         names = [name for name in source.arrays if re.fullmatch(rf"layers\.\d+\.dec_attn\.{bias}", name)]
         if bias not in source.arrays and names:

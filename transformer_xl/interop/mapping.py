@@ -1,11 +1,10 @@
 """The original code's parameters and ours: one table of entries, read in both directions.
 
     word_emb.emb_layers.0.weight             embedding.tables.0
-    layers.3.dec_attn.qkv_net.weight         layers.3.attention.qkv.weight
-    crit.out_layers.1.bias                   softmax.bias, the part of band 1
-    crit.cluster_weight                      softmax.cluster_weight, rows in reverse
-    r_w_bias                                 content_bias, row 0
-    r_emb                                    distances of attn_type 1 (shaw), places of attn_type 3 (al-rfou)
+    layers.3.dec_attn.qkv_net.weight         backbone.layers.3.attention.qkv.weight
+    crit.out_layers.1.bias                   softmax.bias, the rows of band 1
+    crit.cluster_weight                      softmax.cluster_weight, rows in reverse order
+    r_w_bias                                 backbone.content_bias, row 0
 
 Other programs' names are turned into the original's first (`original`, `tensorflow`, `huggingface`, `nvidia`).
 """
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checkpoint import dimensions
+from ..checkpoint.tensors import current_name, dimensions, some
 from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from ..model.baselines import build_model
@@ -28,7 +27,7 @@ from .source import Source
 
 
 class Entry(NamedTuple):
-    """One array of theirs and the part of a parameter of ours that it is: `rows` along the first dimension."""
+    """An array of theirs and the `rows` of a parameter of ours that it becomes."""
 
     theirs: str
     ours: str
@@ -36,7 +35,7 @@ class Entry(NamedTuple):
     flipped: bool = False
 
     def form(self, array: Tensor) -> Tensor:
-        """Theirs to ours, or ours to theirs: turning rows around is its own way back."""
+        """Theirs to ours, or ours to theirs: reversing rows is its own inverse."""
         return array.flip(0) if self.flipped else array
 
 
@@ -53,38 +52,29 @@ _LAYER = {
     "pos_ff.layer_norm.weight": "feed_forward.norm.weight",
     "pos_ff.layer_norm.bias": "feed_forward.norm.bias",
 }
-_BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
-_POSITIONAL = {
-    "transformer-xl": _BIASES,
-    "shaw": {"r_emb": "distances", "r_bias": "distance_bias", "r_w_bias": "content_bias"},
-    "vaswani": {},
-    "al-rfou": {"r_emb": "places"},
-}
-KINDS = tuple(_POSITIONAL)
-"""What the original's `attn_type` 0 to 3 are here."""
+_BIASES = {"r_w_bias": "backbone.content_bias", "r_r_bias": "backbone.position_bias"}
 
 
 def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] = ()) -> list[Entry]:
     """Every array of the original's for a model of that shape.
 
     Args:
-        reverse: the clusters' rows stand in reverse.
-        names: what a source has, where programs differ: per-layer or stacked biases, a softmax bias per band.
+        reverse: the clusters' rows are in reverse order.
+        names: a source's arrays, because programs differ in them: biases per layer or stacked, a softmax bias per band.
     """
     names = set(names)
-    edges = list(accumulate((0, *_band_sizes(config))))
-    parts = [slice(low, high) for low, high in pairwise(edges)]
+    bands = [slice(low, high) for low, high in pairwise((0, *config.cutoffs, config.vocab_size))]
     banded = config.div_val > 1 or "crit.out_layers.1.bias" in names
     projected = config.div_val > 1 or config.embed_width != config.d_model
     found = []
-    for i in range(len(parts) if config.div_val > 1 else 1):
+    for i in range(len(bands) if config.div_val > 1 else 1):
         found.append(Entry(f"word_emb.emb_layers.{i}.weight", f"embedding.tables.{i}"))
         found.append(Entry(f"crit.out_layers.{i}.weight", f"softmax.tables.{i}"))
         if projected:
             found.append(Entry(f"word_emb.emb_projs.{i}", f"embedding.projections.{i}"))
-    for i, part in enumerate(parts):
+    for i, band in enumerate(bands):
         if banded or i == 0:
-            found.append(Entry(f"crit.out_layers.{i}.bias", "softmax.bias", part if banded else None))
+            found.append(Entry(f"crit.out_layers.{i}.bias", "softmax.bias", band if banded else None))
         if projected:
             found.append(Entry(f"crit.out_projs.{i}", f"softmax.projections.{i}"))
     if config.cutoffs:
@@ -93,10 +83,8 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
         ]
     for layer in range(config.n_layer):
         found += [
-            Entry(f"layers.{layer}.{theirs}", f"layers.{layer}.{ours}", rows) for theirs, ours, rows in _layer(config)
+            Entry(f"layers.{layer}.{theirs}", f"backbone.layers.{layer}.{ours}") for theirs, ours in _LAYER.items()
         ]
-    if config.kind != "transformer-xl":
-        return found + [Entry(*pair) for pair in _POSITIONAL[config.kind].items()]
     for theirs, ours in _BIASES.items():
         layers = [f"layers.{layer}.dec_attn.{theirs}" for layer in range(config.n_layer)]
         if config.untie_r and theirs not in names:
@@ -107,30 +95,20 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
     return found
 
 
-def _layer(config: TransformerXLConfig) -> Iterator[tuple[str, str, slice | None]]:
-    """What each layer has; those without distances have queries apart from keys and values."""
-    queries = config.n_head * config.d_head
-    for theirs, ours in _LAYER.items():
-        if ours == "attention.qkv.weight" and config.kind in ("vaswani", "al-rfou"):
-            yield "dec_attn.q_net.weight", ours, slice(0, queries)
-            yield "dec_attn.kv_net.weight", ours, slice(queries, 3 * queries)
-        elif ours != "attention.position.weight" or config.kind == "transformer-xl":
-            yield theirs, ours, None
-
-
 def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
-    """Our state dict of what a source holds, in float64 where the source is, else in float32.
+    """Our state dict of a source's arrays, in float64 if the source is, otherwise in float32.
 
     Raises:
-        ValueError: lists every array that is missing, unexpected, of another shape, of no finite fractions, or differs
-            from what it is tied to.
+        ValueError: lists every array that is missing, unexpected, of another shape, not finite, or different from the
+            array that it is tied to.
     """
     if config.n_layer > len(source.arrays):
         raise Mistake(f"{source.path} must hold {config.n_layer:,} layers, and has {len(source.arrays)} arrays.")
     with torch.device("meta"):
         wanted = dict(build_model(config).named_parameters(remove_duplicate=False))
     first = {parameter: name for name, parameter in reversed(wanted.items())}
-    own = [Entry(name, name) for name in wanted]
+    stored = {current_name(name, wanted): name for name in source.arrays}
+    own = [Entry(stored.get(name, name), name) for name in wanted]
     foreign = entries(config, reverse=source.dialect.clusters_reversed, names=source.arrays)
     placed = [
         (entry, (first[wanted[entry.ours]], entry.rows.start if entry.rows else 0))
@@ -140,13 +118,13 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     problems: list[str] = []
     for entry, place in placed:
         if entry.theirs in source.arrays:
-            array = _lifted(entry.form(source.arrays[entry.theirs]), entry.ours)
+            array = _stacked(entry.form(source.arrays[entry.theirs]), entry.ours)
             tied = parts.setdefault(place, array)
-            fault = _fault(array, _part_shape(wanted[entry.ours].shape, entry.rows), tied)
+            fault = _fault(array, wanted[entry.ours][entry.rows or slice(None)].shape, tied)
             problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
     problems += _lacking(source, placed, parts, first.values())
     if problems:
-        raise Mistake(f"{source.path} does not hold the model it should: {_some(problems)}.")
+        raise Mistake(f"{source.path} does not hold the model it should: {some(problems, 12)}.")
     exact = any(array.dtype == torch.float64 for array in source.arrays.values())
     pieces: dict[str, list[Tensor]] = {}
     for (name, _), part in sorted(parts.items(), key=lambda item: item[0]):
@@ -158,7 +136,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
 def _lacking(
     source: Source, placed: Sequence[tuple[Entry, Any]], parts: Mapping[Any, Tensor], ours: Iterable[str]
 ) -> Iterator[str]:
-    """What has no array, and the arrays that nothing has."""
+    """Parameters without an array, and arrays without a parameter."""
     missing = {place: entry.theirs for entry, place in reversed(placed)}
     yield from (f"{name} is missing" for place, name in missing.items() if place not in parts)
     covered = {name for _, (name, _) in placed}
@@ -168,16 +146,16 @@ def _lacking(
 
 
 def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
-    """What is wrong with an array, behind "must"; `tied` is the first of those it should be one with."""
+    """The fault of an array, as the words after "must". `tied` is the first array that it is tied to."""
     if array.shape != shape:
-        return f"be {dimensions(shape)}, and is {dimensions(array.shape)}"
+        return f"be {dimensions(shape)} but is {dimensions(array.shape)}"
     if not array.isfinite().all():
-        return "be finite, and holds numbers that are not"
-    return None if array is tied or torch.equal(array, tied) else "equal what it is tied to, and differs"
+        return "be finite but holds numbers that are not"
+    return None if array is tied or torch.equal(array, tied) else "equal what it is tied to but differs"
 
 
 def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, reverse: bool = True) -> dict[str, Tensor]:
-    """The original's state dict of one of ours, tied arrays under each of their names."""
+    """The original's state dict of a state dict of ours, with tied arrays under each of their names."""
     theirs = {}
     for entry in entries(config, reverse=reverse):
         array = state[entry.ours] if entry.rows is None else state[entry.ours][entry.rows]
@@ -186,12 +164,12 @@ def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, rever
 
 
 def shape_of(source: Source) -> dict[str, Any]:
-    """The settings of `TransformerXLConfig` that follow from the arrays alone, and how many `bands` there are.
+    """The settings of `TransformerXLConfig` that follow from the arrays alone, and the number of `bands`.
 
-    With `div_val` 1 the borders of the bands leave no trace in the original's arrays, so `cutoffs` is then absent.
+    With `div_val` 1 the original's arrays do not show where bands end, so `cutoffs` is then absent.
 
     Raises:
-        ValueError: a sentence for what is no Transformer-XL, or another program's with another attention.
+        ValueError: a sentence: it is no Transformer-XL, or of another `attn_type` than 0.
     """
     arrays = source.arrays
     output = _needed(source, "layers.0.dec_attn.o_net.weight", 2)
@@ -222,36 +200,21 @@ def shape_of(source: Source) -> dict[str, Any]:
 
 
 def _attention(source: Source) -> dict[str, Any]:
-    """Heads, kind and positions; `attn_type` is the original's number of the kind."""
-    arrays, query = source.arrays, "layers.0.dec_attn.q_net.weight"
-    number = (3 if "r_emb" in arrays else 2) if query in arrays else int("r_emb" in arrays)
-    found: dict[str, Any] = {"kind": KINDS[number], "attn_type": number}
-    if number and source.program != "original":
+    """The heads; an attention of another `attn_type` than 0 is refused."""
+    arrays, absolute = source.arrays, "layers.0.dec_attn.q_net.weight" in source.arrays
+    if absolute or "r_emb" in arrays:
+        number = 1 if not absolute else 3 if "r_emb" in arrays else 2
         raise Mistake(
-            f"{source.path} must have attn_type 0 (Transformer-XL itself) where it is not the original code's, and its "
-            f"arrays are of attn_type {number}. Nothing else can be converted."
+            f"{source.path} must have attn_type 0 (Transformer-XL itself), and its arrays are of attn_type {number}, "
+            "which cannot be converted. Give a checkpoint of attn_type 0."
         )
-    if number == 0:
-        untied = "r_w_bias" not in arrays
-        u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
-        return found | {"n_head": u.shape[-2], "d_head": u.shape[-1], "untie_r": untied or u.ndim == 3}
-    if number == 2:
-        told = (source.stated.get(name) for name in ("n_head", "tgt_len"))
-        heads, places = (count if isinstance(count, int) and count > 0 else 0 for count in told)
-        rows = len(_needed(source, query, 2))
-        if not heads or not places or rows % heads:
-            raise Mistake(
-                f"{source.path} is of attn_type 2, whose arrays do not tell n_head and tgt_len: they must stand in a "
-                f"JSON file beside it, with heads that share {rows} rows; n_head is {heads}, tgt_len {places}."
-            )
-        return found | {"n_head": heads, "d_head": rows // heads, "positions": places}
-    _, positions, n_head, d_head = _needed(source, "r_emb", 4).shape
-    found |= {"n_head": n_head, "d_head": d_head, "positions": positions}
-    return found | ({"score_biases": True} if number == 1 else {})
+    untied = "r_w_bias" not in arrays
+    u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
+    return {"n_head": u.shape[-2], "d_head": u.shape[-1], "untie_r": untied or u.ndim == 3}
 
 
 def _same(source: Source, name: str, other: str) -> bool:
-    """Whether an array is tied to the other: is the same, or not there in a program that stores tied ones once."""
+    """Whether an array is tied to the other: it is equal, or absent in a program that stores tied arrays once."""
     arrays = source.arrays
     if name not in arrays:
         return not source.dialect.keeps_ties
@@ -271,36 +234,21 @@ def _needed(source: Source, name: str, *dimensions: int) -> Tensor:
 
 
 def _count(source: Source, group: str) -> int:
-    """How many numbers follow that in the names, and at least 1: what lacks below them is told when it is needed."""
+    """How many different numbers follow `group` in the names, at least 1. Gaps are refused when they are read."""
     numbers = {match[1] for name in source.arrays if (match := re.match(rf"{group}\.(\d+)\.?", name))}
     return max(len(numbers), 1)
 
 
 def _div_val(widths: list[int], stated: Any) -> int:
-    """Several may give these widths, as 3 and 4 both lead from 8 to 2: the one stated, else one without remainders."""
+    """The stated one of the values that give these widths (3 and 4 both lead from 8 to 2), or one without remainder."""
     if len(widths) == 1:
         return 1
-    some = range(max(widths[0] // (widths[1] + 1), 1), widths[0] // widths[1] + 1)
-    fits = [d for d in some if [widths[0] // d**i for i in range(len(widths))] == widths]
+    possible = range(max(widths[0] // (widths[1] + 1), 1), widths[0] // widths[1] + 1)
+    fits = [d for d in possible if [widths[0] // d**i for i in range(len(widths))] == widths]
     exact = [d for d in fits if widths[0] == widths[-1] * d ** (len(widths) - 1)]
     return stated if stated in fits else next(iter(exact + fits), 1)
 
 
-def _band_sizes(config: TransformerXLConfig) -> Iterator[int]:
-    yield from (high - low for low, high in pairwise((0, *config.cutoffs, config.vocab_size)))
-
-
-def _lifted(array: Tensor, ours: str) -> Tensor:
-    """One pair of biases for all layers is a matrix there and a stack of one here; a place's vector lies in heads."""
-    if ours == "places" and array.ndim == 4:
-        return array.flatten(2)
+def _stacked(array: Tensor, ours: str) -> Tensor:
+    """One pair of biases for all layers is a matrix in the source, and a stack of one matrix here."""
     return array[None] if ours in _BIASES.values() and array.ndim == 2 else array
-
-
-def _part_shape(shape: torch.Size, rows: slice | None) -> torch.Size:
-    return shape if rows is None else torch.Size([rows.stop - rows.start, *shape[1:]])
-
-
-def _some(problems: list[str], shown: int = 12) -> str:
-    more = f"; and {len(problems) - shown} more" if len(problems) > shown else ""
-    return "; ".join(problems[:shown]) + more

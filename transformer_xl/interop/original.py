@@ -27,7 +27,7 @@ _FLAGS = ("pre_lnorm", "dropout", "dropatt", "tie_weight", "cutoffs")
 
 
 def read_original(path: Path) -> Source:
-    """Read `model.pt`, or the folder it lies in, with a `cache.pt` and JSON files beside it if there are any."""
+    """Read `model.pt`, or its folder, with a `cache.pt` and JSON files beside it if there are any."""
     file = path if path.is_file() else _checkpoint(path)
     source = Source(path, "original")
     content: Any = read_pickle(file)
@@ -48,7 +48,7 @@ def read_original(path: Path) -> Source:
             raise Mistake(f"{file} must hold one state dict, and holds {' and '.join(wrapped)}.")
         state = content[wrapped[0]] if wrapped else content
         others = [str(name) for name in content if wrapped and name not in wrapped]
-        source.left_out |= dict.fromkeys(others, "as what stands beside the state dict")
+        source.left_out |= dict.fromkeys(others, "stored beside the state dict")
     else:
         state = None
     if not is_state(state):
@@ -63,7 +63,7 @@ def read_original(path: Path) -> Source:
 
 
 def _settings(module: StandIn) -> dict[str, Any]:
-    """What a pickled module says of itself."""
+    """The hyper-parameters that a pickled module holds as attributes."""
     own = module.attributes
     stated = {name: own[name] for name in (*_MODULE, *_CALL) if name in own}
     attention = ("layers", "0", "dec_attn")
@@ -92,7 +92,7 @@ def _child(module: StandIn, *names: str) -> StandIn | None:
 
 def _checkpoint(folder: Path) -> Path:
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no {folder}. Give model.pt, or the folder it lies in.")
+        raise FileNotFoundError(f"There is no {folder}. Give model.pt, or its folder.")
     found = [folder / name for name in ("model.pt", STATE_DICT) if (folder / name).is_file()]
     if not found:
         raise FileNotFoundError(f"{folder} holds no model.pt. Give the file itself if it has another name.")
@@ -100,22 +100,22 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def write_original(loaded: LoadedModel, folder: Path) -> list[str]:
-    """Write the state dict of the authors' `MemTransformerLM`, and return what else there is to know.
+    """Write the state dict of the authors' `MemTransformerLM`, and return notes for the report.
 
         state_dict.pt              for load_state_dict, tied arrays under each of their names
         args.json                  the arguments of train.py that make the model; "evaluation": the lengths of a test
-        vocab.txt                  a symbol a line, where lines can hold them
-        transformer_xl_vocab.json  the symbols, for the way back
+        vocab.txt                  a token per line, if lines can hold all of them
+        transformer_xl_vocab.json  the vocabulary, for the way back
 
     Raises:
-        ValueError: the model has something that their code has not.
+        ValueError: the model has something that their code lacks.
     """
     config, train, test = loaded.model.config, loaded.config.train.lengths, loaded.config.eval_lengths
     problems = list(_inexpressible(config))
     if problems:
         raise Mistake(
-            f"The original code has no model like this: {'; '.join(problems)}. Settings (--model.NAME VALUE) may be "
-            "changed where other numbers are welcome."
+            f"The original code has no model like this: {'; '.join(problems)}. --model.NAME VALUE changes a setting, "
+            "and then the model's numbers change too."
         )
     theirs = to_theirs({name: value.detach().cpu() for name, value in loaded.model.state_dict().items()}, config)
     theirs["pos_emb.inv_freq"] = 10000 ** -(torch.arange(0.0, config.d_model, 2) / config.d_model)
@@ -141,13 +141,13 @@ def _call(lengths: Lengths) -> dict[str, Any]:
 
 def _inexpressible(config: TransformerXLConfig) -> Iterator[str]:
     if config.kind != "transformer-xl":
-        yield f"it is read and not written but as model.kind = transformer-xl, and this one is {config.kind}"
+        yield f"its model.kind is transformer-xl, and this one's is {config.kind}"
     if config.share_position_projection:
-        yield "it projects positions by weights of their own, and this one has model.share_position_projection"
+        yield "its positions have a projection of their own, and this one has model.share_position_projection"
     if config.untie_r and config.n_layer > 1:
         yield "all its layers share one pair of biases, and this one has model.untie_r"
     if config.final_norm:
-        yield "it has no norm behind the last layer, and this one has model.final_norm"
+        yield "it has no norm after the last layer, and this one has model.final_norm"
     if config.zero_memory:
         yield "its memory starts empty, and this one has model.zero_memory"
     if config.layer_norm_epsilon != DIALECTS["original"].layer_norm_epsilon:

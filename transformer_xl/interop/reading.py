@@ -1,4 +1,4 @@
-"""A foreign checkpoint as a model of ours."""
+"""Reads a checkpoint of another program as a model of ours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import LoadedModel
+from ..checkpoint.tensors import some
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
 from ..mistake import Mistake
@@ -20,6 +21,7 @@ from .huggingface import read_huggingface
 from .mapping import to_ours
 from .nvidia import read_nvidia
 from .original import read_original
+from .pickles.inert import printable
 from .source import PROGRAMS, Program, Source
 from .tensorflow import read_tensorflow
 
@@ -31,12 +33,9 @@ _READERS: Mapping[Program, Callable[[Path], Source]] = {
 }
 
 
-_SHOWN = 1000
-
-
 @dataclass(frozen=True)
 class Imported:
-    """What was read: our settings and weights, the symbols if the source holds them, and what became of every array."""
+    """A converted checkpoint: settings, weights, the vocabulary if the source holds one, and a report on its arrays."""
 
     config: RunConfig
     state: dict[str, Tensor] = field(repr=False)
@@ -44,21 +43,21 @@ class Imported:
     report: list[str]
 
     def loaded(self) -> LoadedModel:
-        """Model, symbols and settings, as `load_model` gives them.
+        """Model, vocabulary and settings, as `load_model` returns them.
 
         Raises:
-            ValueError: the source holds no symbols, and none were given.
+            ValueError: the source holds no vocabulary, and none was given.
         """
         if self.vocab is None:
             raise Mistake(
-                "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a symbol a "
+                "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a token per "
                 "line, or the name of a corpus that `txl data` prepared as for its training."
             )
         return LoadedModel(self.model(), self.vocab, self.config)
 
     def model(self) -> TransformerXL:
-        """The model in eval mode, in float64 where the source is, else in float32."""
-        with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away
+        """The model in eval mode, in float64 if the source is, otherwise in float32."""
+        with torch.random.fork_rng(devices=[]):  # the initial values that are drawn here are replaced
             model = build_model(self.config.model)
         model = model.to(next(iter(self.state.values())).dtype)
         model.load_state_dict(self.state)
@@ -68,18 +67,18 @@ class Imported:
 def read_model(
     path: str | Path, program: Program, overrides: Sequence[str] = (), *, vocab: Vocab | None = None
 ) -> Imported:
-    """Read a checkpoint of another program; nothing in it is executed, whatever it asks for.
+    """Read a checkpoint of another program. Nothing in it is executed.
 
     Args:
         path: the file or folder that the program wrote.
         program: original (the authors' PyTorch code), tensorflow (theirs), huggingface (TransfoXL) or nvidia.
         overrides: settings to change, `--section.field value ...`.
-        vocab: the symbols, where the source holds none or others.
+        vocab: the vocabulary, if the source holds none or another one is wanted.
 
     Raises:
-        ValueError: a sentence for what it is not, for each array that is missing, unexpected or of another shape, or
-            for each statement that contradicts the arrays.
-        FileNotFoundError: a part of it is not there.
+        ValueError: it is of another kind, or lists each array that is missing, unexpected or of a wrong shape, or each
+            statement that contradicts the arrays.
+        FileNotFoundError: a file of it is missing.
     """
     if program not in _READERS:
         raise Mistake(f"--from must be one of {', '.join(PROGRAMS)}, got {program!r}.")
@@ -91,47 +90,43 @@ def read_model(
     config = run_settings(source, overrides)
     check_symbols(config, source.vocab)
     state = to_ours(source, config.model)
-    return Imported(config, state, source.vocab, report(source, config, state))
+    return Imported(config, state, source.vocab, _report(source, config, state))
 
 
 def check_symbols(config: RunConfig, vocab: Vocab | None) -> None:
-    """Hold the settings against the symbols, if there are any; `ValueError` where they do not fit each other."""
+    """Check that the settings fit the vocabulary, if there is one.
+
+    Raises:
+        ValueError: they differ in size, unit or line ends.
+    """
     if vocab is None:
         return
     if len(vocab) != config.model.vocab_size:
         raise Mistake(
-            f"--vocab must hold the {config.model.vocab_size:,} symbols that there are weights for, and its own or the "
-            f"one given has {len(vocab):,}. Give the vocabulary of the training."
+            f"--vocab must hold as many tokens as there are weights for, {config.model.vocab_size:,}, and its own or "
+            f"the one given has {len(vocab):,}. Give the vocabulary of the training."
         )
     own = (config.corpus.unit, config.corpus.newlines)
     if own != (vocab.unit, vocab.newlines):
         raise Mistake(f"--corpus.unit and --corpus.newlines must be those of its vocabulary, {vocab}, got {own}.")
 
 
-def report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> list[str]:
-    """What became of every array, and what was assumed."""
+def _report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> list[str]:
+    """What every array became, and what was assumed."""
     numbers = sum(source.arrays[name].numel() for name in source.spelled)
     weights = sum(array.numel() for array in {id(array): array for array in state.values()}.values())
-    tied = f", {numbers - weights:,} of them again under the name of what is tied" if numbers > weights else ""
+    tied = f", {numbers - weights:,} of them copies of tied arrays" if numbers > weights else ""
     lines = [f"{len(source.spelled)} arrays ({numbers:,} numbers{tied}), each used once."]
-    reasons: dict[str, list[str]] = {}
-    for name, reason in source.left_out.items():
-        reasons.setdefault(reason, []).append(name)
-    for reason, names in reasons.items():
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        lines.append(f"Left out, {reason}: {', '.join(map(_shown, names[:_SHOWN]))}{more}.")
+    for reason in dict.fromkeys(source.left_out.values()):
+        names = [printable(name) for name, why in source.left_out.items() if why == reason]
+        lines.append(f"Left out ({reason}): {some(names, 1000)}.")
     if source.run is None and source.dialect.clusters_reversed and config.model.cutoffs:
-        lines.append("The columns of the softmax's clusters were in reverse, and are turned around.")
+        lines.append("The columns of the softmax's clusters were in reverse order, and were turned around.")
     if any(array.dtype == torch.float64 for array in source.arrays.values()):
-        lines.append("It is in float64; once it is saved, loading makes it float32.")
+        lines.append("It is in float64. Once it is saved, it loads as float32.")
     if config.model.zero_memory:
         lines.append("Memory starts as zeros that are attended, as in its program (model.zero_memory).")
     lengths = config.eval_lengths
     window = f"clamp_len {lengths.clamp_len or 'none'}, attn_len {lengths.attn_len or 'all'}"
     lines.append(f"Evaluation has tgt_len {lengths.tgt_len}, mem_len {lengths.mem_len}, {window}.")
     return lines + source.notes
-
-
-def _shown(name: str) -> str:
-    """A name of the source for a terminal."""
-    return name if name.isprintable() and len(name) <= 100 else ascii(name[:100])

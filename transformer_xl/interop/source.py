@@ -1,4 +1,4 @@
-"""What a foreign checkpoint holds, under the names of the original PyTorch code, and what its program means by it."""
+"""What another program's checkpoint holds, by the names of the original PyTorch code, and how that program differs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from ..mistake import Mistake
 Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
 PROGRAMS: tuple[Program, ...] = get_args(Program)
 _FRACTIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_LONGEST = 256
-_LARGEST_JSON = 1 << 26
+_LONGEST_NAME, _LARGEST_JSON = 256, 1 << 26
 Symbols = tuple[Vocab, list[str]]
-"""A vocabulary, and what there is to know about it."""
+"""A vocabulary, and the notes on it for the report."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,15 @@ class Dialect:
 
     layer_norm_epsilon: float = 1e-5
     zero_memory: bool = False
-    """A stream starts with mem_len zeros that are attended."""
+    """A stream starts with `mem_len` zeros that are attended."""
     clusters_reversed: bool = True
-    """The head's column of band i is the i-th from the end; else the bands stand in their order."""
+    """Band i has the i-th of the head's columns from the end, not from the start."""
     same_length: int = 0
-    """Under `same_length` a query sees so many keys more than mem_len."""
+    """With `same_length` a query sees this many keys more than `mem_len`."""
     keeps_ties: bool = False
     """A tied array is stored under each of its names."""
     states_training: bool = False
-    """The lengths it states are those of training, not of evaluation."""
+    """The stated lengths are those of training, not of evaluation."""
 
 
 DIALECTS: Mapping[Program, Dialect] = {
@@ -52,25 +51,25 @@ DIALECTS: Mapping[Program, Dialect] = {
 
 @dataclass
 class Source:
-    """Arrays and statements of one checkpoint; nothing of it is believed yet."""
+    """The arrays and statements of one checkpoint, before they are checked against each other."""
 
     path: Path
     program: Program
     arrays: dict[str, Tensor] = field(default_factory=dict)
     """By the original's parameter names, in PyTorch's layout."""
     spelled: dict[str, str] = field(default_factory=dict)
-    """How the source spells those names; arrays that were added here have no spelling."""
+    """The source's own names of these arrays. An array that was added here has none."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Names of the source that no weight is made of, and why."""
+    """Names of the source that become no weight, and why."""
     stated: dict[str, Any] = field(default_factory=dict)
-    """Hyper-parameters it gives, by the original's names."""
-    told_in: dict[str, str] = field(default_factory=dict)
-    """Where each of them stands."""
+    """The hyper-parameters it states, by the original's names."""
+    stated_in: dict[str, str] = field(default_factory=dict)
+    """The file that states each of them."""
     symbols: Callable[[], Symbols] | None = None
-    """Reads its vocabulary, where it holds one."""
+    """Reads its vocabulary, if it holds one."""
     vocab: Vocab | None = None
     run: RunConfig | None = None
-    """Its settings, where it is an export of ours."""
+    """Its settings, if it is an export of ours."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -78,13 +77,16 @@ class Source:
         return DIALECTS[self.program]
 
     def add(self, name: str, canonical: str, array: Tensor) -> None:
-        """Take an array of the source under the original's name.
+        """Add an array of the source under the original's name.
 
-        Sizes are bounded by the bytes of the file from here on: nothing empty is taken. `ValueError` for an array that
-        no weight can be made of, or where two mean the same.
+        Empty arrays are refused, so the file's bytes bound every size from here on.
+
+        Raises:
+            ValueError: the array cannot become a weight, or another has the same meaning.
         """
-        if not name.isprintable() or len(name) > _LONGEST:
-            raise Mistake(f"{self.path} must hold names of at most {_LONGEST} signs, and has {name[:60]!a}.")
+        if not name.isprintable() or len(name) > _LONGEST_NAME:
+            limit = f"{_LONGEST_NAME} printable characters"
+            raise Mistake(f"{self.path} must hold names of at most {limit}, and has {name[:60]!a}.")
         if canonical in self.arrays:
             raise Mistake(f"{self.path} must hold {canonical} once, and has {self.spelling(canonical)} and {name}.")
         if array.dtype not in _FRACTIONS or not 1 <= array.ndim <= 4 or not array.numel():
@@ -94,46 +96,46 @@ class Source:
         self.spelled[canonical] = name
 
     def add_state(self, state: Mapping[str, Tensor], original: Callable[[str], str] = str) -> None:
-        """Take a state dict whose names `original` turns into the original's."""
+        """Add a state dict, whose names `original` turns into the original's."""
         for name, array in state.items():
             canonical = original(name)
             if canonical == "pos_emb.inv_freq":
-                self.left_out[name] = "as encodings of positions are computed"
+                self.left_out[name] = "computed here"
             else:
                 self.add(name, canonical, array)
 
     def state(self, settings: Mapping[str, Any], where: str) -> None:
-        """Take hyper-parameters that stand in `where`; those that are null are not stated."""
+        """Add the hyper-parameters that `where` states; null states nothing."""
         settings = {str(name): value for name, value in settings.items() if value is not None}
         for name in self.stated.keys() & settings.keys():
             if self.stated[name] != settings[name]:
-                self.notes.append(f"{name} is not the same in {self.told_in[name]} and {where}: the latter is taken.")
+                self.notes.append(f"{name} differs between {self.stated_in[name]} and {where}: the latter is used.")
         self.stated |= settings
-        self.told_in |= dict.fromkeys(settings, where)
+        self.stated_in |= dict.fromkeys(settings, where)
 
     def state_beside(self, folder: Path) -> None:
-        """Take the hyper-parameters in JSON files beside a checkpoint, `corpus-info.json` among them."""
+        """Add the hyper-parameters of the JSON files in a folder, `corpus-info.json` among them."""
         for file in sorted(folder.glob("*.json")):
             if file.name != EXPORTED_VOCAB:
                 self.state(read_json(file), file.name)
 
     def spelling(self, canonical: str) -> str:
-        """A name as the source spells it; the original's where it has none."""
+        """The source's name of an array, or the original's where it has none."""
         return self.spelled.get(canonical, canonical)
 
 
 def is_state(content: Any) -> TypeGuard[Mapping[str, Tensor]]:
-    """Whether that is a state dict: names and tensors."""
+    """Whether `content` is a state dict: tensors by name."""
     if not isinstance(content, Mapping) or not content:
         return False
     return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
+    """The JSON object in a file of another program.
 
     Raises:
-        FileNotFoundError, ValueError: a sentence for a file that is missing, damaged or of another kind.
+        FileNotFoundError, ValueError: a sentence for a file that is missing, large, damaged or of another kind.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing. Get the whole folder.")

@@ -1,4 +1,4 @@
-"""The authors' TensorFlow code (github.com/kimiyoung/transformer-xl, tf/), which the published numbers are of."""
+"""The authors' TensorFlow code (github.com/kimiyoung/transformer-xl, tf/), which made the published numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = (
     (r"layer_(\d+)/ff/LayerNorm/beta", "layers.{}.pos_ff.layer_norm.bias", False),
     (r"(r_[wr]_bias)", "{}", False),
 )
-"""Names below `transformer/`, the original's names for them, and whether the matrix is laid out the other way round."""
+"""Names below `transformer/`, the original's names for them, and whether the matrix is transposed."""
 
 _TRAINING = re.compile(
     r".*/(Adam|Adam_1|Momentum|ExponentialMovingAverage)|beta[12]_power|global_step|.*learning_rate.*"
@@ -40,18 +40,18 @@ _TRAINING = re.compile(
 def read_tensorflow(path: Path) -> Source:
     """Read a checkpoint (its prefix, one of its files, or its folder), with `cache.pkl` and JSON files beside it.
 
-    The released archives have them in two folders, `model` and `data`; then `path` is the one these lie in.
+    The released archives have them in two folders, `model` and `data`: `path` is then the folder of both.
     """
     prefix = find_bundle(path / "model" if (path / "model").is_dir() else path)
     folders = [folder for folder in (prefix.parent.parent / "data", prefix.parent) if folder.is_dir()]
     source = Source(path, "tensorflow")
     for name, array in read_bundle(prefix).items():
         if _TRAINING.fullmatch(name):
-            source.left_out[name] = "as the state of a training"
+            source.left_out[name] = "state of the training"
             continue
         canonical, transposed = _canonical(name)
         source.add(name, canonical, array.T if transposed and array.ndim == 2 else array)
-    source.left_out |= dict.fromkeys(left_out(prefix), "as no numbers")
+    source.left_out |= dict.fromkeys(left_out(prefix), "not numbers")
     for folder in folders:
         source.state_beside(folder)
         if (folder / "cache.pkl").is_file():
@@ -69,7 +69,7 @@ def _canonical(name: str) -> tuple[str, bool]:
 
 
 def _add_identities(source: Source) -> None:
-    """With `proj_same_dim` false a band as wide as the model has no projections: here these are the identity."""
+    """With `proj_same_dim` false, a band as wide as the model has no projections. Here they are the identity."""
     output = source.arrays.get("layers.0.dec_attn.o_net.weight")
     tables = [
         name for name, array in source.arrays.items() if re.match(r"word_emb\.emb_layers", name) and array.ndim == 2

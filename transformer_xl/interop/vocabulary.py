@@ -1,4 +1,4 @@
-"""The symbols of other programs' models: pickled vocabularies, read as inert data, and plain lists."""
+"""The vocabularies of other programs: pickled ones, read as inert data, and plain lists."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from ..data.reading import read_file
-from ..data.vocab import EOS, LINE_ENDS, Newlines, Vocab, is_text, listed_words
+from ..data.vocab import EOS, LINE_ENDS, Vocab, is_text, listed_words
 from ..mistake import Mistake
 from .pickles.unpickle import StandIn, read_pickle
 from .source import Symbols, read_json
 
 _PICKLED = (".pt", ".pth", ".pkl", ".bin")
 _DEPTH = 3
-"""How deep in a pickled object a vocabulary may lie: a checkpoint holds a corpus, which holds it."""
+"""How deep in a pickled object a vocabulary may be: a checkpoint holds a corpus, which holds the vocabulary."""
+_SPACE = frozenset(" \t\n\r")
+_DECIMALS = frozenset(map(str, range(256)))
 
 
 def read_vocabulary(path: Path) -> Symbols:
-    """The vocabulary in a file, and what there is to know about it.
+    """The vocabulary in a file, and notes on it.
 
     Args:
-        path: `cache.pt`, `cache.pkl`, `vocab.pkl`, `vocab.bin` or a checkpoint; a `.json` that this package wrote; any
-            other is a text with a symbol a line, as the authors write them.
+        path: `cache.pt`, `cache.pkl`, `vocab.pkl`, `vocab.bin` or a checkpoint; or a `.json` that this package wrote.
+            Any other file is read as text with a token per line, as the authors write it.
 
     Raises:
-        ValueError: the file holds none, or is not what its name says.
+        ValueError: the file holds no vocabulary, or is not what its name says.
     """
     if path.suffix == ".json":
         try:
@@ -40,12 +42,12 @@ def read_vocabulary(path: Path) -> Symbols:
     try:
         text = read_file(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Mistake(f"{path} must be UTF-8 text with a symbol a line, and is not: {error}.") from error
+        raise Mistake(f"{path} must be UTF-8 text with a token per line, and is not: {error}.") from error
     return _vocab(listed_words(text, str(path)), str(path)), []
 
 
 def pickled_vocabulary(content: Any, file: str) -> Symbols | None:
-    """The vocabulary anywhere in what `read_pickle` found in `file`; None where none is."""
+    """The vocabulary in what `read_pickle` returned for `file`, and notes on it; None if there is none."""
     for attributes in _records(content, _DEPTH):
         symbols = attributes.get("idx2sym")
         if isinstance(symbols, list) and symbols and all(isinstance(symbol, str) for symbol in symbols):
@@ -56,7 +58,7 @@ def pickled_vocabulary(content: Any, file: str) -> Symbols | None:
 
 
 def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-    """The attributes of an object or entries of a dict, and those of the ones in it."""
+    """The attributes of an object or the entries of a dict, and then those of what is in it."""
     record = content.attributes if isinstance(content, StandIn) else content
     if not isinstance(record, Mapping):
         return
@@ -68,9 +70,9 @@ def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _vocab(symbols: Sequence[str], file: str) -> Vocab:
-    """Bytes written as decimals (enwik8), characters with _ for the space (text8), else words."""
+    """Bytes if all are decimals (enwik8), characters with _ for the space (text8), otherwise words."""
     if len(set(symbols)) != len(symbols) or not all(map(is_text, symbols)):
-        raise Mistake(f"{file} must list each symbol once, and none that is no text. Give another by --vocab.")
+        raise Mistake(f"{file} must list each token once, and none that is no text. Give another by --vocab.")
     if all(symbol in _DECIMALS for symbol in symbols):
         values = tuple(map(int, symbols))
         return Vocab("byte", values, "keep" if 0x0A in values else "drop")
@@ -80,13 +82,5 @@ def _vocab(symbols: Sequence[str], file: str) -> Vocab:
         return Vocab("char", tuple(characters), "keep" if "\n" in symbols else "drop")
     if odd := next((symbol for symbol in symbols if _SPACE & set(symbol)), None):
         raise Mistake(f"{file} must list words without white space in them, and has {odd[:60]!a}.")
-    return Vocab("word", tuple(symbols), _newlines(symbols))
-
-
-_SPACE = frozenset(" \t\n\r")
-_DECIMALS = frozenset(map(str, range(256)))
-
-
-def _newlines(symbols: Sequence[str]) -> Newlines:
-    known = set(symbols)
-    return "keep" if EOS in known else "sentence" if LINE_ENDS["sentence"] in known else "drop"
+    newlines = "keep" if EOS in symbols else "sentence" if LINE_ENDS["sentence"] in symbols else "drop"
+    return Vocab("word", tuple(symbols), newlines)

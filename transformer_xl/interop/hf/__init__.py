@@ -1,4 +1,4 @@
-"""Hugging Face's transformers, 5 or newer: the model in its classes, exported folders, the tokenizer."""
+"""Our model for Hugging Face's transformers, 5 or newer: its classes, exported folders, the tokenizer."""
 
 from __future__ import annotations
 

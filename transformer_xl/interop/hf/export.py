@@ -1,12 +1,12 @@
-"""A trained model as a folder that Hugging Face's transformers loads, here or anywhere else:
+"""Exports a trained model as a folder that Hugging Face's transformers loads, with or without this package:
 
-    model.safetensors, config.json, generation_config.json   the weights in our names under `model.`, tied ones once
-    modeling_transformer_xl.py and the files it imports      this package's own, their imports rewritten for one folder
-    tokenizer.json, tokenizer_config.json                    the symbols
-    transformer_xl_vocab.json                                the symbols as `Vocab` keeps them, for the way back
+    model.safetensors, config.json, generation_config.json   the weights by our names under `model.`, tied ones once
+    modeling_transformer_xl.py and the files it imports      this package's own, with imports rewritten for one folder
+    tokenizer.json, tokenizer_config.json                    the vocabulary
+    transformer_xl_vocab.json                                the vocabulary as `Vocab` keeps it, for the way back
     README.md, LICENSE                                       the model card, and the code's licence
 
-No file of it is a second copy of the model that somebody keeps: an import that cannot be rewritten is no export.
+No second copy of the model's code is maintained. An import that cannot be rewritten stops the export.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FOUND_THERE = {"torch", "transformers", *sys.stdlib_module_names}
 
 
 def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
-    """Write `loaded` as such a folder, whole or not at all; what stood there before is replaced.
+    """Write `loaded` as such a folder, whole or not at all. It replaces a folder that exists.
 
     Raises:
         ValueError: it is one of the paper's baselines.
@@ -57,7 +57,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     with torch.device("meta"):
         wrapped = TransformerXLForCausalLM(config)
     wrapped.model = model
-    # An empty prompt starts behind a line end, as `generate` has it, and a text goes on behind its line ends.
+    # An empty prompt starts after a line end, as in our `generate`, and a text goes on after its line ends.
     wrapped.generation_config = GenerationConfig(bos_token_id=config.bos_token_id)
     with whole_folder(Path(folder)) as unfinished:
         with _no_bar():
@@ -69,7 +69,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
 
 @contextmanager
 def _no_bar() -> Iterator[None]:
-    """transformers shows progress even where nobody looks."""
+    """transformers shows a progress bar even without a terminal."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -80,7 +80,7 @@ def _no_bar() -> Iterator[None]:
 
 
 def write_source(folder: str | Path) -> dict[str, str]:
-    """Put the code into `folder`, and tell which classes transformers is to take from it: its `auto_map`."""
+    """Write the code into `folder`, and return the classes that transformers takes from it: its `auto_map`."""
     licence = distribution("transformer-xl").read_text("licenses/LICENSE")
     assert licence, "the package is installed without its LICENSE"
     for name, content in (source_files() | {"LICENSE": licence}).items():
@@ -90,7 +90,7 @@ def write_source(folder: str | Path) -> dict[str, str]:
 
 
 def source_files() -> dict[str, str]:
-    """The modeling file and each file of the package it needs, under the names they have in one folder."""
+    """The modeling file and each file of the package that it needs, by their names in one folder."""
     contents: dict[tuple[str, ...], str] = {}
     wanted = [_FIRST]
     while wanted:
@@ -98,16 +98,16 @@ def source_files() -> dict[str, str]:
         if module not in contents:
             contents[module], needed = _rewritten(module)
             wanted += needed
-    # Before 5.10 transformers copies those files only whose names it reads behind "from ." in the first.
+    # Before 5.10, transformers copies only the files that the first one names after "from .".
     others = [_flat(module) for module in contents if module != _FIRST]
     contents[_FIRST] += "".join(f"from .{name} import __name__ as _\n" for name in others)
     files = {f"{_flat(module)}.py": content for module, content in contents.items()}
-    assert len(files) == len(contents), f"of {sorted(contents)} two would have one name in the folder"
+    assert len(files) == len(contents), f"two of {sorted(contents)} would have one name in the folder"
     return files
 
 
 def _rewritten(module: tuple[str, ...]) -> tuple[str, list[tuple[str, ...]]]:
-    """A file whose imports fit one folder and need torch and transformers only, and the modules it imports."""
+    """A file with imports that fit one folder and need only torch and transformers, and the modules it imports."""
     path = _path(module)
     source = path.read_text(encoding="utf-8")
     package = module if path.name == "__init__.py" else module[:-1]
@@ -132,7 +132,7 @@ def _import(
     """An import's new lines, and the modules of this package that it names."""
     names = ", ".join(map(ast.unparse, node.names))
     if isinstance(node, ast.ImportFrom) and node.module == "jaxtyping":
-        return [], []  # annotations are never evaluated there
+        return [], []  # annotations are not evaluated there
     if isinstance(node, ast.Import) or not node.level:
         tops = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
         strange = {top.partition(".")[0] for top in tops} - _FOUND_THERE
@@ -167,16 +167,16 @@ tags:
 # {name}
 
 A Transformer-XL language model ([Dai et al., 2019](https://arxiv.org/abs/1901.02860)): it reads a text segment by
-segment, and each layer attends to what it computed for the segments before.
+segment, and each layer attends to its own outputs for the segments before.
 
 | | |
 |---|---|
-| symbols | {vocab} |
+| vocabulary | {vocab} |
 | parameters | {parameters:,} |
 | layers, heads, width | {shape.n_layer}, {shape.n_head}, {shape.d_model} |
 | trained on | {corpus} |
-| segment and memory, when trained | {train.tgt_len}, {train.mem_len} tokens |
-| segment and memory, when used | {test.tgt_len}, {test.mem_len} tokens (`config.tgt_len`, `config.mem_len`) |
+| segment and memory in training | {train.tgt_len}, {train.mem_len} tokens |
+| segment and memory in use | {test.tgt_len}, {test.mem_len} tokens (`config.tgt_len`, `config.mem_len`) |
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -189,21 +189,20 @@ ids = model.generate(**inputs, max_new_tokens=100, do_sample=True, top_k=40)
 print(tokenizer.decode(ids[0]))
 ```
 
-`trust_remote_code=True` runs the Python files of this folder (their licence is in `LICENSE`), so read them first;
-without it the two ask before they run any. It is not needed after `import transformer_xl.hf`, in an environment into
-which `pip install -e ".[hf]"` installed that package from a clone of its repository.
+`trust_remote_code=True` runs the Python files of this folder (`LICENSE` has their licence), so read them first. It is
+not needed after `import transformer_xl.hf`, where that package is installed.
 
-`logits` are log-probabilities. `past_key_values` is the memory: give what a call returns to the next one, and the text
-goes on. `model(new, past_key_values=memory)` takes the new tokens only, `model.generate(text, past_key_values=memory)`
-the whole text so far, such as the `sequences` that came with the memory. After beam search read the text again: the
-memory it returns is that of other beams.
+`logits` are log-probabilities. `past_key_values` is the memory: give it to the next call to continue the text.
+`model(new, past_key_values=memory)` takes the new tokens only; `model.generate(text, past_key_values=memory)` takes the
+whole text so far, such as the `sequences` that came with the memory. After beam search, read the text again, because
+the memory is that of other beams.
 
-A text goes on behind a line end; to stop at one, give `generate` its id as `eos_token_id`. `stop_strings` are for bytes
-and byte pairs; with words or characters, use `eos_token_id` or a `StoppingCriteria`.
+A text goes on after a line end; to stop at one, give `generate` its id as `eos_token_id`. `stop_strings` work with
+bytes and byte pairs; with words or characters, use `eos_token_id` or a `StoppingCriteria`.
 
-Texts of a batch are padded on the left and told apart by the attention mask. Bytes and byte pairs are padded with byte
-0xFF; where the tokenizer has no `pad_token`, set it to a rare symbol, which transformers then drops from decoded texts
-and from labels. A `pipeline` decodes what it writes by itself: end a prompt of words with a space.
+Texts of a batch are padded on the left and have an attention mask. The padding of bytes and byte pairs is byte 0xFF. If
+the tokenizer has no `pad_token`, set it to a rare token, which transformers then drops from decoded texts and labels. A
+`pipeline` decodes its new text by itself: end a prompt of words with a space.
 """
 
 

@@ -1,7 +1,7 @@
 """`TransformerXL` as a model of Hugging Face's transformers, 5 or newer: configuration, cache and model.
 
-The layers are those of `model.py`; nothing is written twice. An exported folder holds this file beside the ones it
-imports, so `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` needs torch and transformers only.
+The layers are those of `transformer_xl.model`. An exported folder holds this file and the files that it imports, so
+`AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` needs only torch and transformers.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
 
+_FORMER_NAMES = {r"^model\.(layers\.|content_bias|position_bias|final_norm\.)": r"model.backbone.\1"}
+"""From names of weights in folders that the first version exported."""
+
 _CARRIED = ("transformer_xl_vocab.json", "LICENSE")
 """Files of an exported folder that transformers does not know."""
 
@@ -37,8 +40,8 @@ _CARRIED = ("transformer_xl_vocab.json", "LICENSE")
 class TransformerXLHFConfig(PreTrainedConfig):
     """`TransformerXLConfig` and `Lengths`, flat and by the same names.
 
-    `run` holds the other sections of the run that the model comes from. `tie_weight` and `tie_projs` say which weights
-    are tied, and `tie_word_embeddings` nothing: with `tie_weight` changed, weights that a folder lacks are drawn.
+    `run` holds the other sections of the model's run. `tie_weight` and `tie_projs` say which weights are tied;
+    `tie_word_embeddings` has no effect. If `tie_weight` is changed, weights that a folder lacks are initialised.
     """
 
     model_type = "transformer-xl"
@@ -52,25 +55,25 @@ class TransformerXLHFConfig(PreTrainedConfig):
     def __init__(self, **settings: Any):
         values = _DEFAULTS | {self.attribute_map.get(name, name): value for name, value in settings.items()}
         values.setdefault("run", {})
-        values["tie_word_embeddings"] = True  # which weights are tied is the model's to say; this only lets it
+        values["tie_word_embeddings"] = True  # this allows ties; the model says which weights are tied
         super().__init__(**values)
 
     @property
     def shape(self) -> TransformerXLConfig:
-        """What shapes the weights."""
+        """The settings that shape the weights."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(TransformerXLConfig)}
         values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # as JSON has them
         return TransformerXLConfig(**values)
 
     @property
     def lengths(self) -> Lengths:
-        """What shapes a call."""
+        """The lengths of a call."""
         return Lengths(**{field.name: getattr(self, field.name) for field in fields(Lengths)})
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
-        """As transformers does it, the code beside: it copies that itself where it loaded it from such a folder.
+        """Save as transformers does, and write the code beside it, which transformers copies if it came from a folder.
 
-        The symbols of a folder that it was loaded from come along, for the way back.
+        The vocabulary of the folder that the model was loaded from is copied too, for the way back.
         """
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         if __name__.startswith("transformer_xl."):
@@ -82,9 +85,9 @@ class TransformerXLHFConfig(PreTrainedConfig):
 
 
 class TransformerXLCache(Cache):
-    """A `Memory` as `past_key_values`, and how many tokens it has seen, of which it keeps the last `mem_len`.
+    """A `Memory` as `past_key_values`, and the number of tokens it has seen, of which it keeps the last `mem_len`.
 
-    A call leaves the one it is given as it was, and returns another.
+    A call does not change the cache that it is given; it returns a new one.
     """
 
     def __init__(self, memory: Memory | None = None, seen: int = 0):
@@ -99,7 +102,7 @@ class TransformerXLCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """How many rows it holds; -1 while it is empty."""
+        """The number of rows; -1 while it is empty."""
         return -1 if self.memory is None else len(self.memory.layers[0])
 
     @property
@@ -111,11 +114,11 @@ class TransformerXLCache(Cache):
         return False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens were seen, also those that are forgotten."""
+        """The number of tokens seen, including those that memory has dropped."""
         return self.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: no text is too long."""
+        """-1: there is no limit."""
         return -1
 
     def reset(self) -> None:
@@ -132,31 +135,32 @@ class TransformerXLCache(Cache):
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Take each row so many times."""
+        """Repeat each row `repeats` times."""
         self.reorder_cache(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused: what a memory has forgotten for its newest tokens does not come back."""
+        """Refused: a memory cannot restore the tokens that it dropped for its newest ones."""
         raise Mistake("past_key_values of a Transformer-XL cannot be cropped. Keep the one from before those tokens.")
 
 
 class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
-    """`TransformerXL` under `model`; its memory travels as `past_key_values`.
+    """`TransformerXL` under `model`, with its memory as `past_key_values`.
 
-    Inputs longer than `tgt_len` are read in segments of it, the oldest the shorter, so that a text of any length takes
-    the same memory. Reading a text at once and token by token give the same where `mem_len` holds all of it (and no
-    zeros), or where `attn_len` says how many are seen; else the first token of a segment sees less than the last.
+    Inputs longer than `tgt_len` are read in segments of that length, of which the first may be shorter, so a text of
+    any length needs the same memory. Reading a text at once and token by token give the same numbers if `mem_len` holds
+    all of it (and no zeros), or if `attn_len` limits the window. Otherwise the first token of a segment sees fewer
+    positions than the last.
     """
 
     config_class = TransformerXLHFConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = True
-    _is_stateful = True  # so transformers refuses to go back in a text, as assisted decoding does
+    _is_stateful = True  # so transformers refuses to remove tokens, as assisted decoding would
 
     def __init__(self, config: TransformerXLHFConfig):
         super().__init__(config)
         if not config.vocab_size:
-            raise Mistake("vocab_size must be the number of symbols, got 0. Give it to TransformerXLHFConfig.")
+            raise Mistake("vocab_size must be the number of tokens, got 0. Give it to TransformerXLHFConfig.")
         self.model = TransformerXL(config.shape)
         self._tied_weights_keys = _tied(self)
         self.post_init()
@@ -175,24 +179,25 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast | tuple:
-        """Read `input_ids` behind the memory in `past_key_values`.
+        """Read `input_ids` after the memory in `past_key_values`.
 
         Args:
-            attention_mask: 1 for text and 0 for padding, which must stand on the left of a text's beginning.
-            labels: `input_ids` with -100 where nothing is scored; they are shifted here.
+            attention_mask: 1 for text and 0 for padding, which must be on the left of a text's beginning.
+            labels: `input_ids` with -100 where nothing is scored. They are shifted here.
             use_cache: whether to return the memory; True by default.
-            logits_to_keep: log-probabilities of so many last positions only, or of these; 0: of all.
-            num_items_in_batch: what the summed loss is divided by; by default the number of scored labels.
+            logits_to_keep: return the log-probabilities of this number of last positions, or of these positions; 0
+                returns all.
+            num_items_in_batch: the divisor of the summed loss; by default the number of scored labels.
 
         Returns:
-            `logits` are log-probabilities, so their softmax is exact; None while training with labels, for a large
-            vocabulary's are many and the loss does without them. `loss` is the mean nats of the labels.
+            `logits` are log-probabilities, so their softmax is exact. They are None in training with labels, because
+            they are large and the loss does not need them. `loss` is the mean nats per label.
         """
         asked = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         if input_ids is None or inputs_embeds is not None:
-            raise Mistake("inputs_embeds must be left out, for memory starts from tokens. Give input_ids.")
+            raise Mistake("inputs_embeds must be left out, because memory starts from tokens. Give input_ids.")
         if not input_ids.numel():
-            raise Mistake("input_ids must hold a token or more. Leave it out of generate to begin behind a line end.")
+            raise Mistake("input_ids must hold a token or more. Leave it out of generate to begin after a line end.")
         if labels is not None and labels.shape != input_ids.shape:
             shapes = f"{tuple(input_ids.shape)}, got {tuple(labels.shape)}"
             raise Mistake(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
@@ -214,8 +219,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Int[Tensor, "B T"], tokenizer: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As transformers does it, but for what is of no use here: positions, and the tokenizer of `stop_strings`."""
-        positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all
+        """Prepare as transformers does, without two unused inputs: positions, and the tokenizer of `stop_strings`."""
+        positions = kwargs.get("cache_position")  # before 5.3 those of the new tokens, before 5.4 of all
         new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
         if new is not None and new < 1:
             seen = (kwargs.get("past_key_values") or TransformerXLCache()).get_seq_length()
@@ -225,14 +230,14 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             )
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
         inputs.pop("cache_position", None)
-        if self.config.mem_len == 0:  # without a memory a token is written from the last ones, read anew
+        if self.config.mem_len == 0:  # without memory each token is predicted from the last ones, read again
             inputs |= {"input_ids": input_ids[:, -self.config.tgt_len :], "past_key_values": None}
             if inputs.get("attention_mask") is not None:
                 inputs["attention_mask"] = inputs["attention_mask"][:, -self.config.tgt_len :]
         return inputs
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """As transformers does it, and the memory of each text too: in a copy, for the one given is the user's."""
+        """Repeat inputs as transformers does, and a copy of each text's memory: the one given belongs to the user."""
         past = kwargs.get("past_key_values")
         if expand_size > 1 and isinstance(past, TransformerXLCache) and past.batch_size == len(kwargs["input_ids"]):
             kwargs["past_key_values"] = past = copy(past)
@@ -247,11 +252,11 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """None: the softmax is no single table."""
 
     def resize_token_embeddings(self, *sizes: Any, **options: Any) -> NoReturn:
-        """Refused: the vocabulary's bands have fixed borders."""
+        """Refused: the bands of the vocabulary are fixed."""
         raise Mistake("The vocabulary of a Transformer-XL cannot be resized. Use the tokenizer it was exported with.")
 
     def _cache(self, given: Cache | None, ids: Int[Tensor, "B T"], mask: Tensor | None) -> TransformerXLCache:
-        """What the call starts from: the memory given, or an empty one that knows each row's padding."""
+        """The memory that a call starts from: the one given, or an empty one with each row's padding."""
         given = TransformerXLCache() if given is None else given
         if not isinstance(given, TransformerXLCache):
             kind = type(given).__name__
@@ -267,7 +272,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         if given.memory is not None and mask.dim() == 2:
             if not mask[:, -length:].all():
                 raise Mistake(
-                    "attention_mask must be 1 for all tokens behind a memory: only a text's beginning is padded."
+                    "attention_mask must be 1 for all tokens after a memory: only a text's beginning is padded."
                 )
             return given
         if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any() or not mask[:, -1].all():
@@ -284,7 +289,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def _read(
         self, ids: Int[Tensor, "B T"], memory: Memory | None, keep: int
     ) -> tuple[Float[Tensor, "B L D"], Memory | None]:
-        """Features of the segments that hold the last `keep` positions (0: of all), and the memory behind them."""
+        """Features of the segments that hold the last `keep` positions (0: all), and the memory after them."""
         lengths, total, kept = self.config.lengths, ids.shape[1], []
         for end in range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len):
             hidden, memory = self.model.hidden(ids[:, max(end - lengths.tgt_len, 0) : end], memory, lengths)
@@ -295,7 +300,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def _loss(
         self, hidden: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], mask: Tensor | None, count: Any
     ) -> Float[Tensor, ""]:
-        """Mean nats of the labels behind a text's first token; padding predicts nothing."""
+        """Mean nats of the labels after a text's first token. Padding predicts nothing."""
         targets = labels[:, 1:].long()
         scored = targets >= 0
         if mask is not None:
@@ -304,10 +309,15 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         return nll.sum() / (scored.sum().clamp(min=1) if count is None else count)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Our own start, all at once, for the weights that a folder lacks: transformers keeps it off the others."""
+        """Initialise all weights as training does. transformers applies this only to weights that a folder lacks."""
         self.model.init_weights()
         for weight in self.parameters():
             weight._is_hf_initialized = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """As transformers does it; folders that name weights without `backbone.` load too."""
+        return super().from_pretrained(*args, **{"key_mapping": _FORMER_NAMES, **options})
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -315,7 +325,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """The name of each weight that is another's, and the name of that."""
+    """Each name that a tied weight has besides its first, and that first name."""
     first: dict[Tensor, str] = {}
     names = {name: first.setdefault(weight, name) for name, weight in model.named_parameters(remove_duplicate=False)}
     return {f"{name}$": f"{source}$" for name, source in names.items() if name != source}

@@ -1,7 +1,7 @@
-"""A `Vocab` as a fast tokenizer of transformers: the same ids, and the same text back.
+"""Makes a `Vocab` a fast tokenizer of transformers: the same ids, and the same text back.
 
-Other than a `Vocab` it takes text only, no bytes, and the words that refuse a symbol missing from a vocabulary without
-`<unk>` are the tokenizers library's.
+Unlike a `Vocab` it takes only text, no bytes. If a vocabulary without `<unk>` lacks a token, the refusal is a sentence
+of the tokenizers library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from ...data.vocab import LINE_ENDS, UNK, Vocab
 
 _SPACES = "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
-"""What `str.split` takes for white space; that of the tokenizers library is a little less."""
+"""The white space of `str.split`; the tokenizers library has a little less."""
 _FF = "\u00ff"
 """The byte 0xFF as byte-level tokenizers spell it."""
 
@@ -25,9 +25,9 @@ _FF = "\u00ff"
 def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
     """The tokenizer of `vocab`, for texts padded on the left.
 
-    Nothing that a text can hold is special, so decoding with `skip_special_tokens` keeps all of it. Bytes and byte
-    pairs are padded with byte 0xFF, which is in no UTF-8 text. The others have no padding, nor have byte pairs with
-    added tokens, which are looked for in a text, and its sign would be too.
+    No token of a text is special, so decoding with `skip_special_tokens` keeps all of it. The padding of bytes and
+    byte pairs is byte 0xFF, which no UTF-8 text holds. Other units have no padding. Byte pairs with added tokens have
+    none either, because added tokens are found in a text, and the padding would be too.
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
     added = len(tokenizer.get_added_tokens_decoder()) > 0
@@ -41,7 +41,7 @@ def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        split_special_tokens=not added,  # "a<eos>b" is one word; only byte pairs' own added tokens are found in a text
+        split_special_tokens=not added,  # "a<eos>b" is one word; a text can hold only the added tokens of byte pairs
     )
 
 
@@ -65,9 +65,9 @@ def _chars(vocab: Vocab) -> Tokenizer:
 
 
 def _bytes(vocab: Vocab) -> Tokenizer:
-    signs = pre_tokenizers.ByteLevel.alphabet()
-    others = iter(sorted(sign for sign in signs if ord(sign) > 0xFF))
-    by_byte = [chr(byte) if chr(byte) in signs else next(others) for byte in range(256)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    others = iter(sorted(character for character in alphabet if ord(character) > 0xFF))
+    by_byte = [chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)]
     tokenizer = _single([by_byte[int(symbol)] for symbol in vocab.symbols], vocab)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -82,7 +82,7 @@ def _pairs(vocab: Vocab) -> Tokenizer:
 
 
 def _single(symbols: Iterable[Any], vocab: Vocab) -> Tokenizer:
-    """Byte pairs without pairs: each character on its own."""
+    """Byte pairs without merges: each character is a token."""
     tokenizer = Tokenizer(models.BPE(_ids(symbols), [], unk_token=UNK))
     if vocab.newlines == "drop":
         tokenizer.normalizer = normalizers.Replace("\n", "")

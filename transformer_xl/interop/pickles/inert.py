@@ -1,4 +1,4 @@
-"""What foreign data becomes: mapped bytes, plain values and stand-ins that do nothing, or one sentence of refusal."""
+"""What foreign data becomes: mapped bytes, plain values, stand-ins that do nothing, or a refusal in one sentence."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ _DEPTH, _NODES = 200, 1 << 24
 
 
 class Refusal(Mistake):
-    """Why a file is refused: the rest of a sentence that begins with its name."""
+    """The reason why a file is refused, as the rest of a sentence that begins with the file's name."""
 
 
 class Damage(Refusal):
-    """A refusal of what no program wrote on purpose."""
+    """The refusal of a file that no program wrote on purpose."""
 
     def __init__(self, reason: str):
         super().__init__(f"is cut short or damaged ({reason}). Get it again.")
 
 
+def printable(name: str) -> str:
+    """A name that a file gives, in a form that no terminal acts on: long and unprintable ones are cut and escaped."""
+    return name if name.isprintable() and len(name) <= 100 else ascii(name[:100])
+
+
 def foreign(name: str) -> Refusal:
     """The refusal of a file that asks for something outside of it."""
-    name = name if name.isprintable() and len(name) <= 100 else ascii(name[:100])
-    return Refusal(f"asks for {name}, which is no part of a model: nothing of it was run. Do not trust this file.")
+    return Refusal(
+        f"asks for {printable(name)}, which is no part of a model: nothing of it was run. Do not trust this file."
+    )
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """A file's bytes, copied on write, for torch warns of memory that nobody may write to.
+    """A file's bytes, mapped to memory. Writes change a copy, because torch warns of read-only memory.
 
     Raises:
         FileNotFoundError, ValueError: one sentence: it is missing, no file, empty, or too large to be mapped.
@@ -47,15 +53,15 @@ def mapped(path: Path) -> mmap.mmap:
 
 @dataclass(slots=True, eq=False)
 class StandIn:
-    """What an object of another program was."""
+    """The inert record of an object of another program."""
 
     name: str
-    """Of its class, with the module: "mem_transformer.MemTransformerLM"."""
+    """The class with its module: "mem_transformer.MemTransformerLM"."""
     arguments: tuple[Any, ...] = ()
     attributes: dict[Any, Any] = field(default_factory=dict)
-    """Its state; one that is no dict stands under "state"."""
+    """Its state. A state that is no dict is under "state"."""
     items: list[Any] | dict[Any, Any] = field(default_factory=list)
-    """What it holds as a list or as a dict."""
+    """Its items as a list or as a dict."""
 
     def __repr__(self) -> str:
         return f"<StandIn of {self.name}>"
@@ -66,12 +72,12 @@ class Omitted:
     """A string too long to be taken out of the file."""
 
     size: int
-    """Bytes, as they stand there."""
+    """In bytes, as in the file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """A class or function that a pickle names, and what makes the result of a call of it, if that is not a stand-in."""
+    """A class or function that a pickle names. `make` computes the result of a call; without it that is a stand-in."""
 
     name: str
     make: Callable[[Any, tuple[Any, ...]], Any] | None = None
@@ -90,8 +96,8 @@ def _inside(value: Any) -> list[Any]:
 
 
 def check_tree(root: Any) -> None:
-    """Refuse what holds itself, or is deep or, by sharing, large beyond any model."""
-    known: dict[int, tuple[int, int]] = {}  # levels and nodes of those that are done
+    """Refuse an object that contains itself, or nests deeper or, through sharing, is larger than any model."""
+    known: dict[int, tuple[int, int]] = {}  # levels and nodes of finished values
     above: set[int] = set()
     todo = [root] if type(root) in _NESTED else []
     while todo:
@@ -100,7 +106,7 @@ def check_tree(root: Any) -> None:
             todo.pop()
             continue
         parts = _inside(value)
-        if id(value) in above:  # the second time here: all its parts are done, but those it is itself a part of
+        if id(value) in above:  # the second visit: all its parts are finished, except those that contain it
             if any(id(part) in above for part in parts):
                 raise Refusal("has a list, dict or object that holds itself: no model does. Do not trust this file.")
             sizes = [known[id(part)] for part in parts]

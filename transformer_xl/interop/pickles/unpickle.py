@@ -1,12 +1,12 @@
-"""What other programs pickled, as inert data: a plain pickle, or a file of `torch.save`, of which nothing is executed.
+"""Reads what other programs pickled as inert data: a plain pickle, or a file of `torch.save`. Nothing is executed.
 
     zip      NAME/data.pkl with persistent ids ("storage", type, key, location, numel), NAME/data/KEY   (torch >= 1.6)
     legacy   pickles of a magic number, a protocol, the system, the object and the keys of its storages,
-             then for each its number of elements and its bytes; ids have a sixth member, a view, or are
+             then for each storage its number of elements and its bytes; ids have a sixth member, a view, or are
              ("module", class, file, source)                                                     (torch 0.1.10 to 1.5)
 
-Tensors view the memory-mapped file, in which a write would not arrive; a legacy file may leave elements at places that
-are no multiple of their size, and these storages are copied.
+Tensors view the memory-mapped file, and writes to them do not reach it. In a legacy file the offset of a storage may be
+no multiple of its elements' size; such a storage is copied.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from torch import Tensor
 from ...mistake import Mistake
 from .inert import Damage, Name, Omitted, Refusal, StandIn, mapped
 from .machine import Machine
-from .opcodes import run
 
 __all__ = ["Omitted", "StandIn", "module_state", "read_pickle"]
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _DIRECTORY = 1 << 22
-"""Bytes a zip file's directory may have: some 50,000 entries."""
+"""Bytes that a zip file's directory may have: about 50,000 entries."""
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _COUNT, _NUMEL, _DIMENSIONS = 1 << 48, 1 << 60, 64
 _TENSOR_COST = 1 << 11
@@ -60,7 +59,7 @@ _PROGRAMS = (
 
 
 class _Storage:
-    """The elements of tensors, and the tensors that wait for them: offset, sizes and strides."""
+    """The elements of tensors, and the tensors that wait for them, each with offset, sizes and strides."""
 
     def __init__(self, dtype: torch.dtype, numel: int):
         self.dtype, self.numel = dtype, numel
@@ -74,10 +73,10 @@ class _View(NamedTuple):
 
 
 def read_pickle(path: Path) -> Any:
-    """A plain pickle, or what `torch.save` wrote, as inert data.
+    """The content of a plain pickle or of a file of `torch.save`, as inert data.
 
-    Plain values, lists, tuples and sets are what they were; a dict of any kind is a dict, a tensor or parameter a
-    tensor on the CPU. Any other object is a `StandIn`, a string of more than 1 MiB an `Omitted`.
+    Plain values, lists, tuples and sets stay what they are. A dict of any kind becomes a dict, a tensor or parameter a
+    tensor on the CPU, any other object a `StandIn`, and a string of more than 1 MiB an `Omitted`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -91,10 +90,10 @@ def read_pickle(path: Path) -> Any:
 
 
 def module_state(module: StandIn) -> dict[str, Tensor]:
-    """The state dict of a pickled `nn.Module`; what is shared stands under each of its names.
+    """The state dict of a pickled `nn.Module`. A shared array is under each of its names.
 
     Raises:
-        ValueError: one sentence, where it is not built as torch builds modules.
+        ValueError: one sentence: it is not built as torch builds modules.
     """
     state: dict[str, Tensor] = {}
     todo, count = [("", module)], 0
@@ -103,12 +102,12 @@ def module_state(module: StandIn) -> dict[str, Tensor]:
         passing, inner = module.attributes.get("_non_persistent_buffers_set"), []
         passing = passing if isinstance(passing, set | frozenset) else ()
         for kind, wanted in (("_parameters", Tensor), ("_buffers", Tensor), ("_modules", StandIn)):
-            for name, value in _held(module, kind, wanted, prefix).items():
+            for name, value in _members(module, kind, wanted, prefix).items():
                 full, count = f"{prefix}{name}", count + 1
                 if count > _ARRAYS or len(full) > _LONGEST_NAME or not full.isprintable():
                     raise Mistake(
                         f"A pickled module must have at most {_ARRAYS:,} arrays and modules, and names of at most "
-                        f"{_LONGEST_NAME:,} printable signs. It has more at {full[:60]!a}: no model does."
+                        f"{_LONGEST_NAME:,} printable characters. It has more at {full[:60]!a}: no model does."
                     )
                 if isinstance(value, StandIn):
                     inner.append((f"{full}.", value))
@@ -118,16 +117,16 @@ def module_state(module: StandIn) -> dict[str, Tensor]:
     return state
 
 
-def _held(module: StandIn, kind: str, wanted: type, prefix: str) -> dict[str, Any]:
-    held = module.attributes.get(kind)
-    if type(held) is not dict or any(
-        type(name) is not str or not isinstance(value, wanted | None) for name, value in held.items()
+def _members(module: StandIn, kind: str, wanted: type, prefix: str) -> dict[str, Any]:
+    members = module.attributes.get(kind)
+    if type(members) is not dict or any(
+        type(name) is not str or not isinstance(value, wanted | None) for name, value in members.items()
     ):
         raise Mistake(
             f"A pickled module is none of torch's at {prefix.rstrip('.')[:60] or 'its top'} ({module.name}): "
             f"its {kind} must be {wanted.__name__}s by name."
         )
-    return held
+    return members
 
 
 def _read(data: mmap.mmap) -> Any:
@@ -136,7 +135,7 @@ def _read(data: mmap.mmap) -> Any:
     if data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data) - 8:
         raise Refusal("is a safetensors file, not a pickle. Name a pickle or a file of torch.save.")
     machine = Machine(data, _NAMES, _PROGRAMS)
-    value, end = run(machine, 0, len(data))
+    value, end = machine.run(0, len(data))
     if type(value) is int and value == _MAGIC:
         return _read_legacy(machine, end)
     if end != len(data):
@@ -145,29 +144,29 @@ def _read(data: mmap.mmap) -> Any:
 
 
 def _read_legacy(machine: Machine, position: int) -> Any:
-    """The rest of a legacy file: its first pickle has been read."""
+    """The rest of a legacy file, after its first pickle."""
     data, storages = machine.data, _Storages()
-    protocol, position = run(machine, position, len(data))
-    system, position = run(machine, position, len(data))
+    protocol, position = machine.run(position, len(data))
+    system, position = machine.run(position, len(data))
     if type(protocol) is not int or protocol != _PROTOCOL:
         raise Damage("it has no protocol of torch")
     if type(system) is not dict or system.get("little_endian") is not True:
         raise Refusal("was written by a big-endian machine, whose files are not read. Save it again elsewhere.")
     machine.persistent = storages.find
-    value, position = run(machine, position, len(data))
-    keys, position = run(machine, position, len(data))
+    value, position = machine.run(position, len(data))
+    keys, position = machine.run(position, len(data))
     if type(keys) is not list or len(keys) != len(storages) or set(map(_as_key, keys)) != storages.keys():
-        raise Damage("its list of storages is not that of its tensors")
-    places = {}
+        raise Damage("its list of storages does not match its tensors")
+    spans = {}
     for key in keys:
         size = storages[key].numel * storages[key].dtype.itemsize
         if data[position : position + 8] != storages[key].numel.to_bytes(8, "little"):
             raise Damage("it ends within its tensors, or they have other sizes")
-        places[key] = position + 8, size
+        spans[key] = position + 8, size
         position += 8 + size
     if position != len(data):
         raise Damage(f"it should have {position:,} bytes, and has {len(data):,}")
-    storages.fill(data, places)
+    storages.fill(data, spans)
     return value
 
 
@@ -187,15 +186,15 @@ def _read_zip(data: mmap.mmap) -> Any:
     if size and data[start : start + size] != b"little":
         raise Refusal("was written by a big-endian machine, whose files are not read. Save it again elsewhere.")
     start, size = entries[found[0]]
-    value, end = run(Machine(data, _NAMES, _PROGRAMS, storages.find), start, start + size)
+    value, end = Machine(data, _NAMES, _PROGRAMS, storages.find).run(start, start + size)
     if end != start + size:
         raise Damage("bytes follow the end of its data.pkl")
-    storages.fill(data, {name.removeprefix(f"{folder}data/"): place for name, place in entries.items()})
+    storages.fill(data, {name.removeprefix(f"{folder}data/"): span for name, span in entries.items()})
     return value
 
 
 class _Directory:
-    """A file for `zipfile`, which would read a directory of any size at once."""
+    """A file for `zipfile`, which by itself would read a directory of any size at once."""
 
     def __init__(self, data: mmap.mmap):
         self.seek, self.tell, self._read = data.seek, data.tell, data.read
@@ -207,7 +206,7 @@ class _Directory:
 
 
 def _entries(data: mmap.mmap) -> dict[str, tuple[int, int]]:
-    """Where each entry of a zip file begins, and its bytes, none of which belong to two."""
+    """The offset and size of each entry of a zip file. Entries that overlap are refused."""
     try:
         with zipfile.ZipFile(_Directory(data)) as archive:  # type: ignore[arg-type]
             infos, directory = archive.infolist(), archive.start_dir
@@ -237,7 +236,7 @@ class _Storages(dict[str, _Storage]):
     """The storages of a file, by key."""
 
     def find(self, key: Any) -> Name | _View:
-        """What stands for a persistent id of torch."""
+        """The value of a persistent id of torch."""
         if type(key) is not tuple or not key or type(key[0]) is not str:
             raise Damage("a persistent id is none of torch's")
         if key[0] == "module" and len(key) == 4 and type(key[1]) is Name:
@@ -248,16 +247,16 @@ class _Storages(dict[str, _Storage]):
         dtype = _DTYPES.get(kind.name) if type(kind) is Name else None
         if dtype is None or not _is_count(numel):
             raise Damage("a storage has no type or size")
-        start, length = (0, numel) if view is None else _place(view)
+        start, length = (0, numel) if view is None else _view_span(view)
         storage = self.setdefault(_as_key(name), _Storage(dtype, numel))
         if (storage.dtype, storage.numel) != (dtype, numel) or start + length > numel:
             raise Damage("a storage has two types or sizes")
         return _View(storage, start, length)
 
-    def fill(self, data: bytes | mmap.mmap, places: Mapping[str, tuple[int, int]]) -> None:
-        """Give the tensors their elements, the bytes and number of bytes of each storage being at its place."""
+    def fill(self, data: bytes | mmap.mmap, spans: Mapping[str, tuple[int, int]]) -> None:
+        """Give the tensors their elements. `spans` has the offset of each storage in `data`, and its bytes."""
         for key, storage in self.items():
-            position, size = places.get(key, (0, -1))
+            position, size = spans.get(key, (0, -1))
             if storage.numel * storage.dtype.itemsize > size:
                 raise Damage("a storage is missing, or shorter than its tensors")
             elements = _elements(data, storage.dtype, storage.numel, position)
@@ -270,16 +269,16 @@ def _elements(data: bytes | mmap.mmap, dtype: torch.dtype, numel: int, position:
         return torch.empty(0, device="cpu", dtype=dtype)
     elements = torch.frombuffer(data, dtype=torch.uint8, count=numel * dtype.itemsize, offset=position)
     if position % dtype.itemsize:
-        elements = elements.clone()  # kernels take it for granted that elements stand at multiples of their size
+        elements = elements.clone()  # kernels assume that elements are at multiples of their size
     if dtype is torch.bool and elements.max() > 1:
         raise Damage("a bool is neither true nor false")
     return elements.view(dtype)
 
 
-def _place(view: Any) -> tuple[int, int]:
-    """Where a view of a storage begins, and its length."""
+def _view_span(view: Any) -> tuple[int, int]:
+    """The start of a view of a storage, and its length."""
     if type(view) is not tuple or len(view) != 3 or not _is_count(view[1]) or not _is_count(view[2]):
-        raise Damage("a view of a storage has no place")
+        raise Damage("a view of a storage has no start or length")
     return view[1], view[2]
 
 
@@ -288,7 +287,7 @@ def _is_count(number: Any) -> bool:
 
 
 def _tensor(machine: Machine, arguments: tuple[Any, ...]) -> Tensor:
-    """A tensor that waits for its storage."""
+    """A tensor that waits for its elements."""
     if len(arguments) < 4 or type(arguments[0]) is not _View:
         raise Damage("a tensor has no storage")
     (storage, start, length), offset, sizes, strides = arguments[:4]
