@@ -69,7 +69,7 @@ RUNS = {
     " --train.embedding-lr-ratio 2 --train.ar-alpha 0.2 --train.tar-beta 0.1 --eval.mem-len 0 --eval.context-len 6",
     "zero": "--corpus.unit char --model.zero-memory --model.pre-lnorm --model.final-norm --train.optimizer adamw"
     " --train.weight-decay 0.1 --train.batch-chunk 2 --train.mem-len 60 --eval.mem-len 60",
-    "shaw": "--model.kind shaw --model.positions 10 --model.score-biases --corpus.shuffle-lines",
+    "shaw": "--model.kind shaw --model.positions 10 --corpus.shuffle-lines",
     "vaswani": "--model.kind vaswani --model.dropatt 0.1",
     "al-rfou": "--model.kind al-rfou --model.positions 8 --model.intermediate-losses --model.multiple-targets"
     " --train.mem-len 0 --eval.mem-len 0 --train.loss half --train.optimizer sgd --train.momentum 0.9",
