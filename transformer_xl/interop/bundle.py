@@ -23,7 +23,7 @@ from jaxtyping import Integer, UInt8, UInt32
 from torch import Tensor
 
 from ..mistake import Mistake
-from .pickles.inert import mapped
+from .pickles.inert import map_file
 
 _DTYPES = {
     1: torch.float32,
@@ -70,7 +70,7 @@ def read_bundle(prefix: Path) -> dict[str, Tensor]:
         if entry.dtype in _DTYPES:
             path = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{count:05d}")
             if path not in shards:
-                shards[path] = np.frombuffer(mapped(path), np.uint8)
+                shards[path] = np.frombuffer(map_file(path), np.uint8)
             with _readable(path):
                 tensors[name] = _tensor(name, entry, shards[path])
     return tensors
@@ -148,7 +148,7 @@ def _tensor(name: str, entry: _Entry, shard: UInt8[np.ndarray, " N"]) -> Tensor:
 def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
     """The entries by name, and the number of data files."""
     path = _index(prefix)
-    data = memoryview(mapped(path))
+    data = memoryview(map_file(path))
     with _readable(path):
         if len(data) > _LARGEST_INDEX:
             raise Mistake(f"it has {len(data):,} bytes")

@@ -176,40 +176,30 @@ def _recipe_like(source: Source, model: Mapping[str, Any]) -> RunConfig | None:
 def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | None) -> dict[str, dict[str, Any]]:
     """The lengths of training and of evaluation: those of the recipe of the same shape, changed by the statements.
 
-    The original and NVIDIA's code state the lengths of training, the others those of evaluation. Without a recipe,
-    training and evaluation have the same lengths.
+    The original and NVIDIA's code state the lengths of training, the others those of evaluation. Without a recipe, the
+    statements are for both. `evaluation` is stated in what this package wrote for the original's code.
     """
-    run = example or RunConfig()
-    extra = source.dialect.same_length
-    train, test = (_wider(asdict(lengths), extra) for lengths in (run.train.lengths, run.eval_lengths))
+    run, dialect = example or RunConfig(), source.dialect
+    for_train = stated if dialect.states_training or example is None else {}
+    for_test = stated if example is None or not dialect.states_training else {}
+    if dialect.states_training:
+        for_test = stated.get("evaluation", for_test)
+    train = _with_stated(asdict(run.train.lengths), for_train, dialect.same_length)
+    test = _with_stated(asdict(run.eval_lengths), for_test, dialect.same_length)
     if stated.get("ext_len"):
         source.notes.append(f"ext_len was {stated['ext_len']}: here no segment is extended, memory does that.")
-    if source.dialect.states_training or example is None:
-        train = _with_stated(train, stated, extra)
-    if not source.dialect.states_training:
-        test = _with_stated(test, stated, extra)
-    elif "evaluation" in stated:  # in what we wrote for the original's code
-        test = _with_stated(test, stated["evaluation"], extra)
-    elif example is None:
-        test = train
     for name in ("clamp_len", "attn_len"):
         if test[name] is None and train[name] is not None:  # in [eval] none means: as in training
-            source.notes.append(f"Evaluation has no {name} at home; here it has that of training, {train[name]}.")
+            source.notes.append(f"Its evaluation has no {name}; here it has that of training, {train[name]}.")
     return {"train": train, "eval": {name: None if test == train else value for name, value in test.items()}}
 
 
-def _wider(lengths: dict[str, Any], extra: int) -> dict[str, Any]:
-    """The lengths of a recipe, with `same_length` as the source's program means it."""
-    same_length = lengths["attn_len"] is not None and lengths["attn_len"] == lengths["mem_len"]
-    return lengths | ({"attn_len": lengths["mem_len"] + extra} if same_length else {})
-
-
 def _with_stated(lengths: dict[str, Any], stated: Mapping[str, Any], extra: int) -> dict[str, Any]:
-    """These lengths, with each one that is stated changed."""
+    """These lengths with the stated ones changed. `same_length` is `extra` keys more than `mem_len`."""
     changed = lengths | {name: stated[name] for name in ("tgt_len", "mem_len") if name in stated}
     if "clamp_len" in stated:
         changed["clamp_len"] = stated["clamp_len"] if stated["clamp_len"] > 0 else None
-    same_length = stated.get("same_length", lengths["attn_len"] == lengths["mem_len"] + extra)
+    same_length = stated.get("same_length", lengths["attn_len"] == lengths["mem_len"])
     if same_length or "same_length" in stated:
         changed["attn_len"] = changed["mem_len"] + extra if same_length else None
     return changed

@@ -90,11 +90,13 @@ def _fetched_before(name: str, revision: str, converted: Path) -> Path | None:
         snapshot = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
     except (OSError, ValueError):  # it has none, or the name is invalid
         return None
-    folder = converted / snapshot.name
-    return folder if folder.is_dir() else _convert(snapshot, folder)
+    return _convert(snapshot, converted / snapshot.name)
 
 
 def _convert(snapshot: Path, folder: Path) -> Path:
+    """Write the checkpoint of a hub's folder to `folder`, if that does not exist."""
+    if folder.is_dir():
+        return folder
     found = read_model(snapshot, "huggingface")
     model, vocab, config = found.loaded()
     save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)

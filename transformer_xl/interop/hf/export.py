@@ -112,7 +112,8 @@ def _rewritten(module: tuple[str, ...]) -> tuple[str, list[tuple[str, ...]]]:
     source = path.read_text(encoding="utf-8")
     package = module if path.name == "__init__.py" else module[:-1]
     lines, needed = source.splitlines(), []
-    for node in sorted(_imports(source), key=lambda node: node.lineno, reverse=True):
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in sorted(imports, key=lambda node: node.lineno, reverse=True):
         new, targets = _import(node, package, path)
         lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + line for line in new]
         needed += targets
@@ -120,10 +121,6 @@ def _rewritten(module: tuple[str, ...]) -> tuple[str, list[tuple[str, ...]]]:
     content = "\n".join([f"{origin}; its imports are rewritten for this folder.", *lines, ""])
     ast.parse(content)
     return content, needed
-
-
-def _imports(source: str) -> list[ast.Import | ast.ImportFrom]:
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def _import(

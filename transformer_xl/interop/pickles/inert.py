@@ -29,14 +29,14 @@ def printable(name: str) -> str:
     return name if name.isprintable() and len(name) <= 100 else ascii(name[:100])
 
 
-def foreign(name: str) -> Refusal:
+def outside_name(name: str) -> Refusal:
     """The refusal of a file that asks for something outside of it."""
     return Refusal(
         f"asks for {printable(name)}, which is no part of a model: nothing of it was run. Do not trust this file."
     )
 
 
-def mapped(path: Path) -> mmap.mmap:
+def map_file(path: Path) -> mmap.mmap:
     """A file's bytes, mapped to memory. Writes change a copy, because torch warns of read-only memory.
 
     Raises:

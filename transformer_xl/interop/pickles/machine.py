@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from mmap import mmap
 from typing import Any
 
-from .inert import Damage, Name, Omitted, Refusal, StandIn, check_tree, foreign
+from .inert import Damage, Name, Omitted, Refusal, StandIn, check_tree, outside_name
 
 BUDGET = 1 << 30
 """Bytes that the objects of a file may take, by our estimate. A vocabulary of 800,000 words takes 0.6 of it."""
@@ -141,7 +142,7 @@ class Machine:
                 return Name(full, meaning) if meaning is None or callable(meaning) else meaning
             if any(f"{module}.".startswith(f"{program}.") for program in self.programs):
                 return Name(full)
-        raise foreign(full) if len(full.split()) == 1 else Damage("a name has spaces")
+        raise outside_name(full) if len(full.split()) == 1 else Damage("a name has spaces")
 
     def call(self, function: Any, arguments: Any) -> Any:
         """The value that replaces the result of a call."""
@@ -152,7 +153,7 @@ class Machine:
     def persistent_value(self, key: Any) -> Any:
         """The value of a persistent id."""
         if self.persistent is None:
-            raise foreign("an object outside of the file")
+            raise outside_name("an object outside of the file")
         return self.persistent(key)
 
     def set_items(self, target: Any, items: list[Any]) -> None:
@@ -206,18 +207,11 @@ def _number(layout: str) -> Callable[[Machine], Any]:
 
 
 _byte, _four, _eight = _number("<B"), _number("<I"), _number("<Q")
+_latin1, _utf8 = partial(str, encoding="latin-1"), partial(str, encoding="utf-8", errors="surrogatepass")
 
 
 def _string(size: Callable[[Machine], int], decode: Callable[[bytes], Any]) -> Callable[[Machine], Any]:
     return lambda machine: machine.string(size(machine), decode)
-
-
-def _latin1(size: Callable[[Machine], int]) -> Callable[[Machine], Any]:
-    return _string(size, lambda text: text.decode("latin-1"))
-
-
-def _utf8(size: Callable[[Machine], int]) -> Callable[[Machine], Any]:
-    return _string(size, lambda text: text.decode("utf-8", "surrogatepass"))
 
 
 def _integer(machine: Machine, size: int) -> int:
@@ -249,11 +243,11 @@ _VALUES = _by_code(
         b"G": _number(">d"),
         b"\x8a": lambda machine: _integer(machine, _byte(machine)),
         b"\x8b": lambda machine: _integer(machine, _four(machine)),
-        b"U": _latin1(_byte),
-        b"T": _latin1(_four),
-        b"\x8c": _utf8(_byte),
-        b"X": _utf8(_four),
-        b"\x8d": _utf8(_eight),
+        b"U": _string(_byte, _latin1),
+        b"T": _string(_four, _latin1),
+        b"\x8c": _string(_byte, _utf8),
+        b"X": _string(_four, _utf8),
+        b"\x8d": _string(_eight, _utf8),
         b"C": _string(_byte, bytes),
         b"B": _string(_four, bytes),
         b"\x8e": _string(_eight, bytes),

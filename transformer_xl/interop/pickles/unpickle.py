@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...mistake import Mistake
-from .inert import Damage, Name, Omitted, Refusal, StandIn, mapped
+from .inert import Damage, Name, Omitted, Refusal, StandIn, map_file
 from .machine import Machine
 
 __all__ = ["Omitted", "StandIn", "module_state", "read_pickle"]
@@ -82,7 +82,7 @@ def read_pickle(path: Path) -> Any:
         FileNotFoundError: there is no such file.
         ValueError: one sentence: it is cut short, damaged or of another kind, or asks for what is no part of a model.
     """
-    data = mapped(path)
+    data = map_file(path)
     try:
         return _read(data)
     except Refusal as refusal:
