@@ -411,6 +411,12 @@ class TestAnyText:
         assert all((found.split(split).ids == packed.split(split).ids).all() for split in SPLITS)
         assert "Left out: texts/logo.png (binary)." in packed.notes
 
+    @pytest.mark.parametrize("start", [b"BZh", b"BZh91AY", b"PK", b"\x1f"])
+    def test_a_text_that_begins_like_an_archive_is_a_text(self, tmp_path: Path, start: bytes) -> None:
+        (tmp_path / "a.txt").write_bytes(start + b" is a text" * 40)
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt")))
+        assert corpus.vocab.decode_bytes(corpus.split("train").ids).startswith(start + b" is a text")
+
     def test_a_large_text_stays_on_disk(self, tmp_path: Path) -> None:
         file = tmp_path / "large.txt"
         file.write_bytes(b"a line of text\n" * (1 << 21))

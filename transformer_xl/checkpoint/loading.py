@@ -12,7 +12,7 @@ from torch import nn
 
 from ..config.recipe import HINTS
 from ..config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
-from ..config.values import fits
+from ..config.values import fits, listing
 from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.baselines import build_model
@@ -20,7 +20,7 @@ from ..model.transformer_xl import TransformerXL
 from .history import find_checkpoint
 from .parts import read_header, read_json, read_tensors, whole_and_ours
 from .saving import TrainingState
-from .tensors import set_weights, some
+from .tensors import set_weights
 
 _SECTIONS = {"model": TransformerXLConfig, "corpus": CorpusConfig, "train": TrainConfig, "eval": EvalConfig}
 
@@ -113,7 +113,7 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
         if name not in {f.name for f in fields(owner)}
     ]
     if unknown:
-        raise Mistake(f"{path} has settings this version does not know: {some(unknown)}. Update transformer-xl.")
+        raise Mistake(f"{path} has settings this version does not know: {listing(unknown)}. Update transformer-xl.")
     given = {section: _tuples(stored.get(section, {})) for section in _SECTIONS}
     wrong = [
         f"{section}.{name}"
@@ -122,7 +122,7 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
         if not fits(value, HINTS[section][name])
     ]
     if wrong:
-        raise Mistake(f"{path} has settings of the wrong type: {some(wrong)}. Restore it from a copy.")
+        raise Mistake(f"{path} has settings of the wrong type: {listing(wrong)}. Restore it from a copy.")
     if "vocab_size" not in given["model"]:
         raise Mistake(f"{path} lacks model.vocab_size. Restore it from a copy.")
     return RunConfig(**{section: owner(**given[section]) for section, owner in _SECTIONS.items()})

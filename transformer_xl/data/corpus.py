@@ -9,9 +9,8 @@ A store is written beside its place, synced and renamed, so that it is there who
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +21,8 @@ from filelock import FileLock
 from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
-from ..runtime.files import explained, remove_unfinished, whole_folder
-from .corpora.published import SPLITS, WHOLE
-from .header import PREPARE_AGAIN, Header, SplitHeader, read_json
+from ..runtime.files import digest_of, explained, remove_unfinished, whole_folder
+from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, damage_named, read_table
 from .numbering import Numbering, PairNumbering, WordNumbering
 from .reading import Text, pieces
 from .vocab import Newlines, Unit, Vocab
@@ -97,11 +95,9 @@ class Corpus:
         """
         path = Path(path)
         header = Header.read(path / "corpus.json")
-        stored = read_json(path / "vocab.json")
-        try:
+        stored = read_table(path / "vocab.json")
+        with damage_named(path / "vocab.json"):
             vocab = Vocab.from_json(stored)
-        except ValueError as error:
-            raise Mistake(f"{path / 'vocab.json'} is no vocabulary: {error} {PREPARE_AGAIN}") from error
         theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)
         if theirs != (header.vocab, header.vocab_size, header.dtype, header.unit, header.newlines):
             raise Mistake(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {PREPARE_AGAIN}")
@@ -119,14 +115,10 @@ class Corpus:
         """Hold a split's ids against its header and the vocabulary; once, for that reads them all."""
         if name in self._verified:
             return
-        file, digest, highest = self.path / f"{name}.bin", hashlib.sha256(), 0
-        with file.open("rb") as opened:
-            while piece := opened.read(_IDS):
-                digest.update(piece)
-                highest = max(highest, int(np.frombuffer(piece, self.header.dtype).max()))
-        if digest.hexdigest() != self.header.splits[name].sha256:
+        file = self.path / f"{name}.bin"
+        if digest_of(file) != self.header.splits[name].sha256:
             raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
-        if highest >= self.header.vocab_size:
+        if (highest := int(np.memmap(file, self.header.dtype, "r").max())) >= self.header.vocab_size:
             raise Mistake(f"{file} has the id {highest:,}, outside of its vocabulary. {PREPARE_AGAIN}")
         self._verified.add(name)
 
@@ -333,33 +325,36 @@ def _write_ids(
 
 
 def _renumber(numbers: Path, file: Path, ids_by_number: np.ndarray) -> None:
-    with numbers.open("rb") as read, file.open("wb") as out:
-        while piece := read.read(_IDS):
-            out.write(ids_by_number[np.frombuffer(piece, np.int32)].data)
+    with file.open("wb") as out:
+        for ids in _blocks(numbers, np.dtype(np.int32)):
+            out.write(ids_by_number[ids].data)
     numbers.unlink()
 
 
-def _counted(file: Path, dtype: np.dtype[Any], before: Int[np.ndarray, " N"], digest: Any = None) -> np.ndarray:
-    """How often each id is in the file, added to the counts `before`; `digest` sees its bytes."""
-    with file.open("rb") as opened:
-        while piece := opened.read(_IDS):
-            if digest is not None:
-                digest.update(piece)
-            counts = np.bincount(np.frombuffer(piece, dtype), minlength=len(before))
-            counts[: len(before)] += before
-            before = counts
+def _counted(file: Path, dtype: np.dtype[Any], before: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
+    """How often each id is in the file, added to the counts `before`."""
+    for ids in _blocks(file, dtype):
+        counts = np.bincount(ids, minlength=len(before))
+        counts[: len(before)] += before
+        before = counts
     return before
+
+
+def _blocks(file: Path, dtype: np.dtype[Any]) -> Iterator[Integer[np.ndarray, " n"]]:
+    """The ids in a file, a block at a time."""
+    with file.open("rb") as opened:
+        while block := opened.read(_IDS):
+            yield np.frombuffer(block, dtype)
 
 
 def _split_header(file: Path, vocab: Vocab, size: int, documents: list[int] | None) -> SplitHeader:
     """What the header says of a split whose ids are written."""
-    digest = hashlib.sha256()
-    counts = _counted(file, vocab.dtype, np.zeros(len(vocab), np.int64), digest)
+    counts = _counted(file, vocab.dtype, np.zeros(len(vocab), np.int64))
     return SplitHeader(
         tokens=int(counts.sum()),
         types=int(np.count_nonzero(counts)),
         unknown=0 if vocab.unk is None else int(counts[vocab.unk]),
         bytes=size,
-        sha256=digest.hexdigest(),
+        sha256=digest_of(file),
         documents=documents,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 from ..mistake import Mistake
 from ..runtime.files import plain_file
-from .corpora.published import SPLITS, WHOLE
 from .vocab import Newlines, Unit
 
+SPLITS = ("train", "valid", "test")
+WHOLE = "all"
+"""The split of a text that is not cut, and, where it is, all of its splits one after another."""
 FORMAT = "transformer-xl token store"
 VERSION = 1
 PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
@@ -54,16 +57,14 @@ class Header:
     @classmethod
     def read(cls, path: Path) -> Header:
         """Read `corpus.json`; `FileNotFoundError` or `ValueError` say what is wrong with it."""
-        content = read_json(path)
+        content = read_table(path)
         if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
             raise Mistake(f"{path} is not a {FORMAT} of version {VERSION}, the one this release reads. {PREPARE_AGAIN}")
-        try:
+        with damage_named(path):
             splits = {name: SplitHeader(**split) for name, split in content.pop("splits").items()}
             header = cls(splits=splits, **content)
-        except (TypeError, AttributeError, KeyError) as error:
-            raise Mistake(f"{path} is damaged: it lacks an entry, or has one too many. {PREPARE_AGAIN}") from error
-        if wrong := next(header._damage(), ""):
-            raise Mistake(f"{path} is damaged: {wrong} is none. {PREPARE_AGAIN}")
+            if wrong := next(header._damage(), ""):
+                raise ValueError(f"{wrong} is none")
         return header
 
     def _damage(self) -> Iterator[str]:
@@ -88,13 +89,23 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
+def read_table(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a token store."""
+    with damage_named(path):
         content = json.loads(plain_file(path).read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it must hold a table")
+    return content
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Name the file of a token store that is missing, or in which something was not as it should be."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{path} is damaged: {error}. {PREPARE_AGAIN}") from error
-    if not isinstance(content, dict):
-        raise Mistake(f"{path} is damaged: it must hold a table. {PREPARE_AGAIN}")
-    return content
+        raise Mistake(f"{path} is damaged: {str(error).rstrip('.')}. {PREPARE_AGAIN}") from error
+    except (TypeError, AttributeError, KeyError) as error:
+        raise Mistake(f"{path} is damaged: it lacks an entry, or has one too many. {PREPARE_AGAIN}") from error

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ..config.values import listing
 from ..mistake import Mistake
-from .corpora.published import SPLITS, WHOLE
+from .header import SPLITS, WHOLE
 from .reading import Span, border, chunks, encoding_of, open_file, reading
 from .vocab import Unit
 
@@ -76,7 +77,8 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
     named = _named(path, found, skipped) if path.is_dir() else {}
     splits, how = _divided(path, named or {WHOLE: found}, unit, whole_files=whole_files, whole=whole)
-    left_out = [f"Left out: {_some(skipped)}."] if skipped else []
+    reasons = [f"{name} ({reason})" for name, reason in skipped.items()]
+    left_out = [f"Left out: {listing(reasons, 5)}."] if skipped else []
     for split, texts in splits.items():
         if not texts:
             sentence = f"{path} has no text for the {split} split: it is empty or too short. Give more text."
@@ -204,8 +206,8 @@ def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> di
     if doubtful and not {"train", "valid"} <= named.keys():
         first = next(named[split][0].name for split in SPLITS if split in named)
         raise Mistake(
-            f"{folder} must say which split each file is of: {first} names one, but not {_some(doubtful)}. Name all "
-            f"after train, valid and test, move the others away, or rename {first}."
+            f"{folder} must say which split each file is of: {first} names one, but not {listing(doubtful, 5)}. "
+            f"Name all after train, valid and test, move the others away, or rename {first}."
         )
     skipped |= {each.name: "names no split" for each in others}
     if named.keys() == {"train"}:
@@ -293,11 +295,5 @@ def _listed(splits: Mapping[str, Sequence[_Found]]) -> str:
         encodings = sorted({each.text.encoding.upper() for each in found if each.text.encoding})
         files = f"{len(found):,} files, " if len(found) > 1 else ""
         read = f", read as {', '.join(encodings)}" if encodings else ""
-        told.append(f"{split}: {_some([each.name for each in found])} ({files}{size:,} bytes{read})")
+        told.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} bytes{read})")
     return "; ".join(told)
-
-
-def _some(names: Sequence[str] | Mapping[str, str], most: int = 5) -> str:
-    """The first of these names, each with its reason where it has one, and how many more there are."""
-    shown = [f"{name} ({names[name]})" if isinstance(names, Mapping) else name for name in [*names][:most]]
-    return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import stat
 import struct
 import tarfile
@@ -24,7 +25,12 @@ from ..reading import DAMAGE, reading
 _PIECE = 1 << 16
 _HEADERS = 1 << 17
 """A member's headers in a tar may have so many bytes; tarfile holds them in memory."""
-_OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_OPENERS = {
+    re.compile(rb"\x1f\x8b"): gzip.open,
+    re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"): bz2.open,  # a text may begin with BZh
+    re.compile(rb"\xfd7zXZ\0"): lzma.open,
+}
+"""What a compressed file begins with."""
 _ZIP = (b"PK\3\4", b"PK\5\6")
 _NO_FILE = "is a link, a device or a folder, not a file"
 _UNPACKED, _RATIO = 1 << 30, 100
@@ -176,8 +182,8 @@ def _is_archive(path: Path) -> bool:
 def _format(path: Path) -> tuple[bool, Any]:
     """By a file's first bytes: whether it is a zip, and what decompresses it; None: nothing."""
     with path.open("rb") as file:
-        start = file.read(6)
-    return start.startswith(_ZIP), next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+        start = file.read(10)
+    return start.startswith(_ZIP), next((opener for magic, opener in _OPENERS.items() if magic.match(start)), None)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ NAME.part.json   of which address, and of which version there (ETag or Last-Modi
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from filelock import FileLock, Timeout
 
 from ... import __version__
 from ...mistake import Mistake
-from ...runtime.files import explained, write_whole
+from ...runtime.files import digest_of, explained, write_whole
 
 _PIECE = 1 << 18
 _LONGEST_PAUSE = 30.0
@@ -332,8 +331,7 @@ def _difference(path: Path, origin: Origin) -> str:
         return ""
     algorithm, _, digest = origin.digest.partition(":")
     assert algorithm in ("sha256", "md5"), f"a digest is sha256:... or md5:..., not {origin.digest}"
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, algorithm).hexdigest()
+    found = digest_of(path, algorithm)
     return "" if found == digest.lower() else f"its content has {algorithm} {found}, and {digest} is published"
 
 

@@ -24,12 +24,12 @@ from ...mistake import Mistake
 from ...runtime.files import explained
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
-from ..header import Header
+from ..header import SPLITS, Header
 from ..reading import OPENERS, Text, expanded, open_file, read_file, reading
 from ..vocab import Newlines, Vocab
 from .archive import unpack
 from .download import download
-from .published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol
+from .published import DATASETS, Counts, Dataset, File, Package, Protocol
 
 
 def prepare(

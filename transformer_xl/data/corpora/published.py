@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ..header import SPLITS as SPLITS
+from ..header import WHOLE as WHOLE
 from ..vocab import Newlines, Unit
 from .download import Origin
-
-SPLITS = ("train", "valid", "test")
-WHOLE = "all"
-"""The split of a text that is not cut, and, where it is, all of its splits one after another."""
 
 
 @dataclass(frozen=True)
