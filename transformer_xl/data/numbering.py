@@ -9,28 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Integer
 
 from .bpe import renumber, train_bpe
 from .vocab import Newlines, Vocab, split_words
-
-
-@runtime_checkable
-class Numbering(Protocol):
-    """Numbers for the symbols of a text that comes in pieces, cut where no symbol is."""
-
-    def encode(self, piece: bytes) -> Integer[np.ndarray, " T"]:
-        """The numbers of one piece."""
-        ...
-
-    def vocab(
-        self, counts: Int[np.ndarray, " N"], *, min_count: int, closed: bool
-    ) -> tuple[Vocab, Integer[np.ndarray, " _"]]:
-        """The vocabulary of a text in which each number occurs so often, and the id of each number in it."""
-        ...
 
 
 class WordNumbering:
@@ -41,12 +25,14 @@ class WordNumbering:
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
 
     def encode(self, piece: bytes) -> Integer[np.ndarray, " T"]:
+        """The numbers of a piece of text."""
         words = split_words(piece.decode("utf-8"), self._newlines)
         return np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
 
     def vocab(
         self, counts: Int[np.ndarray, " N"], *, min_count: int, closed: bool
     ) -> tuple[Vocab, Integer[np.ndarray, " _"]]:
+        """The vocabulary of a text in which number i occurs `counts[i]` times, and the id of each number."""
         named = dict(zip(self._numbers, counts.tolist(), strict=True))
         vocab = Vocab.from_counts("word", named, newlines=self._newlines, min_count=min_count, closed=closed)
         return vocab, vocab.ids_of(self._numbers).astype(vocab.dtype)
@@ -68,3 +54,6 @@ class PairNumbering:
         order = np.argsort(-np.pad(counts, (0, len(self._first) - len(counts))), kind="stable")
         vocab = Vocab.of_tokenizer(renumber(self._tokenizer, order.tolist()), self._first.newlines)
         return vocab, np.argsort(order).astype(vocab.dtype)
+
+
+Numbering = WordNumbering | PairNumbering

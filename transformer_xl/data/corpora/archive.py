@@ -78,42 +78,40 @@ def unpack(archive: Path, wanted: Mapping[str, int], folder: Path) -> dict[str, 
     for name in wanted:
         assert name not in ("", ".", "..") and PureWindowsPath(name).name == name, f"{name!r} is no plain name"
         assert (folder / name).resolve() != archive.resolve(), f"{archive} would replace itself"
-    taken: dict[str, Path] = {}
+    written: dict[str, Path] = {}
     try:
         with closing(_members(archive)) as members:
             for member in members:
-                _take(member, archive, wanted, folder, taken)
-        if missing := [name for name in wanted if name not in taken]:
+                if member.name is None and len(wanted) != 1:
+                    must = f"{archive} must be an archive with {', '.join(wanted)}"
+                    raise RefusedArchive(f"{must}, and is one compressed file.")
+                name = _path_of(member).name if member.name else next(iter(wanted))
+                if name in wanted:
+                    _write(member, archive, folder / name, wanted[name], written)
+        if missing := [name for name in wanted if str(folder / name) not in written]:
             raise RefusedArchive(f"{archive} must hold {', '.join(wanted)}, and has no {', '.join(missing)}.")
     except BaseException:
-        for path in taken.values():
+        for path in written.values():
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         raise
-    return taken
+    return {path.name: path for path in written.values()}
 
 
-def _take(member: _Member, archive: Path, wanted: Mapping[str, int], folder: Path, taken: dict[str, Path]) -> None:
-    """Write the member to its place in `folder` and note it in `taken`, if it is wanted."""
-    if member.name is None and len(wanted) != 1:
-        raise RefusedArchive(f"{archive} must be an archive with {', '.join(wanted)}, and is one compressed file.")
-    inside = PureWindowsPath(next(iter(wanted)) if member.name is None else member.name)  # parts at / and at \
-    name = inside.name
-    if name not in wanted:
-        return
-    told = f"{archive} is refused: its member {str(member.name)!r}"
+def _path_of(member: _Member) -> PureWindowsPath:
+    """A member's path, parted at / and at \\."""
+    return PureWindowsPath(member.name or "")
+
+
+def _write(member: _Member, archive: Path, path: Path, most: int, written: dict[str, Path]) -> int:
+    """Write a member of at most `most` bytes to `path`, note that in `written`, and return its size."""
+    inside, told = _path_of(member), f"{archive} is refused: its member {member.name!r}"
     if inside.anchor or ".." in inside.parts:
         raise RefusedArchive(f"{told} points outside the archive.")
     if member.trouble:
         raise RefusedArchive(f"{told} {member.trouble}.")
-    if name in taken:
-        raise RefusedArchive(f"{told} is the second of the name {name}.")
-    taken[name] = path = folder / name
-    _write(member, archive, path, wanted[name])
-
-
-def _write(member: _Member, archive: Path, path: Path, most: int) -> int:
-    """Write a member of at most `most` bytes to `path`; return its size."""
+    if written.setdefault(str(path), path) is not path:
+        raise RefusedArchive(f"{told} is the second of the name {path.name}.")
     size = 0
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +134,7 @@ def unpacked(path: Path, home: Path) -> Iterator[Path]:
         RefusedArchive: it is damaged or hostile.
         OSError: one sentence that names the file and the reason, for instance a full disk.
     """
-    if not path.is_file() or not _is_archive(path):
+    if not path.is_file() or not is_archive(path):
         yield path
         return
     with explained(home):
@@ -148,28 +146,15 @@ def unpacked(path: Path, home: Path) -> Iterator[Path]:
         with temporary as folder:
             inside = Path(folder) / path.name  # so that a sentence about a file in it names the archive
             inside.mkdir()
-            left = max(_UNPACKED, _RATIO * path.stat().st_size)
+            left, written = max(_UNPACKED, _RATIO * path.stat().st_size), {}
             with closing(_members(path)) as members:
                 for member in members:
-                    left -= _put(member, path, inside, left)
+                    if member.trouble != _NO_FILE:
+                        left -= _write(member, path, inside.joinpath(*_path_of(member).parts), left, written)
             yield inside
 
 
-def _put(member: _Member, archive: Path, folder: Path, most: int) -> int:
-    """Write a member of at most `most` bytes below `folder` under its own path; return its size."""
-    if member.trouble == _NO_FILE:
-        return 0
-    name = PureWindowsPath(str(member.name))
-    told = f"{archive} is refused: its member {member.name!r}"
-    if name.anchor or ".." in name.parts:
-        raise RefusedArchive(f"{told} points outside the archive.")
-    path = folder.joinpath(*name.parts)
-    if member.trouble or path.exists():
-        raise RefusedArchive(f"{told} {member.trouble or 'is there twice'}.")
-    return _write(member, archive, path, most)
-
-
-def _is_archive(path: Path) -> bool:
+def is_archive(path: Path) -> bool:
     """Whether a file is a zip or a tar, which may be compressed."""
     with reading(path):
         is_zip, opener = _format(path)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import shutil
-import tarfile
 import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +25,7 @@ from ..datasets import cache_folder, dataset_of, store_folder
 from ..header import SPLITS, Header
 from ..reading import OPENERS, Text, expanded, open_file, read_file, reading
 from ..vocab import Newlines, Vocab
-from .archive import unpack
+from .archive import is_archive, unpack
 from .download import download
 from .published import DATASETS, Counts, Dataset, File, Package, Protocol
 
@@ -210,7 +208,7 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
     path = None if source is None else expanded(source)
     if path is not None and not path.exists():
         raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {path}.")
-    archive = path is not None and _is_archive(path)
+    archive = path is not None and path.is_file() and is_archive(path)
     if archive and partial:
         raise Mistake(f"--partial needs a folder of files, and {path} is an archive. Unpack it, and give the folder.")
     names = [*dataset.files, *filter(None, [dataset.vocab_file]), *(part.name for part in dataset.substitutes.values())]
@@ -232,11 +230,6 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
             else:
                 wanted = {file: known.bytes for file, known in dataset.files.items() if file != dataset.vocab_file}
                 yield unpack(path, wanted, Path(folder))
-
-
-def _is_archive(path: Path) -> bool:
-    with reading(path):
-        return path.is_file() and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
 
 
 def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
