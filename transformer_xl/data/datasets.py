@@ -51,29 +51,33 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
     elif path.exists():
         return _tokenise(path, config, vocab, whole)
     else:
-        close = difflib.get_close_matches(config.name, DATASETS, n=1)
         raise FileNotFoundError(
             f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
-            f"{config.name}." + (f" Did you mean {close[0]}?" if close else "")
+            f"{config.name}.{_guess(config.name)}"
         )
-    if vocab is not None and vocab != corpus.vocab:
-        corpus = corpus.renumbered(vocab)
-    if (
-        vocab is None
-        and config.reset_documents
-        and any(split.documents is None for split in corpus.header.splits.values())
-    ):
+    if vocab is None:
+        _check_settings(config, corpus)
+    return corpus if vocab in (None, corpus.vocab) else corpus.renumbered(vocab)
+
+
+def _guess(name: str) -> str:
+    """A question after the published corpus whose name is almost this one; "" where there is none."""
+    return "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, DATASETS, n=1))
+
+
+def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
+    """Refuse settings that differ from what a token store was made with."""
+    if config.reset_documents and any(split.documents is None for split in corpus.header.splits.values()):
         raise Mistake(f"corpus.reset_documents must be false for the corpus {corpus.name}, which has no documents.")
-    for setting in ("unit", "newlines") if vocab is None else ():
+    for setting in ("unit", "newlines"):
         own, asked = getattr(corpus.header, setting), getattr(config, setting)
         if own != asked:
             raise Mistake(f'corpus.{setting} must be "{own}" for the corpus {corpus.name}, got "{asked}".')
-    if vocab is None and config.vocab:
+    if config.vocab:
         raise Mistake(
             f"corpus.vocab is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, or "
             "prepare the corpus with `txl data NAME --vocab FILE`."
         )
-    return corpus
 
 
 def tokenised(name: str) -> bool:
@@ -85,9 +89,7 @@ def tokenised(name: str) -> bool:
 def dataset_of(name: str, newlines: Newlines | None, option: str = "corpus.newlines") -> Dataset:
     """The published corpus of that name; `ValueError` where there is none, or not with these line ends."""
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{hint}")
+        raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{_guess(name)}")
     protocols = DATASETS[name].protocols
     if newlines is not None and newlines not in protocols:
         raise Mistake(

@@ -60,8 +60,6 @@ def open_file(path: Path) -> io.BufferedIOBase:
 
 def read_file(path: Path) -> bytes:
     """The content of `path`, decompressed where its name says so; errors say which file and why."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} must be a file, and is a folder.")
     with reading(path), open_file(path) as opened:
         return opened.read()
 
@@ -94,11 +92,17 @@ def encoding_of(head: bytes) -> str:
     return next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
 
 
+def text_in(path: Path, *, skip_mark: bool = False) -> Span:
+    """The whole text of a file, in the encoding its byte order mark names; `skip_mark` leaves UTF-8's own mark out."""
+    with reading(path), open_file(path) as opened:
+        head = opened.read(4)
+    mark = len(codecs.BOM_UTF8) if skip_mark and head.startswith(codecs.BOM_UTF8) else 0
+    return Span(path, mark, encoding=encoding_of(head))
+
+
 def read_text_file(path: Path) -> bytes:
     """The text of a file: decompressed where its name says so, and UTF-8 where it was UTF-16 or UTF-32."""
-    with reading(path), open_file(path) as opened:
-        encoding = encoding_of(opened.read(4))
-    return b"".join(chunks(Span(path, encoding=encoding))) if encoding else read_file(path)
+    return b"".join(chunks(text_in(path)))
 
 
 def border(text: bytes, position: int, unit: Unit) -> int:

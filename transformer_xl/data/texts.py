@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..config.values import listing
 from ..mistake import Mistake
 from .header import SPLITS, WHOLE
-from .reading import Span, border, chunks, encoding_of, open_file, reading
+from .reading import Span, border, chunks, encoding_of, open_file, reading, text_in
 from .vocab import Unit
 
 NAMES = {
@@ -94,8 +94,7 @@ def _divided(
 ) -> tuple[dict[str, list[Span]], str]:
     """The splits, and a sentence about how they were made. They are those `given`, but a text without splits is cut,
     and a missing valid split is cut from train."""
-    cut = WHOLE if WHOLE in given else "train"
-    wanted = {WHOLE: SPLITS, "train": SPLITS[:2]}[cut]
+    cut, wanted = (WHOLE, SPLITS) if WHOLE in given else ("train", SPLITS[:2])
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
         return {split: [each.text for each in given[split]] for split in given}, _listed(given)
     if whole_files:
@@ -150,10 +149,7 @@ def _made_here(folder: Path) -> str:
 
 def _look(file: Path, name: str, unit: Unit) -> _Found:
     """Read a file once: its text's size and checksum. Unless `unit` is byte, refuse a file that is no text."""
-    with reading(file), open_file(file) as opened:
-        head = opened.read(4)
-    mark = len(codecs.BOM_UTF8) if unit != "byte" and head.startswith(codecs.BOM_UTF8) else 0
-    text = Span(file, mark, encoding=encoding_of(head))
+    text = text_in(file, skip_mark=unit != "byte")
     size, digest, left, last = 0, hashlib.sha256(), b"", b""
     for chunk in chunks(text):
         digest.update(chunk)

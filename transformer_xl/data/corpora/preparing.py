@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
+from ...config.values import listing
 from ...mistake import Mistake
 from ...runtime.files import explained
 from ..corpus import Corpus
@@ -119,7 +120,7 @@ def _take(
     missing = [file for file in needed if file not in paths]
     if missing and (not partial or len(missing) == len(needed)):
         raise FileNotFoundError(
-            f"--source must hold {_listed(needed)}, and lacks {_listed(missing)}. "
+            f"--source must hold {listing(needed, 4)}, and lacks {listing(missing, 4)}. "
             + ("Give it with --vocab FILE, or " if missing == [dataset.vocab_file] else "Give a whole copy, or ")
             + (
                 "leave out --source to download one."
@@ -159,15 +160,16 @@ def _take(
 def _verify(name: str, path: Path, known: File) -> None:
     """Hold a file against what is published of it: its digest, or where there is none that it is text and no larger."""
     algorithm, _, published = known.digest.partition(":")
-    found, length, broken = hashlib.new(algorithm or "md5"), 0, False
-    text = codecs.getincrementaldecoder("utf-8")()
+    found, length, text = hashlib.new(algorithm or "md5"), 0, codecs.getincrementaldecoder("utf-8")()
     with reading(path), open_file(path) as opened:
-        while length <= known.bytes and (piece := opened.read(1 << 20)):
-            found.update(piece)
-            length += len(piece)
-            broken = broken or (not published and not _is_text(text, piece))
-    if broken or not (published or _is_text(text, b"", last=True)):
-        raise Mistake(f"{path} is not the published {name}: it is not UTF-8 text, or cut off.")
+        try:
+            while length <= known.bytes and (piece := opened.read(1 << 20)):
+                found.update(piece)
+                length += len(piece)
+                text.decode(b"" if published else piece)
+            text.decode(b"", final=length <= known.bytes)
+        except UnicodeDecodeError as error:
+            raise Mistake(f"{path} is not the published {name}: it is not UTF-8 text, or cut off.") from error
     if published and (length > known.bytes or found.hexdigest() != published):
         raise Mistake(
             f"{path} is not the published {name}: its content has {algorithm.upper()} {found.hexdigest()} "
@@ -175,14 +177,6 @@ def _verify(name: str, path: Path, known: File) -> None:
         )
     if length > known.bytes:
         raise Mistake(f"{path} is not the published {name}: it has more than {known.bytes:,} bytes.")
-
-
-def _is_text(decoder: codecs.IncrementalDecoder, piece: bytes, *, last: bool = False) -> bool:
-    try:
-        decoder.decode(piece, last)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Protocol | None) -> None:
@@ -274,10 +268,6 @@ def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
         if len(found) == len(names):
             break
     return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, ... ({len(names)} files)"
 
 
 def _plain_name(path: Path) -> str:
