@@ -671,7 +671,7 @@ class TestPublished:
         for split in SPLITS:
             ids = found.split(split).ids
             assert other.decode(ids) == own.vocab.decode(own.split(split).ids)
-            assert (found.renumbered(own.vocab).split(split).ids == own.split(split).ids).all()
+            assert (found.in_vocabulary(own.vocab).split(split).ids == own.split(split).ids).all()
             assert (ids == len(other) - 1 - own.split(split).ids.astype(int)).all()
 
     def test_a_models_line_ends_say_nothing_of_another_corpus(self, tiny: Path, monkeypatch) -> None:

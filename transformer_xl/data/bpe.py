@@ -29,14 +29,14 @@ _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
 """Pre-tokenizers that keep every character, unless their behavior is "Removed"."""
 
 
-def _byte_signs() -> dict[str, int]:
+def _byte_characters() -> dict[str, int]:
     """GPT-2's sign for each byte: the character itself where it shows, the next one from U+0100 on elsewhere."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(256)) - set(shown))
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
-_SIGNS = _byte_signs()
+_CHARACTERS = _byte_characters()
 
 
 def train_bpe(texts: Iterable[str], size: int) -> str:
@@ -76,7 +76,7 @@ class BytePairs:
         added = {token["content"] for token in settings["added_tokens"]}
         problems = [*_problems(settings), *_added_problems(settings["added_tokens"]), *_symbol_problems(ids, added)]
         self.symbols = tuple(sorted(ids, key=ids.__getitem__))
-        self._bytes = tuple(symbol.encode() if symbol in added else _signed(symbol) or b"" for symbol in self.symbols)
+        self._bytes = tuple(symbol.encode() if symbol in added else _bytes_of(symbol) or b"" for symbol in self.symbols)
         if problems or (problems := self._probe()):
             raise Mistake(
                 f"The tokenizer must be byte-level BPE that gives back every text exactly, but {'; '.join(problems)}. "
@@ -157,7 +157,7 @@ def _library() -> Any:
 def _load(content: str) -> Tokenizer:
     library = _library()
     try:
-        json.loads(content, parse_int=_small)
+        json.loads(content, parse_int=_refuse_large)
         return library.Tokenizer.from_str(content)
     except BaseException as error:  # the library raises nothing narrower, and panics with what is no Exception
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
@@ -165,7 +165,7 @@ def _load(content: str) -> Tokenizer:
         raise Mistake(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
 
 
-def _small(number: str) -> int:
+def _refuse_large(number: str) -> int:
     """For every id up to the highest the library takes memory, and ends the process where there is none."""
     if len(number) > 8 or int(number) > _LARGEST_ID:
         raise Mistake(f"it has the number {number[:20]}, and ids are below {_LARGEST_ID:,}")
@@ -202,7 +202,7 @@ def _added_problems(tokens: Iterable[dict[str, Any]]) -> Iterator[str]:
             yield f"its added token {text!r} swallows white space"
         if _BORDER.search(text + "a"):
             yield f"its added token {text!r} has a space between words"
-        if _signed(text) not in (None, text.encode()):
+        if _bytes_of(text) not in (None, text.encode()):
             yield f"its added token {text!r} reads as other bytes too"
 
 
@@ -210,12 +210,12 @@ def _symbol_problems(ids: dict[str, int], added: set[str]) -> Iterator[str]:
     """Ids and symbols that are no list of bytes."""
     if sorted(ids.values()) != list(range(len(ids))):
         yield "its ids are not 0, 1, 2 and so on"
-    if not ids.keys() >= _SIGNS.keys():
-        yield f"it lacks {len(_SIGNS.keys() - ids.keys())} of the 256 bytes"
-    if strange := [symbol for symbol in ids if symbol not in added and _signed(symbol) is None]:
+    if not ids.keys() >= _CHARACTERS.keys():
+        yield f"it lacks {len(_CHARACTERS.keys() - ids.keys())} of the 256 bytes"
+    if strange := [symbol for symbol in ids if symbol not in added and _bytes_of(symbol) is None]:
         yield f"its symbol {min(strange)!r} is no sequence of bytes"
 
 
-def _signed(symbol: str) -> bytes | None:
+def _bytes_of(symbol: str) -> bytes | None:
     """The bytes whose signs make up `symbol`, if it is made of these."""
-    return bytes(map(_SIGNS.__getitem__, symbol)) if _SIGNS.keys() >= set(symbol) else None
+    return bytes(map(_CHARACTERS.__getitem__, symbol)) if _CHARACTERS.keys() >= set(symbol) else None

@@ -22,7 +22,7 @@ from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
 from ..runtime.files import digest_of, explained, remove_unfinished, whole_folder
-from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, damage_named, read_table
+from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
 from .numbering import Numbering, PairNumbering, WordNumbering
 from .reading import Text, pieces
 from .vocab import Newlines, Unit, Vocab
@@ -96,7 +96,7 @@ class Corpus:
         path = Path(path)
         header = Header.read(path / "corpus.json")
         stored = read_table(path / "vocab.json")
-        with damage_named(path / "vocab.json"):
+        with name_damage(path / "vocab.json"):
             vocab = Vocab.from_json(stored)
         theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)
         if theirs != (header.vocab, header.vocab_size, header.dtype, header.unit, header.newlines):
@@ -156,7 +156,7 @@ class Corpus:
         splits = self.header.splits
         return splits[name].unknown if name in splits else sum(split.unknown for split in splits.values())
 
-    def renumbered(self, vocab: Vocab) -> Corpus:
+    def in_vocabulary(self, vocab: Vocab) -> Corpus:
         """The same text in a vocabulary of the same symbols in another order; `ValueError` where it has others."""
         if (vocab.unit, vocab.newlines) != (self.unit, self.header.newlines) or set(vocab.symbols) != set(
             self.vocab.symbols
@@ -293,7 +293,7 @@ def _tokenise(folder: Path, texts: dict[str, list[Text]], how: _Tokenising) -> t
         for split in counted:
             file = folder / f"{split}.numbers"
             written[split] = _write_ids(file, texts[split], how, lambda piece, _: numbering.encode(piece))
-            counts = _counted(file, np.dtype(np.int32), counts)
+            counts = _count_ids(file, np.dtype(np.int32), counts)
         vocab, ids_by_number = numbering.vocab(counts, min_count=how.min_count, closed=how.closed)
         for split in counted:
             _renumber(folder / f"{split}.numbers", folder / f"{split}.bin", ids_by_number)
@@ -331,7 +331,7 @@ def _renumber(numbers: Path, file: Path, ids_by_number: np.ndarray) -> None:
     numbers.unlink()
 
 
-def _counted(file: Path, dtype: np.dtype[Any], before: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
+def _count_ids(file: Path, dtype: np.dtype[Any], before: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
     """How often each id is in the file, added to the counts `before`."""
     for ids in _blocks(file, dtype):
         counts = np.bincount(ids, minlength=len(before))
@@ -349,7 +349,7 @@ def _blocks(file: Path, dtype: np.dtype[Any]) -> Iterator[Integer[np.ndarray, " 
 
 def _split_header(file: Path, vocab: Vocab, size: int, documents: list[int] | None) -> SplitHeader:
     """What the header says of a split whose ids are written."""
-    counts = _counted(file, vocab.dtype, np.zeros(len(vocab), np.int64))
+    counts = _count_ids(file, vocab.dtype, np.zeros(len(vocab), np.int64))
     return SplitHeader(
         tokens=int(counts.sum()),
         types=int(np.count_nonzero(counts)),

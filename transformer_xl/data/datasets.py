@@ -16,10 +16,10 @@ import platformdirs
 
 from ..config.settings import CorpusConfig
 from ..mistake import Mistake
-from .corpora.archive import unpacked
+from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
-from .reading import expanded, read_file
+from .reading import expand_home, read_file
 from .texts import read_splits
 from .vocab import Newlines, Vocab
 
@@ -27,7 +27,7 @@ from .vocab import Newlines, Vocab
 def cache_folder() -> Path:
     """Where token stores and downloads live: the environment's TXL_HOME, else the user's cache directory for txl."""
     home = os.environ.get("TXL_HOME")
-    return expanded(home) if home else platformdirs.user_cache_path("txl")
+    return expand_home(home) if home else platformdirs.user_cache_path("txl")
 
 
 def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool = False) -> Corpus:
@@ -38,7 +38,7 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
     """
     if not config.name:
         raise Mistake(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
-    path = expanded(config.name)
+    path = expand_home(config.name)
     prepared = store_folder(config.name, "") if path.name == config.name else path
     if config.name in DATASETS:
         dataset = DATASETS[config.name]
@@ -57,7 +57,7 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
         )
     if vocab is None:
         _check_settings(config, corpus)
-    return corpus if vocab in (None, corpus.vocab) else corpus.renumbered(vocab)
+    return corpus if vocab in (None, corpus.vocab) else corpus.in_vocabulary(vocab)
 
 
 def _guess(name: str) -> str:
@@ -121,14 +121,14 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
 
 def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool) -> Corpus:
     if vocab is None and config.vocab:
-        listed = expanded(config.vocab)
+        listed = expand_home(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
     settings = [unit, newlines, config.min_count, config.reset_documents, vocab.fingerprint if vocab else None]
     settings += [config.bpe_size] if unit == "bpe" else []
     path = path.resolve()
-    with unpacked(path, cache_folder()) as place:
-        texts = read_splits(place, unit, whole_files=config.reset_documents, whole=whole)
+    with unpack_if_archive(path, cache_folder()) as files:
+        texts = read_splits(files, unit, whole_files=config.reset_documents, whole=whole)
         digest = hashlib.sha256(json.dumps([*settings, texts.digest]).encode()).hexdigest()
         corpus = Corpus.build(
             cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",

@@ -60,7 +60,7 @@ class Header:
         content = read_table(path)
         if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
             raise Mistake(f"{path} is not a {FORMAT} of version {VERSION}, the one this release reads. {PREPARE_AGAIN}")
-        with damage_named(path):
+        with name_damage(path):
             splits = {name: SplitHeader(**split) for name, split in content.pop("splits").items()}
             header = cls(splits=splits, **content)
             if wrong := next(header._damage(), ""):
@@ -91,7 +91,7 @@ def _is_count(value: object) -> bool:
 
 def read_table(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a token store."""
-    with damage_named(path):
+    with name_damage(path):
         content = json.loads(plain_file(path).read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it must hold a table")
@@ -99,7 +99,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def damage_named(path: Path) -> Iterator[None]:
+def name_damage(path: Path) -> Iterator[None]:
     """Name the file of a token store that is missing, or in which something was not as it should be."""
     try:
         yield

@@ -109,22 +109,22 @@ class _Row:
         self.targets.append(targets)
         self.segments += -(-targets // tgt_len)
 
-    def locate(self, index: int, tgt_len: int) -> _Place:
+    def locate(self, index: int, tgt_len: int) -> _Window:
         """Where segment `index` is; without targets where the row has ended."""
         if index >= self.segments:
-            return _Place(0, 0, 0)
+            return _Window(0, 0, 0)
         span = bisect_right(self.first, index) - 1
         done = (index - self.first[span]) * tgt_len
-        return _Place(self.start[span] + done, min(tgt_len, self.targets[span] - done), done)
+        return _Window(self.start[span] + done, min(tgt_len, self.targets[span] - done), done)
 
-    def between(self, start: int, end: int) -> _Place:
+    def between(self, start: int, end: int) -> _Window:
         """The targets from `start` to `end` of the only span."""
         if start >= sum(self.targets):
-            return _Place(0, 0, 0)
-        return _Place(self.start[0] + start, min(end, self.targets[0]) - start, start)
+            return _Window(0, 0, 0)
+        return _Window(self.start[0] + start, min(end, self.targets[0]) - start, start)
 
 
-class _Place(NamedTuple):
+class _Window(NamedTuple):
     """A row's part of a segment."""
 
     start: int
@@ -223,7 +223,7 @@ class StreamLoader:
         emptied = torch.from_numpy(reset) if reset.any() else None
         return Segment(torch.from_numpy(ids), torch.from_numpy(targets), emptied)
 
-    def _locate(self, row: _Row, epoch: int, index: int) -> _Place:
+    def _locate(self, row: _Row, epoch: int, index: int) -> _Window:
         if self._seed is None:
             return row.locate(index, self.tgt_len)
         cuts = self._cuts_of(epoch)

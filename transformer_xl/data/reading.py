@@ -45,7 +45,7 @@ _LONGEST = 1 << 12
 _WHITE = re.compile(rb"[ \n]")
 
 
-def expanded(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """`path`, where ~ begins it with the user's home, or ~NAME with that of a user there is."""
     try:
         return Path(path).expanduser()
@@ -60,12 +60,12 @@ def open_file(path: Path) -> io.BufferedIOBase:
 
 def read_file(path: Path) -> bytes:
     """The content of `path`, decompressed where its name says so; errors say which file and why."""
-    with reading(path), open_file(path) as opened:
+    with read_errors(path), open_file(path) as opened:
         return opened.read()
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def read_errors(path: Path) -> Iterator[None]:
     """Say which file could not be read, and why."""
     try:
         yield
@@ -94,7 +94,7 @@ def encoding_of(head: bytes) -> str:
 
 def text_in(path: Path, *, skip_mark: bool = False) -> Span:
     """The whole text of a file, in the encoding its byte order mark names; `skip_mark` leaves UTF-8's own mark out."""
-    with reading(path), open_file(path) as opened:
+    with read_errors(path), open_file(path) as opened:
         head = opened.read(4)
     mark = len(codecs.BOM_UTF8) if skip_mark and head.startswith(codecs.BOM_UTF8) else 0
     return Span(path, mark, encoding=encoding_of(head))
@@ -143,9 +143,9 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
         return
     part = Span(text) if isinstance(text, Path) else text
     position, end = part.start, sys.maxsize if part.end is None else part.end
-    with reading(part.file), open_file(part.file) as opened:
+    with read_errors(part.file), open_file(part.file) as opened:
         if part.encoding:
-            source = _reencoded(opened, part, size)
+            source = _decode(opened, part, size)
         else:
             opened.seek(part.start)
             source = iter(lambda: opened.read(size), b"")
@@ -156,7 +156,7 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
                 return
 
 
-def _reencoded(opened: io.BufferedIOBase, part: Span, size: int) -> Iterator[bytes]:
+def _decode(opened: io.BufferedIOBase, part: Span, size: int) -> Iterator[bytes]:
     """The text as UTF-8, from `part.start` on."""
     decoder, skip, last = codecs.getincrementaldecoder(part.encoding)(), part.start, False
     try:

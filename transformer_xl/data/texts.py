@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..config.values import listing
 from ..mistake import Mistake
 from .header import SPLITS, WHOLE
-from .reading import Span, border, chunks, encoding_of, open_file, reading, text_in
+from .reading import Span, border, chunks, encoding_of, open_file, read_errors, text_in
 from .vocab import Unit
 
 NAMES = {
@@ -51,7 +51,7 @@ class Texts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Found:
+class _File:
     """A file with text."""
 
     name: str
@@ -73,10 +73,10 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
     """
     skipped: dict[str, str] = {}
     files = _files(path, skipped) if path.is_dir() else {path.name: path}
-    found = [each for name, file in files.items() if (each := _look(file, name, unit)).size]
+    found = [each for name, file in files.items() if (each := _read_once(file, name, unit)).size]
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
-    named = _named(path, found, skipped) if path.is_dir() else {}
-    splits, how = _divided(path, named or {WHOLE: found}, unit, whole_files=whole_files, whole=whole)
+    named = _files_by_split(path, found, skipped) if path.is_dir() else {}
+    splits, how = _make_splits(path, named or {WHOLE: found}, unit, whole_files=whole_files, whole=whole)
     reasons = [f"{name} ({reason})" for name, reason in skipped.items()]
     left_out = [f"Left out: {listing(reasons, 5)}."] if skipped else []
     for split, texts in splits.items():
@@ -89,23 +89,23 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
     return Texts(splits, notes, hashlib.sha256(repr(cuts).encode()).hexdigest())
 
 
-def _divided(
-    path: Path, given: dict[str, list[_Found]], unit: Unit, *, whole_files: bool, whole: bool
+def _make_splits(
+    path: Path, given: dict[str, list[_File]], unit: Unit, *, whole_files: bool, whole: bool
 ) -> tuple[dict[str, list[Span]], str]:
     """The splits, and a sentence about how they were made. They are those `given`, but a text without splits is cut,
     and a missing valid split is cut from train."""
     cut, wanted = (WHOLE, SPLITS) if WHOLE in given else ("train", SPLITS[:2])
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
-        return {split: [each.text for each in given[split]] for split in given}, _listed(given)
+        return {split: [each.text for each in given[split]] for split in given}, _describe(given)
     if whole_files:
         given = given | _hold_out_files(path, given[cut], wanted)
         given.pop(WHOLE, None)
-        how, parts = _listed(given), {split: [each.text for each in found] for split, found in given.items()}
+        how, parts = _describe(given), {split: [each.text for each in found] for split, found in given.items()}
     else:
         parts = {split: [each.text for each in found] for split, found in given.items() if split != cut}
-        parts |= _cut(given[cut], unit, wanted)
+        parts |= _cut_files(given[cut], unit, wanted)
         shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
-        how = f"{_listed(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
+        how = f"{_describe(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
     return {split: parts[split] for split in SPLITS if split in parts}, how
 
 
@@ -129,15 +129,15 @@ def _no_text(file: Path) -> str:
     if file.name.startswith("."):
         return "hidden"
     if file.is_dir():
-        return "a link to a folder" if file.is_symlink() else _made_here(file)
+        return "a link to a folder" if file.is_symlink() else _kind_of_output(file)
     if not file.is_file():
         return "not a file"
-    with reading(file), open_file(file) as opened:
+    with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
     return "binary" if b"\0" in head and not encoding_of(head) else ""
 
 
-def _made_here(folder: Path) -> str:
+def _kind_of_output(folder: Path) -> str:
     """What this package wrote into a folder, in words; "" where it did not."""
     marks = {
         "a run": ("config.toml", "environment.json"),
@@ -147,23 +147,23 @@ def _made_here(folder: Path) -> str:
     return next((kind for kind, files in marks.items() if all((folder / file).is_file() for file in files)), "")
 
 
-def _look(file: Path, name: str, unit: Unit) -> _Found:
+def _read_once(file: Path, name: str, unit: Unit) -> _File:
     """Read a file once: its text's size and checksum. Unless `unit` is byte, refuse a file that is no text."""
     text = text_in(file, skip_mark=unit != "byte")
     size, digest, left, last = 0, hashlib.sha256(), b"", b""
     for chunk in chunks(text):
         digest.update(chunk)
         if unit != "byte":
-            left = _checked(left + chunk, size - len(left) + text.start, file, unit)
+            left = _check_utf8(left + chunk, size - len(left) + text.start, file, unit)
         size, last = size + len(chunk), chunk
     if left:
         _refuse_binary(file, unit, size - len(left) + text.start, left)
     if unit == "word" and size and not last.endswith(b"\n"):
         size += 1
-    return _Found(name, text, size, digest.hexdigest())
+    return _File(name, text, size, digest.hexdigest())
 
 
-def _checked(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
+def _check_utf8(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
     """Refuse a `part`, from byte `start` of a file on, that is no text; return the unfinished character at its end."""
     try:
         _, length = codecs.utf_8_decode(part, "strict", False)
@@ -183,14 +183,14 @@ def _refuse_binary(file: Path, unit: Unit, position: int, found: bytes) -> None:
     )
 
 
-def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> dict[str, list[_Found]]:
+def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str]) -> dict[str, list[_File]]:
     """The files that name a split, by split; none where no file does. If all of them name train, they are one text.
 
     Raises:
         ValueError: a file may belong to a split, and does not say to which.
     """
-    named: dict[str, list[_Found]] = {}
-    others: list[_Found] = []
+    named: dict[str, list[_File]] = {}
+    others: list[_File] = []
     for each in found:
         splits = _splits_in(each.name)
         if len(splits) > 1:
@@ -218,10 +218,10 @@ def _splits_in(name: str) -> set[str]:
     if file.endswith(_CODE):
         return set()
     parts = file.split(".")
-    return _marked([*folders, *parts, *_ends(parts)]) or _marked(_ends(folders))
+    return _splits_among([*folders, *parts, *_ends(parts)]) or _splits_among(_ends(folders))
 
 
-def _marked(words: Sequence[str]) -> set[str]:
+def _splits_among(words: Sequence[str]) -> set[str]:
     return {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}
 
 
@@ -231,12 +231,12 @@ def _ends(names: Sequence[str]) -> list[str]:
     return [word for words in inner for word in (*words[:1], *words[-1:])]
 
 
-def _cut(found: Sequence[_Found], unit: Unit, splits: Sequence[str]) -> dict[str, list[Span]]:
+def _cut_files(found: Sequence[_File], unit: Unit, splits: Sequence[str]) -> dict[str, list[Span]]:
     """The texts, glued, cut so that each split but the first has a twentieth of them. Words are cut after a line,
     unless lines are so long that the next split would suffer."""
     total = sum(each.size for each in found)
     shares = range(21 - len(splits), 20)
-    cuts = [_border(found, total * share // 20, unit, total // 40) for share in shares]
+    cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in shares]
     parts: dict[str, list[Span]] = {split: [] for split in splits}
     for split, begin, end in zip(splits, [0, *cuts], [*cuts, total], strict=True):
         first = 0
@@ -249,7 +249,7 @@ def _cut(found: Sequence[_Found], unit: Unit, splits: Sequence[str]) -> dict[str
     return parts
 
 
-def _border(found: Sequence[_Found], position: int, unit: Unit, near: int) -> int:
+def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) -> int:
     """The first position from this one on at which the glued texts can be cut; for words, after a line that ends within
     `near` bytes."""
     first = 0
@@ -267,7 +267,7 @@ def _border(found: Sequence[_Found], position: int, unit: Unit, near: int) -> in
     return first + (each.size if unit == "word" and cut == len(window) else inside + cut)
 
 
-def _hold_out_files(path: Path, found: Sequence[_Found], splits: Sequence[str]) -> dict[str, list[_Found]]:
+def _hold_out_files(path: Path, found: Sequence[_File], splits: Sequence[str]) -> dict[str, list[_File]]:
     """For each split but the first, the last whole texts that are left and come to a twentieth of all, at least one."""
     if len(found) < len(splits):
         raise Mistake(
@@ -283,7 +283,7 @@ def _hold_out_files(path: Path, found: Sequence[_Found], splits: Sequence[str]) 
     return {split: held_out.get(split, left) for split in splits}
 
 
-def _listed(splits: Mapping[str, Sequence[_Found]]) -> str:
+def _describe(splits: Mapping[str, Sequence[_File]]) -> str:
     """Which files are in each split, and how large they are together."""
     told = []
     for split, found in splits.items():

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from ...mistake import Mistake
 from ...runtime.files import UNFINISHED, explained, remove_unfinished
-from ..reading import DAMAGE, reading
+from ..reading import DAMAGE, read_errors
 
 _PIECE = 1 << 16
 _HEADERS = 1 << 17
@@ -127,7 +127,7 @@ def _write(member: _Member, archive: Path, path: Path, most: int, written: dict[
 
 
 @contextmanager
-def unpacked(path: Path, home: Path) -> Iterator[Path]:
+def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
     """`path` itself, or, where it is a zip or a tar, a folder below `home` with its files, until the block ends.
 
     Raises:
@@ -156,7 +156,7 @@ def unpacked(path: Path, home: Path) -> Iterator[Path]:
 
 def is_archive(path: Path) -> bool:
     """Whether a file is a zip or a tar, which may be compressed."""
-    with reading(path):
+    with read_errors(path):
         is_zip, opener = _format(path)
         if is_zip:
             return True
@@ -172,7 +172,7 @@ def _format(path: Path) -> tuple[bool, Any]:
 
 
 @contextmanager
-def _damage_told(archive: Path) -> Iterator[None]:
+def _refuse_damage(archive: Path) -> Iterator[None]:
     """For what reads only: an error of writing would be told as one of the archive."""
     try:
         yield
@@ -184,7 +184,7 @@ def _damage_told(archive: Path) -> Iterator[None]:
 
 
 def _pieces(member: _Member, archive: Path) -> Iterator[bytes]:
-    with _damage_told(archive):
+    with _refuse_damage(archive):
         source = member.open()
         assert source is not None, "only plain files are opened"
         with source:
@@ -193,7 +193,7 @@ def _pieces(member: _Member, archive: Path) -> Iterator[bytes]:
 
 
 def _members(archive: Path) -> Generator[_Member, None, None]:
-    with _damage_told(archive):
+    with _refuse_damage(archive):
         yield from _read_members(archive)
 
 

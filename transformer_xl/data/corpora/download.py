@@ -91,11 +91,11 @@ def download(
     places.sort(key=lambda place: _Part(place[1]).of(place[0])[0] == 0)  # first what an earlier run had begun
     reasons = []
     for origin, path in places:
-        with _alone(path, say):
+        with _one_at_a_time(path, say):
             if _is_there(path, origin):
                 return path
             try:
-                _Loading(origin, _Part(path), check, say, attempts, timeout, pause).run()
+                _Download(origin, _Part(path), check, say, attempts, timeout, pause).run()
                 return path
             except _Refused as refusal:
                 reasons.append(f"{origin.url} ({refusal})")
@@ -174,7 +174,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Loading:
+class _Download:
     """One file from one origin, over as many connections as it takes."""
 
     origin: Origin
@@ -304,7 +304,7 @@ def _bar() -> Any:
 
 
 @contextmanager
-def _alone(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _one_at_a_time(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Let one process at a time load `path`."""
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     with explained(path):

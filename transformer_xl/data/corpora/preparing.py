@@ -24,7 +24,7 @@ from ...runtime.files import explained
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
 from ..header import SPLITS, Header
-from ..reading import OPENERS, Text, expanded, open_file, read_file, reading
+from ..reading import OPENERS, Text, expand_home, open_file, read_errors, read_file
 from ..vocab import Newlines, Vocab
 from .archive import is_archive, unpack
 from .download import download
@@ -55,13 +55,13 @@ def prepare(
     dataset = dataset_of(name, newlines, "--newlines")
     newlines = newlines or dataset.newlines
     protocol = dataset.protocols[newlines]
-    with _found(name, source, partial=partial) as found:
+    with _source_files(name, source, partial=partial) as found:
         needed = [file for file in dataset.files if vocab_file is None or file != dataset.vocab_file]
-        taken = _take(name, found, needed, protocol.splits, partial=partial)
+        taken = _choose_texts(name, found, needed, protocol.splits, partial=partial)
         counted = dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts)
         listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
-        listed = listed if vocab_file is None else expanded(vocab_file)
-        vocab, other = _listed_words(dataset, listed, newlines, whole=not taken.notes)
+        listed = listed if vocab_file is None else expand_home(vocab_file)
+        vocab, other = _read_vocab(dataset, listed, newlines, whole=not taken.notes)
         own_words = bool(other)
         if taken.notes and vocab is None and dataset.unit == "word":
             taken.notes.append(f"its words are those of its {' and '.join(counted)} part")
@@ -82,9 +82,7 @@ def prepare(
         )
 
 
-def _listed_words(
-    dataset: Dataset, listed: Path | None, newlines: Newlines, *, whole: bool
-) -> tuple[Vocab | None, str]:
+def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines, *, whole: bool) -> tuple[Vocab | None, str]:
     """The vocabulary in the file `listed`, and the file's name unless it is the one that belongs to the corpus.
 
     A file that only stands for a training part has the words of that part in another order.
@@ -99,7 +97,7 @@ def _listed_words(
     return vocab, "" if belongs else _plain_name(listed).removesuffix(".txt")
 
 
-class _Taken(NamedTuple):
+class _Chosen(NamedTuple):
     """What there is of a corpus."""
 
     texts: dict[str, list[Text]]
@@ -109,9 +107,9 @@ class _Taken(NamedTuple):
     """What is missing."""
 
 
-def _take(
+def _choose_texts(
     name: str, found: Mapping[str, Path], needed: Sequence[str], published: Mapping[str, Counts], *, partial: bool
-) -> _Taken:
+) -> _Chosen:
     """The verified texts of each split, from the files found."""
     dataset = DATASETS[name]
     substitutes = dataset.substitutes if partial else {}
@@ -131,7 +129,7 @@ def _take(
     for file in paths.keys() & set(needed):
         known = dataset.files[file]
         _verify(file, paths[file], replace(known, digest=parts[file].digest) if file in parts else known)
-    taken = _Taken({}, dict(published), [part.note for part in parts.values()])
+    taken = _Chosen({}, dict(published), [part.note for part in parts.values()])
     if not dataset.splits:
         [file] = dataset.files
         cuts = dataset.cuts
@@ -161,7 +159,7 @@ def _verify(name: str, path: Path, known: File) -> None:
     """Hold a file against what is published of it: its digest, or where there is none that it is text and no larger."""
     algorithm, _, published = known.digest.partition(":")
     found, length, text = hashlib.new(algorithm or "md5"), 0, codecs.getincrementaldecoder("utf-8")()
-    with reading(path), open_file(path) as opened:
+    with read_errors(path), open_file(path) as opened:
         try:
             while length <= known.bytes and (piece := opened.read(1 << 20)):
                 found.update(piece)
@@ -194,12 +192,12 @@ def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Pro
 
 
 @contextmanager
-def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
+def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
     """The files of a corpus that there are, by their published names; those that were unpacked go afterwards."""
     dataset = DATASETS[name]
     if source is None and partial:
         raise Mistake("--partial takes what a local copy holds: say with --source where it is.")
-    path = None if source is None else expanded(source)
+    path = None if source is None else expand_home(source)
     if path is not None and not path.exists():
         raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {path}.")
     archive = path is not None and path.is_file() and is_archive(path)
@@ -220,21 +218,21 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
                 if left != Path(folder):
                     shutil.rmtree(left, ignore_errors=True)
             if path is None:
-                yield _downloaded(dataset, downloads, Path(folder))
+                yield _download_all(dataset, downloads, Path(folder))
             else:
                 wanted = {file: known.bytes for file, known in dataset.files.items() if file != dataset.vocab_file}
                 yield unpack(path, wanted, Path(folder))
 
 
-def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
+def _download_all(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
     """Every file of a corpus, by the first way to download them that works."""
     failures = []
     for packages in dataset.packages:
         found: dict[str, Path] = {}
         try:
             for package in packages:
-                path = download(package.origins, downloads, check=partial(_trouble, dataset, package, folder))
-                found |= _unpacked(dataset, package, folder, path)
+                path = download(package.origins, downloads, check=partial(_why_refused, dataset, package, folder))
+                found |= _unpack_package(dataset, package, folder, path)
         except (OSError, ValueError) as error:
             failures.append(str(error))
         else:
@@ -242,16 +240,16 @@ def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Pa
     raise OSError(" ".join(failures))
 
 
-def _unpacked(dataset: Dataset, package: Package, folder: Path, path: Path) -> dict[str, Path]:
+def _unpack_package(dataset: Dataset, package: Package, folder: Path, path: Path) -> dict[str, Path]:
     """The files of a package, from its archive or as they came."""
     name, sizes = path.name.removesuffix(".part"), {file: dataset.files[file].bytes for file in package.files}
     return {name: path} if name in sizes else unpack(path, sizes, folder)
 
 
-def _trouble(dataset: Dataset, package: Package, folder: Path, path: Path) -> str:
+def _why_refused(dataset: Dataset, package: Package, folder: Path, path: Path) -> str:
     """Why a package is not the published one; empty if it is."""
     try:
-        for file, there in _unpacked(dataset, package, folder, path).items():
+        for file, there in _unpack_package(dataset, package, folder, path).items():
             _verify(file, there, dataset.files[file])
     except ValueError as error:
         return str(error)
