@@ -243,7 +243,7 @@ def test_other_settings_in_the_config_are_named(tmp_path, model):
 def test_a_vocabulary_of_another_size_is_refused(tmp_path, model):
     folder = altered(save(tmp_path, model, 3))
     (folder / "vocab.json").write_text(json.dumps(Vocab("char", ("a", "b")).to_json()))
-    with pytest.raises(ValueError, match=r"2 symbols and config\.json says model\.vocab_size = 19"):
+    with pytest.raises(ValueError, match=r"2 tokens and config\.json says model\.vocab_size = 19"):
         load_model(folder)
 
 

@@ -622,13 +622,13 @@ class TestPublished:
         assert corpus.vocab.decode(corpus.split("valid").ids) == "bab"
 
     def test_other_content_and_other_counts_are_refused(self, tiny: Path, home: Path, monkeypatch) -> None:
-        with pytest.raises(ValueError, match=r"came to 3 symbols, not 4; 5 tokens in test, not 6\. Its files are not"):
+        with pytest.raises(ValueError, match=r"has 3 entries of the vocabulary, not 4; 5 tokens in test, not 6\. Its files are not"):
             prepare("tiny", tiny, newlines="keep")
         assert not (home / "corpora" / "tiny-keep").exists()
         before = prepare("tiny", tiny)
         known = DATASETS["tiny"]
         monkeypatch.setitem(DATASETS, "tiny", replace(known, protocols={"drop": known.protocols["keep"]}))
-        with pytest.raises(ValueError, match="came to 2 symbols, not 4"):
+        with pytest.raises(ValueError, match="has 2 entries of the vocabulary, not 4"):
             prepare("tiny", tiny)
         assert Corpus.open(before.path, verify=True) == before, "the good store stays"
         monkeypatch.setitem(DATASETS, "tiny", known)
@@ -725,15 +725,15 @@ class TestPublished:
     def test_what_is_missing_is_listed(self, words: Path, home: Path) -> None:
         (words / "list").rename(words / "kept")
         corpus = prepare("words", words, partial=True)
-        assert corpus.header.partial == "no vocabulary file; its words are those of its train part"
+        assert corpus.header.partial == "no vocabulary file; its words are those of its train split"
         (words / "kept").rename(words / "list")
         (words / "a.2").unlink()
         corpus = prepare("words", words, partial=True)
-        assert corpus.header.partial == "1 of 2 files of its train part" and len(corpus.vocab) == 4
+        assert corpus.header.partial == "1 of 2 files of its train split" and len(corpus.vocab) == 4
         (words / "a.1").unlink()
         (words / "list").unlink()
         corpus = prepare("words", words, partial=True)
-        notes = ("no train part", "no vocabulary file", "its words are those of its valid and test part")
+        notes = ("no train split", "no vocabulary file", "its words are those of its valid and test split")
         assert corpus.header.partial == "; ".join(notes)
         assert corpus.vocab.symbols == ("<S>", "the", "bird", "sat", UNK)
         assert set(corpus.header.splits) == {"valid", "test"}

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: its model, settings, symbols and training state."""
+"""Reading a checkpoint: its model, settings, vocabulary and training state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECTIONS = {"model": TransformerXLConfig, "corpus": CorpusConfig, "train": Trai
 
 
 class LoadedModel(NamedTuple):
-    """A trained model in eval mode, its symbols, and the settings of the run it comes from."""
+    """A trained model in eval mode, its vocabulary, and the settings of its run."""
 
     model: TransformerXL
     vocab: Vocab
@@ -34,13 +34,13 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
-    """Load what lies on this machine; `transformer_xl.load_model` tells of it, and takes names on the hub too."""
+    """Load a model from a folder of this machine; `transformer_xl.load_model` also accepts names on the hub."""
     folder = find_checkpoint(path)
     config = load_config(folder)
     vocab = load_vocab(folder)
     if len(vocab) != config.model.vocab_size:
         raise Mistake(
-            f"{folder} does not fit together: vocab.json has {len(vocab)} symbols and config.json says "
+            f"{folder} does not fit together: vocab.json has {len(vocab)} tokens and config.json says "
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
     _refuse_absurd(config.model, folder)
@@ -88,7 +88,7 @@ def load_training(folder: str | Path) -> TrainingState:
 
 
 def load_config(folder: str | Path) -> RunConfig:
-    """The settings in a checkpoint's `config.json`; ones it lacks take their defaults.
+    """The settings in a checkpoint's `config.json`; missing ones take their defaults.
 
     Raises:
         ValueError: the file is foreign, from a newer version, or lists settings this version does not have.
@@ -98,7 +98,7 @@ def load_config(folder: str | Path) -> RunConfig:
 
 
 def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
-    """The settings in JSON read from `path`, a table per section; ones it lacks take their defaults.
+    """The settings in JSON read from `path`, one table per section; missing ones take their defaults.
 
     Raises:
         ValueError: it lists settings this version does not have, or values that do not go together.
@@ -129,7 +129,7 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
 
 
 def load_vocab(folder: str | Path) -> Vocab:
-    """The symbols in a checkpoint's `vocab.json`."""
+    """The vocabulary in a checkpoint's `vocab.json`."""
     path = Path(folder) / "vocab.json"
     stored = read_json(path)
     try:
@@ -139,5 +139,5 @@ def load_vocab(folder: str | Path) -> Vocab:
 
 
 def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists where the settings have tuples."""
+    """Turn the lists of JSON into the tuples of settings."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in section.items()}

@@ -1,6 +1,6 @@
-"""From a name to a `Corpus`: a published one that was prepared, a token store, or any text, tokenised on the fly.
+"""Find the `Corpus` of a name: a published corpus that was prepared, a token store, or any text.
 
-Text is kept in the cache under a name made from its content, so that a changed file is tokenised again.
+The token store of a text is kept in the cache under a name made from its content: a changed file is tokenised again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ from .vocab import Newlines, Vocab
 
 
 def cache_folder() -> Path:
-    """Where token stores and downloads live: the environment's TXL_HOME, else the user's cache directory for txl."""
+    """The folder of token stores and downloads: TXL_HOME, or by default the user's cache folder for txl."""
     home = os.environ.get("TXL_HOME")
     return expand_home(home) if home else platformdirs.user_cache_path("txl")
 
 
 def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool = False) -> Corpus:
-    """The corpus that `config.name` means: one that was prepared, a token store, or a text file, folder or archive.
+    """The corpus named `config.name`: one that was prepared, a token store, or a text file, folder or archive.
 
-    Text is tokenised into the cache, with `vocab` where it is given (a trained model's), else with the symbols that
-    `config.vocab` lists; `read_splits` says how it is cut and what `whole` leaves uncut.
+    Text is tokenised into the cache, with `vocab` (a trained model's) if it is given, and otherwise with the tokens
+    listed in `config.vocab` or made from the text. `read_splits` says how text is cut and what `whole` leaves uncut.
+
+    Raises:
+        FileNotFoundError: there is no such corpus or text.
+        ValueError: the corpus does not go with `vocab` or the settings.
     """
     if not config.name:
         raise Mistake(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
@@ -61,12 +65,12 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
 
 
 def _guess(name: str) -> str:
-    """A question after the published corpus whose name is almost this one; "" where there is none."""
+    """A question that names the published corpus with the most similar name; "" if none is similar."""
     return "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, DATASETS, n=1))
 
 
 def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
-    """Refuse settings that differ from what a token store was made with."""
+    """Refuse settings that differ from the settings with which a token store was made."""
     if config.reset_documents and any(split.documents is None for split in corpus.header.splits.values()):
         raise Mistake(f"corpus.reset_documents must be false for the corpus {corpus.name}, which has no documents.")
     for setting in ("unit", "newlines"):
@@ -81,13 +85,17 @@ def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
 
 
 def tokenised(name: str) -> bool:
-    """Whether the corpus of that name has its punctuation apart, and is better shown as `readable` text."""
+    """Whether the corpus of that name separates punctuation by spaces, so people should see it as `readable` text."""
     own = name.removesuffix("-partial").partition("+")[0]
     return own in DATASETS and DATASETS[own].tokenised
 
 
 def dataset_of(name: str, newlines: Newlines | None, option: str = "corpus.newlines") -> Dataset:
-    """The published corpus of that name; `ValueError` where there is none, or not with these line ends."""
+    """The published corpus of that name.
+
+    Raises:
+        ValueError: there is none, or it is not published with these line ends.
+    """
     if name not in DATASETS:
         raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{_guess(name)}")
     protocols = DATASETS[name].protocols
@@ -100,7 +108,7 @@ def dataset_of(name: str, newlines: Newlines | None, option: str = "corpus.newli
 
 
 def store_folder(name: str, newlines: str) -> Path:
-    """A published protocol has the plain name, as in enwik8; another one says so, as in enwik8-keep."""
+    """The folder of a prepared corpus: enwik8 for the published treatment of line ends, enwik8-keep for another one."""
     return cache_folder() / "corpora" / (f"{name}-{newlines}" if newlines else name)
 
 

@@ -1,4 +1,4 @@
-"""What a token store says of itself: `corpus.json`, held against what it can be."""
+"""The header of a token store, `corpus.json`: reading it, checking it, and its form on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .vocab import Newlines, Unit
 
 SPLITS = ("train", "valid", "test")
 WHOLE = "all"
-"""The split of a text that is not cut, and, where it is, all of its splits one after another."""
+"""The one split of a text that is not cut; for a corpus with splits, all of them one after another."""
 FORMAT = "transformer-xl token store"
 VERSION = 1
 PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
@@ -24,39 +24,44 @@ PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
 
 @dataclass(frozen=True, kw_only=True)
 class SplitHeader:
-    """What a token store says about one split."""
+    """What the header says about one split."""
 
     tokens: int
     types: int
     """Distinct ids that occur."""
     unknown: int
-    """Tokens that are `<unk>`."""
+    """Number of tokens that are `<unk>`."""
     bytes: int
-    """Size of the source text, line ends included even where they are dropped."""
+    """Size of the source text; dropped line ends count too."""
     sha256: str
     documents: list[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a token store says about itself."""
+    """What a token store says about its text, its tokens and its splits."""
 
     name: str
     source: str
-    """Where the text came from, in words."""
+    """The origin of the text, in words."""
     partial: str = ""
-    """What is missing of a published corpus, in words; empty: nothing."""
+    """What is missing from a published corpus, in words; empty if it is whole."""
     unit: Unit
     newlines: Newlines
     dtype: str
     vocab_size: int
     vocab: str
-    """Fingerprint of the vocabulary the ids belong to."""
+    """Fingerprint of the vocabulary of the ids."""
     splits: dict[str, SplitHeader]
 
     @classmethod
     def read(cls, path: Path) -> Header:
-        """Read `corpus.json`; `FileNotFoundError` or `ValueError` say what is wrong with it."""
+        """Read and check `corpus.json`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is damaged, or of another format or version.
+        """
         content = read_table(path)
         if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
             raise Mistake(f"{path} is not a {FORMAT} of version {VERSION}, the one this release reads. {PREPARE_AGAIN}")
@@ -68,18 +73,18 @@ class Header:
         return header
 
     def _damage(self) -> Iterator[str]:
-        """The entries that cannot be what they should."""
+        """Names of the entries with values that no store has."""
         texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
         yield from (name for name in texts if not isinstance(getattr(self, name), str))
         if not self.splits or not (self.splits.keys() <= set(SPLITS) or self.splits.keys() == {WHOLE}):
             yield "splits"
-        for part, split in self.splits.items():
+        for where, split in self.splits.items():
             counts = ("tokens", "types", "unknown", "bytes")
-            yield from (f"{name} of {part}" for name in counts if not _is_count(getattr(split, name)))
+            yield from (f"{name} of {where}" for name in counts if not _is_count(getattr(split, name)))
             starts = [0] if split.documents is None else split.documents
             sound = isinstance(starts, list) and all(map(_is_count, starts)) and starts[:1] == [0]
             if not sound or any(a >= b for a, b in pairwise([*starts, split.tokens])):
-                yield f"documents of {part}"
+                yield f"documents of {where}"
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -100,7 +105,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def name_damage(path: Path) -> Iterator[None]:
-    """Name the file of a token store that is missing, or in which something was not as it should be."""
+    """Turn an error of reading a file of a token store into a sentence that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -108,4 +113,4 @@ def name_damage(path: Path) -> Iterator[None]:
     except (ValueError, RecursionError) as error:
         raise Mistake(f"{path} is damaged: {str(error).rstrip('.')}. {PREPARE_AGAIN}") from error
     except (TypeError, AttributeError, KeyError) as error:
-        raise Mistake(f"{path} is damaged: it lacks an entry, or has one too many. {PREPARE_AGAIN}") from error
+        raise Mistake(f"{path} is damaged: an entry is missing or unknown. {PREPARE_AGAIN}") from error

@@ -1,7 +1,7 @@
-"""From a text to its ids and its vocabulary in one pass.
+"""Make ids and a vocabulary of a text in one pass.
 
-A vocabulary is ordered by frequency, which is known only at the end. So symbols are first numbered as they come, and
-when these numbers are counted a table from them to ids is made.
+A vocabulary is ordered by frequency, which is known only at the end of the text. Tokens are therefore numbered first;
+when the numbers are counted, a table turns them into ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .vocab import Newlines, Vocab, split_words
 
 
 class WordNumbering:
-    """Words, numbered in the order they first occur: the one that decides between words of the same frequency."""
+    """Numbers words in the order in which they first occur, which also orders words of the same frequency."""
 
     def __init__(self, newlines: Newlines):
         self._newlines: Newlines = newlines
@@ -39,7 +39,7 @@ class WordNumbering:
 
 
 class PairNumbering:
-    """Byte pairs: a tokenizer made from the text, whose symbols are then ordered by frequency."""
+    """Trains a tokenizer of byte pairs on a text, and then orders its tokens by frequency."""
 
     def __init__(self, newlines: Newlines, texts: Iterable[str], size: int):
         self._tokenizer = train_bpe(texts, size)

@@ -1,6 +1,6 @@
-"""Any text as a corpus: which files of a folder are text, which split each is of, and where to cut splits.
+"""Any text as a corpus: which files of a folder are text, to which split each belongs, and where to cut splits.
 
-Texts stay on disk. This page finds their sizes, their checksums and the positions to cut at.
+Texts stay on disk. This module finds their sizes, their checksums and the positions to cut at.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ NAMES = {
     "valid": ("valid", "validation", "val", "dev", "devel", "development"),
     "test": ("test", "testing"),
 }
-"""How files and folders name a split."""
+"""The words in names of files and folders that name a split."""
 _SPLIT_OF = {name: split for split, names in NAMES.items() for name in names}
 _CODE = (
     *(".py", ".pyi", ".pyx", ".ipynb", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".js", ".jsx", ".ts", ".tsx", ".java"),
     *(".kt", ".go", ".rs", ".rb", ".php", ".pl", ".sh", ".lua", ".jl", ".r", ".scala", ".swift", ".cs", ".m", ".sql"),
     *(".html", ".css", ".toml", ".yaml", ".yml", ".cfg", ".ini"),
 )
-"""Files of source code are named after what they do: test.py is no split."""
+"""Endings of source code, whose files are named after what they do: test.py names no split."""
 _ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog", "authors", "citation")
-"""How the names of files begin that describe a text and are no part of it; left out where other files name splits."""
+"""Beginnings of the names of files that describe a text; such a file is left out if other files name splits."""
 _HEAD = 1 << 13
-"""A file with a NUL in this many first bytes is binary."""
+"""A file is binary if one of its first bytes, up to this many, is a NUL."""
 _WINDOW = 1 << 20
-"""A position to cut words at is searched for in this many bytes."""
+"""Number of bytes in which to look for a position to cut words."""
 
 
 class Texts(NamedTuple):
-    """The texts of each split, and what a person should know of them."""
+    """The texts of each split, and notes for people about them."""
 
     splits: dict[str, list[Span]]
     notes: list[str]
-    """Which files went to which split, and which were left out and why: a sentence each."""
+    """Sentences: which files went to which split, and which were left out and why."""
     digest: str
-    """SHA-256 of every text and of the positions at which it is cut."""
+    """SHA-256 of all texts and the positions at which they are cut."""
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file with text."""
+    """A file with text, read once."""
 
     name: str
     text: Span
     size: int
-    """Bytes of its text; a last line of words that lacks its end counts as if it had one."""
+    """Bytes of its text; the last line of words counts with its end even if that is missing."""
     digest: str
 
 
 def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: bool = False) -> Texts:
     """The texts of each split of a file or folder.
 
-    The files of a folder that name splits (`NAMES`), themselves or by the folder they are in, are those splits. A file
-    is cut 90 : 5 : 5 by position, and so are the files of a folder that name none, glued in the order of their names;
-    with `whole_files` whole ones are held out. With `whole`, texts that name no split are one, "all".
+    A file of a folder belongs to the split that its name, or its folder's name, names (`NAMES`). A single file is cut
+    90 : 5 : 5 by position, and so are the files of a folder that name no split, joined in the order of their names;
+    `whole_files` holds out whole files instead. With `whole`, texts that name no split are the one split "all".
 
     Raises:
-        ValueError: there is too little text, it is not what `unit` needs, or it is unclear which split a file is of.
+        ValueError: there is too little text, it does not suit `unit`, or the split of a file is unclear.
     """
     skipped: dict[str, str] = {}
     files = _files(path, skipped) if path.is_dir() else {path.name: path}
@@ -85,15 +85,17 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
             raise Mistake(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
-    notes = [note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)]  # any file's name
+    notes = [
+        note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)
+    ]  # a file name may be no UTF-8
     return Texts(splits, notes, hashlib.sha256(repr(cuts).encode()).hexdigest())
 
 
 def _make_splits(
     path: Path, given: dict[str, list[_File]], unit: Unit, *, whole_files: bool, whole: bool
 ) -> tuple[dict[str, list[Span]], str]:
-    """The splits, and a sentence about how they were made. They are those `given`, but a text without splits is cut,
-    and a missing valid split is cut from train."""
+    """The splits, and a sentence about how they were made: the files as `given`, except that a text without splits is
+    cut, and a missing valid split is cut from train."""
     cut, wanted = (WHOLE, SPLITS) if WHOLE in given else ("train", SPLITS[:2])
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
         return {split: [each.text for each in given[split]] for split in given}, _describe(given)
@@ -110,8 +112,8 @@ def _make_splits(
 
 
 def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
-    """The files that begin like text, in the order of their names; the others are `skipped`, and so is what is hidden
-    or was made by training."""
+    """The files that begin like text, in the order of their names. The others, hidden files, and folders that this
+    package wrote are added to `skipped`."""
     files: dict[str, Path] = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
@@ -125,7 +127,7 @@ def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
 
 
 def _no_text(file: Path) -> str:
-    """Why a file or folder inside a folder is no text; "" where it may be one."""
+    """The reason why a file or folder inside a folder is no text; "" if it may be text."""
     if file.name.startswith("."):
         return "hidden"
     if file.is_dir():
@@ -138,7 +140,7 @@ def _no_text(file: Path) -> str:
 
 
 def _kind_of_output(folder: Path) -> str:
-    """What this package wrote into a folder, in words; "" where it did not."""
+    """What this package wrote into a folder, in words; "" if it wrote nothing."""
     marks = {
         "a run": ("config.toml", "environment.json"),
         "a checkpoint": ("model.safetensors", "config.json"),
@@ -148,7 +150,7 @@ def _kind_of_output(folder: Path) -> str:
 
 
 def _read_once(file: Path, name: str, unit: Unit) -> _File:
-    """Read a file once: its text's size and checksum. Unless `unit` is byte, refuse a file that is no text."""
+    """Read a file once, for the size and checksum of its text. Unless `unit` is byte, refuse a file that is no text."""
     text = text_in(file, skip_mark=unit != "byte")
     size, digest, left, last = 0, hashlib.sha256(), b"", b""
     for chunk in chunks(text):
@@ -164,7 +166,7 @@ def _read_once(file: Path, name: str, unit: Unit) -> _File:
 
 
 def _check_utf8(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
-    """Refuse a `part`, from byte `start` of a file on, that is no text; return the unfinished character at its end."""
+    """Refuse bytes, the first at position `start` of a file, that are no text; return an unfinished last character."""
     try:
         _, length = codecs.utf_8_decode(part, "strict", False)
         broken = part.find(b"\0")
@@ -184,10 +186,10 @@ def _refuse_binary(file: Path, unit: Unit, position: int, found: bytes) -> None:
 
 
 def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str]) -> dict[str, list[_File]]:
-    """The files that name a split, by split; none where no file does. If all of them name train, they are one text.
+    """The files that name a split, by split; none if no file names one. If all of them name train, they are one text.
 
     Raises:
-        ValueError: a file may belong to a split, and does not say to which.
+        ValueError: the split of a file is unclear.
     """
     named: dict[str, list[_File]] = {}
     others: list[_File] = []
@@ -212,8 +214,8 @@ def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str
 
 
 def _splits_in(name: str) -> set[str]:
-    """The splits that a path names: by the whole name of a folder, or by a part of the file's name between dots, as a
-    whole or by its first or last word; where none does, by the first or last word of a folder's name."""
+    """The splits that a path names: the name of a folder, a section of the file's name between dots, or the first or
+    last word of a section; if none of these names a split, the first or last word of a folder's name."""
     *folders, file = name.lower().split("/")
     if file.endswith(_CODE):
         return set()
@@ -226,14 +228,14 @@ def _splits_among(words: Sequence[str]) -> set[str]:
 
 
 def _ends(names: Sequence[str]) -> list[str]:
-    """The first and the last word of each name; numbers, and the "of" between them, are no words."""
+    """The first and the last word of each name; numbers, and the "of" between them, are not words."""
     inner = [[word for word in re.split(r"[^a-z]+", name) if word and word != "of"] for name in names]
     return [word for words in inner for word in (*words[:1], *words[-1:])]
 
 
 def _cut_files(found: Sequence[_File], unit: Unit, splits: Sequence[str]) -> dict[str, list[Span]]:
-    """The texts, glued, cut so that each split but the first has a twentieth of them. Words are cut after a line,
-    unless lines are so long that the next split would suffer."""
+    """Join the texts and cut them so that each split except the first has a twentieth. Words are cut after a line,
+    unless a line is so long that the next split would become too short."""
     total = sum(each.size for each in found)
     shares = range(21 - len(splits), 20)
     cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in shares]
@@ -250,8 +252,8 @@ def _cut_files(found: Sequence[_File], unit: Unit, splits: Sequence[str]) -> dic
 
 
 def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) -> int:
-    """The first position from this one on at which the glued texts can be cut; for words, after a line that ends within
-    `near` bytes."""
+    """The first position, at or after this one, at which the joined texts can be cut; for words, after a line if one
+    ends within `near` bytes."""
     first = 0
     for each in found:
         inside = position - first
@@ -268,7 +270,7 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
 
 
 def _hold_out_files(path: Path, found: Sequence[_File], splits: Sequence[str]) -> dict[str, list[_File]]:
-    """For each split but the first, the last whole texts that are left and come to a twentieth of all, at least one."""
+    """Hold out whole texts from the end: for each split except the first, at least one and a twentieth of all bytes."""
     if len(found) < len(splits):
         raise Mistake(
             f"corpus.reset_documents must be false for {path}, which holds {len(found)} files with text: at least "
@@ -284,12 +286,12 @@ def _hold_out_files(path: Path, found: Sequence[_File], splits: Sequence[str]) -
 
 
 def _describe(splits: Mapping[str, Sequence[_File]]) -> str:
-    """Which files are in each split, and how large they are together."""
-    told = []
+    """A sentence about the files of each split and their size."""
+    parts = []
     for split, found in splits.items():
         size = sum(each.size for each in found)
         encodings = sorted({each.text.encoding.upper() for each in found if each.text.encoding})
         files = f"{len(found):,} files, " if len(found) > 1 else ""
         read = f", read as {', '.join(encodings)}" if encodings else ""
-        told.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} bytes{read})")
-    return "; ".join(told)
+        parts.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} bytes{read})")
+    return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Files out of an archive that nobody vouches for: those asked for by name, no larger than expected, nothing else."""
+"""Unpack archives that nobody vouches for: only plain files, inside one folder, no larger than expected."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ..reading import DAMAGE, read_errors
 
 _PIECE = 1 << 16
 _HEADERS = 1 << 17
-"""A member's headers in a tar may have so many bytes; tarfile holds them in memory."""
+"""Maximum bytes of the headers of one member of a tar, which tarfile keeps in memory."""
 _OPENERS = {
     re.compile(rb"\x1f\x8b"): gzip.open,
     re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"): bz2.open,  # a text may begin with BZh
     re.compile(rb"\xfd7zXZ\0"): lzma.open,
 }
-"""What a compressed file begins with."""
+"""The first bytes of compressed files."""
 _ZIP = (b"PK\3\4", b"PK\5\6")
 _NO_FILE = "is a link, a device or a folder, not a file"
 _UNPACKED, _RATIO = 1 << 30, 100
-"""Maximum size of an unpacked archive: this many bytes, or this many times its own size. No text compresses better."""
+"""Maximum size of an unpacked archive: this many bytes, or this many times its own size; no text compresses better."""
 _ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-"""Of the others zipfile unpacks at once whatever a piece comes to."""
+"""The other methods unpack a piece of any size at once."""
 _DAMAGE = (
     *DAMAGE,
     zipfile.BadZipFile,
@@ -47,30 +47,30 @@ _DAMAGE = (
     OSError,
     ValueError,
 )
-"""What the readers of the standard library raise on a damaged archive."""
+"""The errors that the standard library raises for a damaged archive."""
 
 
 class RefusedArchive(Mistake):
-    """An archive that is damaged, hostile, or without what was asked for."""
+    """An archive is damaged or hostile, or lacks a file that was asked for."""
 
 
 class _Member(NamedTuple):
     name: str | None
-    """Its path in the archive; None where the format has no names."""
+    """Its path in the archive; None if the format has no names."""
     trouble: str
-    """Why it cannot be taken; empty if it can."""
+    """The reason why it cannot be unpacked; empty if it can."""
     open: Callable[[], IO[bytes] | None]
 
 
 def unpack(archive: Path, wanted: Mapping[str, int], folder: Path) -> dict[str, Path]:
-    """Take the files `wanted` (base name to the most bytes it may have) out of a zip, a tar or a compressed file.
+    """Unpack the files `wanted` (base name to maximum bytes) from a zip, a tar or a compressed file.
 
-    What it is tells its content, not its name: zip; tar, plain or as .gz, .bz2 or .xz; one file as .gz, .bz2 or .xz.
-    Each is written to `folder/<base name>`, whatever path it has in the archive, and replaces what is there. Nothing
-    else is written, and nothing stays if it fails.
+    The content decides which it is, not the name: zip; tar, plain or as .gz, .bz2 or .xz; one file as .gz, .bz2 or .xz.
+    Each file is written to `folder/<base name>`, whatever its path in the archive, and replaces a file there. Nothing
+    else is written, and after an error no file remains.
 
     Raises:
-        RefusedArchive: a `ValueError` in one sentence, for an archive that is damaged or hostile or lacks a file.
+        RefusedArchive: a `ValueError` of one sentence: the archive is damaged or hostile, or lacks a file.
         OSError: one sentence that names the file and the reason, for instance a full disk.
     """
     if not archive.is_file():
@@ -99,23 +99,23 @@ def unpack(archive: Path, wanted: Mapping[str, int], folder: Path) -> dict[str, 
 
 
 def _path_of(member: _Member) -> PureWindowsPath:
-    """A member's path, parted at / and at \\."""
+    """A member's path, split at / and at \\."""
     return PureWindowsPath(member.name or "")
 
 
 def _write(member: _Member, archive: Path, path: Path, most: int, written: dict[str, Path]) -> int:
-    """Write a member of at most `most` bytes to `path`, note that in `written`, and return its size."""
-    inside, told = _path_of(member), f"{archive} is refused: its member {member.name!r}"
+    """Write a member of at most `most` bytes to `path`, add it to `written`, and return its size."""
+    inside, refused = _path_of(member), f"{archive} is refused: its member {member.name!r}"
     if inside.anchor or ".." in inside.parts:
-        raise RefusedArchive(f"{told} points outside the archive.")
+        raise RefusedArchive(f"{refused} points outside the archive.")
     if member.trouble:
-        raise RefusedArchive(f"{told} {member.trouble}.")
+        raise RefusedArchive(f"{refused} {member.trouble}.")
     if written.setdefault(str(path), path) is not path:
-        raise RefusedArchive(f"{told} is the second of the name {path.name}.")
+        raise RefusedArchive(f"{refused} is the second of the name {path.name}.")
     size = 0
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a link that is there must not lead elsewhere
+        path.unlink(missing_ok=True)  # writing must not follow a link that is there
         with path.open("xb") as file:
             for piece in _pieces(member, archive):
                 size += len(piece)
@@ -128,7 +128,7 @@ def _write(member: _Member, archive: Path, path: Path, most: int, written: dict[
 
 @contextmanager
 def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
-    """`path` itself, or, where it is a zip or a tar, a folder below `home` with its files, until the block ends.
+    """Yield `path` itself, or if it is a zip or a tar, a folder below `home` that holds its files until the block ends.
 
     Raises:
         RefusedArchive: it is damaged or hostile.
@@ -140,11 +140,11 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
     with explained(home):
         home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / f".{path.name}.lock"):
-        remove_unfinished(home, path.name)  # what a killed process left
+        remove_unfinished(home, path.name)  # left by a process that was killed
         with explained(home):
             temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{path.name}-", dir=home)
         with temporary as folder:
-            inside = Path(folder) / path.name  # so that a sentence about a file in it names the archive
+            inside = Path(folder) / path.name  # a sentence about a file in it then names the archive
             inside.mkdir()
             left, written = max(_UNPACKED, _RATIO * path.stat().st_size), {}
             with closing(_members(path)) as members:
@@ -155,7 +155,7 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip or a tar, which may be compressed."""
+    """Whether a file is a zip, or a tar that may be compressed."""
     with read_errors(path):
         is_zip, opener = _format(path)
         if is_zip:
@@ -165,7 +165,7 @@ def is_archive(path: Path) -> bool:
 
 
 def _format(path: Path) -> tuple[bool, Any]:
-    """By a file's first bytes: whether it is a zip, and what decompresses it; None: nothing."""
+    """By a file's first bytes: whether it is a zip, and the function that decompresses it, or None."""
     with path.open("rb") as file:
         start = file.read(10)
     return start.startswith(_ZIP), next((opener for magic, opener in _OPENERS.items() if magic.match(start)), None)
@@ -173,7 +173,7 @@ def _format(path: Path) -> tuple[bool, Any]:
 
 @contextmanager
 def _refuse_damage(archive: Path) -> Iterator[None]:
-    """For what reads only: an error of writing would be told as one of the archive."""
+    """Raise an error of reading as a refusal. Nothing is written inside, because errors of writing look the same."""
     try:
         yield
     except RefusedArchive:
@@ -228,12 +228,12 @@ def _zip_members(archive: Path) -> Iterator[_Member]:
 
 
 def _tar_members(file: Any) -> Iterator[_Member]:
-    """The members in one pass, to the end of the file, where gzip, bzip2 and xz have their checksums."""
+    """The members in one pass to the end of the file, because gzip, bzip2 and xz keep their checksums there."""
     bounded = _Bounded(file)
     with tarfile.open(fileobj=bounded, mode="r|", bufsize=_PIECE) as opened:  # type: ignore[call-overload]
         while (member := opened.next()) is not None:
             bounded.end = opened.offset + _HEADERS
-            opened.members.clear()  # else it remembers all of them
+            opened.members.clear()  # otherwise it keeps all of them in memory
             trouble = "" if member.isreg() else _NO_FILE
             yield _Member(member.name, trouble, lambda member=member: opened.extractfile(member))
         while file.read(_PIECE):
@@ -241,7 +241,7 @@ def _tar_members(file: Any) -> Iterator[_Member]:
 
 
 class _Bounded:
-    """A tar that ends with an error where the headers of its next member have no end."""
+    """A tar whose reading ends with an error if the headers of a member are too long."""
 
     def __init__(self, file: Any):
         self.file, self.position, self.end = file, 0, _HEADERS
@@ -255,7 +255,7 @@ class _Bounded:
 
 
 def _is_tar(block: bytes) -> bool:
-    """Whether the first block is a header with the right checksum."""
+    """Whether the first block of a file is the header of a tar, with the right checksum."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:

@@ -1,6 +1,6 @@
-"""Published corpora, downloaded or from a local copy, to token stores: `prepare`, behind `txl data`.
+"""`prepare`, which `txl data` runs: a published corpus, downloaded or from a local copy, becomes a token store.
 
-Content or counts that are not the published ones are refused; what is not whole is called partial.
+It refuses content or counts other than the published ones, and calls a store partial if files are missing.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def prepare(
     """Tokenise the published corpus `name` into the cache.
 
     Args:
-        source: the folder that holds its files, an archive of them, or the file where there is just one; compressed
-            (.xz, .gz, .bz2) or plain. None downloads it.
-        newlines: one of its protocols, each a store of its own; None is the published one.
-        partial: take what there is. The store is then called `name-partial`, and says what is missing.
-        vocab_file: take the words of this file. The store is then named after it, too, unless it is the published one.
+        source: a folder with its files, an archive of them, or the file itself if there is just one; compressed (.xz,
+            .gz, .bz2) or plain. None downloads it.
+        newlines: the treatment of line ends, each with a store of its own; None is the published one.
+        partial: accept that files are missing. The store is then called `name-partial`, and says what is missing.
+        vocab_file: take the words of this file. The name of the store then includes the file's name, unless the file is
+            the published one.
 
     Raises:
         ValueError: content or counts are not the published ones.
@@ -64,13 +65,13 @@ def prepare(
         vocab, other = _read_vocab(dataset, listed, newlines, whole=not taken.notes)
         own_words = bool(other)
         if taken.notes and vocab is None and dataset.unit == "word":
-            taken.notes.append(f"its words are those of its {' and '.join(counted)} part")
+            taken.notes.append(f"its words are those of its {' and '.join(counted)} split")
             own_words = True
-        called = name + (f"+{other}" if other else "") + ("-partial" if taken.notes else "")
+        store_name = name + (f"+{other}" if other else "") + ("-partial" if taken.notes else "")
         return Corpus.build(
-            store_folder(called, "" if newlines == dataset.newlines else newlines),
+            store_folder(store_name, "" if newlines == dataset.newlines else newlines),
             taken.texts,
-            name=called,
+            name=store_name,
             source=name,
             partial="; ".join(taken.notes),
             unit=dataset.unit,
@@ -83,9 +84,9 @@ def prepare(
 
 
 def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines, *, whole: bool) -> tuple[Vocab | None, str]:
-    """The vocabulary in the file `listed`, and the file's name unless it is the one that belongs to the corpus.
+    """The vocabulary in the file `listed`, and the file's name unless the file belongs to the corpus.
 
-    A file that only stands for a training part has the words of that part in another order.
+    A file that only replaces a missing training split does not belong to a whole corpus: its words have another order.
     """
     if listed is None:
         return None, ""
@@ -98,19 +99,19 @@ def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines, *, wh
 
 
 class _Chosen(NamedTuple):
-    """What there is of a corpus."""
+    """The available texts of a corpus."""
 
     texts: dict[str, list[Text]]
     counts: dict[str, Counts]
-    """What is published for those splits that are whole, or a known part."""
+    """The published counts of the splits that are whole or known substitutes."""
     notes: list[str]
-    """What is missing."""
+    """What is missing, in words."""
 
 
 def _choose_texts(
     name: str, found: Mapping[str, Path], needed: Sequence[str], published: Mapping[str, Counts], *, partial: bool
 ) -> _Chosen:
-    """The verified texts of each split, from the files found."""
+    """Verify the files found and choose the texts of each split."""
     dataset = DATASETS[name]
     substitutes = dataset.substitutes if partial else {}
     parts = {file: part for file, part in substitutes.items() if file not in found and part.name in found}
@@ -146,7 +147,7 @@ def _choose_texts(
         if len(there) < len(files):
             taken.counts.pop(split, None)
             taken.notes.append(
-                f"{len(there)} of {len(files)} files of its {split} part" if there else f"no {split} part"
+                f"{len(there)} of {len(files)} files of its {split} split" if there else f"no {split} split"
             )
     for part in parts.values():
         taken.counts.update(part.splits)
@@ -156,7 +157,7 @@ def _choose_texts(
 
 
 def _verify(name: str, path: Path, known: File) -> None:
-    """Hold a file against what is published of it: its digest, or where there is none that it is text and no larger."""
+    """Compare a file with its published digest; without one, check that it is text and not too large."""
     algorithm, _, published = known.digest.partition(":")
     found, length, text = hashlib.new(algorithm or "md5"), 0, codecs.getincrementaldecoder("utf-8")()
     with read_errors(path), open_file(path) as opened:
@@ -178,22 +179,22 @@ def _verify(name: str, path: Path, known: File) -> None:
 
 
 def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Protocol | None) -> None:
-    """Refuse a corpus that does not come to what is published: its tokens, and all else where `protocol` made it."""
+    """Refuse a corpus whose numbers of tokens are not the published ones; `protocol` adds all other counts."""
     wrong = []
     if protocol and protocol.vocab_size not in (None, header.vocab_size):
-        wrong.append(f"{header.vocab_size:,} symbols, not {protocol.vocab_size:,}")
+        wrong.append(f"{header.vocab_size:,} entries of the vocabulary, not {protocol.vocab_size:,}")
     for split, counts in published.items():
         for name in ("tokens", "types", "unknown") if protocol else ("tokens",):
-            came, must = getattr(header.splits[split], name), getattr(counts, name)
-            if must not in (None, came):
-                wrong.append(f"{came:,} {name} in {split}, not {must:,}")
+            found, must = getattr(header.splits[split], name), getattr(counts, name)
+            if must not in (None, found):
+                wrong.append(f"{found:,} {name} in {split}, not {must:,}")
     if wrong:
-        raise Mistake(f"{header.name} came to {'; '.join(wrong)}. Its files are not the published ones.")
+        raise Mistake(f"{header.name} has {'; '.join(wrong)}. Its files are not the published ones.")
 
 
 @contextmanager
 def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
-    """The files of a corpus that there are, by their published names; those that were unpacked go afterwards."""
+    """Yield the available files of a corpus by their published names; unpacked files are removed afterwards."""
     dataset = DATASETS[name]
     if source is None and partial:
         raise Mistake("--partial takes what a local copy holds: say with --source where it is.")
@@ -214,7 +215,7 @@ def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Ite
         with explained(downloads):
             downloads.mkdir(parents=True, exist_ok=True)
         with FileLock(downloads / ".lock"), tempfile.TemporaryDirectory(dir=downloads, prefix="unpacked-") as folder:
-            for left in downloads.glob("unpacked-*"):  # by a process that was killed
+            for left in downloads.glob("unpacked-*"):  # left by a process that was killed
                 if left != Path(folder):
                     shutil.rmtree(left, ignore_errors=True)
             if path is None:
@@ -225,7 +226,7 @@ def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Ite
 
 
 def _download_all(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
-    """Every file of a corpus, by the first way to download them that works."""
+    """Download every file of a corpus, in the first way that works."""
     failures = []
     for packages in dataset.packages:
         found: dict[str, Path] = {}
@@ -241,13 +242,13 @@ def _download_all(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, 
 
 
 def _unpack_package(dataset: Dataset, package: Package, folder: Path, path: Path) -> dict[str, Path]:
-    """The files of a package, from its archive or as they came."""
+    """The files of a package: the file itself, or those in its archive."""
     name, sizes = path.name.removesuffix(".part"), {file: dataset.files[file].bytes for file in package.files}
     return {name: path} if name in sizes else unpack(path, sizes, folder)
 
 
 def _why_refused(dataset: Dataset, package: Package, folder: Path, path: Path) -> str:
-    """Why a package is not the published one; empty if it is."""
+    """The reason why a package is not the published one; empty if it is."""
     try:
         for file, there in _unpack_package(dataset, package, folder, path).items():
             _verify(file, there, dataset.files[file])
@@ -257,7 +258,7 @@ def _why_refused(dataset: Dataset, package: Package, folder: Path, path: Path) -
 
 
 def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
-    """Where in a folder, or below it, files of these names are, plain or compressed; the plain one first."""
+    """The paths of files with these names in or below a folder; a plain file goes before a compressed one."""
     wanted = {f"{name}{suffix}": name for name in names for suffix in ("", *OPENERS)}
     found: dict[str, Path] = {}
     for paths in (folder.iterdir(), folder.rglob("*")):
@@ -269,5 +270,5 @@ def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
 
 
 def _plain_name(path: Path) -> str:
-    """The name of a file without what says that it is compressed."""
+    """The name of a file without the ending of compression."""
     return path.name.removesuffix(path.suffix) if path.suffix in OPENERS else path.name

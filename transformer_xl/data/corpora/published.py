@@ -1,7 +1,7 @@
-"""The corpora of the literature, as facts: their files, where these are published, and what there is to count in them.
+"""Facts about the corpora of the literature: their files, their addresses, and the counts of their tokens.
 
-Sums are of the files decompressed. Counts are those of the original preparation: words and one end for each line, the
-`<S>` in front of lm1b's first sentence included; all published vocabularies are closed.
+Digests are of the decompressed files. Counts are those of the original preparation: words and one end for each line,
+and for lm1b also the `<S>` before the first sentence. All published vocabularies are closed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class File:
-    """What is known of a file's content."""
+    """The size and digest of a file."""
 
     bytes: int
-    """Its size, or with no digest the most it may have."""
+    """Its size; without a digest, its maximum size."""
     digest: str = ""
-    """"sha256:..." or "md5:...", where it is published."""
+    """"sha256:..." or "md5:..."; empty if it is not published."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a split comes to; None: not published."""
+    """Numbers of a split's tokens; None if not published."""
 
     tokens: int
     types: int | None = None
@@ -39,7 +39,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way to read a corpus, by its treatment of line ends."""
+    """The counts of a corpus under one treatment of line ends."""
 
     vocab_size: int | None
     splits: Mapping[str, Counts]
@@ -47,7 +47,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Package:
-    """Files that come together, from the first address that works."""
+    """Files that are downloaded together, from the first address that works."""
 
     files: tuple[str, ...]
     origins: tuple[Origin, ...]
@@ -55,7 +55,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Substitute:
-    """A part of a file, which stands for the whole where a part is asked for."""
+    """A file with some of the text of another, which `--partial` takes in its place."""
 
     name: str
     digest: str
@@ -71,24 +71,24 @@ class Dataset:
     unit: Unit
     files: Mapping[str, File]
     packages: tuple[tuple[Package, ...], ...]
-    """Ways to download all files, the first that works is taken."""
+    """Ways to download all files; the first that works is taken."""
     protocols: Mapping[Newlines, Protocol]
-    """The published one first."""
+    """By treatment of line ends, the published one first."""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Which files each split is made of; empty: the one file is cut."""
+    """The files of each split; empty if the one file is cut."""
     cuts: tuple[int, int] | None = None
-    """Bytes at which validation and test start in a single file."""
+    """Positions in bytes at which validation and test start in a single file."""
     counted: tuple[str, ...] = SPLITS
-    """Splits that make the vocabulary."""
+    """The splits from which the vocabulary is made."""
     vocab_file: str = ""
-    """A file that holds the vocabulary; one among `files` is needed, another serves where the training part lacks."""
+    """A file with the vocabulary: required if it is among `files`, otherwise used if the training split is missing."""
     listed: File | None = None
-    """What is published of a vocabulary file that is not needed."""
+    """Size and digest of a vocabulary file that is not required."""
     substitutes: Mapping[str, Substitute] = field(default_factory=dict)
     spelling: Callable[[bytes], bytes] | None = None
-    """From the published spelling of characters to plain text."""
+    """Converts the published spelling of characters to plain text."""
     tokenised: bool = False
-    """Whether punctuation stands apart, so that people prefer `readable` text."""
+    """Whether spaces separate punctuation, so people prefer `readable` text."""
 
     @property
     def newlines(self) -> Newlines:
@@ -102,16 +102,17 @@ def _plain_characters(text: bytes) -> bytes:
 
 
 def _of(names: Sequence[str], *values: _Value) -> dict[str, _Value]:
+    """A value for each name."""
     return dict(zip(names, values, strict=True))
 
 
 def _packed(files: tuple[str, ...], *origins: Origin) -> tuple[tuple[Package, ...], ...]:
-    """All files together, in one archive that may be at several addresses."""
+    """One way to download: all files in one archive, which may be at several addresses."""
     return ((Package(files, origins),),)
 
 
 def _wikitext(archive: str, sizes: tuple[int | None, str | None], *names: str) -> tuple[tuple[Package, ...], ...]:
-    """The bucket of the authors' company, which has refused since 2024, and the first author's own copy."""
+    """The bucket of the authors' company, closed since 2024, and the first author's own copy."""
     folders = ("https://s3.amazonaws.com/research.metamind.io/wikitext", "https://wikitext.smerity.com")
     return _packed(names, *(Origin(f"{folder}/{archive}", *sizes) for folder in folders))
 
@@ -290,7 +291,7 @@ DATASETS: dict[str, Dataset] = {
             "wiki.train.tokens": Substitute(
                 "wiki.train.wikitext-2-articles.tokens",
                 "sha256:557bfc71134cd36f7dd2037f3cee82b5423a2a2466800df098d38cd8b099959e",
-                "of the training part only the articles it shares with WikiText-2, 2 per cent",
+                "of the training split only the articles it shares with WikiText-2, 2 per cent",
                 {"train": Counts(2_088_628, 67_509, 9_978)},
             ),
         },
