@@ -30,7 +30,7 @@ def changed(change: Callable[[dict[str, Any]], object], content: str = OURS) -> 
 
 
 def like_gpt2(tokenizer: dict[str, Any]) -> None:
-    """GPT-2's tokenizer.json: merges as strings, its token for the end both an entry of the vocabulary and an added token."""
+    """GPT-2's tokenizer.json: merges as strings; its end token is in the vocabulary and also an added token."""
     tokenizer |= {"pre_tokenizer": LEVEL, "decoder": LEVEL, "post_processor": LEVEL}
     tokenizer["model"]["merges"] = [" ".join(pair) for pair in tokenizer["model"]["merges"]]
     tokenizer["model"]["vocab"][END] = SIZE
