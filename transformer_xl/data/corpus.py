@@ -297,8 +297,8 @@ def _tokenise(folder: Path, texts: dict[str, list[Text]], how: _Tokenising) -> t
     counted = [split for split in how.counted if split in texts] if vocab is None else []
     every = [text for split in counted for text in texts[split]]
     if vocab is None and how.unit in ("byte", "char"):
-        symbols = (piece for text in every for piece in pieces(text, how.unit))
-        vocab = Vocab.build(how.unit, symbols, newlines=how.newlines, min_count=how.min_count, closed=how.closed)
+        parts = (piece for text in every for piece in pieces(text, how.unit))
+        vocab = Vocab.build(how.unit, parts, newlines=how.newlines, min_count=how.min_count, closed=how.closed)
     elif vocab is None:
         numbering, counts = how.numbering(every), np.zeros(0, np.int64)
         for split in counted:
