@@ -1,4 +1,4 @@
-"""A checkpoint gives back what was saved, is whole or not there, and says in one sentence what is wrong with it."""
+"""A checkpoint restores what was saved, is whole or not there, and names its damage in one sentence."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def save(run, model, step, **options):
 
 
 def altered(folder):
-    """The checkpoint, to be changed on purpose: without the checksums that would tell of it."""
+    """The checkpoint without checksums, so a test can change its files."""
     (folder / files.SEAL).unlink()
     return folder
 
@@ -74,7 +74,7 @@ def snapshot(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_is_loaded_computes_what_was_saved(tmp_path, model):
+def test_a_loaded_model_computes_the_same_as_the_saved_one(tmp_path, model):
     folder = save(tmp_path, model, 3)
     model.eval()
     ids = torch.randint(19, (2, 5))
@@ -123,7 +123,7 @@ def test_loading_leaves_the_callers_random_numbers_alone(tmp_path, model):
     torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
 
 
-def test_the_training_state_comes_back_to_the_bit(tmp_path, model):
+def test_the_training_state_is_restored_bit_by_bit(tmp_path, model):
     training = TrainingState(
         step=3,
         scalars={"best_loss": float("inf"), "lr": 0.1 + 0.2, "rows": [1, 2], "nested": {"a": None}},
@@ -138,7 +138,7 @@ def test_the_training_state_comes_back_to_the_bit(tmp_path, model):
         assert got.tensors[name].dtype == value.dtype
 
 
-def test_weights_go_into_a_model_of_another_dtype(tmp_path, model):
+def test_weights_load_into_a_model_of_another_dtype(tmp_path, model):
     folder = save(tmp_path, model, 3)
     other = TransformerXL(SHAPE).double()
     load_weights(other, folder)
@@ -172,7 +172,7 @@ def test_saving_a_step_again_replaces_it_whole(tmp_path, model):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
 
 
-def test_every_mismatch_is_told_at_once(tmp_path, model):
+def test_one_sentence_lists_every_mismatch(tmp_path, model):
     folder = save(tmp_path, model, 3)
     other = TransformerXL(replace(SHAPE, n_layer=3, d_inner=13, final_norm=True))
     before = {name: value.clone() for name, value in other.state_dict().items()}
@@ -243,11 +243,11 @@ def test_other_settings_in_the_config_are_named(tmp_path, model):
 def test_a_vocabulary_of_another_size_is_refused(tmp_path, model):
     folder = altered(save(tmp_path, model, 3))
     (folder / "vocab.json").write_text(json.dumps(Vocab("char", ("a", "b")).to_json()))
-    with pytest.raises(ValueError, match=r"2 symbols and config\.json says model\.vocab_size = 19"):
+    with pytest.raises(ValueError, match=r"2 tokens and config\.json says model\.vocab_size = 19"):
         load_model(folder)
 
 
-def test_a_run_means_its_best_checkpoint_and_resuming_its_last(tmp_path, model):
+def test_a_run_stands_for_its_best_checkpoint_and_resuming_uses_the_last(tmp_path, model):
     assert latest(tmp_path) is None and best(tmp_path) is None
     save(tmp_path, model, 5)
     assert find_checkpoint(tmp_path) == step_folder(tmp_path, 5)
@@ -301,7 +301,7 @@ def test_a_full_disk_leaves_older_checkpoints_whole(tmp_path, model, size):
 
 
 def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, model, monkeypatch):
-    """Each call to the system that save makes is, in turn, the last one the process makes before it dies."""
+    """Kill the process after each system call of saving in turn."""
     save(tmp_path, model, 3)
 
     class Killed(BaseException):
@@ -332,7 +332,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, model, mon
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
 
 
-def test_a_place_one_cannot_write_to_is_one_sentence(tmp_path, model):
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, model):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match=r"could not be written: Not a directory\. Choose a place"):
         save(tmp_path / "file", model, 3)

@@ -221,7 +221,7 @@ def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypa
     for name in ("train", "valid"):
         (Path("tiny") / name).write_bytes(text)
     assert main(words("data tiny --source tiny --partial")) == 0
-    assert "Partial: 1 of 2 files of its train part; its words are those of its train part." in capsys.readouterr().out
+    assert "1 of 2 files of its train split; its words are those of its train split." in capsys.readouterr().out
     sentences = words("--corpus.name tiny-partial --corpus.newlines sentence --corpus.shuffle-lines")
     assert main(["train", "text-words", "--out", "runs/tiny", *TINY, *sentences, "--train.max-steps", "60"]) == 0
     shown = capsys.readouterr().out

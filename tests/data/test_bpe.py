@@ -1,4 +1,4 @@
-"""Byte pairs: every text comes back, pieces have the ids of the whole, and a tokenizer that could not is refused."""
+"""Byte pairs: every text comes back, pieces have the ids of the whole, and any other tokenizer is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def changed(change: Callable[[dict[str, Any]], object], content: str = OURS) -> 
 
 
 def like_gpt2(tokenizer: dict[str, Any]) -> None:
-    """GPT-2's tokenizer.json: merges as strings, its sign of the end both a symbol and an added token."""
+    """GPT-2's tokenizer.json: merges as strings; its end token is in the vocabulary and also an added token."""
     tokenizer |= {"pre_tokenizer": LEVEL, "decoder": LEVEL, "post_processor": LEVEL}
     tokenizer["model"]["merges"] = [" ".join(pair) for pair in tokenizer["model"]["merges"]]
     tokenizer["model"]["vocab"][END] = SIZE
@@ -76,11 +76,11 @@ def test_slices_have_the_ids_of_the_whole(pairs: BytePairs) -> None:
     assert b"".join(pairs.token_bytes()[i] for i in ids) == text.encode()
 
 
-def test_borders_stand_between_words() -> None:
+def test_borders_are_between_words() -> None:
     text = "a  b\n c, d \u00e9 e f1 2".encode()
-    places = [i for i in range(len(text)) if border(text, i) == i]
-    assert [text[i - 1 : i + 2] for i in places] == [b", d", b"e f"]
-    assert border(text, places[-1] + 1) == border(text, 99) == len(text)
+    positions = [i for i in range(len(text)) if border(text, i) == i]
+    assert [text[i - 1 : i + 2] for i in positions] == [b", d", b"e f"]
+    assert border(text, positions[-1] + 1) == border(text, 99) == len(text)
 
 
 @settings(deadline=None)
@@ -101,11 +101,11 @@ def test_training_repeats_and_stops_where_the_text_does() -> None:
     assert BytePairs(train_bpe(["ab abab\n\n", "abab"], 999)).symbols[256:] == ("ab", "abab", "\u0120abab")
 
 
-def test_newlines_are_symbols_of_their_own() -> None:
+def test_newlines_are_tokens_of_their_own() -> None:
     assert [symbol for symbol in PAIRS["ours"].token_bytes() if b"\n" in symbol] == [b"\n"]
 
 
-def test_an_added_token_is_one_symbol_wherever_its_id_is() -> None:
+def test_an_added_token_is_one_token_whatever_its_id() -> None:
     for name in ("\uff5cend\uff5c", END):
         tokenizer = changed(add(name))
         order = [SIZE, *range(SIZE)]
@@ -138,14 +138,14 @@ REFUSED = {
     "a prefix space": (parts(LEVEL | {"add_prefix_space": True}), "add_prefix_space"),
     "words for a model": (lambda s: s.update(model=WORD_LEVEL), "its model is WordLevel"),
     "dropout": (model(dropout=0.5), "its model has dropout"),
-    "a symbol of no bytes": (model(vocab=json.loads(OURS)["model"]["vocab"] | {"a b": SIZE}), "its symbol 'a b'"),
+    "a token of no bytes": (model(vocab=json.loads(OURS)["model"]["vocab"] | {"a b": SIZE}), "its token 'a b'"),
     "no byte level": (lambda s: s.update(pre_tokenizer=None), "ByteLevel once"),
     "a pre-tokenizer that removes": (parts(SPLIT, LEVEL), "Removed"),
     "white space removed": (parts({"type": "Whitespace"}, LEVEL), "Whitespace"),
-    "words not parted": (parts(LEVEL | {"use_regex": False}), "does not part words"),
+    "words not separated": (parts(LEVEL | {"use_regex": False}), "does not separate words"),
     "another decoder": (lambda s: s.update(decoder=None), "its decoder is None"),
     "symbols put before": (lambda s: s.update(post_processor=TEMPLATE), "post_processor is TemplateProcessing"),
-    "a greedy added token": (add(END, lstrip=True), "swallows white space"),
+    "a greedy added token": (add(END, lstrip=True), "includes the white space around it"),
     "an added token of two words": (add("the end"), "space between words"),
     "an added token that reaches into a space": (add("the "), "space between words"),
     "an added token with two readings": (add("\u0120cat"), "reads as other bytes"),
@@ -155,12 +155,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("change", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_exact_is_refused(change: Callable[[dict[str, Any]], None], why: str) -> None:
+def test_a_tokenizer_that_changes_texts_is_refused(change: Callable[[dict[str, Any]], None], why: str) -> None:
     with pytest.raises(ValueError, match=f"must be byte-level BPE.*{why}"):
         BytePairs(changed(change))
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_one_sentence_lists_all_problems() -> None:
     with pytest.raises(ValueError, match=r"dropout 0\.5; .*its decoder is None"):
         BytePairs(changed(model(dropout=0.5), changed(lambda s: s.update(decoder=None))))
 

@@ -1,4 +1,4 @@
-"""Vocabularies, token stores, published corpora and other people's files."""
+"""Vocabularies, token stores, published corpora and any other text."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TestVocab:
 
     @settings(deadline=None)
     @given(text=texts, size=st.integers(1, 9), unit=st.sampled_from(UNITS))
-    def test_pieces_have_the_symbols_of_the_whole(self, text: str, size: int, unit) -> None:
+    def test_pieces_have_the_tokens_of_the_whole(self, text: str, size: int, unit) -> None:
         raw = text.encode()
         vocab = Vocab.build(unit, [text])
         parts = [vocab.encode(piece) for piece in pieces(raw, unit, size)]
@@ -93,7 +93,7 @@ class TestVocab:
         assert Vocab.build("byte", [b"ba"]).symbols == tuple(range(256))
         assert Vocab.build("word", ["b a\nc a\n"], closed=True, newlines="drop").symbols == ("a", "b", "c")
 
-    def test_rare_words_lend_their_frequency_to_unk(self) -> None:
+    def test_unk_counts_as_often_as_all_rare_words(self) -> None:
         assert Vocab.build("word", ["a a b c d"], min_count=2).symbols == (EOS, UNK, "a")
         vocab = Vocab.build("char", ["aabcd"], min_count=2)
         assert vocab.symbols == ("a", UNK)
@@ -106,20 +106,20 @@ class TestVocab:
             assert ids.dtype == dtype and ids.tolist() == [0, size - 1]
 
     @pytest.mark.parametrize(("unit", "text"), [("byte", b"aba?a"), ("char", "aba?a"), ("word", "a b a ? a")])
-    def test_a_symbol_without_id_is_named_with_its_place(self, unit, text: str | bytes) -> None:
+    def test_a_token_without_an_id_is_named_with_its_position(self, unit, text: str | bytes) -> None:
         vocab = Vocab.build(unit, ["a b" if unit == "word" else b"ab" if unit == "byte" else "ab"], closed=True)
         with pytest.raises(ValueError, match=r"'\?', \w+ 3 of the text"):
             vocab.encode(text)
         with pytest.raises(ValueError, match=r"'\?', \w+ 13 of the text"):
             vocab.encode(text, start=10)
 
-    def test_bytes_of_a_word_count_the_space_behind(self) -> None:
+    def test_bytes_of_a_word_include_the_space_after_it(self) -> None:
         vocab = Vocab.build("word", ["\u00e9t\u00e9 a\n"])
         assert vocab.symbol_bytes().tolist() == [1, 6, 2, 6]
         assert Vocab.build("byte", []).symbol_bytes().sum() == 256
 
     @pytest.mark.parametrize("unit", UNITS)
-    def test_json_holds_all_of_it(self, unit) -> None:
+    def test_json_holds_the_whole_vocabulary(self, unit) -> None:
         vocab = Vocab.build(unit, ["b a\n\u00e9"], newlines="drop")
         again = Vocab.from_json(json.loads(json.dumps(vocab.to_json())))
         assert again == vocab and again.fingerprint == vocab.fingerprint
@@ -148,7 +148,7 @@ class TestVocab:
 
 
 class TestCorpus:
-    def test_what_was_built_is_what_opens(self, tmp_path: Path) -> None:
+    def test_a_store_opens_as_it_was_built(self, tmp_path: Path) -> None:
         built = Corpus.build(tmp_path / "store", splits, name="letters", unit="word", source="a test")
         corpus = Corpus.open(tmp_path / "store", verify=True)
         assert corpus == built and corpus.vocab.symbols == (EOS, "b", "a", "c", UNK)
@@ -203,7 +203,7 @@ class TestCorpus:
             Corpus.open(store)
         assert Corpus.build(store, splits, reuse=True).split("train").ids.size == 9
 
-    def test_the_hash_finds_what_sizes_do_not(self, tmp_path: Path) -> None:
+    def test_the_checksum_finds_changes_that_keep_the_size(self, tmp_path: Path) -> None:
         store = Corpus.build(tmp_path / "store", splits).path
         (store / "train.bin").write_bytes(bytes(9))
         Corpus.open(store)
@@ -235,7 +235,7 @@ class TestCorpus:
             Corpus.build(tmp_path / "mine", splits)
         assert (tmp_path / "mine" / "thesis.txt").exists()
 
-    def test_a_split_has_a_target(self, tmp_path: Path) -> None:
+    def test_a_split_has_at_least_one_target(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="valid split of store must have at least 2 tokens"):
             Corpus.build(tmp_path / "store", splits | {"valid": b"a"})
         assert not (tmp_path / "store").exists()
@@ -267,7 +267,7 @@ class TestAnyText:
         assert [corpus.header.splits[split].tokens for split in ("train", "valid", "test")] == [1800, 100, 100]
         assert corpus.name == "a.txt"
 
-    def test_words_are_cut_behind_lines_unless_these_are_long(self, tmp_path: Path) -> None:
+    def test_words_are_cut_after_lines_unless_lines_are_long(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"word word\n" * 95)
         assert all(b"".join(texts).endswith(b"\n") for texts in texts_of(tmp_path / "a.txt", "word").values())
         (tmp_path / "a.txt").write_bytes(b"word " * 195 + b"\nword\n")
@@ -280,7 +280,7 @@ class TestAnyText:
             "train": 181, "valid": 10, "test": 9
         }  # fmt: skip
 
-    def test_files_named_after_splits_are_those(self, tmp_path: Path) -> None:
+    def test_files_named_after_splits_are_these_splits(self, tmp_path: Path) -> None:
         for name, text in {"x.train.txt": b"tr", "validation.txt": b"va", "test.md": b"te", "README": b"no"}.items():
             (tmp_path / name).write_bytes(text)
         assert texts_of(tmp_path, "byte") == {"train": [b"tr"], "valid": [b"va"], "test": [b"te"]}
@@ -301,8 +301,8 @@ class TestAnyText:
             "train.txt valid.txt test.txt poems.txt",
         ],
     )
-    def test_the_usual_names_are_those_splits(self, tmp_path: Path, names: str) -> None:
-        """The test set must not train the model: a file is in the split that it names, and in no other."""
+    def test_the_usual_names_name_splits(self, tmp_path: Path, names: str) -> None:
+        """The test split must not train the model: a file is in the split that it names, and in no other."""
         for name in names.split():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(f"{name} ".encode() * 30)
@@ -325,7 +325,7 @@ class TestAnyText:
         ]
 
     @pytest.mark.skipif(os.name != "posix", reason="names of any bytes, and links")
-    def test_notes_name_what_is_no_utf8_and_links_to_folders(self, tmp_path: Path) -> None:
+    def test_notes_name_files_outside_utf8_and_links_to_folders(self, tmp_path: Path) -> None:
         (tmp_path / "text").mkdir()
         (tmp_path / "text" / os.fsdecode(b"caf\xe9.txt")).write_bytes(b"text")
         (tmp_path / "text" / "more").symlink_to(tmp_path, target_is_directory=True)
@@ -350,19 +350,21 @@ class TestAnyText:
             ("train.test.txt a.txt", r"train\.test\.txt names test and train"),
         ],
     )
-    def test_what_names_splits_by_half_is_refused(self, tmp_path: Path, names: str, sentence: str) -> None:
+    def test_a_folder_that_names_splits_for_some_files_is_refused(
+        self, tmp_path: Path, names: str, sentence: str
+    ) -> None:
         for name in names.split():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(b"text " * 30)
         with pytest.raises(ValueError, match=sentence):
             read_splits(tmp_path, "byte")
 
-    def test_names_that_only_hold_such_a_word_are_cut(self, tmp_path: Path) -> None:
+    def test_names_that_only_contain_such_a_word_are_cut(self, tmp_path: Path) -> None:
         for name in ("how-to-train-your-dragon.txt", "contest.txt", "tests.txt"):
             (tmp_path / name).write_bytes(b"text " * 30)
         assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 90
 
-    def test_what_is_not_text_is_left_out_and_said(self, tmp_path: Path) -> None:
+    def test_files_that_are_no_text_are_left_out_with_a_note(self, tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "old.zip", "w") as archive:
             archive.writestr("a.txt", "no" * 50)
         np.savez(tmp_path / "arrays.npz", np.zeros(9))
@@ -376,10 +378,10 @@ class TestAnyText:
         (tmp_path / "empty.txt").touch()
         texts = read_splits(tmp_path, "byte")
         assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 40
-        [told] = texts.notes[1:]
-        assert told.startswith("Left out: ") and told.endswith(" and 2 more.")
+        [note] = texts.notes[1:]
+        assert note.startswith("Left out: ") and note.endswith(" and 2 more.")
         for name, reason in {"arrays.npz": "binary", "logo.png": "binary", "run": "a run", "old.zip": "binary"}.items():
-            assert f"{name} ({reason})" in told
+            assert f"{name} ({reason})" in note
 
     @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
     @pytest.mark.parametrize("unit", UNITS)
@@ -411,6 +413,12 @@ class TestAnyText:
         assert all((found.split(split).ids == packed.split(split).ids).all() for split in SPLITS)
         assert "Left out: texts/logo.png (binary)." in packed.notes
 
+    @pytest.mark.parametrize("start", [b"BZh", b"BZh91AY", b"PK", b"\x1f"])
+    def test_a_text_that_begins_like_an_archive_is_a_text(self, tmp_path: Path, start: bytes) -> None:
+        (tmp_path / "a.txt").write_bytes(start + b" is a text" * 40)
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt")))
+        assert corpus.vocab.decode_bytes(corpus.split("train").ids).startswith(start + b" is a text")
+
     def test_a_large_text_stays_on_disk(self, tmp_path: Path) -> None:
         file = tmp_path / "large.txt"
         file.write_bytes(b"a line of text\n" * (1 << 21))
@@ -434,7 +442,9 @@ class TestAnyText:
                 open_corpus(CorpusConfig(name=str(tmp_path / "bad.zip")))
             assert [*(tmp_path / "home").rglob("*")] == [tmp_path / "home" / ".bad.zip.lock"]
 
-    def test_what_a_killed_process_unpacked_goes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_files_that_a_killed_process_unpacked_are_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
         (tmp_path / "home" / ".tmp-a.zip-abcdefgh" / "a.zip").mkdir(parents=True)
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
@@ -454,7 +464,7 @@ class TestAnyText:
         glued = b"".join(b"".join(texts) for texts in parts.values())
         assert glued == b"model.py" * 10 + b"test.py" * 10 + b"train.py" * 10
 
-    def test_files_are_glued_in_order_and_hidden_ones_left_out(self, tmp_path: Path) -> None:
+    def test_files_are_joined_in_order_and_hidden_ones_left_out(self, tmp_path: Path) -> None:
         (tmp_path / "b" / ".git").mkdir(parents=True)
         for name in ("b/c", "a", "b/.git/x", ".hidden", "z"):
             (tmp_path / name).write_bytes(f"{name} ".encode() * 40)
@@ -516,7 +526,7 @@ class TestAnyText:
 
     @pytest.mark.parametrize("unit", ["char", "word"])
     @pytest.mark.parametrize(("content", "place"), [(b"abc\0def", "byte 3 is 0x00"), (b"ab\xff", "byte 2 is 0xff")])
-    def test_binary_is_no_text(self, tmp_path: Path, unit, content: bytes, place: str) -> None:
+    def test_binary_files_are_refused(self, tmp_path: Path, unit, content: bytes, place: str) -> None:
         (tmp_path / "image.png").write_bytes(content)
         with pytest.raises(ValueError, match=rf"image\.png must be UTF-8 text .* {place}"):
             open_corpus(CorpusConfig(name=str(tmp_path / "image.png"), unit=unit))
@@ -539,7 +549,7 @@ class TestAnyText:
         with pytest.raises(error, match=sentence):
             open_corpus(CorpusConfig(name=str(tmp_path / name)))
 
-    def test_names_are_explained(self, tmp_path: Path) -> None:
+    def test_a_wrong_name_gets_a_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="it is empty"):
             open_corpus(CorpusConfig())
         with pytest.raises(FileNotFoundError, match="Did you mean enwik8"):
@@ -554,7 +564,7 @@ def digest(text: bytes) -> str:
 
 
 class TestPublished:
-    """On corpora a few bytes long, with all that real ones have."""
+    """`prepare` on corpora of a few bytes that have every property of real ones."""
 
     TEXT = b"ab\nb" * 5
     PART = b"ab\nb" * 3
@@ -604,7 +614,7 @@ class TestPublished:
             (folder / name).write_bytes(text)
         return folder
 
-    def test_protocols_are_two_stores(self, tiny: Path, home: Path) -> None:
+    def test_each_treatment_of_line_ends_is_a_store(self, tiny: Path, home: Path) -> None:
         config = CorpusConfig(name="tiny", newlines="drop")
         with pytest.raises(FileNotFoundError, match="run `txl data tiny`, with --source PATH for a local copy"):
             open_corpus(config)
@@ -616,13 +626,15 @@ class TestPublished:
         assert corpus.vocab.decode(corpus.split("valid").ids) == "bab"
 
     def test_other_content_and_other_counts_are_refused(self, tiny: Path, home: Path, monkeypatch) -> None:
-        with pytest.raises(ValueError, match=r"came to 3 symbols, not 4; 5 tokens in test, not 6\. Its files are not"):
+        with pytest.raises(
+            ValueError, match=r"3 entries of the vocabulary, not 4; 5 tokens in test, not 6\. Its files"
+        ):
             prepare("tiny", tiny, newlines="keep")
         assert not (home / "corpora" / "tiny-keep").exists()
         before = prepare("tiny", tiny)
         known = DATASETS["tiny"]
         monkeypatch.setitem(DATASETS, "tiny", replace(known, protocols={"drop": known.protocols["keep"]}))
-        with pytest.raises(ValueError, match="came to 2 symbols, not 4"):
+        with pytest.raises(ValueError, match="has 2 entries of the vocabulary, not 4"):
             prepare("tiny", tiny)
         assert Corpus.open(before.path, verify=True) == before, "the good store stays"
         monkeypatch.setitem(DATASETS, "tiny", known)
@@ -658,24 +670,24 @@ class TestPublished:
         with pytest.raises(ValueError, match=r'corpus\.newlines must be "drop"'):
             open_corpus(CorpusConfig(name=path))
 
-    def test_symbols_in_another_order_are_renumbered(self, tiny: Path) -> None:
+    def test_tokens_in_another_order_get_the_ids_of_the_other_vocabulary(self, tiny: Path) -> None:
         own = open_corpus(CorpusConfig(name=str(prepare("tiny", tiny).path), newlines="drop"))
         other = replace(own.vocab, symbols=own.vocab.symbols[::-1])
         found = open_corpus(CorpusConfig(name="tiny", newlines="drop"), other)
         for split in SPLITS:
             ids = found.split(split).ids
             assert other.decode(ids) == own.vocab.decode(own.split(split).ids)
-            assert (found.renumbered(own.vocab).split(split).ids == own.split(split).ids).all()
+            assert (found.in_vocabulary(own.vocab).split(split).ids == own.split(split).ids).all()
             assert (ids == len(other) - 1 - own.split(split).ids.astype(int)).all()
 
-    def test_a_models_line_ends_say_nothing_of_another_corpus(self, tiny: Path, monkeypatch) -> None:
+    def test_a_models_line_ends_do_not_select_a_corpus(self, tiny: Path, monkeypatch) -> None:
         prepare("tiny", tiny)
         known = DATASETS["tiny"]
         monkeypatch.setitem(DATASETS, "tiny", replace(known, protocols={"drop": known.protocols["drop"]}))
         with pytest.raises(ValueError, match="is not that of the corpus tiny"):
             open_corpus(CorpusConfig(name="tiny", newlines="keep"), Vocab.build("byte", []))
 
-    def test_a_part_is_taken_only_when_asked_for_and_called_one(self, tiny: Path, home: Path) -> None:
+    def test_a_partial_corpus_is_made_only_when_asked_for_and_called_partial(self, tiny: Path, home: Path) -> None:
         (tiny / "tiny.xz").unlink()
         (tiny / "tiny.begin").write_bytes(self.PART)
         with pytest.raises(FileNotFoundError, match=r"or take what there is of a folder with --partial"):
@@ -691,10 +703,10 @@ class TestPublished:
         with pytest.raises(ValueError, match="is not the published tiny"):
             prepare("tiny", tiny, partial=True)
 
-    def test_what_is_whole_is_not_partial(self, tiny: Path, home: Path) -> None:
+    def test_a_whole_corpus_is_not_called_partial(self, tiny: Path, home: Path) -> None:
         assert prepare("tiny", tiny, partial=True).path == home / "corpora" / "tiny"
 
-    def test_files_may_lie_deeper_or_in_an_archive(self, words: Path, tmp_path: Path) -> None:
+    def test_files_may_be_in_subfolders_or_in_an_archive(self, words: Path, tmp_path: Path) -> None:
         (tmp_path / "deep" / "er").mkdir(parents=True)
         words.rename(tmp_path / "deep" / "er" / "words")
         from_folder = prepare("words", tmp_path / "deep")
@@ -716,18 +728,18 @@ class TestPublished:
         assert corpus.vocab.opening.tolist() == [2] and corpus.vocab.line_end == 2
         assert corpus.vocab.decode(corpus.split("train").ids[1:]) == "the <unk> <unk>\nthe dog\n<unk> dog\n"
 
-    def test_what_is_missing_is_listed(self, words: Path, home: Path) -> None:
+    def test_missing_files_are_listed(self, words: Path, home: Path) -> None:
         (words / "list").rename(words / "kept")
         corpus = prepare("words", words, partial=True)
-        assert corpus.header.partial == "no vocabulary file; its words are those of its train part"
+        assert corpus.header.partial == "no vocabulary file; its words are those of its train split"
         (words / "kept").rename(words / "list")
         (words / "a.2").unlink()
         corpus = prepare("words", words, partial=True)
-        assert corpus.header.partial == "1 of 2 files of its train part" and len(corpus.vocab) == 4
+        assert corpus.header.partial == "1 of 2 files of its train split" and len(corpus.vocab) == 4
         (words / "a.1").unlink()
         (words / "list").unlink()
         corpus = prepare("words", words, partial=True)
-        notes = ("no train part", "no vocabulary file", "its words are those of its valid and test part")
+        notes = ("no train split", "no vocabulary file", "its words are those of its valid and test split")
         assert corpus.header.partial == "; ".join(notes)
         assert corpus.vocab.symbols == ("<S>", "the", "bird", "sat", UNK)
         assert set(corpus.header.splits) == {"valid", "test"}
@@ -742,11 +754,11 @@ class TestPublished:
         for name in ("wordsmith", "ptb-char", "enwik8", "text8-partial", "a/path"):
             assert not tokenised(name)
 
-    def test_a_list_that_stands_for_the_training_part_is_taken_where_that_is_not_whole(self, words: Path, monkeypatch):
+    def test_a_list_replaces_the_training_split_only_where_that_is_not_whole(self, words: Path, monkeypatch):
         known = DATASETS["words"]
         files = {name: file for name, file in known.files.items() if name != "list"}
         monkeypatch.setitem(DATASETS, "words", replace(known, files=files, listed=known.files["list"]))
-        with pytest.raises(ValueError, match="bird"):  # the training part's own words are closed
+        with pytest.raises(ValueError, match="bird"):  # the words of the training split are closed
             prepare("words", words)
         assert prepare("words", words, vocab_file=words / "list").name == "words+list"
         (words / "a.2").unlink()
@@ -792,7 +804,7 @@ class TestPublished:
                 except ValueError as error:  # in the header, or by its digest
                     assert str(error).startswith(str(file)), error
                 else:
-                    assert corpus.header.splits["train"].tokens == 8  # a byte that says nothing of the content
+                    assert corpus.header.splits["train"].tokens == 8  # a byte that does not affect the content
         file.write_bytes(sound[:-9])
         with pytest.raises(ValueError, match=rf"tiny\{suffix} is not"):
             prepare("tiny", tiny)
@@ -857,7 +869,7 @@ class TestVocabFile:
         first = {"keep": ("<eos>",), "sentence": ("<S>",), "drop": ()}[newlines]
         assert Vocab.read(lines.encode(), "file", newlines=newlines).symbols == (*first, "the", "of", "<unk>")
 
-    def test_an_unk_that_is_missing_stands_behind_the_line_end(self) -> None:
+    def test_a_missing_unk_comes_after_the_line_end(self) -> None:
         assert Vocab.read(b"the\nof\n", "file").symbols == (EOS, UNK, "the", "of")
         assert Vocab.read(b"<UNK>\nof\n<eos>\n", "file").symbols == ("<UNK>", "of", EOS)
 
@@ -880,11 +892,11 @@ class TestVocabFile:
         with pytest.raises(ValueError, match=f"^file must .*{sentence}"):
             Vocab.read(content, "file")
 
-    def test_it_is_for_words_and_byte_pairs(self) -> None:
+    def test_a_vocabulary_file_is_for_words_and_byte_pairs(self) -> None:
         with pytest.raises(ValueError, match=r'for unit = "word" or "bpe", got "char"'):
             Vocab.read(b"a", "file", unit="char")
 
-    def test_any_text_can_take_one(self, tmp_path: Path) -> None:
+    def test_any_text_can_use_a_vocabulary_file(self, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("the cat\n" * 40)
         (tmp_path / "vocab.txt").write_text("cat\nbird\n")
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="word", vocab=str(tmp_path / "vocab.txt")))
@@ -912,7 +924,7 @@ class TestBytePairs:
         assert open_corpus(config).path == corpus.path
         assert open_corpus(replace(config, bpe_size=265)).path != corpus.path
 
-    def test_a_tokenizer_that_is_there_keeps_its_ids(self, tmp_path: Path) -> None:
+    def test_a_given_tokenizer_keeps_its_ids(self, tmp_path: Path) -> None:
         tokenizer = train_bpe([self.TEXT], 270)
         (tmp_path / "tokenizer.json").write_text(tokenizer)
         (tmp_path / "text").write_text(self.TEXT)
@@ -923,7 +935,7 @@ class TestBytePairs:
         with pytest.raises(ValueError, match=r"must hold the tokenizer"):
             Vocab.from_json({"unit": "bpe", "newlines": "keep", "symbols": ["a"]})
 
-    def test_dropped_newlines_are_not_there(self, tmp_path: Path) -> None:
+    def test_dropped_newlines_do_not_occur(self, tmp_path: Path) -> None:
         (tmp_path / "text").write_text(self.TEXT)
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="bpe", bpe_size=270, newlines="drop"))
         assert b"\n" not in corpus.vocab.decode_bytes(corpus.split("train").ids)
@@ -931,7 +943,7 @@ class TestBytePairs:
 
 @needs_data
 def test_enwik8_is_the_published_one(tmp_path: Path) -> None:
-    """One test for both protocols, for each preparation reads 100 MB."""
+    """One test for both treatments of line ends, because each preparation reads 100 MB."""
     (tmp_path / "enwik8").write_bytes(read_file(DATA / "enwik8" / "enwik8.xz"))
     drop = prepare("enwik8", tmp_path / "enwik8")
     keep = prepare("enwik8", tmp_path, newlines="keep")
@@ -959,8 +971,8 @@ def test_ptb_is_the_published_one() -> None:
 
 @needs_data
 @pytest.mark.parametrize("name", ["ptb-char", "wikitext-2", "wikitext-2-raw", "text8", "wikitext-103", "lm1b"])
-def test_every_corpus_that_is_here_has_the_published_counts(name: str) -> None:
-    """`prepare` compares them all; what is not whole is called partial."""
+def test_every_available_corpus_has_the_published_counts(name: str) -> None:
+    """`prepare` compares all counts; a corpus with missing files is called partial."""
     whole = name not in ("text8", "wikitext-103", "lm1b")
     if not whole:
         with pytest.raises(FileNotFoundError, match="--partial"):

@@ -41,7 +41,7 @@ def test_a_line_reads_alone(line: str, before: str) -> None:
     assert readable(f"{before}\n{line}") == f"{readable(before)}\n{readable(line)}"
 
 
-def test_a_word_is_certain_when_the_space_behind_it_has_come() -> None:
+def test_a_word_is_certain_after_its_space() -> None:
     detokeniser = Detokeniser()
     fed = [detokeniser.feed(piece) for piece in ("He", " said , ", "2013 – ", "1", "4 \n", "so")]
     assert fed == ["", "He said,", " 2013", "", "–14\n", ""]

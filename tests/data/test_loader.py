@@ -1,4 +1,4 @@
-"""Streams: re-joined they are the corpus, and every target is scored once."""
+"""Streams: joined again they are the corpus, and every target is scored once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_same(a: Segment, b: Segment) -> None:
 
 @settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments)
-def test_streams_rejoined_are_the_corpus(n: int, batch_size: int, tgt_len: int) -> None:
+def test_joined_streams_are_the_corpus(n: int, batch_size: int, tgt_len: int) -> None:
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len)
     rows = read_rows(loader)
     assert [i for ids, _ in rows for i in ids] == list(range(n - 1))
@@ -178,7 +178,7 @@ lines = st.lists(st.lists(st.integers(1, 90), max_size=7), min_size=1, max_size=
 
 
 def lines_of(tokens: list[int]) -> list[tuple[int, ...]]:
-    """The lines of tokens in which 0 ends one."""
+    """The lines of a sequence of tokens in which 0 ends a line."""
     found, line = [], []
     for token in tokens:
         line.append(token)
@@ -190,7 +190,7 @@ def lines_of(tokens: list[int]) -> list[tuple[int, ...]]:
 
 @settings(deadline=None)
 @given(lines=lines, seed=st.integers(0, 99), ended=st.booleans())
-def test_shuffled_lines_are_the_same_lines(lines: list[list[int]], seed: int, ended: bool) -> None:
+def test_shuffling_keeps_the_lines(lines: list[list[int]], seed: int, ended: bool) -> None:
     tokens = [token for line in lines for token in (*line, 0)] + ([] if ended else [1])
     shuffled = ShuffledLines(np.array(tokens), 0, (seed,))
     read = shuffled[0 : len(tokens)].tolist()
@@ -219,7 +219,7 @@ def test_each_epoch_has_the_same_targets_in_another_order(
     assert_same(loader.segment(index), again.segment(index))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_each_epoch_and_seed_has_its_own_order() -> None:
     tokens = np.array([0, *(token for line in range(1, 60) for token in (line, 0))])
 
     def order(seed: int, epoch: int) -> list[int]:
@@ -235,7 +235,7 @@ def targets_of(loader: StreamLoader, indices: range) -> list[int]:
 
 @settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, context_len=st.integers(0, 20), data=st.data())
-def test_a_context_is_what_came_before_and_every_target_is_scored_once(
+def test_the_context_is_the_tokens_before_and_every_target_is_scored_once(
     n: int, batch_size: int, tgt_len: int, context_len: int, data: st.DataObject
 ) -> None:
     starts = [0, n // 2] if n > 3 and data.draw(st.booleans()) else None
@@ -263,7 +263,9 @@ def test_a_context_is_what_came_before_and_every_target_is_scored_once(
 
 @settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, seed=st.integers(0, 9), index=st.integers(0, 200))
-def test_random_lengths_come_anew_each_epoch_and_from_the_index_alone(n, batch_size, tgt_len, seed, index) -> None:
+def test_random_lengths_are_new_in_each_epoch_and_depend_on_the_index_alone(
+    n, batch_size, tgt_len, seed, index
+) -> None:
     def loader() -> StreamLoader:
         return StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, random_seed=seed)
 

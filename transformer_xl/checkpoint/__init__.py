@@ -1,14 +1,14 @@
-"""Checkpoints: a folder of safetensors and JSON, there whole or not at all, and never unpickled.
+"""Checkpoints: a folder of safetensors and JSON, which is there whole or not at all, and is never unpickled.
 
     runs/NAME/checkpoints/step_00004000/
         model.safetensors     the weights; tied ones once, under the first of their names in `model.state_dict()`
         config.json           format, step, validation loss if known, and every setting of the run
-        vocab.json            the symbols
-        training.safetensors  tensors of the training state (optimizer, memory, random numbers); only to resume
-        training.json         its scalars
-        SHA256SUMS            checksums, compared whenever a file is read; `sha256sum --check` knows them, too
+        vocab.json            the vocabulary
+        training.safetensors  the tensors of the training state (optimizer, memory, random numbers), for resuming
+        training.json         the scalars of the training state
+        SHA256SUMS            checksums, compared whenever a file is read, also by `sha256sum --check`
 
-A folder without the last three is enough to evaluate and generate.
+A folder without the last three files is enough for evaluating and generating.
 """
 
 from __future__ import annotations

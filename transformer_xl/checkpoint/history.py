@@ -1,4 +1,4 @@
-"""The checkpoints of a run, oldest first: which is the last, which the best, which are kept, which are damaged."""
+"""The checkpoints of a run: the last, the best, those to keep and those that are damaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .parts import FILES, read_header, whole_and_ours
 
 
 def step_folder(run: str | Path, step: int) -> Path:
-    """Where a run keeps its checkpoint of that step."""
+    """The folder of a run's checkpoint after `step` steps."""
     return Path(run) / "checkpoints" / f"step_{step:08d}"
 
 
@@ -25,15 +25,15 @@ def checkpoints(run: str | Path) -> list[Path]:
 
 
 def latest(run: str | Path) -> Path | None:
-    """A run's last checkpoint; None before the first."""
+    """A run's last checkpoint; None if there is none."""
     return next(reversed(checkpoints(run)), None)
 
 
 def best(run: str | Path) -> Path | None:
-    """A run's checkpoint of the lowest known validation loss, the later of equals; None where none is known.
+    """A run's checkpoint with the lowest known validation loss, the later of two equal ones; None if no loss is known.
 
     Raises:
-        ValueError, FileNotFoundError: a checkpoint is damaged, and might be the best.
+        ValueError, FileNotFoundError: a checkpoint is damaged and could be the best.
     """
     return _lowest(run, valid_loss)
 
@@ -51,22 +51,21 @@ def _loss_if_sound(folder: Path) -> float | None:
 
 
 def valid_loss(folder: str | Path) -> float | None:
-    """The validation loss a checkpoint was saved with, in nats per target; None if it was not measured."""
+    """The validation loss of a checkpoint, in nats per target; None if it was not measured."""
     return read_header(Path(folder) / "config.json").get("valid_loss")
 
 
 def prune(run: str | Path, keep: int) -> None:
-    """Remove a run's checkpoints but the last `keep` and the best."""
+    """Remove a run's checkpoints except the last `keep` and the best."""
     assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
-    kept = {*checkpoints(run)[-keep:], _lowest(run, _loss_if_sound)}  # damage is no reason to stop a run
+    kept = {*checkpoints(run)[-keep:], _lowest(run, _loss_if_sound)}  # a damaged checkpoint must not stop a run
     for path in checkpoints(run):
         if path not in kept:
             remove_folder(path)
 
 
 def put_damaged_aside(run: str | Path, warn: Callable[[str], None]) -> None:
-    """Rename a run's checkpoints that are not what was written, so that what comes before them counts; `warn` is told
-    of each."""
+    """Rename a run's damaged checkpoints, so the last sound one becomes the last; `warn` gets a sentence for each."""
     for folder in checkpoints(run):
         try:
             for name in FILES:
@@ -84,10 +83,10 @@ def put_damaged_aside(run: str | Path, warn: Callable[[str], None]) -> None:
 
 
 def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -> Path:
-    """The checkpoint folder that `path` means: itself, or a run's best (by default; else its last) one.
+    """The checkpoint folder at `path`: `path` itself, or the best or last checkpoint of a run.
 
     Raises:
-        FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
+        FileNotFoundError: `path` does not exist or holds no checkpoint.
     """
     path = Path(path)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: its model, settings, symbols and training state."""
+"""Reading a checkpoint: its model, settings, vocabulary and training state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from ..config.recipe import HINTS
 from ..config.settings import GONE, CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
-from ..config.values import fits
+from ..config.values import fits, listing
 from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.baselines import build_model
@@ -20,13 +20,13 @@ from ..model.transformer_xl import TransformerXL
 from .history import find_checkpoint
 from .parts import read_header, read_json, read_tensors, whole_and_ours
 from .saving import TrainingState
-from .tensors import set_weights, some
+from .tensors import set_weights
 
 _SECTIONS = {"model": TransformerXLConfig, "corpus": CorpusConfig, "train": TrainConfig, "eval": EvalConfig}
 
 
 class LoadedModel(NamedTuple):
-    """A trained model in eval mode, its symbols, and the settings of the run it comes from."""
+    """A trained model in eval mode, its vocabulary, and the settings of its run."""
 
     model: TransformerXL
     vocab: Vocab
@@ -34,13 +34,13 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
-    """Load what lies on this machine; `transformer_xl.load_model` tells of it, and takes names on the hub too."""
+    """Load a model from a folder of this machine; `transformer_xl.load_model` also accepts names on the hub."""
     folder = find_checkpoint(path)
     config = load_config(folder)
     vocab = load_vocab(folder)
     if len(vocab) != config.model.vocab_size:
         raise Mistake(
-            f"{folder} does not fit together: vocab.json has {len(vocab)} symbols and config.json says "
+            f"{folder} does not fit together: vocab.json has {len(vocab)} tokens and config.json says "
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
     _refuse_absurd(config.model, folder)
@@ -88,7 +88,7 @@ def load_training(folder: str | Path) -> TrainingState:
 
 
 def load_config(folder: str | Path) -> RunConfig:
-    """The settings in a checkpoint's `config.json`; ones it lacks take their defaults.
+    """The settings in a checkpoint's `config.json`; missing ones take their defaults.
 
     Raises:
         ValueError: the file is foreign, from a newer version, or lists settings this version does not have.
@@ -98,7 +98,7 @@ def load_config(folder: str | Path) -> RunConfig:
 
 
 def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
-    """The settings in JSON read from `path`, a table per section; ones it lacks take their defaults.
+    """The settings in JSON read from `path`, one table per section; missing ones take their defaults.
 
     Raises:
         ValueError: it lists settings this version does not have, or values that do not go together.
@@ -117,7 +117,7 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
         if name not in {f.name for f in fields(owner)}
     ]
     if unknown:
-        raise Mistake(f"{path} has settings this version does not know: {some(unknown)}. Update transformer-xl.")
+        raise Mistake(f"{path} has settings this version does not know: {listing(unknown)}. Update transformer-xl.")
     given = {section: _tuples(sections[section]) for section in _SECTIONS}
     wrong = [
         f"{section}.{name}"
@@ -126,14 +126,14 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
         if not fits(value, HINTS[section][name])
     ]
     if wrong:
-        raise Mistake(f"{path} has settings of the wrong type: {some(wrong)}. Restore it from a copy.")
+        raise Mistake(f"{path} has settings of the wrong type: {listing(wrong)}. Restore it from a copy.")
     if "vocab_size" not in given["model"]:
         raise Mistake(f"{path} lacks model.vocab_size. Restore it from a copy.")
     return RunConfig(**{section: owner(**given[section]) for section, owner in _SECTIONS.items()})
 
 
 def load_vocab(folder: str | Path) -> Vocab:
-    """The symbols in a checkpoint's `vocab.json`."""
+    """The vocabulary in a checkpoint's `vocab.json`."""
     path = Path(folder) / "vocab.json"
     stored = read_json(path)
     try:
@@ -143,5 +143,5 @@ def load_vocab(folder: str | Path) -> Vocab:
 
 
 def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists where the settings have tuples."""
+    """Turn the lists of JSON into the tuples of settings."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in section.items()}

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: tensors and JSON, held against their checksums when they are read."""
+"""The files of a checkpoint: tensors and JSON, compared with their checksums when they are read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ VERSION = 2
 READABLE = (1, VERSION)
 """Version 1 is read too: it names weights without `backbone.`, and numbers the moments of optimizers."""
 EXPORTED_VOCAB = "transformer_xl_vocab.json"
-"""Where a folder in another program's format keeps the symbols as they are here, for the way back."""
+"""The file in an exported folder that keeps this package's vocabulary, for importing it again."""
 FILES = ("model.safetensors", "config.json", "vocab.json", "training.safetensors", "training.json")
-"""Those of a run's checkpoint."""
+"""The files of a run's checkpoint."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise the library's failure to write as the `OSError` it stands for."""
+    """Write tensors; the library's error of writing becomes the `OSError` behind it."""
     try:
         save_file({name: _own_storage(value) for name, value in tensors.items()}, path)
     except SafetensorError as error:
@@ -39,12 +39,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _own_storage(value: Tensor) -> Tensor:
-    """Contiguous on the CPU and alone in its storage, as the format wants it."""
+    """The tensor on the CPU, contiguous and alone in its storage, as the format requires."""
     value = value.detach().cpu().contiguous()
     return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file, after comparing its checksum."""
     with whole_and_ours(path):
         check_seal(path)
         return load_file(plain_file(path))
@@ -56,17 +57,19 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
+    """The JSON in a file, after comparing its checksum."""
     with whole_and_ours(path):
         check_seal(path)
         return json.loads(plain_file(path).read_text(encoding="utf-8"))
 
 
 def read_header(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint's `config.json`, of the format and version that this release reads."""
     stored = read_json(path)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise Mistake(
             f"{path} is not a checkpoint of transformer-xl: its format must be {FORMAT!r}. `txl convert` reads "
-            "those of other programs."
+            "checkpoints of other programs."
         )
     if stored.get("version") not in READABLE:
         raise Mistake(
@@ -78,6 +81,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def whole_and_ours(path: Path) -> Iterator[None]:
+    """Turn an error of reading a file of a checkpoint into a sentence that names the file."""
     try:
         yield
     except FileNotFoundError:

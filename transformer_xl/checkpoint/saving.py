@@ -20,7 +20,7 @@ from .tensors import weights
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What resuming needs beyond the weights, flattened: JSON scalars and named tensors."""
+    """The state that resuming needs besides the weights: JSON scalars and named tensors."""
 
     step: int
     scalars: dict[str, Any] = field(default_factory=dict)
@@ -39,16 +39,16 @@ def save_checkpoint(
     keep: int | None = None,
     report: Sequence[str] = (),
 ) -> Path:
-    """Write a checkpoint whole: on any error nothing new is left behind and older checkpoints stay as they were.
+    """Write a whole checkpoint. After an error nothing new remains, and older checkpoints are as they were.
 
     Args:
-        folder: where; `step_folder(run, step)` for a run's own.
-        model: a `TransformerXL`, whose own config is what is stored as `config.model`; or its `weights`.
-        training: None for a checkpoint that is used and not resumed.
-        step: training steps behind the weights; by default those of `training`.
-        valid_loss: mean nats per target on the validation split at this very step; `best` compares these.
-        keep: prune the run afterwards to so many of the last checkpoints and the best.
-        report: what to know about where the weights come from, a sentence each.
+        folder: the folder to write; `step_folder(run, step)` for a run's own checkpoint.
+        model: a `TransformerXL`, whose config is stored as `config.model`; or its `weights`.
+        training: the state for resuming; None if nobody will resume from this checkpoint.
+        step: number of training steps of the weights; by default that of `training`.
+        valid_loss: mean nats per target on the validation split after this step, which `best` compares.
+        keep: afterwards remove the run's checkpoints except this many last ones and the best.
+        report: sentences about the origin of the weights.
 
     Raises:
         OSError: one sentence with the reason, for instance a full disk.

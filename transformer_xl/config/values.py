@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 _LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
@@ -101,3 +101,9 @@ def listed(words: Any, conjunction: str = "and") -> str:
     """Words as a sentence lists them: a, b and c."""
     *first, last = words
     return f"{', '.join(first)} {conjunction} {last}" if first else last
+
+
+def listing(names: Iterable[str], most: int = 8) -> str:
+    """At most `most` names of a list that may be long, and how many more there are: a, b and 97 more."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -1,1 +1,1 @@
-"""From text to segments: `vocab`, `corpus` (token stores), `datasets` (published and any other text), `loader`."""
+"""From text to segments: `vocab`, `corpus` (token stores), `datasets` (names of texts), `loader`."""

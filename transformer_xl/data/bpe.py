@@ -1,7 +1,7 @@
-"""Byte-level byte-pair encoding: any text as ids of subwords, and back to the very same bytes.
+"""Byte-level byte-pair encoding: any text to ids of subwords, and back to the same bytes.
 
-A tokenizer is the JSON of the `tokenizers` library, ours from `train_bpe` or one in GPT-2's manner. `BytePairs` takes
-only those that give every text back exactly, and in which a text cut at a `border` has the ids of the whole.
+A tokenizer is JSON of the `tokenizers` library, made by `train_bpe` or of the same kind as GPT-2's. `BytePairs` accepts
+only tokenizers that give back every text exactly, and with which a text cut at a `border` has the ids of the whole.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 _LARGEST_ID = 1 << 24
 _PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
 _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
-"""Pre-tokenizers that keep every character, unless their behavior is "Removed"."""
+"""Pre-tokenizers that keep every character unless their behavior is "Removed"."""
 
 
-def _byte_signs() -> dict[str, int]:
-    """GPT-2's sign for each byte: the character itself where it shows, the next one from U+0100 on elsewhere."""
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's character for each byte: a printable byte is its own, any other takes the next one from U+0100 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(256)) - set(shown))
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
-_SIGNS = _byte_signs()
+_CHARACTERS = _byte_characters()
 
 
 def train_bpe(texts: Iterable[str], size: int) -> str:
-    """The JSON of a tokenizer of `size` symbols, or of as many as `texts` give: 256 bytes, then frequent pairs.
+    """The JSON of a tokenizer of `size` tokens, or fewer if `texts` have no more: 256 bytes, then frequent pairs.
 
-    A newline is always a symbol of its own. The same texts give the same JSON.
+    A newline is always a token of its own. The same texts give the same JSON.
     """
     tokenizers = _library()
     if size < 256:
@@ -64,19 +64,23 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
 
 
 class BytePairs:
-    """Encodes and decodes by a tokenizer's JSON."""
+    """Encodes text with the tokenizer that a JSON text describes."""
 
     symbols: tuple[str, ...]
-    """By id, as the tokenizer writes them."""
+    """The tokens by id, in the tokenizer's own spelling."""
 
     def __init__(self, content: str):
-        """`ValueError` says everything that keeps a tokenizer from giving back every text exactly."""
+        """Load the tokenizer.
+
+        Raises:
+            ValueError: it does not give back every text exactly; the sentence lists every reason.
+        """
         self._tokenizer = _load(content)
         settings, ids = json.loads(self._tokenizer.to_str()), self._tokenizer.get_vocab()
         added = {token["content"] for token in settings["added_tokens"]}
         problems = [*_problems(settings), *_added_problems(settings["added_tokens"]), *_symbol_problems(ids, added)]
         self.symbols = tuple(sorted(ids, key=ids.__getitem__))
-        self._bytes = tuple(symbol.encode() if symbol in added else _signed(symbol) or b"" for symbol in self.symbols)
+        self._bytes = tuple(symbol.encode() if symbol in added else _bytes_of(symbol) or b"" for symbol in self.symbols)
         if problems or (problems := self._probe()):
             raise Mistake(
                 f"The tokenizer must be byte-level BPE that gives back every text exactly, but {'; '.join(problems)}. "
@@ -92,37 +96,37 @@ class BytePairs:
         return np.concatenate(ids)
 
     def token_bytes(self) -> tuple[bytes, ...]:
-        """The very bytes of each symbol, by id; those of a text's ids, joined, are the text."""
+        """The exact bytes of each token, by id; the bytes of a text's ids, joined, are the text."""
         return self._bytes
 
     def _probe(self) -> list[str]:
-        """What goes wrong with a text that has something of everything."""
+        """Problems with a text that contains every kind of character."""
         parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
         if not {match.start() for match in _BORDER.finditer(_PROBE)} <= {start for _, (start, _) in parts}:
-            return ["its pre-tokenizer does not part words before a space"]
+            return ["its pre-tokenizer does not separate words before a space"]
         changed = b"".join(self._bytes[i] for i in self.encode(_PROBE)) != _PROBE.encode()
         return ["it changes a text"] if changed else []
 
 
 def renumber(content: str, order: Sequence[int]) -> str:
-    """The same tokenizer with id i for what had id `order[i]`."""
+    """The same tokenizer, in which the token of id `order[i]` gets id i."""
     tokenizer = _load(content)
     settings, ids = json.loads(tokenizer.to_str()), tokenizer.get_vocab()
     assert sorted(order) == sorted(ids.values()), "order must name every id once"
-    places = {old: new for new, old in enumerate(order)}
-    # Added tokens stand among the others too: outside them, the library would number them last.
-    symbols = sorted(ids, key=lambda symbol: places[ids[symbol]])
+    new_ids = {old: new for new, old in enumerate(order)}
+    # Added tokens are listed among the others too; otherwise the library would number them last.
+    symbols = sorted(ids, key=lambda symbol: new_ids[ids[symbol]])
     settings["model"]["vocab"] = {symbol: i for i, symbol in enumerate(symbols)}
     for token in settings["added_tokens"]:
-        token["id"] = places[token["id"]]
+        token["id"] = new_ids[token["id"]]
     settings["added_tokens"].sort(key=lambda token: token["id"])
     return json.dumps(settings, ensure_ascii=False, separators=(",", ":"))
 
 
 def border(text: bytes | bytearray, position: int) -> int:
-    """The first place from `position` on where `text` can be cut without changing a symbol: between words.
+    """The first position, at or after `position`, at which `text` can be cut without changing a token: between words.
 
-    That is behind an ASCII sign, before a space and a letter; where there is no such place, the end.
+    Such a position is after a printable ASCII character and before a space and a letter; if there is none, the end.
     """
     found = _BYTES_BORDER.search(text, position)
     return found.start() if found else len(text)
@@ -138,7 +142,7 @@ def _slices(text: str) -> Iterator[str]:
 
 
 def _parts(piece: str) -> Iterator[str]:
-    """A slice that is one endless word in parts: pairs are counted in time that grows with a word's square."""
+    """A slice, cut into short parts if it is one very long word: counting pairs takes time quadratic in a word."""
     size = len(piece) if len(piece) < 2 * _SLICE else _WORD
     yield from (piece[start : start + size] for start in range(0, len(piece), size))
 
@@ -157,23 +161,23 @@ def _library() -> Any:
 def _load(content: str) -> Tokenizer:
     library = _library()
     try:
-        json.loads(content, parse_int=_small)
+        json.loads(content, parse_int=_refuse_large)
         return library.Tokenizer.from_str(content)
-    except BaseException as error:  # the library raises nothing narrower, and panics with what is no Exception
+    except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise Mistake(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
 
 
-def _small(number: str) -> int:
-    """For every id up to the highest the library takes memory, and ends the process where there is none."""
+def _refuse_large(number: str) -> int:
+    """Refuse a large id: the library allocates memory for all ids up to it, and aborts the process if that fails."""
     if len(number) > 8 or int(number) > _LARGEST_ID:
         raise Mistake(f"it has the number {number[:20]}, and ids are below {_LARGEST_ID:,}")
     return int(number)
 
 
 def _problems(settings: dict[str, Any]) -> Iterator[str]:
-    """Settings with which some text would not come back."""
+    """The settings with which some text would not come back."""
     model: dict[str, Any] = settings["model"]
     parting: dict[str, Any] = settings["pre_tokenizer"] or {"type": None}
     if model["type"] != "BPE":
@@ -195,27 +199,27 @@ def _problems(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _added_problems(tokens: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Added tokens that take more of a text than is theirs, or have two readings."""
+    """The added tokens that match more than their own text, or have two readings."""
     for token in tokens:
         text = token["content"]
         if token["lstrip"] or token["rstrip"]:
-            yield f"its added token {text!r} swallows white space"
+            yield f"its added token {text!r} includes the white space around it"
         if _BORDER.search(text + "a"):
             yield f"its added token {text!r} has a space between words"
-        if _signed(text) not in (None, text.encode()):
+        if _bytes_of(text) not in (None, text.encode()):
             yield f"its added token {text!r} reads as other bytes too"
 
 
 def _symbol_problems(ids: dict[str, int], added: set[str]) -> Iterator[str]:
-    """Ids and symbols that are no list of bytes."""
+    """Gaps in the ids, missing bytes, and tokens that are no sequence of bytes."""
     if sorted(ids.values()) != list(range(len(ids))):
         yield "its ids are not 0, 1, 2 and so on"
-    if not ids.keys() >= _SIGNS.keys():
-        yield f"it lacks {len(_SIGNS.keys() - ids.keys())} of the 256 bytes"
-    if strange := [symbol for symbol in ids if symbol not in added and _signed(symbol) is None]:
-        yield f"its symbol {min(strange)!r} is no sequence of bytes"
+    if not ids.keys() >= _CHARACTERS.keys():
+        yield f"it lacks {len(_CHARACTERS.keys() - ids.keys())} of the 256 bytes"
+    if strange := [symbol for symbol in ids if symbol not in added and _bytes_of(symbol) is None]:
+        yield f"its token {min(strange)!r} is no sequence of bytes"
 
 
-def _signed(symbol: str) -> bytes | None:
-    """The bytes whose signs make up `symbol`, if it is made of these."""
-    return bytes(map(_SIGNS.__getitem__, symbol)) if _SIGNS.keys() >= set(symbol) else None
+def _bytes_of(symbol: str) -> bytes | None:
+    """The bytes that the characters of a token stand for; None if another character is among them."""
+    return bytes(map(_CHARACTERS.__getitem__, symbol)) if _CHARACTERS.keys() >= set(symbol) else None

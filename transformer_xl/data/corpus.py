@@ -1,17 +1,16 @@
-"""`Corpus`: a folder of token ids on disk, memory-mapped, with a header that says what they are.
+"""`Corpus`: a token store, which is a folder of token ids on disk, memory-mapped, with a header that describes them.
 
-    corpus.json   format, what the text was, how it was tokenised, and per split: counts, SHA-256, document starts
+    corpus.json   format, origin of the text, how it was tokenised, and per split: counts, SHA-256, document starts
     vocab.json    the vocabulary
-    train.bin     raw little-endian ids of the smallest type that fits; valid.bin and test.bin alike
+    train.bin     raw little-endian ids of the smallest type that fits; valid.bin and test.bin likewise
 
-A store is written beside its place, synced and renamed, so that it is there whole or not at all.
+A store is written under another name, synced and renamed, so it is there whole or not at all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,26 +21,25 @@ from filelock import FileLock
 from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
-from ..runtime.files import explained, remove_unfinished, whole_folder
-from .corpora.published import SPLITS, WHOLE
-from .header import PREPARE_AGAIN, Header, SplitHeader, read_json
+from ..runtime.files import digest_of, explained, remove_unfinished, whole_folder
+from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
 from .numbering import Numbering, PairNumbering, WordNumbering
 from .reading import Text, pieces
 from .vocab import Newlines, Unit, Vocab
 
 _IDS = 1 << 20
-"""Bytes of ids at a time: many beside a count of all symbols, and few enough for the cache."""
+"""Bytes of ids read at a time: enough to make counting cheap, few enough for the processor's cache."""
 
 _LONG_WORDS = 30
-"""More bytes for each word than any language with spaces has: 6 in English, 14 in Russian, 28 in Malayalam."""
+"""More bytes per word than in any language with spaces: 6 in English, 14 in Russian, 28 in Malayalam."""
 
 
 class Split(NamedTuple):
-    """One part of a corpus."""
+    """The ids of one split of a corpus."""
 
     ids: Integer[np.ndarray, " N"]
     documents: Integer[np.ndarray, " D"] | None
-    """Where documents start, if each is to start with a fresh memory; the first at 0."""
+    """Positions at which documents start, the first 0, if each document starts with an empty memory."""
     name: str
 
 
@@ -53,9 +51,9 @@ class Corpus:
     header: Header
     vocab: Vocab
     other_ids: Integer[np.ndarray, " V"] | None = field(default=None, compare=False)
-    """The id in `vocab` of each id on disk, where they are not the same."""
+    """The id in `vocab` of each id on disk, if they differ."""
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """What a person should know of how a text became splits, a sentence each."""
+    """Sentences for people about how a text became splits."""
     _verified: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -68,17 +66,17 @@ class Corpus:
 
     @property
     def about(self) -> dict[str, str]:
-        """What an entry of metrics says of the text its figures are over."""
+        """The entries that name this text beside figures in metrics."""
         return {"corpus": self.name} | ({"partial": self.header.partial} if self.header.partial else {})
 
     @property
     def caveat(self) -> str:
-        """What must stand beside every figure made from this corpus: what is missing of it; empty: nothing."""
+        """The note beside every figure made from this corpus: what is missing from it; empty if it is whole."""
         return f"; partial: {self.header.partial}" if self.header.partial else ""
 
     @property
     def caution(self) -> str:
-        """A warning where words hardly suit the text; else empty."""
+        """A warning that words do not suit the text; empty if they do."""
         splits = self.header.splits.values()
         size = sum(split.bytes for split in splits) / sum(split.tokens for split in splits)
         if self.unit != "word" or size < _LONG_WORDS:
@@ -90,18 +88,19 @@ class Corpus:
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = False) -> Corpus:
-        """Open the store in folder `path` and hold its files against its header.
+        """Open the store in folder `path` and compare its files with its header.
 
-        `verify` also compares the SHA-256 of the ids, as `split` does for its own. `FileNotFoundError` where there is
-        no store, `ValueError` where it is damaged.
+        `verify` also compares the SHA-256 of the ids of every split; `split` does so for the split it returns.
+
+        Raises:
+            FileNotFoundError: there is no store.
+            ValueError: it is damaged.
         """
         path = Path(path)
         header = Header.read(path / "corpus.json")
-        stored = read_json(path / "vocab.json")
-        try:
+        stored = read_table(path / "vocab.json")
+        with name_damage(path / "vocab.json"):
             vocab = Vocab.from_json(stored)
-        except ValueError as error:
-            raise Mistake(f"{path / 'vocab.json'} is no vocabulary: {error} {PREPARE_AGAIN}") from error
         theirs = (vocab.fingerprint, len(vocab), vocab.dtype.str, vocab.unit, vocab.newlines)
         if theirs != (header.vocab, header.vocab_size, header.dtype, header.unit, header.newlines):
             raise Mistake(f"{path / 'vocab.json'} is not the vocabulary its corpus.json names. {PREPARE_AGAIN}")
@@ -116,31 +115,30 @@ class Corpus:
         return corpus
 
     def _verify(self, name: str) -> None:
-        """Hold a split's ids against its header and the vocabulary; once, for that reads them all."""
+        """Compare a split's ids with its header and the vocabulary; only once, because this reads all of them."""
         if name in self._verified:
             return
-        file, digest, highest = self.path / f"{name}.bin", hashlib.sha256(), 0
-        with file.open("rb") as opened:
-            while piece := opened.read(_IDS):
-                digest.update(piece)
-                highest = max(highest, int(np.frombuffer(piece, self.header.dtype).max()))
-        if digest.hexdigest() != self.header.splits[name].sha256:
+        file = self.path / f"{name}.bin"
+        if digest_of(file) != self.header.splits[name].sha256:
             raise Mistake(f"{file} does not have the SHA-256 its header says. {PREPARE_AGAIN}")
-        if highest >= self.header.vocab_size:
+        if (highest := int(np.memmap(file, self.header.dtype, "r").max())) >= self.header.vocab_size:
             raise Mistake(f"{file} has the id {highest:,}, outside of its vocabulary. {PREPARE_AGAIN}")
         self._verified.add(name)
 
     def split(self, name: Literal["train", "valid", "test", "all"]) -> Split:
-        """One split; `ValueError` where the corpus lacks it or its ids are damaged, which are all read for that.
+        """One split, or for "all" the splits one after another. The first call reads all ids to verify them.
 
-        They are memory-mapped, or in memory if renumbered. "all" of a corpus with splits is these one after another.
+        The ids are memory-mapped, or in memory if `in_vocabulary` or "all" changed them.
+
+        Raises:
+            ValueError: the corpus lacks this split, or its ids are damaged.
         """
         if name == WHOLE and WHOLE not in self.header.splits:
-            parts = [self.split(part) for part in SPLITS if part in self.header.splits]
-            starts = np.cumsum([0, *(len(part.ids) for part in parts[:-1])])
-            pairs = zip(parts, starts, strict=True)
-            documents = [part.documents + start for part, start in pairs if part.documents is not None]
-            ids = np.concatenate([part.ids for part in parts])
+            splits = [self.split(split) for split in SPLITS if split in self.header.splits]
+            starts = np.cumsum([0, *(len(split.ids) for split in splits[:-1])])
+            pairs = zip(splits, starts, strict=True)
+            documents = [split.documents + start for split, start in pairs if split.documents is not None]
+            ids = np.concatenate([split.ids for split in splits])
             return Split(ids, np.concatenate(documents) if documents else None, name)
         if name not in self.header.splits:
             raise Mistake(
@@ -160,12 +158,16 @@ class Corpus:
         return Split(ids, None if starts is None else np.array(starts, np.int64), name)
 
     def unknown(self, name: str) -> int:
-        """Tokens of a split, or of "all", that are `<unk>`."""
+        """Number of tokens of a split, or of "all", that are `<unk>`."""
         splits = self.header.splits
         return splits[name].unknown if name in splits else sum(split.unknown for split in splits.values())
 
-    def renumbered(self, vocab: Vocab) -> Corpus:
-        """The same text in a vocabulary of the same symbols in another order; `ValueError` where it has others."""
+    def in_vocabulary(self, vocab: Vocab) -> Corpus:
+        """The same text in a vocabulary that has the same tokens in another order.
+
+        Raises:
+            ValueError: `vocab` has other tokens.
+        """
         if (vocab.unit, vocab.newlines) != (self.unit, self.header.newlines) or set(vocab.symbols) != set(
             self.vocab.symbols
         ):
@@ -173,8 +175,8 @@ class Corpus:
                 f"The model's vocabulary ({vocab}) is not that of the corpus {self.name} ({self.vocab}). Use a corpus "
                 "prepared as for its training, or give plain text, which is then tokenised with the model's vocabulary."
             )
-        places = {symbol: i for i, symbol in enumerate(vocab.symbols)}
-        ids = np.array([places[symbol] for symbol in self.vocab.symbols], vocab.dtype)
+        new_ids = {token: i for i, token in enumerate(vocab.symbols)}
+        ids = np.array([new_ids[token] for token in self.vocab.symbols], vocab.dtype)
         return replace(self, vocab=vocab, other_ids=ids if self.other_ids is None else ids[self.other_ids])
 
     @classmethod
@@ -197,21 +199,22 @@ class Corpus:
         reuse: bool = False,
         check: Callable[[Header], None] | None = None,
     ) -> Corpus:
-        """Tokenise `splits` into a store in folder `path`, in place of one that is there, and open it.
+        """Tokenise `splits` into a store in folder `path`, replacing a store that is there, and open it.
 
         Args:
-            splits: for each of train, valid, test that there is, its text (UTF-8 unless the unit is "byte") as bytes
-                or as a file that is read piece by piece, or several in order.
-            partial: what is missing of a published corpus, in words.
-            vocab: use it, with its unit and newlines; None makes one from the splits in `counted` with `unit`,
-                `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
-            documents: each text starts with a fresh memory; otherwise they are glued. A line of words ends with its
-                text in any case.
-            reuse: a sound store that is there already is opened instead.
-            check: may raise against what was counted, before the store takes its place.
+            splits: the text, or several texts in order, of train, valid and test, or of those that exist. A text is
+                bytes or a file that is read piece by piece, in UTF-8 unless the unit is "byte".
+            partial: what is missing from a published corpus, in words.
+            vocab: the vocabulary, which also sets the unit and newlines; None makes one from the splits in `counted`
+                with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
+            documents: each text starts with an empty memory; otherwise texts are joined. A line of words always ends
+                with its text.
+            reuse: open the store that is there instead, if it is sound.
+            check: called with the counts before the store gets its name; may raise.
 
-        `ValueError` for a split with fewer than 2 tokens or a symbol that `vocab` lacks, `OSError` where the
-        store cannot be written.
+        Raises:
+            ValueError: a split has fewer than 2 tokens, or a token that `vocab` lacks.
+            OSError: the store cannot be written.
         """
         path = Path(path)
         texts = {name: [text] if isinstance(text, Text) else list(text) for name, text in splits.items()}
@@ -250,8 +253,8 @@ def _write(
     for split, written in splits.items():
         if written.tokens < 2:
             raise Mistake(
-                f"The {split} split of {about['name']} must have at least 2 tokens, for the first is context, and has "
-                f"{written.tokens}. Give more text."
+                f"The {split} split of {about['name']} must have at least 2 tokens, because the first is context, "
+                f"and has {written.tokens}. Give more text."
             )
     header = Header(
         **about,
@@ -269,7 +272,7 @@ def _write(
 
 
 class _Tokenising(NamedTuple):
-    """How `Corpus.build` was asked to make ids of texts."""
+    """How to make ids of texts: arguments of `Corpus.build`."""
 
     unit: Unit
     newlines: Newlines
@@ -281,7 +284,7 @@ class _Tokenising(NamedTuple):
     documents: bool
 
     def numbering(self, texts: Sequence[Text]) -> Numbering:
-        """What makes a vocabulary of words or byte pairs from the numbers it gives them."""
+        """The numbering of words or byte pairs."""
         if self.unit == "word":
             return WordNumbering(self.newlines)
         parts = (piece.decode() for text in texts for piece in pieces(text, "bpe"))
@@ -289,19 +292,19 @@ class _Tokenising(NamedTuple):
 
 
 def _tokenise(folder: Path, texts: dict[str, list[Text]], how: _Tokenising) -> tuple[Vocab, dict[str, SplitHeader]]:
-    """Write the ids of every split; a vocabulary that is to be made is made from the splits that count."""
+    """Write the ids of every split, and make the vocabulary from the counted splits unless it is given."""
     vocab, written = how.vocab, {}
     counted = [split for split in how.counted if split in texts] if vocab is None else []
     every = [text for split in counted for text in texts[split]]
     if vocab is None and how.unit in ("byte", "char"):
-        symbols = (piece for text in every for piece in pieces(text, how.unit))
-        vocab = Vocab.build(how.unit, symbols, newlines=how.newlines, min_count=how.min_count, closed=how.closed)
+        parts = (piece for text in every for piece in pieces(text, how.unit))
+        vocab = Vocab.build(how.unit, parts, newlines=how.newlines, min_count=how.min_count, closed=how.closed)
     elif vocab is None:
         numbering, counts = how.numbering(every), np.zeros(0, np.int64)
         for split in counted:
             file = folder / f"{split}.numbers"
             written[split] = _write_ids(file, texts[split], how, lambda piece, _: numbering.encode(piece))
-            counts = _counted(file, np.dtype(np.int32), counts)
+            counts = _count_ids(file, np.dtype(np.int32), counts)
         vocab, ids_by_number = numbering.vocab(counts, min_count=how.min_count, closed=how.closed)
         for split in counted:
             _renumber(folder / f"{split}.numbers", folder / f"{split}.bin", ids_by_number)
@@ -316,7 +319,7 @@ def _tokenise(folder: Path, texts: dict[str, list[Text]], how: _Tokenising) -> t
 def _write_ids(
     file: Path, texts: Sequence[Text], how: _Tokenising, encode: Callable[[bytes, int], np.ndarray]
 ) -> tuple[int, list[int] | None]:
-    """Write what `encode` makes of each piece and its place; returns the size of the text and its documents' starts."""
+    """Write the ids that `encode` gives for each piece and its position; return the text's size and document starts."""
     tokens, size, starts = 0, 0, []
     with file.open("wb") as out:
         for text in texts:
@@ -333,33 +336,36 @@ def _write_ids(
 
 
 def _renumber(numbers: Path, file: Path, ids_by_number: np.ndarray) -> None:
-    with numbers.open("rb") as read, file.open("wb") as out:
-        while piece := read.read(_IDS):
-            out.write(ids_by_number[np.frombuffer(piece, np.int32)].data)
+    with file.open("wb") as out:
+        for ids in _blocks(numbers, np.dtype(np.int32)):
+            out.write(ids_by_number[ids].data)
     numbers.unlink()
 
 
-def _counted(file: Path, dtype: np.dtype[Any], before: Int[np.ndarray, " N"], digest: Any = None) -> np.ndarray:
-    """How often each id is in the file, added to the counts `before`; `digest` sees its bytes."""
-    with file.open("rb") as opened:
-        while piece := opened.read(_IDS):
-            if digest is not None:
-                digest.update(piece)
-            counts = np.bincount(np.frombuffer(piece, dtype), minlength=len(before))
-            counts[: len(before)] += before
-            before = counts
+def _count_ids(file: Path, dtype: np.dtype[Any], before: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
+    """How often each id is in the file, added to the counts `before`."""
+    for ids in _blocks(file, dtype):
+        counts = np.bincount(ids, minlength=len(before))
+        counts[: len(before)] += before
+        before = counts
     return before
 
 
+def _blocks(file: Path, dtype: np.dtype[Any]) -> Iterator[Integer[np.ndarray, " n"]]:
+    """The ids in a file, a block at a time."""
+    with file.open("rb") as opened:
+        while block := opened.read(_IDS):
+            yield np.frombuffer(block, dtype)
+
+
 def _split_header(file: Path, vocab: Vocab, size: int, documents: list[int] | None) -> SplitHeader:
-    """What the header says of a split whose ids are written."""
-    digest = hashlib.sha256()
-    counts = _counted(file, vocab.dtype, np.zeros(len(vocab), np.int64), digest)
+    """The header's entry for a split whose ids are written."""
+    counts = _count_ids(file, vocab.dtype, np.zeros(len(vocab), np.int64))
     return SplitHeader(
         tokens=int(counts.sum()),
         types=int(np.count_nonzero(counts)),
         unknown=0 if vocab.unk is None else int(counts[vocab.unk]),
         bytes=size,
-        sha256=digest.hexdigest(),
+        sha256=digest_of(file),
         documents=documents,
     )

@@ -1,6 +1,6 @@
-"""From a name to a `Corpus`: a published one that was prepared, a token store, or any text, tokenised on the fly.
+"""Find the `Corpus` of a name: a published corpus that was prepared, a token store, or any text.
 
-Text is kept in the cache under a name made from its content, so that a changed file is tokenised again.
+The token store of a text is kept in the cache under a name made from its content: a changed file is tokenised again.
 """
 
 from __future__ import annotations
@@ -16,29 +16,33 @@ import platformdirs
 
 from ..config.settings import CorpusConfig
 from ..mistake import Mistake
-from .corpora.archive import unpacked
+from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
-from .reading import expanded, read_file
+from .reading import expand_home, read_file
 from .texts import read_splits
 from .vocab import Newlines, Vocab
 
 
 def cache_folder() -> Path:
-    """Where token stores and downloads live: the environment's TXL_HOME, else the user's cache directory for txl."""
+    """The folder of token stores and downloads: TXL_HOME, or by default the user's cache folder for txl."""
     home = os.environ.get("TXL_HOME")
-    return expanded(home) if home else platformdirs.user_cache_path("txl")
+    return expand_home(home) if home else platformdirs.user_cache_path("txl")
 
 
 def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool = False) -> Corpus:
-    """The corpus that `config.name` means: one that was prepared, a token store, or a text file, folder or archive.
+    """The corpus named `config.name`: one that was prepared, a token store, or a text file, folder or archive.
 
-    Text is tokenised into the cache, with `vocab` where it is given (a trained model's), else with the symbols that
-    `config.vocab` lists; `read_splits` says how it is cut and what `whole` leaves uncut.
+    Text is tokenised into the cache, with `vocab` (a trained model's) if it is given, and otherwise with the tokens
+    listed in `config.vocab` or made from the text. `read_splits` says how text is cut and what `whole` leaves uncut.
+
+    Raises:
+        FileNotFoundError: there is no such corpus or text.
+        ValueError: the corpus does not go with `vocab` or the settings.
     """
     if not config.name:
         raise Mistake(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
-    path = expanded(config.name)
+    path = expand_home(config.name)
     prepared = store_folder(config.name, "") if path.name == config.name else path
     if config.name in DATASETS:
         dataset = DATASETS[config.name]
@@ -51,43 +55,49 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
     elif path.exists():
         return _tokenise(path, config, vocab, whole)
     else:
-        close = difflib.get_close_matches(config.name, DATASETS, n=1)
         raise FileNotFoundError(
             f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
-            f"{config.name}." + (f" Did you mean {close[0]}?" if close else "")
+            f"{config.name}.{_guess(config.name)}"
         )
-    if vocab is not None and vocab != corpus.vocab:
-        corpus = corpus.renumbered(vocab)
-    if (
-        vocab is None
-        and config.reset_documents
-        and any(split.documents is None for split in corpus.header.splits.values())
-    ):
+    if vocab is None:
+        _check_settings(config, corpus)
+    return corpus if vocab in (None, corpus.vocab) else corpus.in_vocabulary(vocab)
+
+
+def _guess(name: str) -> str:
+    """A question that names the published corpus with the most similar name; "" if none is similar."""
+    return "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, DATASETS, n=1))
+
+
+def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
+    """Refuse settings that differ from the settings with which a token store was made."""
+    if config.reset_documents and any(split.documents is None for split in corpus.header.splits.values()):
         raise Mistake(f"corpus.reset_documents must be false for the corpus {corpus.name}, which has no documents.")
-    for setting in ("unit", "newlines") if vocab is None else ():
+    for setting in ("unit", "newlines"):
         own, asked = getattr(corpus.header, setting), getattr(config, setting)
         if own != asked:
             raise Mistake(f'corpus.{setting} must be "{own}" for the corpus {corpus.name}, got "{asked}".')
-    if vocab is None and config.vocab:
+    if config.vocab:
         raise Mistake(
             f"corpus.vocab is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, or "
             "prepare the corpus with `txl data NAME --vocab FILE`."
         )
-    return corpus
 
 
 def tokenised(name: str) -> bool:
-    """Whether the corpus of that name has its punctuation apart, and is better shown as `readable` text."""
+    """Whether the corpus of that name separates punctuation by spaces, so people should see it as `readable` text."""
     own = name.removesuffix("-partial").partition("+")[0]
     return own in DATASETS and DATASETS[own].tokenised
 
 
 def dataset_of(name: str, newlines: Newlines | None, option: str = "corpus.newlines") -> Dataset:
-    """The published corpus of that name; `ValueError` where there is none, or not with these line ends."""
+    """The published corpus of that name.
+
+    Raises:
+        ValueError: there is none, or it is not published with these line ends.
+    """
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{hint}")
+        raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{_guess(name)}")
     protocols = DATASETS[name].protocols
     if newlines is not None and newlines not in protocols:
         raise Mistake(
@@ -98,7 +108,7 @@ def dataset_of(name: str, newlines: Newlines | None, option: str = "corpus.newli
 
 
 def store_folder(name: str, newlines: str) -> Path:
-    """A published protocol has the plain name, as in enwik8; another one says so, as in enwik8-keep."""
+    """The folder of a prepared corpus: enwik8 for the published treatment of line ends, enwik8-keep for another one."""
     return cache_folder() / "corpora" / (f"{name}-{newlines}" if newlines else name)
 
 
@@ -119,14 +129,14 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
 
 def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool) -> Corpus:
     if vocab is None and config.vocab:
-        listed = expanded(config.vocab)
+        listed = expand_home(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
     settings = [unit, newlines, config.min_count, config.reset_documents, vocab.fingerprint if vocab else None]
     settings += [config.bpe_size] if unit == "bpe" else []
     path = path.resolve()
-    with unpacked(path, cache_folder()) as place:
-        texts = read_splits(place, unit, whole_files=config.reset_documents, whole=whole)
+    with unpack_if_archive(path, cache_folder()) as files:
+        texts = read_splits(files, unit, whole_files=config.reset_documents, whole=whole)
         digest = hashlib.sha256(json.dumps([*settings, texts.digest]).encode()).hexdigest()
         corpus = Corpus.build(
             cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",

@@ -1,9 +1,10 @@
-"""What a token store says of itself: `corpus.json`, held against what it can be."""
+"""The header of a token store, `corpus.json`: reading it, checking it, and its form on disk."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 from ..mistake import Mistake
 from ..runtime.files import plain_file
-from .corpora.published import SPLITS, WHOLE
 from .vocab import Newlines, Unit
 
+SPLITS = ("train", "valid", "test")
+WHOLE = "all"
+"""The one split of a text that is not cut; for a corpus with splits, all of them one after another."""
 FORMAT = "transformer-xl token store"
 VERSION = 1
 PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
@@ -21,64 +24,67 @@ PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
 
 @dataclass(frozen=True, kw_only=True)
 class SplitHeader:
-    """What a token store says about one split."""
+    """What the header says about one split."""
 
     tokens: int
     types: int
     """Distinct ids that occur."""
     unknown: int
-    """Tokens that are `<unk>`."""
+    """Number of tokens that are `<unk>`."""
     bytes: int
-    """Size of the source text, line ends included even where they are dropped."""
+    """Size of the source text; dropped line ends count too."""
     sha256: str
     documents: list[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a token store says about itself."""
+    """What a token store says about its text, its tokens and its splits."""
 
     name: str
     source: str
-    """Where the text came from, in words."""
+    """The origin of the text, in words."""
     partial: str = ""
-    """What is missing of a published corpus, in words; empty: nothing."""
+    """What is missing from a published corpus, in words; empty if it is whole."""
     unit: Unit
     newlines: Newlines
     dtype: str
     vocab_size: int
     vocab: str
-    """Fingerprint of the vocabulary the ids belong to."""
+    """Fingerprint of the vocabulary of the ids."""
     splits: dict[str, SplitHeader]
 
     @classmethod
     def read(cls, path: Path) -> Header:
-        """Read `corpus.json`; `FileNotFoundError` or `ValueError` say what is wrong with it."""
-        content = read_json(path)
+        """Read and check `corpus.json`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is damaged, or of another format or version.
+        """
+        content = read_table(path)
         if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
             raise Mistake(f"{path} is not a {FORMAT} of version {VERSION}, the one this release reads. {PREPARE_AGAIN}")
-        try:
+        with name_damage(path):
             splits = {name: SplitHeader(**split) for name, split in content.pop("splits").items()}
             header = cls(splits=splits, **content)
-        except (TypeError, AttributeError, KeyError) as error:
-            raise Mistake(f"{path} is damaged: it lacks an entry, or has one too many. {PREPARE_AGAIN}") from error
-        if wrong := next(header._damage(), ""):
-            raise Mistake(f"{path} is damaged: {wrong} is none. {PREPARE_AGAIN}")
+            if wrong := next(header._damage(), ""):
+                raise ValueError(f"{wrong} is none")
         return header
 
     def _damage(self) -> Iterator[str]:
-        """The entries that cannot be what they should."""
+        """Names of the entries with values that no store has."""
         texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
         yield from (name for name in texts if not isinstance(getattr(self, name), str))
         if not self.splits or not (self.splits.keys() <= set(SPLITS) or self.splits.keys() == {WHOLE}):
             yield "splits"
-        for part, split in self.splits.items():
+        for where, split in self.splits.items():
             counts = ("tokens", "types", "unknown", "bytes")
-            yield from (f"{name} of {part}" for name in counts if not _is_count(getattr(split, name)))
+            yield from (f"{name} of {where}" for name in counts if not _is_count(getattr(split, name)))
             starts = [0] if split.documents is None else split.documents
             sound = isinstance(starts, list) and all(map(_is_count, starts)) and starts[:1] == [0]
             if not sound or any(a >= b for a, b in pairwise([*starts, split.tokens])):
-                yield f"documents of {part}"
+                yield f"documents of {where}"
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -88,13 +94,23 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
+def read_table(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a token store."""
+    with name_damage(path):
         content = json.loads(plain_file(path).read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it must hold a table")
+    return content
+
+
+@contextmanager
+def name_damage(path: Path) -> Iterator[None]:
+    """Turn an error of reading a file of a token store into a sentence that names the file."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"There is no token store at {path.parent}: {path.name} is missing.") from error
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{path} is damaged: {error}. {PREPARE_AGAIN}") from error
-    if not isinstance(content, dict):
-        raise Mistake(f"{path} is damaged: it must hold a table. {PREPARE_AGAIN}")
-    return content
+        raise Mistake(f"{path} is damaged: {str(error).rstrip('.')}. {PREPARE_AGAIN}") from error
+    except (TypeError, AttributeError, KeyError) as error:
+        raise Mistake(f"{path} is damaged: an entry is missing or unknown. {PREPARE_AGAIN}") from error

@@ -1,13 +1,13 @@
-"""`StreamLoader`: a split read as `batch_size` streams side by side, segment by segment.
+"""`StreamLoader`: read a split as `batch_size` streams in parallel, segment by segment.
 
-Of n tokens the first is context and the other n - 1 are targets. Stream b continues where stream b - 1 ends, with that
-one's last target as its own context, so that every target is scored once. Four streams over 11 tokens, two at a time
-(a dot is not scored):
+The first of n tokens is context, and the other n - 1 are targets. Stream b begins where stream b - 1 ends: the last
+target of stream b - 1 is the first context of stream b, so every target is scored once. Four streams over 11 tokens in
+segments of two targets (a dot is not scored):
 
     a b c d e f g h i j k    segment 0   a b > b c    d e > e f    g h > h i    i j > j k
                              segment 1   c > d        f > g        . > .        . > .
 
-With a context of one token, segment 1 reads it again, and scores it no more:
+With a context of one token, segment 1 reads that token again and does not score it:
 
                              segment 1   b c > . d    e f > . g    . . > . .    . . > . .
 """
@@ -29,21 +29,21 @@ from .corpus import Split
 
 _MOST_STREAMS = 1 << 20
 _PIECE = 1 << 24
-"""Tokens to look for line ends at a time."""
+"""Number of tokens in which to look for line ends at a time."""
 
 
 class Segment(NamedTuple):
-    """What one call of the model reads. Where a row has no more text, its targets are -1 and its ids are any."""
+    """The input of one call of the model. After the end of a row's text, its targets are -1 and its ids arbitrary."""
 
     ids: Int[Tensor, "B T"]
     targets: Int[Tensor, "B T"]
     """-1: not scored."""
     reset: Bool[Tensor, " B"] | None
-    """Rows whose memory is emptied before this segment; None: no row's."""
+    """Rows whose memory is emptied before this segment; None for no row."""
 
 
 class LineShuffle(NamedTuple):
-    """Lines in a new order each epoch."""
+    """How to shuffle lines: a new order in each epoch."""
 
     line_end: int
     """The id that ends a line."""
@@ -51,9 +51,9 @@ class LineShuffle(NamedTuple):
 
 
 class ShuffledLines:
-    """Tokens in lines, of which all but the first are in an order drawn from a seed; read by slices, like an array.
+    """Tokens with their lines in a random order drawn from a seed; read by slices, like an array.
 
-    The first token stays where it is: it is context only, so every epoch has the same targets.
+    The first line stays first, because the first token is context only: every epoch then has the same targets.
     """
 
     def __init__(self, tokens: Integer[np.ndarray, " N"], line_end: int, seed: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class ShuffledLines:
         order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(len(starts) - 1)])
         self._starts = starts[order]
         self._ends = np.cumsum(np.diff(starts, append=len(tokens))[order])
-        """Where each line ends in the new order."""
+        """The position at which each line ends in the new order."""
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -85,8 +85,11 @@ class ShuffledLines:
 
 
 def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarray, " n"]:
-    """Where segments of random lengths end, the last at `targets` (Merity et al. 2018): a length is a normal number,
-    rounded down and at least 5, with deviation 5 round `tgt_len`, or, one time in twenty, round half of it."""
+    """The ends of segments of random lengths, the last of which is `targets` (Merity et al. 2018).
+
+    A length is a normal number, rounded down and at least 5. Its deviation is 5 and its mean `tgt_len`, or, one time in
+    twenty, half of `tgt_len`.
+    """
     rng = np.random.default_rng(seed)
     count = targets // 5 + 1
     mean = np.where(rng.random(count) < 0.95, tgt_len, tgt_len / 2)
@@ -95,7 +98,7 @@ def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarr
 
 
 class _Row:
-    """One stream: spans of tokens read one after another, each from the start of a segment."""
+    """One stream: spans of tokens, read one after another. Each span starts with a segment."""
 
     def __init__(self) -> None:
         self.segments = 0
@@ -109,49 +112,50 @@ class _Row:
         self.targets.append(targets)
         self.segments += -(-targets // tgt_len)
 
-    def locate(self, index: int, tgt_len: int) -> _Place:
-        """Where segment `index` is; without targets where the row has ended."""
+    def locate(self, index: int, tgt_len: int) -> _Window:
+        """The row's share of segment `index`; without targets after the end of the row."""
         if index >= self.segments:
-            return _Place(0, 0, 0)
+            return _Window(0, 0, 0)
         span = bisect_right(self.first, index) - 1
         done = (index - self.first[span]) * tgt_len
-        return _Place(self.start[span] + done, min(tgt_len, self.targets[span] - done), done)
+        return _Window(self.start[span] + done, min(tgt_len, self.targets[span] - done), done)
 
-    def between(self, start: int, end: int) -> _Place:
+    def between(self, start: int, end: int) -> _Window:
         """The targets from `start` to `end` of the only span."""
         if start >= sum(self.targets):
-            return _Place(0, 0, 0)
-        return _Place(self.start[0] + start, min(end, self.targets[0]) - start, start)
+            return _Window(0, 0, 0)
+        return _Window(self.start[0] + start, min(end, self.targets[0]) - start, start)
 
 
-class _Place(NamedTuple):
-    """A row's part of a segment."""
+class _Window(NamedTuple):
+    """A row's share of a segment."""
 
     start: int
     targets: int
     done: int
-    """Targets of the same span before these."""
+    """Number of targets of the same span before these."""
 
 
 class StreamLoader:
-    """Segments of a split in order; `segment(index)` depends on nothing but its index, so one integer resumes.
+    """The segments of a split in order. `segment(index)` depends only on the index, so one integer resumes training.
 
-    Iterating gives one epoch.
+    Iterating yields one epoch.
 
     Args:
         split: a `Split`, or ids alone.
-        batch_size: streams of the whole batch. They differ by at most one target; more streams than targets leave
-            some without text.
-        tgt_len: targets of a segment; the last one of an epoch is as short as what is left.
-        documents: where documents start, the first at 0. Each then begins a segment of its own with `reset`, its
-            first token context only, in the stream that has had least. None takes the split's, if it has them.
-        max_tokens: score the first so many targets only; 0: all.
-        shuffle: lines in a new order each epoch, glued; None: the text as it is.
-        context_len: tokens before those of a segment that it holds, too, with targets of -1; as many as its span has.
-        random_seed: give segments lengths by `random_cuts`, anew in each epoch; None: `tgt_len`. Epochs then differ in
-            their number of segments.
-        rows: which streams to read, a rank's share; None: all. Slices that partition `range(batch_size)` give segments
-            of equal number and width, whose rows together are those of the whole; one without rows gives no segments.
+        batch_size: number of streams in the whole batch. Their lengths differ by at most one target; if there are more
+            streams than targets, some have no text.
+        tgt_len: targets of a segment; the last segment of an epoch may be shorter.
+        documents: positions at which documents start, the first 0. Each document begins a segment with `reset`, in the
+            stream with the fewest segments so far; its first token is context only. None takes the split's own.
+        max_tokens: score only this many targets, the first ones; 0 scores all.
+        shuffle: join the lines in a new order in each epoch; None keeps the text as it is.
+        context_len: repeat at most this many tokens of the same span before each segment, with targets of -1.
+        random_seed: draw segment lengths by `random_cuts`, new ones in each epoch, so the number of segments differs
+            between epochs; None: all lengths are `tgt_len`.
+        rows: the streams to read, a rank's share; None reads all. Slices that partition `range(batch_size)` give the
+            same number of segments with the same width, and their rows together are all rows; an empty slice gives no
+            segments.
     """
 
     def __init__(
@@ -190,47 +194,47 @@ class StreamLoader:
         self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
         self._rows = self._all[slice(None) if rows is None else rows]
         self.targets = sum(sum(row.targets) for row in self._rows)
-        """How many targets the chosen rows score in an epoch."""
+        """Number of targets that the chosen rows score in an epoch."""
         self._seed, self._cuts = random_seed, (-1, np.zeros(0, np.int64))
         self._begins = [0]
-        """The first segments of the epochs with random lengths, as far as they were asked for."""
+        """With random lengths, the index of the first segment of each epoch, as far as known."""
 
     def __len__(self) -> int:
-        """Segments of an epoch, where its number does not matter; the same for every choice of `rows`."""
+        """Number of segments of an epoch (with random lengths, of epoch 0); the same for every choice of `rows`."""
         return max(row.segments for row in self._all) if self._seed is None else len(self._cuts_of(0))
 
     def __iter__(self) -> Iterator[Segment]:
         return map(self.segment, range(len(self) if self._rows else 0))
 
     def segment(self, index: int) -> Segment:
-        """Segment `index`, counted from 0 through all epochs; the memory of every row is reset where one begins."""
+        """Segment `index`, counted from 0 through all epochs. An epoch begins by resetting the memory of every row."""
         assert index >= 0, f"segments count from 0, got {index}"
         epoch, index = divmod(index, len(self)) if self._seed is None else self._epoch_of(index)
         tokens = self._tokens_of(epoch)
-        places = [self._locate(row, epoch, index) for row in self._all]
-        width = max(place.targets + min(place.done, self.context_len) for place in places if place.targets)
-        window = np.full((len(self._rows), width + 1), -1, np.int64)
+        windows = [self._locate(row, epoch, index) for row in self._all]
+        width = max(each.targets + min(each.done, self.context_len) for each in windows if each.targets)
+        tokens_of_rows = np.full((len(self._rows), width + 1), -1, np.int64)
         reset = np.full(len(self._rows), index == 0)
         unscored = np.zeros(len(self._rows), np.int64)
         for i, row in enumerate(self._rows):
             start, count, done = self._locate(row, epoch, index)
             if count:
                 again = unscored[i] = min(done, self.context_len)
-                window[i, : again + count + 1] = tokens[start - again : start + count + 1]
+                tokens_of_rows[i, : again + count + 1] = tokens[start - again : start + count + 1]
                 reset[i] |= done == 0
-        ids, targets = np.maximum(window[:, :-1], 0), window[:, 1:].copy()
+        ids, targets = np.maximum(tokens_of_rows[:, :-1], 0), tokens_of_rows[:, 1:].copy()
         targets[np.arange(width) < unscored[:, None]] = -1
         emptied = torch.from_numpy(reset) if reset.any() else None
         return Segment(torch.from_numpy(ids), torch.from_numpy(targets), emptied)
 
-    def _locate(self, row: _Row, epoch: int, index: int) -> _Place:
+    def _locate(self, row: _Row, epoch: int, index: int) -> _Window:
         if self._seed is None:
             return row.locate(index, self.tgt_len)
         cuts = self._cuts_of(epoch)
         return row.between(int(cuts[index - 1]) if index else 0, int(cuts[index]))
 
     def _epoch_of(self, index: int) -> tuple[int, int]:
-        """The epoch of a segment, and its number there, where lengths are random."""
+        """With random lengths, the epoch of a segment and the segment's index in that epoch."""
         while self._begins[-1] <= index:
             self._begins.append(self._begins[-1] + len(self._cuts_of(len(self._begins) - 1)))
         epoch = bisect_right(self._begins, index) - 1

@@ -1,4 +1,4 @@
-"""Texts read piece by piece, from memory or from files, compressed or plain; every piece a whole number of symbols."""
+"""Read texts piece by piece, from memory or files, compressed or plain. No piece ends inside a token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .vocab import Unit
 
 @dataclass(frozen=True)
 class Span:
-    """The text of a file from byte `start` to byte `end` (None: to its end). Where `encoding` names another encoding
-    than UTF-8, these bytes are counted in the text as UTF-8."""
+    """The text of a file from byte `start` to byte `end` (None: the end of the file). If `encoding` names an encoding
+    other than UTF-8, these positions count the bytes of the text as UTF-8."""
 
     file: Path
     start: int = 0
@@ -34,19 +34,19 @@ class Span:
 
 
 Text = bytes | Path | Span
-"""A text in memory, or the file that holds it, or a part of that file."""
+"""A text in memory, a file that holds it, or a span of a file."""
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 DAMAGE = (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile)
-"""What damaged files raise, besides an `OSError` without a number."""
+"""The errors that damaged files raise, besides an `OSError` without a number."""
 _PIECE = 1 << 18
-"""Bytes of text at a time: what is made of them stays in the cache."""
+"""Bytes of text read at a time: few enough that a piece and its ids stay in the processor's cache."""
 _LONGEST = 1 << 12
-"""How far before the end of a piece a place to cut it is looked for, in bytes."""
+"""The last bytes of a piece, in which byte pairs look for a position to cut."""
 _WHITE = re.compile(rb"[ \n]")
 
 
-def expanded(path: str | Path) -> Path:
-    """`path`, where ~ begins it with the user's home, or ~NAME with that of a user there is."""
+def expand_home(path: str | Path) -> Path:
+    """`path` with a leading ~ or ~NAME replaced by the home folder of the user; an unknown NAME is left as it is."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -54,21 +54,19 @@ def expanded(path: str | Path) -> Path:
 
 
 def open_file(path: Path) -> io.BufferedIOBase:
-    """A file to read, decompressed where its name ends in .xz, .gz or .bz2; a pipe or a device may never end."""
+    """Open a file for reading, decompressed if its name ends in .xz, .gz or .bz2. Pipes and devices are refused."""
     return OPENERS.get(path.suffix, open)(plain_file(path), "rb")
 
 
 def read_file(path: Path) -> bytes:
-    """The content of `path`, decompressed where its name says so; errors say which file and why."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} must be a file, and is a folder.")
-    with reading(path), open_file(path) as opened:
+    """The content of a file, decompressed if its name says so. Errors name the file and the reason."""
+    with read_errors(path), open_file(path) as opened:
         return opened.read()
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Say which file could not be read, and why."""
+def read_errors(path: Path) -> Iterator[None]:
+    """Add to an error of reading which file it was and why."""
     try:
         yield
     except FileNotFoundError as error:
@@ -86,23 +84,29 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""What a file in another encoding than UTF-8 begins with, the longer marks first."""
+"""Byte order marks of encodings other than UTF-8; longer marks come first."""
 
 
 def encoding_of(head: bytes) -> str:
-    """The encoding that a file's byte order mark names; "" where there is none, or UTF-8's."""
+    """The encoding that a file's byte order mark names; "" for no mark, or the mark of UTF-8."""
     return next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
 
 
+def text_in(path: Path, *, skip_mark: bool = False) -> Span:
+    """The whole text of a file, in the encoding its byte order mark names; `skip_mark` omits the mark of UTF-8."""
+    with read_errors(path), open_file(path) as opened:
+        head = opened.read(4)
+    mark = len(codecs.BOM_UTF8) if skip_mark and head.startswith(codecs.BOM_UTF8) else 0
+    return Span(path, mark, encoding=encoding_of(head))
+
+
 def read_text_file(path: Path) -> bytes:
-    """The text of a file: decompressed where its name says so, and UTF-8 where it was UTF-16 or UTF-32."""
-    with reading(path), open_file(path) as opened:
-        encoding = encoding_of(opened.read(4))
-    return b"".join(chunks(Span(path, encoding=encoding))) if encoding else read_file(path)
+    """The text of a file: decompressed if its name says so, and converted from UTF-16 or UTF-32 to UTF-8."""
+    return b"".join(chunks(text_in(path)))
 
 
 def border(text: bytes, position: int, unit: Unit) -> int:
-    """The first place from `position` on where `text` can be cut without cutting a symbol."""
+    """The first position, at or after `position`, at which `text` can be cut without cutting a token."""
     if unit == "word":
         white = _WHITE.search(text, position)
         return white.end() if white else len(text)
@@ -113,11 +117,11 @@ def border(text: bytes, position: int, unit: Unit) -> int:
 
 
 def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
-    """`text` in pieces whose symbols are the symbols of the whole, so that memory stays small.
+    """`text` in pieces that together have the tokens of the whole, so memory stays small.
 
-    A last line of words that lacks its end gets one.
+    If the last line of words lacks its end, it gets one.
     """
-    left, ends_line = bytearray(), True  # which grows in place, however far the next border is
+    left, ends_line = bytearray(), True  # a bytearray grows in place, however far the next border is
     for chunk in chunks(text, size):
         ends_line = chunk.endswith(b"\n")
         searched = len(left)
@@ -139,9 +143,9 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
         return
     part = Span(text) if isinstance(text, Path) else text
     position, end = part.start, sys.maxsize if part.end is None else part.end
-    with reading(part.file), open_file(part.file) as opened:
+    with read_errors(part.file), open_file(part.file) as opened:
         if part.encoding:
-            source = _reencoded(opened, part, size)
+            source = _decode(opened, part, size)
         else:
             opened.seek(part.start)
             source = iter(lambda: opened.read(size), b"")
@@ -152,8 +156,8 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
                 return
 
 
-def _reencoded(opened: io.BufferedIOBase, part: Span, size: int) -> Iterator[bytes]:
-    """The text as UTF-8, from `part.start` on."""
+def _decode(opened: io.BufferedIOBase, part: Span, size: int) -> Iterator[bytes]:
+    """The text as UTF-8, from position `part.start` to its end."""
     decoder, skip, last = codecs.getincrementaldecoder(part.encoding)(), part.start, False
     try:
         while not last:
@@ -170,15 +174,15 @@ def _reencoded(opened: io.BufferedIOBase, part: Span, size: int) -> Iterator[byt
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
-    """The last place where `text`, which may go on, can be cut without cutting a symbol; 0 if there is none.
+    """The last position at which `text`, which may go on, can be cut without cutting a token; 0 if there is none.
 
-    None is in the first `searched` bytes.
+    The first `searched` bytes were searched before and hold no such position.
     """
     if unit == "word":
         return max(text.rfind(b" ", searched), text.rfind(b"\n", searched)) + 1
     if unit == "bpe":
-        place = bpe_border(text, max(len(text) - _LONGEST, 0))
-        return place if place < len(text) else 0
+        position = bpe_border(text, max(len(text) - _LONGEST, 0))
+        return position if position < len(text) else 0
     end = len(text)
     if unit == "char":
         while end and text[end - 1] & 0xC0 == 0x80:

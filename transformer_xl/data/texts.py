@@ -1,6 +1,6 @@
-"""Any text as a corpus: which files of a folder are text, which split each is of, and where to cut splits.
+"""Any text as a corpus: which files of a folder are text, to which split each belongs, and where to cut splits.
 
-Texts stay on disk. This page finds their sizes, their checksums and the positions to cut at.
+Texts stay on disk. This module finds their sizes, their checksums and the positions to cut at.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ..config.values import listing
 from ..mistake import Mistake
-from .corpora.published import SPLITS, WHOLE
-from .reading import Span, border, chunks, encoding_of, open_file, reading
+from .header import SPLITS, WHOLE
+from .reading import Span, border, chunks, encoding_of, open_file, read_errors, text_in
 from .vocab import Unit
 
 NAMES = {
@@ -23,94 +24,96 @@ NAMES = {
     "valid": ("valid", "validation", "val", "dev", "devel", "development"),
     "test": ("test", "testing"),
 }
-"""How files and folders name a split."""
+"""The words in names of files and folders that name a split."""
 _SPLIT_OF = {name: split for split, names in NAMES.items() for name in names}
 _CODE = (
     *(".py", ".pyi", ".pyx", ".ipynb", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".js", ".jsx", ".ts", ".tsx", ".java"),
     *(".kt", ".go", ".rs", ".rb", ".php", ".pl", ".sh", ".lua", ".jl", ".r", ".scala", ".swift", ".cs", ".m", ".sql"),
     *(".html", ".css", ".toml", ".yaml", ".yml", ".cfg", ".ini"),
 )
-"""Files of source code are named after what they do: test.py is no split."""
+"""Endings of source code, whose files are named after what they do: test.py names no split."""
 _ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog", "authors", "citation")
-"""How the names of files begin that describe a text and are no part of it; left out where other files name splits."""
+"""Beginnings of the names of files that describe a text; such a file is left out if other files name splits."""
 _HEAD = 1 << 13
-"""A file with a NUL in this many first bytes is binary."""
+"""A file is binary if one of its first bytes, up to this many, is a NUL."""
 _WINDOW = 1 << 20
-"""A position to cut words at is searched for in this many bytes."""
+"""Number of bytes in which to look for a position to cut words."""
 
 
 class Texts(NamedTuple):
-    """The texts of each split, and what a person should know of them."""
+    """The texts of each split, and notes for people about them."""
 
     splits: dict[str, list[Span]]
     notes: list[str]
-    """Which files went to which split, and which were left out and why: a sentence each."""
+    """Sentences: which files went to which split, and which were left out and why."""
     digest: str
-    """SHA-256 of every text and of the positions at which it is cut."""
+    """SHA-256 of all texts and the positions at which they are cut."""
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A file with text."""
+class _File:
+    """A file with text, read once."""
 
     name: str
     text: Span
     size: int
-    """Bytes of its text; a last line of words that lacks its end counts as if it had one."""
+    """Bytes of its text; the last line of words counts with its end even if that is missing."""
     digest: str
 
 
 def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: bool = False) -> Texts:
     """The texts of each split of a file or folder.
 
-    The files of a folder that name splits (`NAMES`), themselves or by the folder they are in, are those splits. A file
-    is cut 90 : 5 : 5 by position, and so are the files of a folder that name none, glued in the order of their names;
-    with `whole_files` whole ones are held out. With `whole`, texts that name no split are one, "all".
+    A file of a folder belongs to the split that its name, or its folder's name, names (`NAMES`). A single file is cut
+    90 : 5 : 5 by position, and so are the files of a folder that name no split, joined in the order of their names;
+    `whole_files` holds out whole files instead. With `whole`, texts that name no split are the one split "all".
 
     Raises:
-        ValueError: there is too little text, it is not what `unit` needs, or it is unclear which split a file is of.
+        ValueError: there is too little text, it does not suit `unit`, or the split of a file is unclear.
     """
     skipped: dict[str, str] = {}
     files = _files(path, skipped) if path.is_dir() else {path.name: path}
-    found = [each for name, file in files.items() if (each := _look(file, name, unit)).size]
+    found = [each for name, file in files.items() if (each := _read_once(file, name, unit)).size]
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
-    named = _named(path, found, skipped) if path.is_dir() else {}
-    splits, how = _divided(path, named or {WHOLE: found}, unit, whole_files=whole_files, whole=whole)
-    left_out = [f"Left out: {_some(skipped)}."] if skipped else []
+    named = _files_by_split(path, found, skipped) if path.is_dir() else {}
+    splits, how = _make_splits(path, named or {WHOLE: found}, unit, whole_files=whole_files, whole=whole)
+    reasons = [f"{name} ({reason})" for name, reason in skipped.items()]
+    left_out = [f"Left out: {listing(reasons, 5)}."] if skipped else []
     for split, texts in splits.items():
         if not texts:
             sentence = f"{path} has no text for the {split} split: it is empty or too short. Give more text."
             raise Mistake(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
-    notes = [note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)]  # any file's name
+    notes = [
+        note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)
+    ]  # a file name may be no UTF-8
     return Texts(splits, notes, hashlib.sha256(repr(cuts).encode()).hexdigest())
 
 
-def _divided(
-    path: Path, given: dict[str, list[_Found]], unit: Unit, *, whole_files: bool, whole: bool
+def _make_splits(
+    path: Path, given: dict[str, list[_File]], unit: Unit, *, whole_files: bool, whole: bool
 ) -> tuple[dict[str, list[Span]], str]:
-    """The splits, and a sentence about how they were made. They are those `given`, but a text without splits is cut,
-    and a missing valid split is cut from train."""
-    cut = WHOLE if WHOLE in given else "train"
-    wanted = {WHOLE: SPLITS, "train": SPLITS[:2]}[cut]
+    """The splits, and a sentence about how they were made: the files as `given`, except that a text without splits is
+    cut, and a missing valid split is cut from train."""
+    cut, wanted = (WHOLE, SPLITS) if WHOLE in given else ("train", SPLITS[:2])
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
-        return {split: [each.text for each in given[split]] for split in given}, _listed(given)
+        return {split: [each.text for each in given[split]] for split in given}, _describe(given)
     if whole_files:
         given = given | _hold_out_files(path, given[cut], wanted)
         given.pop(WHOLE, None)
-        how, parts = _listed(given), {split: [each.text for each in found] for split, found in given.items()}
+        how, parts = _describe(given), {split: [each.text for each in found] for split, found in given.items()}
     else:
         parts = {split: [each.text for each in found] for split, found in given.items() if split != cut}
-        parts |= _cut(given[cut], unit, wanted)
+        parts |= _cut_files(given[cut], unit, wanted)
         shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
-        how = f"{_listed(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
+        how = f"{_describe(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
     return {split: parts[split] for split in SPLITS if split in parts}, how
 
 
 def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
-    """The files that begin like text, in the order of their names; the others are `skipped`, and so is what is hidden
-    or was made by training."""
+    """The files that begin like text, in the order of their names. The others, hidden files, and folders that this
+    package wrote are added to `skipped`."""
     files: dict[str, Path] = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
@@ -124,20 +127,20 @@ def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
 
 
 def _no_text(file: Path) -> str:
-    """Why a file or folder inside a folder is no text; "" where it may be one."""
+    """The reason why a file or folder inside a folder is no text; "" if it may be text."""
     if file.name.startswith("."):
         return "hidden"
     if file.is_dir():
-        return "a link to a folder" if file.is_symlink() else _made_here(file)
+        return "a link to a folder" if file.is_symlink() else _kind_of_output(file)
     if not file.is_file():
         return "not a file"
-    with reading(file), open_file(file) as opened:
+    with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
     return "binary" if b"\0" in head and not encoding_of(head) else ""
 
 
-def _made_here(folder: Path) -> str:
-    """What this package wrote into a folder, in words; "" where it did not."""
+def _kind_of_output(folder: Path) -> str:
+    """What this package wrote into a folder, in words; "" if it wrote nothing."""
     marks = {
         "a run": ("config.toml", "environment.json"),
         "a checkpoint": ("model.safetensors", "config.json"),
@@ -146,27 +149,24 @@ def _made_here(folder: Path) -> str:
     return next((kind for kind, files in marks.items() if all((folder / file).is_file() for file in files)), "")
 
 
-def _look(file: Path, name: str, unit: Unit) -> _Found:
-    """Read a file once: its text's size and checksum. Unless `unit` is byte, refuse a file that is no text."""
-    with reading(file), open_file(file) as opened:
-        head = opened.read(4)
-    mark = len(codecs.BOM_UTF8) if unit != "byte" and head.startswith(codecs.BOM_UTF8) else 0
-    text = Span(file, mark, encoding=encoding_of(head))
+def _read_once(file: Path, name: str, unit: Unit) -> _File:
+    """Read a file once, for the size and checksum of its text. Unless `unit` is byte, refuse a file that is no text."""
+    text = text_in(file, skip_mark=unit != "byte")
     size, digest, left, last = 0, hashlib.sha256(), b"", b""
     for chunk in chunks(text):
         digest.update(chunk)
         if unit != "byte":
-            left = _checked(left + chunk, size - len(left) + text.start, file, unit)
+            left = _check_utf8(left + chunk, size - len(left) + text.start, file, unit)
         size, last = size + len(chunk), chunk
     if left:
         _refuse_binary(file, unit, size - len(left) + text.start, left)
     if unit == "word" and size and not last.endswith(b"\n"):
         size += 1
-    return _Found(name, text, size, digest.hexdigest())
+    return _File(name, text, size, digest.hexdigest())
 
 
-def _checked(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
-    """Refuse a `part`, from byte `start` of a file on, that is no text; return the unfinished character at its end."""
+def _check_utf8(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
+    """Refuse bytes, the first at position `start` of a file, that are no text; return an unfinished last character."""
     try:
         _, length = codecs.utf_8_decode(part, "strict", False)
         broken = part.find(b"\0")
@@ -185,14 +185,14 @@ def _refuse_binary(file: Path, unit: Unit, position: int, found: bytes) -> None:
     )
 
 
-def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> dict[str, list[_Found]]:
-    """The files that name a split, by split; none where no file does. If all of them name train, they are one text.
+def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str]) -> dict[str, list[_File]]:
+    """The files that name a split, by split; none if no file names one. If all of them name train, they are one text.
 
     Raises:
-        ValueError: a file may belong to a split, and does not say to which.
+        ValueError: the split of a file is unclear.
     """
-    named: dict[str, list[_Found]] = {}
-    others: list[_Found] = []
+    named: dict[str, list[_File]] = {}
+    others: list[_File] = []
     for each in found:
         splits = _splits_in(each.name)
         if len(splits) > 1:
@@ -204,8 +204,8 @@ def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> di
     if doubtful and not {"train", "valid"} <= named.keys():
         first = next(named[split][0].name for split in SPLITS if split in named)
         raise Mistake(
-            f"{folder} must say which split each file is of: {first} names one, but not {_some(doubtful)}. Name all "
-            f"after train, valid and test, move the others away, or rename {first}."
+            f"{folder} must say which split each file is of: {first} names one, but not {listing(doubtful, 5)}. "
+            f"Name all after train, valid and test, move the others away, or rename {first}."
         )
     skipped |= {each.name: "names no split" for each in others}
     if named.keys() == {"train"}:
@@ -214,31 +214,31 @@ def _named(folder: Path, found: Sequence[_Found], skipped: dict[str, str]) -> di
 
 
 def _splits_in(name: str) -> set[str]:
-    """The splits that a path names: by the whole name of a folder, or by a part of the file's name between dots, as a
-    whole or by its first or last word; where none does, by the first or last word of a folder's name."""
+    """The splits that a path names: the name of a folder, a section of the file's name between dots, or the first or
+    last word of a section; if none of these names a split, the first or last word of a folder's name."""
     *folders, file = name.lower().split("/")
     if file.endswith(_CODE):
         return set()
     parts = file.split(".")
-    return _marked([*folders, *parts, *_ends(parts)]) or _marked(_ends(folders))
+    return _splits_among([*folders, *parts, *_ends(parts)]) or _splits_among(_ends(folders))
 
 
-def _marked(words: Sequence[str]) -> set[str]:
+def _splits_among(words: Sequence[str]) -> set[str]:
     return {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}
 
 
 def _ends(names: Sequence[str]) -> list[str]:
-    """The first and the last word of each name; numbers, and the "of" between them, are no words."""
+    """The first and the last word of each name; numbers, and the "of" between them, are not words."""
     inner = [[word for word in re.split(r"[^a-z]+", name) if word and word != "of"] for name in names]
     return [word for words in inner for word in (*words[:1], *words[-1:])]
 
 
-def _cut(found: Sequence[_Found], unit: Unit, splits: Sequence[str]) -> dict[str, list[Span]]:
-    """The texts, glued, cut so that each split but the first has a twentieth of them. Words are cut after a line,
-    unless lines are so long that the next split would suffer."""
+def _cut_files(found: Sequence[_File], unit: Unit, splits: Sequence[str]) -> dict[str, list[Span]]:
+    """Join the texts and cut them so that each split except the first has a twentieth. Words are cut after a line,
+    unless a line is so long that the next split would become too short."""
     total = sum(each.size for each in found)
     shares = range(21 - len(splits), 20)
-    cuts = [_border(found, total * share // 20, unit, total // 40) for share in shares]
+    cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in shares]
     parts: dict[str, list[Span]] = {split: [] for split in splits}
     for split, begin, end in zip(splits, [0, *cuts], [*cuts, total], strict=True):
         first = 0
@@ -251,9 +251,9 @@ def _cut(found: Sequence[_Found], unit: Unit, splits: Sequence[str]) -> dict[str
     return parts
 
 
-def _border(found: Sequence[_Found], position: int, unit: Unit, near: int) -> int:
-    """The first position from this one on at which the glued texts can be cut; for words, after a line that ends within
-    `near` bytes."""
+def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) -> int:
+    """The first position, at or after this one, at which the joined texts can be cut; for words, after a line if one
+    ends within `near` bytes."""
     first = 0
     for each in found:
         inside = position - first
@@ -269,8 +269,8 @@ def _border(found: Sequence[_Found], position: int, unit: Unit, near: int) -> in
     return first + (each.size if unit == "word" and cut == len(window) else inside + cut)
 
 
-def _hold_out_files(path: Path, found: Sequence[_Found], splits: Sequence[str]) -> dict[str, list[_Found]]:
-    """For each split but the first, the last whole texts that are left and come to a twentieth of all, at least one."""
+def _hold_out_files(path: Path, found: Sequence[_File], splits: Sequence[str]) -> dict[str, list[_File]]:
+    """Hold out whole texts from the end: for each split except the first, at least one and a twentieth of all bytes."""
     if len(found) < len(splits):
         raise Mistake(
             f"corpus.reset_documents must be false for {path}, which holds {len(found)} files with text: at least "
@@ -285,19 +285,13 @@ def _hold_out_files(path: Path, found: Sequence[_Found], splits: Sequence[str]) 
     return {split: held_out.get(split, left) for split in splits}
 
 
-def _listed(splits: Mapping[str, Sequence[_Found]]) -> str:
-    """Which files are in each split, and how large they are together."""
-    told = []
+def _describe(splits: Mapping[str, Sequence[_File]]) -> str:
+    """A sentence about the files of each split and their size."""
+    parts = []
     for split, found in splits.items():
         size = sum(each.size for each in found)
         encodings = sorted({each.text.encoding.upper() for each in found if each.text.encoding})
         files = f"{len(found):,} files, " if len(found) > 1 else ""
         read = f", read as {', '.join(encodings)}" if encodings else ""
-        told.append(f"{split}: {_some([each.name for each in found])} ({files}{size:,} bytes{read})")
-    return "; ".join(told)
-
-
-def _some(names: Sequence[str] | Mapping[str, str], most: int = 5) -> str:
-    """The first of these names, each with its reason where it has one, and how many more there are."""
-    shown = [f"{name} ({names[name]})" if isinstance(names, Mapping) else name for name in [*names][:most]]
-    return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+        parts.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} bytes{read})")
+    return "; ".join(parts)

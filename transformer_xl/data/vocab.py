@@ -1,8 +1,7 @@
-"""`Vocab`: which symbols a corpus is made of, and text to ids and back.
+"""`Vocab`: the tokens of a corpus, and conversion of text to ids and back.
 
-Symbols are bytes, characters, words or byte pairs, most frequent first, so that the bands of the adaptive softmax are
-frequency bands. How line ends are treated belongs to the vocabulary too: a prompt is then prepared like the training
-text.
+Tokens are bytes, characters, words or byte pairs, most frequent first, so the bands of the adaptive softmax are
+frequency bands. The vocabulary also sets the treatment of line ends, so a prompt is prepared like the training text.
 """
 
 from __future__ import annotations
@@ -29,27 +28,26 @@ Newlines = Literal["drop", "keep", "sentence"]
 EOS = "<eos>"
 UNK = "<unk>"
 UNKNOWN = (UNK, "<UNK>")
-"""How vocabularies spell the symbol for words they do not hold."""
+"""Spellings of the token for words outside the vocabulary."""
 LINE_ENDS: dict[Newlines, str] = {"keep": EOS, "sentence": "<S>"}
-"""What ends a line of words."""
+"""The token that ends a line of words."""
 NEWLINE = "\u010a"
-"""The newline as byte-level tokenizers spell it."""
+"""The newline in the spelling of byte-level tokenizers."""
 _CODE_POINTS = 0x110000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, repr=False)
 class Vocab:
-    """An immutable list of symbols; equal when unit, symbols and treatment of line ends are.
+    """An immutable list of tokens. Two are equal if unit, tokens and treatment of line ends are.
 
-    Words are what white space separates, and each line end is one `<eos>`, or one `<S>` that also opens a text where
-    `newlines` is "sentence". `<unk>`, where it is a symbol of a character or word vocabulary, stands for everything
-    outside it.
+    White space separates words. Each line end is one `<eos>`, or, if `newlines` is "sentence", one `<S>`, which also
+    opens a text. In a vocabulary of characters or words, `<unk>` stands for everything outside it.
     """
 
     unit: Unit
     symbols: tuple[int, ...] | tuple[str, ...]
-    """By id; bytes are integers 0 to 255."""
+    """The tokens by id; bytes are integers 0 to 255."""
     newlines: Newlines = "keep"
     """Whether `encode` keeps line ends or removes them."""
     tokenizer: str = ""
@@ -65,7 +63,7 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """Count the symbols of `texts`, which are bytes, characters or words, and order them as `from_counts` does."""
+        """Count the bytes, characters or words of `texts`, and order them as `from_counts` does."""
         counts: Counter[Any] = Counter()
         for text in texts if unit != "byte" or closed else ():
             parts = _split(text, unit, newlines)
@@ -82,11 +80,11 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """The symbols of `counts`, which stand in the order they first occur: by frequency, ties as they stand.
+        """The tokens of `counts` by frequency; ties keep the order of `counts`, which is that of first occurrence.
 
-        `closed` keeps exactly these, as a published protocol does. Otherwise any text can be encoded: all 256 bytes
-        in their own order, or an `<unk>` that also takes symbols rarer than `min_count` (a word's place is by
-        frequency, a character's is the end). The line end of words is always id 0.
+        `closed` keeps exactly these tokens, as a published protocol does. Otherwise any text can be encoded: the tokens
+        are all 256 bytes in their own order, or there is an `<unk>` that also replaces tokens rarer than `min_count`.
+        Frequency orders `<unk>` among words; among characters, it is last. The line end of words is always id 0.
         """
         if unit == "byte" and not closed:
             return cls(unit, tuple(b for b in range(256) if newlines == "keep" or b != 0x0A), newlines)
@@ -101,15 +99,21 @@ class Vocab:
 
     @classmethod
     def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
-        """The byte pairs of a `tokenizer.json`, under the ids it gives them; `ValueError` where it makes others."""
+        """The byte pairs of a `tokenizer.json`, with the ids it gives them.
+
+        Raises:
+            ValueError: the tokenizer does not give back every text exactly.
+        """
         return cls("bpe", BytePairs(content).symbols, newlines, json.dumps(json.loads(content)))
 
     @classmethod
     def read(cls, content: bytes, file: str, *, unit: Unit = "word", newlines: Newlines = "keep") -> Vocab:
-        """The vocabulary that a file lists: its words a line each, with or without a count behind, in its own order.
+        """The vocabulary in a file: one word a line, in the order of the file, each with or without a count after it.
 
-        A line end and an `<unk>` that it lacks come first. A corpus of `unit` "bpe" takes a `tokenizer.json`.
-        `ValueError` where the `content` of `file` is neither.
+        A line end or an `<unk>` that the file lacks comes first. For the `unit` "bpe", the file is a `tokenizer.json`.
+
+        Raises:
+            ValueError: the `content` of `file` is neither.
         """
         try:
             text = content.decode("utf-8")
@@ -140,39 +144,40 @@ class Vocab:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest little-endian type that holds every id."""
+        """The smallest little-endian integer type for the ids."""
         return id_type(len(self))
 
     @cached_property
     def unk(self) -> int | None:
-        """The id of `<unk>`, if there is one."""
+        """The id of `<unk>`; None if there is none."""
         return next((self._ids[symbol] for symbol in UNKNOWN if symbol in self._ids), None)
 
     @cached_property
     def line_end(self) -> int | None:
-        """The id that ends a line: `<eos>` or `<S>` among words, else the newline, if there is one."""
+        """The id that ends a line: `<eos>` or `<S>` among words, otherwise the newline; None if there is none."""
         newline = {"byte": 0x0A, "char": "\n", "word": LINE_ENDS.get(self.newlines), "bpe": NEWLINE}[self.unit]
         return self._ids.get(newline)
 
     @property
     def opening(self) -> Integer[np.ndarray, " O"]:
-        """The ids a text opens with before its own: the `<S>` in front of a first sentence, else none."""
+        """The ids before those of a text: `<S>` before a first sentence, otherwise none."""
         return np.array([self.line_end] if self.newlines == "sentence" else [], self.dtype)
 
     @property
     def is_text(self) -> bool:
-        """Whether each symbol is a piece of text; bytes and byte pairs may be a part of a character."""
+        """Whether each token is whole characters; bytes and byte pairs may be fragments of a character."""
         return self.unit in ("char", "word")
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that makes this vocabulary what it is."""
+        """SHA-256 of the whole content of this vocabulary."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str | bytes, *, start: int = 0) -> Integer[np.ndarray, " T"]:
         """Ids of `text`, in the smallest type.
 
-        A `ValueError` names a symbol that has no id and its place, counted from `start` where more text stands before.
+        Raises:
+            ValueError: a token has no id; its position is counted from `start`, the position of the first one.
         """
         if self.unit == "bpe":
             raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -193,10 +198,10 @@ class Vocab:
         return ids.astype(self.dtype, copy=False)
 
     def decode(self, ids: Any) -> str:
-        """Text of `ids`. Bytes that are not UTF-8 and unknown characters show as U+FFFD.
+        """Text of `ids`. U+FFFD replaces bytes that are not UTF-8 and unknown characters.
 
-        More ids only append to the text of characters and words; for bytes and byte pairs, feed `decode_bytes` to an
-        incremental UTF-8 decoder to stream.
+        More ids only append to the text of characters and words. To stream bytes and byte pairs, pass `decode_bytes`
+        to an incremental UTF-8 decoder.
         """
         if not self.is_text:
             return self.decode_bytes(ids).decode("utf-8", errors="replace")
@@ -210,7 +215,7 @@ class Vocab:
         return "".join(pieces)
 
     def decode_bytes(self, ids: Any) -> bytes:
-        """The very bytes of `ids`; UTF-8 where the symbols are characters or words."""
+        """The exact bytes of `ids`; in UTF-8 if the tokens are characters or words."""
         if self.is_text:
             return self.decode(ids).encode("utf-8", "surrogatepass")
         if self.unit == "bpe":
@@ -218,29 +223,33 @@ class Vocab:
         return np.array(self.symbols, np.uint8)[self._checked(ids)].tobytes()
 
     def symbol_bytes(self) -> Int[np.ndarray, " V"]:
-        """How many bytes of UTF-8 text each symbol stands for, to turn nats into bits per byte.
+        """Bytes of UTF-8 text of each token, for converting nats to bits per byte.
 
-        A word counts the space behind it, a line end is 1, and an unknown character is taken as 1.
+        A word includes the space after it; a line end and an unknown character count as 1.
         """
         if self.unit == "byte":
             return np.ones(len(self), np.int64)
         if self.unit == "bpe":
             return np.array(list(map(len, self._pairs.token_bytes())), np.int64)
-        behind = int(self.unit == "word")
-        sizes = [len(str(symbol).encode("utf-8", "surrogatepass")) + behind for symbol in self.symbols]
+        space = int(self.unit == "word")
+        sizes = [len(str(token).encode("utf-8", "surrogatepass")) + space for token in self.symbols]
         one = self.line_end if self.unit == "word" else self.unk
         if one is not None:
             sizes[one] = 1
         return np.array(sizes, np.int64)
 
     def to_json(self) -> dict[str, Any]:
-        """What `vocab.json` holds."""
+        """The content of `vocab.json`."""
         content = {"unit": self.unit, "newlines": self.newlines, "symbols": list(self.symbols)}
         return content | ({"tokenizer": json.loads(self.tokenizer)} if self.tokenizer else {})
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Vocab:
-        """The vocabulary that `to_json` wrote; `ValueError` where it is damaged."""
+        """The vocabulary that `to_json` wrote.
+
+        Raises:
+            ValueError: it is damaged.
+        """
         try:
             unit, newlines, symbols = content["unit"], content["newlines"], tuple(content["symbols"])
         except (KeyError, TypeError) as error:
@@ -262,7 +271,7 @@ class Vocab:
         return cls(unit, symbols, newlines, json.dumps(content["tokenizer"]) if unit == "bpe" else "")
 
     def ids_of(self, symbols: Collection[str]) -> Integer[np.ndarray, " T"]:
-        """The id of each symbol, of `<unk>` where it has none; -1 if there is no `<unk>` either."""
+        """The id of each token: that of `<unk>` for a token outside the vocabulary, or -1 if there is no `<unk>`."""
         default = -1 if self.unk is None else self.unk
         return np.fromiter(map(self._ids.get, symbols, repeat(default)), np.int32, len(symbols))
 
@@ -294,8 +303,8 @@ class Vocab:
         assert array.size == 0 or 0 <= array.min() <= array.max() < len(self), "an id outside the vocabulary"
         return array
 
-    def _no_id(self, symbol: object, position: int) -> ValueError:
-        return ValueError(
+    def _no_id(self, symbol: object, position: int) -> Mistake:
+        return Mistake(
             f"{symbol!r}, {self.unit} {position:,} of the text from 0, is not in the vocabulary ({self}), which has no "
             "<unk>. Remove it from the text, or use a model trained on text that has it."
         )
@@ -307,17 +316,21 @@ def id_type(size: int) -> np.dtype[Any]:
 
 
 def split_words(text: str, newlines: Newlines) -> list[str]:
-    """What white space separates, and a word for each line end unless these are dropped."""
+    """The words of a text, and a token for each line end unless line ends are dropped."""
     return text.replace("\n", f" {LINE_ENDS[newlines]} " if newlines in LINE_ENDS else " ").split()
 
 
 def is_text(symbol: object) -> bool:
-    """Whether that is a string of a sign or more that UTF-8 can hold."""
+    """Whether this is a non-empty string that UTF-8 can hold."""
     return isinstance(symbol, str) and symbol != "" and (symbol.isascii() or not _SURROGATE.search(symbol))
 
 
 def listed_words(text: str, file: str) -> list[str]:
-    """The words of a vocabulary file, in its order; `ValueError` where it is none."""
+    """The words of a vocabulary file, in its order.
+
+    Raises:
+        ValueError: it is not a list of different words.
+    """
     numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
     lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
     counted = bool(lines) and len(lines[0][1]) == 2
@@ -325,7 +338,7 @@ def listed_words(text: str, file: str) -> list[str]:
     for number, line in lines:
         if len(line) != 1 + counted or (counted and not line[1].isdecimal()) or line[0] in seen:
             raise Mistake(
-                f"{file} must list each word once, one a line, each or none with a count behind it; line {number} is "
+                f"{file} must list each word once, one a line, with a count after all words or none; line {number} is "
                 f"{' '.join(line)[:60]!r}."
             )
         seen.add(line[0])
@@ -335,7 +348,7 @@ def listed_words(text: str, file: str) -> list[str]:
 
 
 def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | list[str]:
-    """`text` as a sequence of bytes, characters or words, in the order they stand."""
+    """`text` as a sequence of bytes, characters or words."""
     if unit == "byte":
         raw = _utf8(text) if isinstance(text, str) else text
         return raw.translate(None, b"\n") if newlines == "drop" else raw
@@ -347,13 +360,13 @@ def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | l
 
 def _utf8(text: str) -> bytes:
     try:
-        return text.encode("utf-8", "surrogateescape")  # a command line hands over bytes that are not UTF-8 this way
+        return text.encode("utf-8", "surrogateescape")  # the command line passes bytes that are not UTF-8 as surrogates
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
 
 
 def _count_codes(symbols: Any, known: Collection[Any]) -> dict[Any, int]:
-    """How often each symbol of bytes or text occurs; those not `known` yet in the order they first do."""
+    """The count of each byte or character; those that are not `known` yet come in the order of first occurrence."""
     is_text = isinstance(symbols, str)
     raw = symbols.encode("utf-32-le", "surrogatepass") if is_text else symbols
     counts = np.bincount(np.frombuffer(raw, "<u4" if is_text else "u1"))

@@ -101,7 +101,7 @@ def make_folder(path: Path) -> list[Path]:
 def seal(folder: Path) -> None:
     """Write down the checksum of each file in `folder`, by which `check_seal` knows it again."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    (folder / SEAL).write_text("".join(f"{_sha256(path)}  {path.name}\n" for path in files), encoding="utf-8")
+    (folder / SEAL).write_text("".join(f"{digest_of(path)}  {path.name}\n" for path in files), encoding="utf-8")
 
 
 def check_seal(path: Path) -> None:
@@ -114,14 +114,15 @@ def check_seal(path: Path) -> None:
         lines = plain_file(path.parent / SEAL).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return
-    if f"{_sha256(path)}  {path.name}" not in lines:
+    if f"{digest_of(path)}  {path.name}" not in lines:
         raise Mistake(f"its checksum is not the one in {SEAL}; remove that file if you changed this one on purpose")
 
 
-def _sha256(path: Path) -> str:
+def digest_of(path: Path, algorithm: str = "sha256") -> str:
+    """The checksum of a file's content, in hexadecimal digits."""
     with plain_file(path).open("rb") as file:
         try:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, algorithm).hexdigest()
         except OSError as error:  # of a bad disk, which names no file
             error.filename = str(path)
             raise

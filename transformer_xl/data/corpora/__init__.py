@@ -1,1 +1,1 @@
-"""Published corpora: where they are, and how they become token stores."""
+"""Published corpora: their addresses, and the way from their files to token stores."""

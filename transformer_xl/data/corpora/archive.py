@@ -1,10 +1,11 @@
-"""Files out of an archive that nobody vouches for: those asked for by name, no larger than expected, nothing else."""
+"""Unpack archives that nobody vouches for: only plain files, inside one folder, no larger than expected."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import lzma
+import re
 import stat
 import struct
 import tarfile
@@ -19,18 +20,23 @@ from filelock import FileLock
 
 from ...mistake import Mistake
 from ...runtime.files import UNFINISHED, explained, remove_unfinished
-from ..reading import DAMAGE, reading
+from ..reading import DAMAGE, read_errors
 
 _PIECE = 1 << 16
 _HEADERS = 1 << 17
-"""A member's headers in a tar may have so many bytes; tarfile holds them in memory."""
-_OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+"""Maximum bytes of the headers of one member of a tar, which tarfile keeps in memory."""
+_OPENERS = {
+    re.compile(rb"\x1f\x8b"): gzip.open,
+    re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"): bz2.open,  # a text may begin with BZh
+    re.compile(rb"\xfd7zXZ\0"): lzma.open,
+}
+"""The first bytes of compressed files."""
 _ZIP = (b"PK\3\4", b"PK\5\6")
 _NO_FILE = "is a link, a device or a folder, not a file"
 _UNPACKED, _RATIO = 1 << 30, 100
-"""Maximum size of an unpacked archive: this many bytes, or this many times its own size. No text compresses better."""
+"""Maximum size of an unpacked archive: this many bytes, or this many times its own size; no text compresses better."""
 _ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-"""Of the others zipfile unpacks at once whatever a piece comes to."""
+"""The other methods unpack a piece of any size at once."""
 _DAMAGE = (
     *DAMAGE,
     zipfile.BadZipFile,
@@ -41,30 +47,30 @@ _DAMAGE = (
     OSError,
     ValueError,
 )
-"""What the readers of the standard library raise on a damaged archive."""
+"""The errors that the standard library raises for a damaged archive."""
 
 
 class RefusedArchive(Mistake):
-    """An archive that is damaged, hostile, or without what was asked for."""
+    """An archive is damaged or hostile, or lacks a file that was asked for."""
 
 
 class _Member(NamedTuple):
     name: str | None
-    """Its path in the archive; None where the format has no names."""
+    """Its path in the archive; None if the format has no names."""
     trouble: str
-    """Why it cannot be taken; empty if it can."""
+    """The reason why it cannot be unpacked; empty if it can."""
     open: Callable[[], IO[bytes] | None]
 
 
 def unpack(archive: Path, wanted: Mapping[str, int], folder: Path) -> dict[str, Path]:
-    """Take the files `wanted` (base name to the most bytes it may have) out of a zip, a tar or a compressed file.
+    """Unpack the files `wanted` (base name to maximum bytes) from a zip, a tar or a compressed file.
 
-    What it is tells its content, not its name: zip; tar, plain or as .gz, .bz2 or .xz; one file as .gz, .bz2 or .xz.
-    Each is written to `folder/<base name>`, whatever path it has in the archive, and replaces what is there. Nothing
-    else is written, and nothing stays if it fails.
+    The content decides which it is, not the name: zip; tar, plain or as .gz, .bz2 or .xz; one file as .gz, .bz2 or .xz.
+    Each file is written to `folder/<base name>`, whatever its path in the archive, and replaces a file there. Nothing
+    else is written, and after an error no file remains.
 
     Raises:
-        RefusedArchive: a `ValueError` in one sentence, for an archive that is damaged or hostile or lacks a file.
+        RefusedArchive: a `ValueError` of one sentence: the archive is damaged or hostile, or lacks a file.
         OSError: one sentence that names the file and the reason, for instance a full disk.
     """
     if not archive.is_file():
@@ -72,46 +78,44 @@ def unpack(archive: Path, wanted: Mapping[str, int], folder: Path) -> dict[str, 
     for name in wanted:
         assert name not in ("", ".", "..") and PureWindowsPath(name).name == name, f"{name!r} is no plain name"
         assert (folder / name).resolve() != archive.resolve(), f"{archive} would replace itself"
-    taken: dict[str, Path] = {}
+    written: dict[str, Path] = {}
     try:
         with closing(_members(archive)) as members:
             for member in members:
-                _take(member, archive, wanted, folder, taken)
-        if missing := [name for name in wanted if name not in taken]:
+                if member.name is None and len(wanted) != 1:
+                    must = f"{archive} must be an archive with {', '.join(wanted)}"
+                    raise RefusedArchive(f"{must}, and is one compressed file.")
+                name = _path_of(member).name if member.name else next(iter(wanted))
+                if name in wanted:
+                    _write(member, archive, folder / name, wanted[name], written)
+        if missing := [name for name in wanted if str(folder / name) not in written]:
             raise RefusedArchive(f"{archive} must hold {', '.join(wanted)}, and has no {', '.join(missing)}.")
     except BaseException:
-        for path in taken.values():
+        for path in written.values():
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         raise
-    return taken
+    return {path.name: path for path in written.values()}
 
 
-def _take(member: _Member, archive: Path, wanted: Mapping[str, int], folder: Path, taken: dict[str, Path]) -> None:
-    """Write the member to its place in `folder` and note it in `taken`, if it is wanted."""
-    if member.name is None and len(wanted) != 1:
-        raise RefusedArchive(f"{archive} must be an archive with {', '.join(wanted)}, and is one compressed file.")
-    inside = PureWindowsPath(next(iter(wanted)) if member.name is None else member.name)  # parts at / and at \
-    name = inside.name
-    if name not in wanted:
-        return
-    told = f"{archive} is refused: its member {str(member.name)!r}"
+def _path_of(member: _Member) -> PureWindowsPath:
+    """A member's path, split at / and at \\."""
+    return PureWindowsPath(member.name or "")
+
+
+def _write(member: _Member, archive: Path, path: Path, most: int, written: dict[str, Path]) -> int:
+    """Write a member of at most `most` bytes to `path`, add it to `written`, and return its size."""
+    inside, refused = _path_of(member), f"{archive} is refused: its member {member.name!r}"
     if inside.anchor or ".." in inside.parts:
-        raise RefusedArchive(f"{told} points outside the archive.")
+        raise RefusedArchive(f"{refused} points outside the archive.")
     if member.trouble:
-        raise RefusedArchive(f"{told} {member.trouble}.")
-    if name in taken:
-        raise RefusedArchive(f"{told} is the second of the name {name}.")
-    taken[name] = path = folder / name
-    _write(member, archive, path, wanted[name])
-
-
-def _write(member: _Member, archive: Path, path: Path, most: int) -> int:
-    """Write a member of at most `most` bytes to `path`; return its size."""
+        raise RefusedArchive(f"{refused} {member.trouble}.")
+    if written.setdefault(str(path), path) is not path:
+        raise RefusedArchive(f"{refused} is the second of the name {path.name}.")
     size = 0
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a link that is there must not lead elsewhere
+        path.unlink(missing_ok=True)  # writing must not follow a link that is there
         with path.open("xb") as file:
             for piece in _pieces(member, archive):
                 size += len(piece)
@@ -123,49 +127,36 @@ def _write(member: _Member, archive: Path, path: Path, most: int) -> int:
 
 
 @contextmanager
-def unpacked(path: Path, home: Path) -> Iterator[Path]:
-    """`path` itself, or, where it is a zip or a tar, a folder below `home` with its files, until the block ends.
+def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
+    """Yield `path` itself, or if it is a zip or a tar, a folder below `home` that holds its files until the block ends.
 
     Raises:
         RefusedArchive: it is damaged or hostile.
         OSError: one sentence that names the file and the reason, for instance a full disk.
     """
-    if not path.is_file() or not _is_archive(path):
+    if not path.is_file() or not is_archive(path):
         yield path
         return
     with explained(home):
         home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / f".{path.name}.lock"):
-        remove_unfinished(home, path.name)  # what a killed process left
+        remove_unfinished(home, path.name)  # left by a process that was killed
         with explained(home):
             temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{path.name}-", dir=home)
         with temporary as folder:
-            inside = Path(folder) / path.name  # so that a sentence about a file in it names the archive
+            inside = Path(folder) / path.name  # a sentence about a file in it then names the archive
             inside.mkdir()
-            left = max(_UNPACKED, _RATIO * path.stat().st_size)
+            left, written = max(_UNPACKED, _RATIO * path.stat().st_size), {}
             with closing(_members(path)) as members:
                 for member in members:
-                    left -= _put(member, path, inside, left)
+                    if member.trouble != _NO_FILE:
+                        left -= _write(member, path, inside.joinpath(*_path_of(member).parts), left, written)
             yield inside
 
 
-def _put(member: _Member, archive: Path, folder: Path, most: int) -> int:
-    """Write a member of at most `most` bytes below `folder` under its own path; return its size."""
-    if member.trouble == _NO_FILE:
-        return 0
-    name = PureWindowsPath(str(member.name))
-    told = f"{archive} is refused: its member {member.name!r}"
-    if name.anchor or ".." in name.parts:
-        raise RefusedArchive(f"{told} points outside the archive.")
-    path = folder.joinpath(*name.parts)
-    if member.trouble or path.exists():
-        raise RefusedArchive(f"{told} {member.trouble or 'is there twice'}.")
-    return _write(member, archive, path, most)
-
-
-def _is_archive(path: Path) -> bool:
-    """Whether a file is a zip or a tar, which may be compressed."""
-    with reading(path):
+def is_archive(path: Path) -> bool:
+    """Whether a file is a zip, or a tar that may be compressed."""
+    with read_errors(path):
         is_zip, opener = _format(path)
         if is_zip:
             return True
@@ -174,15 +165,15 @@ def _is_archive(path: Path) -> bool:
 
 
 def _format(path: Path) -> tuple[bool, Any]:
-    """By a file's first bytes: whether it is a zip, and what decompresses it; None: nothing."""
+    """By a file's first bytes: whether it is a zip, and the function that decompresses it, or None."""
     with path.open("rb") as file:
-        start = file.read(6)
-    return start.startswith(_ZIP), next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+        start = file.read(10)
+    return start.startswith(_ZIP), next((opener for magic, opener in _OPENERS.items() if magic.match(start)), None)
 
 
 @contextmanager
-def _damage_told(archive: Path) -> Iterator[None]:
-    """For what reads only: an error of writing would be told as one of the archive."""
+def _refuse_damage(archive: Path) -> Iterator[None]:
+    """Raise an error of reading as a refusal. Nothing is written inside, because errors of writing look the same."""
     try:
         yield
     except RefusedArchive:
@@ -193,7 +184,7 @@ def _damage_told(archive: Path) -> Iterator[None]:
 
 
 def _pieces(member: _Member, archive: Path) -> Iterator[bytes]:
-    with _damage_told(archive):
+    with _refuse_damage(archive):
         source = member.open()
         assert source is not None, "only plain files are opened"
         with source:
@@ -202,7 +193,7 @@ def _pieces(member: _Member, archive: Path) -> Iterator[bytes]:
 
 
 def _members(archive: Path) -> Generator[_Member, None, None]:
-    with _damage_told(archive):
+    with _refuse_damage(archive):
         yield from _read_members(archive)
 
 
@@ -237,12 +228,12 @@ def _zip_members(archive: Path) -> Iterator[_Member]:
 
 
 def _tar_members(file: Any) -> Iterator[_Member]:
-    """The members in one pass, to the end of the file, where gzip, bzip2 and xz have their checksums."""
+    """The members in one pass to the end of the file, because gzip, bzip2 and xz keep their checksums there."""
     bounded = _Bounded(file)
     with tarfile.open(fileobj=bounded, mode="r|", bufsize=_PIECE) as opened:  # type: ignore[call-overload]
         while (member := opened.next()) is not None:
             bounded.end = opened.offset + _HEADERS
-            opened.members.clear()  # else it remembers all of them
+            opened.members.clear()  # otherwise it keeps all of them in memory
             trouble = "" if member.isreg() else _NO_FILE
             yield _Member(member.name, trouble, lambda member=member: opened.extractfile(member))
         while file.read(_PIECE):
@@ -250,7 +241,7 @@ def _tar_members(file: Any) -> Iterator[_Member]:
 
 
 class _Bounded:
-    """A tar that ends with an error where the headers of its next member have no end."""
+    """A tar whose reading ends with an error if the headers of a member are too long."""
 
     def __init__(self, file: Any):
         self.file, self.position, self.end = file, 0, _HEADERS
@@ -264,7 +255,7 @@ class _Bounded:
 
 
 def _is_tar(block: bytes) -> bool:
-    """Whether the first block is a header with the right checksum."""
+    """Whether the first block of a file is the header of a tar, with the right checksum."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:

@@ -1,19 +1,18 @@
-"""Tokenised text to text for people to read, as it comes: WikiText, Penn Treebank, One Billion Word.
+"""Convert tokenised text to text for people, piece by piece: WikiText, Penn Treebank, One Billion Word.
 
     He said , " It 's a well @-@ known 1 @,@ 000 – 2 @,@ 000 . "    He said, "It's a well-known 1,000–2,000."
 
-Only spaces go, and the `@` marks of WikiText; where the text does not say which of two readings was meant, it gets the
-commoner one.
+Only spaces and the `@` marks of WikiText are removed. If the text has two possible readings, it gets the commoner one.
 """
 
 from __future__ import annotations
 
 import re
 
-# ruff: noqa: RUF001 - signs that look alike are what the tables are about.
+# ruff: noqa: RUF001 - the tables are about characters that look alike.
 
 MARKS = {"@-@": "-", "@,@": ",", "@.@": "."}
-"""WikiText's words for signs that stood within a word."""
+"""WikiText's tokens for punctuation inside a word."""
 
 _WORD = "[^ ]+"
 _NUMBER = r"(?:[\d.]|N\Z|<unk>)[^ ]*"
@@ -33,14 +32,14 @@ JOINTS = (
     (r"[^ ]+ ’", "s|t|m|d|re|ve|ll"),
     ("[OdlDL] ’", _WORD),
 )
-"""Words that end a line so far, and the next word: between the two there is no space. Quotes read as brackets."""
+"""The last words of a line so far, and the next word, that have no space between them. Quotes count as brackets."""
 
 BETWEEN = {
     "–": r"\d – (?:\d|<unk>)|<unk> – \d",
     ":": r"\d : \d",
     "&": r"\b[A-Z]{1,2} & [A-Z]{1,2}\b",
 }
-"""Signs that stand without spaces between some words: the end of the word before, the sign, the start of the next."""
+"""Punctuation without spaces between some words: the end of the word before, the mark, the start of the next word."""
 
 _WHITE = re.compile("([ \n])")
 _JOINED = re.compile("|".join(rf" (?:{before}) (?:{word})\Z" for before, word in JOINTS))
@@ -48,22 +47,22 @@ _POSSESSIVE = re.compile(r"[sS\d>]\Z")
 
 
 class Detokeniser:
-    """Turns tokenised text into readable text as it comes."""
+    """Converts tokenised text to readable text, piece by piece."""
 
     def __init__(self) -> None:
         self._rest = ""
         self._start_line()
 
     def feed(self, text: str) -> str:
-        """What is certain after `text`, any piece of words parted by single spaces and lines by newlines.
+        """The readable text that is certain after `text`, a piece of words between single spaces and newlines.
 
-        A word is certain when the white space behind it has come, a sign of `BETWEEN` when the next word is.
+        A word is certain when the white space after it is known, a mark of `BETWEEN` when the next word is certain.
         """
         *parts, self._rest = _WHITE.split(self._rest + text)
         return "".join(map(self._add, parts[::2], parts[1::2]))
 
     def close(self) -> str:
-        """What is left, now that the text has ended; another may follow."""
+        """The rest of the readable text, when the text has ended; another text may follow."""
         return self.feed("\n")[:-1]
 
     def _start_line(self) -> None:
@@ -85,12 +84,12 @@ class Detokeniser:
         return text
 
     def _settle(self, after: str) -> str:
-        """The sign that waited for the word `after` it."""
-        sign, self._waiting = self._waiting, ""
-        if sign and re.search(BETWEEN[sign], f"{self._before[-1][-3:]} {sign} {after}"):
+        """The mark that waited for the word `after` it."""
+        mark, self._waiting = self._waiting, ""
+        if mark and re.search(BETWEEN[mark], f"{self._before[-1][-3:]} {mark} {after}"):
             self._before = ["("]
-            return sign
-        return self._put(sign) if sign else ""
+            return mark
+        return self._put(mark) if mark else ""
 
     def _put(self, word: str, last: bool = False) -> str:
         role = self._quote(word, last) if word in ('"', "'") else word
@@ -99,17 +98,17 @@ class Detokeniser:
         self._before = [*self._before[-1:], role]
         return space + MARKS.get(word, word)
 
-    def _quote(self, sign: str, last: bool) -> str:
-        """The bracket a straight quote stands for: it closes what is open, ends a line, or is a plural's possessive."""
-        plural = sign == "'" and self._before and _POSSESSIVE.search(self._before[-1])
-        if sign in self._open or last or plural:
-            self._open.discard(sign)
+    def _quote(self, quote: str, last: bool) -> str:
+        """The bracket for a straight quote: a closing one if a quote is open, at a line's end, or after a plural."""
+        plural = quote == "'" and self._before and _POSSESSIVE.search(self._before[-1])
+        if quote in self._open or last or plural:
+            self._open.discard(quote)
             return ")"
-        self._open.add(sign)
+        self._open.add(quote)
         return "("
 
 
 def readable(text: str) -> str:
-    """The whole of a tokenised text, for people to read."""
+    """A whole tokenised text, for people to read."""
     detokeniser = Detokeniser()
     return detokeniser.feed(text) + detokeniser.close()

@@ -1,15 +1,14 @@
-"""Published files over HTTP: gone on with when cut, from the next mirror when one fails, whole under their name or not.
+"""Download published files over HTTP: resume after a cut, try the next mirror after a failure, verify, then rename.
 
-NAME             the file, verified and synced before it got this name
-NAME.part        what came so far
-NAME.part.json   of which address, and of which version there (ETag or Last-Modified)
-.NAME.lock       held by the process that loads it
+NAME             the file, verified and synced before it gets this name
+NAME.part        the bytes received so far
+NAME.part.json   their address, and their version at that address (ETag or Last-Modified)
+.NAME.lock       the lock of the process that downloads it
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from filelock import FileLock, Timeout
 
 from ... import __version__
 from ...mistake import Mistake
-from ...runtime.files import explained, write_whole
+from ...runtime.files import digest_of, explained, write_whole
 
 _PIECE = 1 << 18
 _LONGEST_PAUSE = 30.0
@@ -40,17 +39,21 @@ _LONGEST_PAUSE = 30.0
 
 @dataclass(frozen=True)
 class Origin:
-    """One address a file can be had from."""
+    """One address of a file."""
 
     url: str
     bytes: int | None = None
-    """Exact length, where it is published."""
+    """Exact length; None if it is not published."""
     digest: str | None = None
-    """"sha256:..." or "md5:...", where it is published."""
+    """"sha256:..." or "md5:..."; None if it is not published."""
 
     @property
     def name(self) -> str:
-        """The file's name: the last part of the address, decoded; `ValueError` where that is no plain name."""
+        """The file's name: the end of the address, decoded.
+
+        Raises:
+            ValueError: that is no plain name.
+        """
         name = unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
         if name.startswith(".") or not re.fullmatch(r"[^/\\:\x00-\x1f]+", name):
             raise Mistake(f"An address must end in the plain name of a file, got {self.url}.")
@@ -71,62 +74,62 @@ def download(
     timeout: float = 30.0,
     pause: float = 1.0,
 ) -> Path:
-    """The file of the first origin that works, in `folder`; no network where it is there already.
+    """Download the file of the first origin that works to `folder`; no network is needed if it is there already.
 
     Args:
-        check: says what is wrong with a file of which no digest is published; empty: nothing.
-        say: gets the lines for people.
-        attempts: so many tries in a row may bring nothing new before an origin is given up.
-        timeout: seconds without a byte after which a connection counts as cut.
-        pause: seconds before a new try, doubled with each that brought nothing.
+        check: returns the problem of a file without a published digest; empty if there is none.
+        say: prints a line for people.
+        attempts: give up an origin after this many tries in a row without new bytes.
+        timeout: treat a connection as cut after this many seconds without a byte.
+        pause: seconds before a new try, doubled after each try without new bytes.
 
     Raises:
-        OSError: one sentence with every address and why it failed; what came so far is kept for the next run.
+        OSError: one sentence with every address and the reason; the bytes received so far are kept for the next run.
     """
-    places = [(origin, folder / origin.name) for origin in origins]
-    for origin, path in places:
+    files = [(origin, folder / origin.name) for origin in origins]
+    for origin, path in files:
         if _is_there(path, origin):
             return path
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    places.sort(key=lambda place: _Part(place[1]).of(place[0])[0] == 0)  # first what an earlier run had begun
+    files.sort(key=lambda file: _Part(file[1]).usable(file[0])[0] == 0)  # first a file that an earlier run began
     reasons = []
-    for origin, path in places:
-        with _alone(path, say):
+    for origin, path in files:
+        with _one_at_a_time(path, say):
             if _is_there(path, origin):
                 return path
             try:
-                _Loading(origin, _Part(path), check, say, attempts, timeout, pause).run()
+                _Download(origin, _Part(path), check, say, attempts, timeout, pause).run()
                 return path
             except _Refused as refusal:
                 reasons.append(f"{origin.url} ({refusal})")
                 say(f"{reasons[-1]}: this address is given up.")
-    raise OSError(_all_failed(places, reasons))
+    raise OSError(_all_failed(files, reasons))
 
 
-def _all_failed(places: Sequence[tuple[Origin, Path]], reasons: Sequence[str]) -> str:
-    kept = {part.path: part.size for _, path in places if (part := _Part(path)).size}
+def _all_failed(files: Sequence[tuple[Origin, Path]], reasons: Sequence[str]) -> str:
+    kept = {part.path: part.size for _, path in files if (part := _Part(path)).size}
     again = "".join(f"run it again to go on from the {size:,} bytes in {path}, or " for path, size in kept.items())
     advice = f"{again}give --source a copy that was downloaded by other means."
-    return f"{places[0][0].name} could not be downloaded from {', nor from '.join(reasons)}: {advice}"
+    return f"{files[0][0].name} could not be downloaded from {', nor from '.join(reasons)}: {advice}"
 
 
 def megabytes_per_second(loaded: int, seconds: float) -> float:
-    """Throughput in 10^6 bytes; 0 before any time has passed."""
+    """Throughput in 10^6 bytes per second; 0 if no time has passed."""
     return loaded / seconds / 1e6 if seconds > 0 else 0.0
 
 
 class _Cut(Exception):
-    """A try that ended early; the next one may bring more."""
+    """A try ended early; the next one may receive more."""
 
 
 class _Refused(Exception):
-    """An origin that will not give the file, however often it is asked."""
+    """An origin does not give the file, however often it is asked."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What came so far of the file `whole`, and the note that says from where."""
+    """The bytes of the file `whole` received so far, and the note about their origin."""
 
     whole: Path
 
@@ -142,10 +145,10 @@ class _Part:
     def size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
 
-    def of(self, origin: Origin) -> tuple[int, str | None]:
-        """How many bytes `origin` can go on from, and their version at its address.
+    def usable(self, origin: Origin) -> tuple[int, str | None]:
+        """Number of bytes after which `origin` can resume, and their version at its address.
 
-        Bytes of another address count only where both publish one digest, which tells in the end whether they fit.
+        Bytes from another address count only if both addresses publish the same digest, which verifies the whole.
         """
         try:
             noted = json.loads(self.note.read_text(encoding="utf-8"))
@@ -156,7 +159,7 @@ class _Part:
             return 0, None
 
     def begin(self, origin: Origin, version: str | None) -> None:
-        """An empty part for `origin`; the old bytes go first, so that no note ever stands beside bytes of another."""
+        """Start an empty part for `origin`; old bytes are removed first, so a note never describes other bytes."""
         self.remove()
         write_whole(self.note, json.dumps({"url": origin.url, "digest": origin.digest, "version": version}))
 
@@ -166,7 +169,7 @@ class _Part:
             self.note.unlink(missing_ok=True)
 
     def rename(self) -> None:
-        """Give the file its name, once the disk holds it."""
+        """Give the file its name after the disk holds it."""
         with explained(self.whole):
             with self.path.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -175,8 +178,8 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Loading:
-    """One file from one origin, over as many connections as it takes."""
+class _Download:
+    """The download of one file from one origin, over as many connections as needed."""
 
     origin: Origin
     part: _Part
@@ -187,7 +190,7 @@ class _Loading:
     pause: float
 
     def run(self) -> None:
-        """Load, verify, rename; `_Refused` where this origin cannot give the file."""
+        """Receive, verify, rename. `_Refused` means that this origin cannot give the file."""
         if urlsplit(self.origin.url).scheme not in ("http", "https"):
             raise _Refused("only http and https are loaded from")
         self._check_space()
@@ -203,7 +206,7 @@ class _Loading:
             self.say(f"{self.origin.name}: {found}, in pieces from several connections; loading it from the start.")
 
     def _check_space(self) -> None:
-        needed = (self.origin.bytes or 0) - self.part.of(self.origin)[0]
+        needed = (self.origin.bytes or 0) - self.part.usable(self.origin)[0]
         folder = self.part.whole.parent
         if needed > (free := shutil.disk_usage(folder).free):
             full = OSError(f"{self.origin.name} needs {needed:,} bytes, and {folder} has {free:,}. Free some space.")
@@ -211,8 +214,8 @@ class _Loading:
             raise full
 
     def _fill(self) -> bool:
-        """Try until the part is whole, and tell whether it is made of pieces."""
-        furthest, failed = self.part.of(self.origin)[0], 0
+        """Try until the part is whole; return whether it came over several connections."""
+        furthest, failed = self.part.usable(self.origin)[0], 0
         with _Meter(self.origin, furthest, self.say) as meter:
             while True:
                 try:
@@ -228,8 +231,8 @@ class _Loading:
                     time.sleep(seconds)
 
     def _try(self, meter: _Meter) -> int:
-        """Load over one connection what is missing, and give the byte it went on from; `_Cut` if more is missing."""
-        offset, version = self.part.of(self.origin)
+        """Receive the missing bytes over one connection; return the position of the first. `_Cut`: some are missing."""
+        offset, version = self.part.usable(self.origin)
         if offset and offset == self.origin.bytes:
             return offset
         asked = {"Range": f"bytes={offset}-"} | ({"If-Range": version} if version else {}) if offset else {}
@@ -264,7 +267,7 @@ class _Loading:
 
 
 class _Meter:
-    """How loading goes: a bar on a terminal; else a line when it starts and one when it ends well."""
+    """Progress: a bar on a terminal, otherwise one line at the start and one at the end."""
 
     def __init__(self, origin: Origin, at: int, say: Callable[[str], None]):
         self.name, self.say = origin.name, say
@@ -305,8 +308,8 @@ def _bar() -> Any:
 
 
 @contextmanager
-def _alone(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Let one process at a time load `path`."""
+def _one_at_a_time(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Let one process at a time download `path`."""
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     with explained(path):
         try:
@@ -325,21 +328,20 @@ def _is_there(path: Path, origin: Origin) -> bool:
 
 
 def _difference(path: Path, origin: Origin) -> str:
-    """In what the file differs from what is published; empty if in nothing."""
+    """The difference between a file and what is published of it; empty if there is none."""
     if origin.bytes is not None and (size := path.stat().st_size) != origin.bytes:
         return f"it has {size:,} bytes, and {origin.bytes:,} are published"
     if origin.digest is None:
         return ""
     algorithm, _, digest = origin.digest.partition(":")
     assert algorithm in ("sha256", "md5"), f"a digest is sha256:... or md5:..., not {origin.digest}"
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, algorithm).hexdigest()
+    found = digest_of(path, algorithm)
     return "" if found == digest.lower() else f"its content has {algorithm} {found}, and {digest} is published"
 
 
 def _ask(url: str, headers: dict[str, str], timeout: float) -> Any:
     """The response, of status 200, 206 or 416."""
-    opener = request.OpenerDirector()  # not the usual one, which also loads from file:, data: and ftp:
+    opener = request.OpenerDirector()  # the usual opener also loads from file:, data: and ftp:
     proxies = {scheme: proxy for scheme, proxy in request.getproxies().items() if scheme in ("http", "https")}
     for handler in (
         request.ProxyHandler(proxies),
@@ -374,7 +376,7 @@ def _ask(url: str, headers: dict[str, str], timeout: float) -> Any:
 
 
 def _extent(response: Any) -> tuple[int | None, int | None]:
-    """Where in the file the response starts, and how long the file is, as far as the server tells."""
+    """The position in the file at which the response starts, and the file's length; None if the server omits it."""
     if response.status == 200:
         return 0, response.length
     found = re.fullmatch(r"bytes (?:\*|(\d+)-\d+)/(\d+|\*)", response.headers.get("Content-Range", "").strip())
@@ -383,7 +385,7 @@ def _extent(response: Any) -> tuple[int | None, int | None]:
 
 
 def _version(headers: Message) -> str | None:
-    """The server's word for which version this is: If-Range takes no weak ETag."""
+    """The server's name for this version: a strong ETag or the date, because If-Range accepts no weak ETag."""
     tag = headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
 

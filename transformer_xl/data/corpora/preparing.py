@@ -1,6 +1,6 @@
-"""Published corpora, downloaded or from a local copy, to token stores: `prepare`, behind `txl data`.
+"""`prepare`, which `txl data` runs: a published corpus, downloaded or from a local copy, becomes a token store.
 
-Content or counts that are not the published ones are refused; what is not whole is called partial.
+It refuses content or counts other than the published ones, and calls a store partial if files are missing.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import shutil
-import tarfile
 import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,16 +18,17 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
+from ...config.values import listing
 from ...mistake import Mistake
 from ...runtime.files import explained
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
-from ..header import Header
-from ..reading import OPENERS, Text, expanded, open_file, read_file, reading
+from ..header import SPLITS, Header
+from ..reading import OPENERS, Text, expand_home, open_file, read_errors, read_file
 from ..vocab import Newlines, Vocab
-from .archive import unpack
+from .archive import is_archive, unpack
 from .download import download
-from .published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol
+from .published import DATASETS, Counts, Dataset, File, Package, Protocol
 
 
 def prepare(
@@ -43,11 +42,12 @@ def prepare(
     """Tokenise the published corpus `name` into the cache.
 
     Args:
-        source: the folder that holds its files, an archive of them, or the file where there is just one; compressed
-            (.xz, .gz, .bz2) or plain. None downloads it.
-        newlines: one of its protocols, each a store of its own; None is the published one.
-        partial: take what there is. The store is then called `name-partial`, and says what is missing.
-        vocab_file: take the words of this file. The store is then named after it, too, unless it is the published one.
+        source: a folder with its files, an archive of them, or the file itself if there is just one; compressed (.xz,
+            .gz, .bz2) or plain. None downloads it.
+        newlines: the treatment of line ends, each with a store of its own; None is the published one.
+        partial: accept that files are missing. The store is then called `name-partial`, and says what is missing.
+        vocab_file: take the words of this file. The name of the store then includes the file's name, unless the file is
+            the published one.
 
     Raises:
         ValueError: content or counts are not the published ones.
@@ -56,22 +56,22 @@ def prepare(
     dataset = dataset_of(name, newlines, "--newlines")
     newlines = newlines or dataset.newlines
     protocol = dataset.protocols[newlines]
-    with _found(name, source, partial=partial) as found:
+    with _source_files(name, source, partial=partial) as found:
         needed = [file for file in dataset.files if vocab_file is None or file != dataset.vocab_file]
-        taken = _take(name, found, needed, protocol.splits, partial=partial)
+        taken = _choose_texts(name, found, needed, protocol.splits, partial=partial)
         counted = dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts)
         listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
-        listed = listed if vocab_file is None else expanded(vocab_file)
-        vocab, other = _listed_words(dataset, listed, newlines, whole=not taken.notes)
+        listed = listed if vocab_file is None else expand_home(vocab_file)
+        vocab, other = _read_vocab(dataset, listed, newlines, whole=not taken.notes)
         own_words = bool(other)
         if taken.notes and vocab is None and dataset.unit == "word":
-            taken.notes.append(f"its words are those of its {' and '.join(counted)} part")
+            taken.notes.append(f"its words are those of its {' and '.join(counted)} split")
             own_words = True
-        called = name + (f"+{other}" if other else "") + ("-partial" if taken.notes else "")
+        store_name = name + (f"+{other}" if other else "") + ("-partial" if taken.notes else "")
         return Corpus.build(
-            store_folder(called, "" if newlines == dataset.newlines else newlines),
+            store_folder(store_name, "" if newlines == dataset.newlines else newlines),
             taken.texts,
-            name=called,
+            name=store_name,
             source=name,
             partial="; ".join(taken.notes),
             unit=dataset.unit,
@@ -83,12 +83,10 @@ def prepare(
         )
 
 
-def _listed_words(
-    dataset: Dataset, listed: Path | None, newlines: Newlines, *, whole: bool
-) -> tuple[Vocab | None, str]:
-    """The vocabulary in the file `listed`, and the file's name unless it is the one that belongs to the corpus.
+def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines, *, whole: bool) -> tuple[Vocab | None, str]:
+    """The vocabulary in the file `listed`, and the file's name unless the file belongs to the corpus.
 
-    A file that only stands for a training part has the words of that part in another order.
+    A file that only replaces a missing training split does not belong to a whole corpus: its words have another order.
     """
     if listed is None:
         return None, ""
@@ -100,20 +98,20 @@ def _listed_words(
     return vocab, "" if belongs else _plain_name(listed).removesuffix(".txt")
 
 
-class _Taken(NamedTuple):
-    """What there is of a corpus."""
+class _Chosen(NamedTuple):
+    """The available texts of a corpus."""
 
     texts: dict[str, list[Text]]
     counts: dict[str, Counts]
-    """What is published for those splits that are whole, or a known part."""
+    """The published counts of the splits that are whole or known substitutes."""
     notes: list[str]
-    """What is missing."""
+    """What is missing, in words."""
 
 
-def _take(
+def _choose_texts(
     name: str, found: Mapping[str, Path], needed: Sequence[str], published: Mapping[str, Counts], *, partial: bool
-) -> _Taken:
-    """The verified texts of each split, from the files found."""
+) -> _Chosen:
+    """Verify the files found and choose the texts of each split."""
     dataset = DATASETS[name]
     substitutes = dataset.substitutes if partial else {}
     parts = {file: part for file, part in substitutes.items() if file not in found and part.name in found}
@@ -121,7 +119,7 @@ def _take(
     missing = [file for file in needed if file not in paths]
     if missing and (not partial or len(missing) == len(needed)):
         raise FileNotFoundError(
-            f"--source must hold {_listed(needed)}, and lacks {_listed(missing)}. "
+            f"--source must hold {listing(needed, 4)}, and lacks {listing(missing, 4)}. "
             + ("Give it with --vocab FILE, or " if missing == [dataset.vocab_file] else "Give a whole copy, or ")
             + (
                 "leave out --source to download one."
@@ -132,7 +130,7 @@ def _take(
     for file in paths.keys() & set(needed):
         known = dataset.files[file]
         _verify(file, paths[file], replace(known, digest=parts[file].digest) if file in parts else known)
-    taken = _Taken({}, dict(published), [part.note for part in parts.values()])
+    taken = _Chosen({}, dict(published), [part.note for part in parts.values()])
     if not dataset.splits:
         [file] = dataset.files
         cuts = dataset.cuts
@@ -149,7 +147,7 @@ def _take(
         if len(there) < len(files):
             taken.counts.pop(split, None)
             taken.notes.append(
-                f"{len(there)} of {len(files)} files of its {split} part" if there else f"no {split} part"
+                f"{len(there)} of {len(files)} files of its {split} split" if there else f"no {split} split"
             )
     for part in parts.values():
         taken.counts.update(part.splits)
@@ -159,17 +157,18 @@ def _take(
 
 
 def _verify(name: str, path: Path, known: File) -> None:
-    """Hold a file against what is published of it: its digest, or where there is none that it is text and no larger."""
+    """Compare a file with its published digest; without one, check that it is text and not too large."""
     algorithm, _, published = known.digest.partition(":")
-    found, length, broken = hashlib.new(algorithm or "md5"), 0, False
-    text = codecs.getincrementaldecoder("utf-8")()
-    with reading(path), open_file(path) as opened:
-        while length <= known.bytes and (piece := opened.read(1 << 20)):
-            found.update(piece)
-            length += len(piece)
-            broken = broken or (not published and not _is_text(text, piece))
-    if broken or not (published or _is_text(text, b"", last=True)):
-        raise Mistake(f"{path} is not the published {name}: it is not UTF-8 text, or cut off.")
+    found, length, text = hashlib.new(algorithm or "md5"), 0, codecs.getincrementaldecoder("utf-8")()
+    with read_errors(path), open_file(path) as opened:
+        try:
+            while length <= known.bytes and (piece := opened.read(1 << 20)):
+                found.update(piece)
+                length += len(piece)
+                text.decode(b"" if published else piece)
+            text.decode(b"", final=length <= known.bytes)
+        except UnicodeDecodeError as error:
+            raise Mistake(f"{path} is not the published {name}: it is not UTF-8 text, or cut off.") from error
     if published and (length > known.bytes or found.hexdigest() != published):
         raise Mistake(
             f"{path} is not the published {name}: its content has {algorithm.upper()} {found.hexdigest()} "
@@ -179,38 +178,30 @@ def _verify(name: str, path: Path, known: File) -> None:
         raise Mistake(f"{path} is not the published {name}: it has more than {known.bytes:,} bytes.")
 
 
-def _is_text(decoder: codecs.IncrementalDecoder, piece: bytes, *, last: bool = False) -> bool:
-    try:
-        decoder.decode(piece, last)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Protocol | None) -> None:
-    """Refuse a corpus that does not come to what is published: its tokens, and all else where `protocol` made it."""
+    """Refuse a corpus whose numbers of tokens are not the published ones; `protocol` adds all other counts."""
     wrong = []
     if protocol and protocol.vocab_size not in (None, header.vocab_size):
-        wrong.append(f"{header.vocab_size:,} symbols, not {protocol.vocab_size:,}")
+        wrong.append(f"{header.vocab_size:,} entries of the vocabulary, not {protocol.vocab_size:,}")
     for split, counts in published.items():
         for name in ("tokens", "types", "unknown") if protocol else ("tokens",):
-            came, must = getattr(header.splits[split], name), getattr(counts, name)
-            if must not in (None, came):
-                wrong.append(f"{came:,} {name} in {split}, not {must:,}")
+            found, must = getattr(header.splits[split], name), getattr(counts, name)
+            if must not in (None, found):
+                wrong.append(f"{found:,} {name} in {split}, not {must:,}")
     if wrong:
-        raise Mistake(f"{header.name} came to {'; '.join(wrong)}. Its files are not the published ones.")
+        raise Mistake(f"{header.name} has {'; '.join(wrong)}. Its files are not the published ones.")
 
 
 @contextmanager
-def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
-    """The files of a corpus that there are, by their published names; those that were unpacked go afterwards."""
+def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
+    """Yield the available files of a corpus by their published names; unpacked files are removed afterwards."""
     dataset = DATASETS[name]
     if source is None and partial:
         raise Mistake("--partial takes what a local copy holds: say with --source where it is.")
-    path = None if source is None else expanded(source)
+    path = None if source is None else expand_home(source)
     if path is not None and not path.exists():
         raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {path}.")
-    archive = path is not None and _is_archive(path)
+    archive = path is not None and path.is_file() and is_archive(path)
     if archive and partial:
         raise Mistake(f"--partial needs a folder of files, and {path} is an archive. Unpack it, and give the folder.")
     names = [*dataset.files, *filter(None, [dataset.vocab_file]), *(part.name for part in dataset.substitutes.values())]
@@ -224,30 +215,25 @@ def _found(name: str, source: str | Path | None, *, partial: bool) -> Iterator[d
         with explained(downloads):
             downloads.mkdir(parents=True, exist_ok=True)
         with FileLock(downloads / ".lock"), tempfile.TemporaryDirectory(dir=downloads, prefix="unpacked-") as folder:
-            for left in downloads.glob("unpacked-*"):  # by a process that was killed
+            for left in downloads.glob("unpacked-*"):  # left by a process that was killed
                 if left != Path(folder):
                     shutil.rmtree(left, ignore_errors=True)
             if path is None:
-                yield _downloaded(dataset, downloads, Path(folder))
+                yield _download_all(dataset, downloads, Path(folder))
             else:
                 wanted = {file: known.bytes for file, known in dataset.files.items() if file != dataset.vocab_file}
                 yield unpack(path, wanted, Path(folder))
 
 
-def _is_archive(path: Path) -> bool:
-    with reading(path):
-        return path.is_file() and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
-
-
-def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
-    """Every file of a corpus, by the first way to download them that works."""
+def _download_all(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
+    """Download every file of a corpus, in the first way that works."""
     failures = []
     for packages in dataset.packages:
         found: dict[str, Path] = {}
         try:
             for package in packages:
-                path = download(package.origins, downloads, check=partial(_trouble, dataset, package, folder))
-                found |= _unpacked(dataset, package, folder, path)
+                path = download(package.origins, downloads, check=partial(_why_refused, dataset, package, folder))
+                found |= _unpack_package(dataset, package, folder, path)
         except (OSError, ValueError) as error:
             failures.append(str(error))
         else:
@@ -255,16 +241,16 @@ def _downloaded(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Pa
     raise OSError(" ".join(failures))
 
 
-def _unpacked(dataset: Dataset, package: Package, folder: Path, path: Path) -> dict[str, Path]:
-    """The files of a package, from its archive or as they came."""
+def _unpack_package(dataset: Dataset, package: Package, folder: Path, path: Path) -> dict[str, Path]:
+    """The files of a package: the file itself, or those in its archive."""
     name, sizes = path.name.removesuffix(".part"), {file: dataset.files[file].bytes for file in package.files}
     return {name: path} if name in sizes else unpack(path, sizes, folder)
 
 
-def _trouble(dataset: Dataset, package: Package, folder: Path, path: Path) -> str:
-    """Why a package is not the published one; empty if it is."""
+def _why_refused(dataset: Dataset, package: Package, folder: Path, path: Path) -> str:
+    """The reason why a package is not the published one; empty if it is."""
     try:
-        for file, there in _unpacked(dataset, package, folder, path).items():
+        for file, there in _unpack_package(dataset, package, folder, path).items():
             _verify(file, there, dataset.files[file])
     except ValueError as error:
         return str(error)
@@ -272,7 +258,7 @@ def _trouble(dataset: Dataset, package: Package, folder: Path, path: Path) -> st
 
 
 def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
-    """Where in a folder, or below it, files of these names are, plain or compressed; the plain one first."""
+    """The paths of files with these names in or below a folder; a plain file goes before a compressed one."""
     wanted = {f"{name}{suffix}": name for name in names for suffix in ("", *OPENERS)}
     found: dict[str, Path] = {}
     for paths in (folder.iterdir(), folder.rglob("*")):
@@ -283,10 +269,6 @@ def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
     return found
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, ... ({len(names)} files)"
-
-
 def _plain_name(path: Path) -> str:
-    """The name of a file without what says that it is compressed."""
+    """The name of a file without the ending of compression."""
     return path.name.removesuffix(path.suffix) if path.suffix in OPENERS else path.name
