@@ -19,9 +19,9 @@ from transformer_xl.cli.journeys.report import names, report
 from transformer_xl.config.recipe import load_recipe, write_toml
 from transformer_xl.report import paper
 from transformer_xl.report.curves import Series, chart, thin, ticks
-from transformer_xl.report.markup import VOID
 from transformer_xl.report.record import read_run
 
+VOID = {"img", "meta", "br"}
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x00\ud800"
 
 
@@ -119,9 +119,9 @@ def test_no_text_of_a_file_acts_in_the_page(tmp_path):
     pages = {}
     for words in ("plain", EVIL):
         stored = words.replace("\x00", "").replace("\ud800", "")
-        log = f"step 10/20  loss\nsample: {stored}\n{stored}\n"
         entries = [line(10, 1.0), judged(10, 1.0, corpus=words, partial=words, split=words, unit=words, mem_len=words)]
-        run = make_run(tmp_path / re.sub(r"\W", "", words) / stored.replace("/", ""), entries, log)
+        entries.append({"step": 10, "sample": f"{words}\n{words}"})
+        run = make_run(tmp_path / re.sub(r"\W", "", words) / stored.replace("/", ""), entries)
         config = (run / "config.toml").read_text()
         (run / "config.toml").write_text(config.replace('name = "enwik8"', f"name = {json.dumps(stored)}"), "utf-8")
         (run / "environment.json").write_text(json.dumps({words: words, "init": words, "cores": words}))
@@ -174,18 +174,26 @@ def test_what_is_not_finite_is_told_and_marked(tmp_path):
     assert sum(attrs.get("class") == "lost" for _, attrs in seen.elements) == 3  # both losses, and the norm
 
 
-def test_resuming_and_partial_corpora_are_told(tmp_path):
-    log = "step 10/20  loss\nStopped by a signal, and saved. Go on\n2.93M parameters on some text\nsample: late\n"
+def test_resuming_and_partial_corpora_are_reported(tmp_path):
+    log = "step 10/20  loss\nStopped by a signal, and saved. Go on\n2.93M parameters on some text\n"
     entries = [line(20, 1.0), judged(20, 1.0, "test", partial="the first half")]
     seen = page_of(make_run(tmp_path / "mine", entries, log)).text
-    for words in ("resumed: training began 2 times", "partial: the first half", "Before the first line of progress"):
+    for words in ("resumed: training began 2 times", "partial: the first half"):
         assert words in seen, words
 
 
 def test_samples_keep_their_lines_and_steps(tmp_path):
-    log = "step  5/20  loss 1\nsample: one\ntwo\n\nthree\nstep 10  valid  bpc\nstep 15/20  loss\nsample: last\n"
-    record = read_run(make_run(tmp_path / "mine", log=log), "mine")
-    assert [tuple(sample) for sample in record.samples] == [(5, "one\ntwo\n\nthree"), (15, "last\n")]
+    """Samples are entries of the metrics, are no evaluations, and count neither as figures nor in the curves."""
+    texts = [(step, f"one <{step}>\n\ntwo\n") for step in range(5, 20)]
+    entries = [line(10, 2.0), *({"step": step, "sample": text} for step, text in texts)]
+    run = make_run(tmp_path / "mine", entries, log="step 5/20  loss\nsample: only in the log\n")
+    record = read_run(run, "mine")
+    assert [tuple(sample) for sample in record.samples] == texts
+    assert not record.evaluations and record.train["step"].tolist() == [10]
+    seen = page_of(run).text
+    for words in ("After step 19", "one <19>\n\ntwo\n", "8 of 14 earlier ones", "After step 5"):
+        assert words in seen, words
+    assert "only in the log" not in seen
 
 
 def test_the_test_figure_is_that_of_the_settings_not_the_best(tmp_path):
@@ -302,21 +310,21 @@ def test_any_figures_make_a_chart_inside_its_frame(points, log, zero):
     drawn = chart([Series("a", x, y, "c0", "a", True)], name="any", log=log, zero=zero and not log)
     if drawn is None:
         return
-    seen = Page(drawn)
-    [box] = [attrs["viewbox"] for tag, attrs in seen.elements if tag == "svg"]
-    width, height = map(float, box.split()[2:])
-    for across, up in re.findall(
-        r"([-\d.einfa]+),([-\d.einfa]+)", " ".join(a.get("d") or "" for _, a in seen.elements)
-    ):
-        assert -0.1 <= float(across) <= width + 0.1 and -0.1 <= float(up) <= height + 0.1
+    (width, height), paths = drawn.size, " ".join(path for path, _ in drawn.paths)
+    points = [(float(a), float(b)) for a, b in re.findall(r"([-\d.einfa]+),([-\d.einfa]+)", paths)]
+    points += [(a, b) for a, b, _ in drawn.dots] + [(text.x, text.y) for text in drawn.texts]
+    assert len(points) > len(drawn.dots)
+    for across, up in points:
+        assert -0.1 <= across <= width + 0.1 and -0.1 <= up <= height + 0.1
 
 
 def test_a_lost_figure_breaks_the_line():
     y = np.array([1.0, 2, math.nan, 3, 4, math.nan, 5])
     drawn = chart([Series("a", np.arange(7.0), y, "c0")], name="broken")
     assert drawn is not None
-    [path] = re.findall(r'd="([^"]*)" class="line c0"', drawn)
+    [path] = [path for path, style in drawn.paths if style == "line c0"]
     assert path.count("M") == 3 and path.endswith("h0")
+    assert drawn.lost.count("M") == 2
 
 
 def test_a_long_run_is_a_small_page_and_soon(tmp_path):

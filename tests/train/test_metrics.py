@@ -45,6 +45,19 @@ def test_resuming_drops_what_it_will_repeat_and_a_torn_line(tmp_path):
     assert [entry["step"] for entry in read_metrics(log.path)] == [10, 20, 21]
 
 
+def test_resuming_keeps_samples_of_the_steps_it_keeps(tmp_path):
+    """A sample's text may hold line ends of any kind, and words that look like an entry."""
+    log, text = MetricLog(tmp_path / "metrics.jsonl"), 'a\n{"step": 99}\u2028\x85\ud800"step": 99'
+    for step in (10, 20, 30):
+        log.log({"step": step, "loss": 1.0})
+        log.log({"step": step, "sample": text})
+    entries = read_metrics(log.path)
+    with log.path.open("a") as file:
+        file.write('{"step": 30, "sample": "torn')
+    log.truncate(20)
+    assert read_metrics(log.path) == entries[:4] and entries[3] == {"step": 20, "sample": text}
+
+
 def test_truncating_a_log_that_never_began_leaves_none(tmp_path):
     log = MetricLog(tmp_path / "metrics.jsonl")
     log.truncate(20)

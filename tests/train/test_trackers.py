@@ -98,7 +98,8 @@ def go_on(*more: str) -> int:
 
 def measured(run: str = "runs/a") -> list[tuple[int, dict[str, float]]]:
     """What metrics.jsonl says, as trackers are to be told."""
-    return [(entry["step"], figures(entry)) for entry in read_metrics(Path(run) / "metrics.jsonl")]
+    entries = read_metrics(Path(run) / "metrics.jsonl")
+    return [(entry["step"], figures(entry)) for entry in entries if "split" in entry]
 
 
 def events(run: str = "runs/a") -> dict[str, list[tuple[int, Any]]]:
@@ -198,7 +199,7 @@ def test_a_tracker_can_join_and_leave_a_run_on_its_way(text, fake):
 def test_a_tracker_that_fails_is_named_and_switched_off_and_training_goes_on(text, wandb, capsys, broken_from):
     wandb.broken_from = broken_from
     assert train("--train.trackers", "wandb") == 0
-    assert [entry["step"] for entry in read_metrics("runs/a/metrics.jsonl")] == [2, 3, 4, 6, 6, 6]
+    assert [entry["step"] for entry in read_metrics("runs/a/metrics.jsonl")] == [2, 3, 4, 4, 6, 6, 6]
     assert all(step < broken_from for step, _ in wandb.told)
     warning = "wandb is switched off for the rest of this run, for it failed: ConnectionError: no route to host"
     assert capsys.readouterr().out.splitlines().count(warning) == 1
@@ -214,16 +215,13 @@ class Spoiler:
     def log(self, entry: Any) -> None:
         raise self.error
 
-    def note(self, text: str, step: int) -> None:
-        raise self.error
-
     def close(self) -> None:
         raise self.error
 
 
 def test_one_that_fails_leaves_the_others_alone_and_a_keyboard_interrupt_passes():
     seen: list[Any] = []
-    good = SimpleNamespace(log=seen.append, note=None, close=lambda: seen.append("closed"))
+    good = SimpleNamespace(log=seen.append, close=lambda: seen.append("closed"))
     warnings: list[str] = []
     with Trackers({"bad": Spoiler(OSError("full")), "good": good}, warnings.append) as trackers:
         trackers.log({"step": 1})
@@ -231,7 +229,7 @@ def test_one_that_fails_leaves_the_others_alone_and_a_keyboard_interrupt_passes(
     assert seen == [{"step": 1}, {"step": 2}, "closed"]
     assert warnings == ["bad is switched off for the rest of this run, for it failed: OSError: full"]
     with pytest.raises(KeyboardInterrupt):
-        Trackers({"bad": Spoiler(KeyboardInterrupt())}).note("text", 1)
+        Trackers({"bad": Spoiler(KeyboardInterrupt())}).log({"step": 1, "sample": "text"})
 
 
 def test_one_that_cannot_start_is_told_and_left_out(tmp_path, wandb):
@@ -281,7 +279,7 @@ def test_nothing_named_is_nothing_opened(tmp_path):
     require(())
     with open_trackers((), tmp_path / "run", CONFIG) as trackers:
         trackers.log({"step": 1, "split": "train"})
-        trackers.note("text", 1)
+        trackers.log({"step": 1, "sample": "text"})
     assert not (tmp_path / "run").exists()
 
 

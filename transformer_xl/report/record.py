@@ -38,14 +38,13 @@ CAPTIONS = {
 }
 PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
 
-_BEGIN = re.compile(r"([\d.]+)M parameters on ")
-_TOLD = re.compile(r"step +(\d+)(?:/\d+)?  ")
+_START = re.compile(r"^([\d.]+)M parameters on ", re.MULTILINE)
 
 
 class Sample(NamedTuple):
-    """Text the model wrote in training, and the last step told before it, None if none was since the start."""
+    """Text the model wrote after a step of training."""
 
-    step: int | None
+    step: int
     text: str
 
 
@@ -101,7 +100,7 @@ class Record:
 
     @cached_property
     def evaluations(self) -> list[Mapping[str, Any]]:
-        return [entry for entry in self.entries if entry.get("split") != "train"]
+        return [entry for entry in self.entries if entry.get("split") not in (None, "train")]
 
     @property
     def step(self) -> int:
@@ -145,7 +144,7 @@ class Record:
         return np.interp(steps, np.append(0, train["step"]), np.append(0, train["seconds"]))
 
 
-def place(value: str) -> str:
+def last_part(value: str) -> str:
     """A text, of which an absolute path keeps its last part: a page that is sent says nothing of the machine."""
     return PureWindowsPath(value).name if value.startswith("/") or PureWindowsPath(value).is_absolute() else value
 
@@ -179,16 +178,16 @@ def read_run(run: Path, name: str) -> Record:
     entries = _read(run / "metrics.jsonl", faults, read_metrics)
     entries = sorted((e for e in entries or () if math.isfinite(number(e.get("step")))), key=lambda e: e["step"])
     log = _read(run / "log.txt", faults, partial(_text, errors="replace")) or ""
-    begun, samples = _log(log)
+    starts = _START.findall(log)
     best, parameters = _checkpoint(run, faults)
     return Record(
         name=name,
         config=config,
         environment=environment if isinstance(environment, dict) else {},
         entries=entries,
-        parameters=parameters or (round(1e6 * float(begun[-1])) if begun else None),
-        samples=samples,
-        starts=len(begun),
+        parameters=parameters or (round(1e6 * float(starts[-1])) if starts else None),
+        samples=[Sample(int(e["step"]), e["sample"]) for e in entries if isinstance(e.get("sample"), str)],
+        starts=len(starts),
         best_step=best,
         pictures=_pictures(run, faults),
         faults=faults,
@@ -216,27 +215,6 @@ def _json(path: Path) -> Any:
 
 def _tables(config: Any) -> dict[str, dict[str, Any]]:
     return {name: table for name, table in (config or {}).items() if isinstance(table, dict)}
-
-
-def _log(log: str) -> tuple[list[str], list[Sample]]:
-    """The millions of parameters told at each start, and the samples with all their lines."""
-    begun: list[str] = []
-    samples: list[Sample] = []
-    step, inside = None, False
-    for line in log.split("\n"):
-        if match := _BEGIN.match(line):
-            begun.append(match[1])
-            step, inside = None, False
-        elif match := _TOLD.match(line):
-            step, inside = int(match[1]), False
-        elif line.startswith("sample: "):
-            samples.append(Sample(step, line.removeprefix("sample: ")))
-            inside = True
-        elif line.startswith(("Stopped by a signal, and saved.", "Stopped by a closed pipe, and saved.")):
-            inside = False
-        elif inside:
-            samples[-1] = Sample(step, f"{samples[-1].text}\n{line}")
-    return begun, samples
 
 
 def _checkpoint(run: Path, faults: list[str]) -> tuple[int | None, int | None]:

@@ -272,7 +272,7 @@ def _sample(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Journa
     [text] = generate(model, corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
     sample = readable(text) if tokenised(config.corpus.name) else text
     journal.note(f"sample: {sample}")
-    journal.trackers.note(sample, trainer.step)
+    journal.log({"step": trainer.step, "sample": sample})
 
 
 def _due(step: int, every: int) -> bool:

@@ -29,11 +29,7 @@ class Tracker(Protocol):
     """Where figures go besides `metrics.jsonl`. Whatever it raises is its end, and not the run's."""
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Take an entry of `metrics.jsonl`."""
-        ...
-
-    def note(self, text: str, step: int) -> None:
-        """Take a sample of text."""
+        """Take an entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
         ...
 
     def close(self) -> None:
@@ -61,10 +57,6 @@ class Trackers:
     def log(self, entry: Mapping[str, Any]) -> None:
         """Give every tracker an entry of `metrics.jsonl`."""
         self._each(lambda tracker: tracker.log(entry))
-
-    def note(self, text: str, step: int) -> None:
-        """Give every tracker a sample of text."""
-        self._each(lambda tracker: tracker.note(text, step))
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._on.items()):
@@ -116,12 +108,11 @@ class TensorBoard:
         self._writer = SummaryWriter(run / "tensorboard", purge_step=step + 1)
 
     def log(self, entry: Mapping[str, Any]) -> None:
+        if "sample" in entry:  # TensorBoard reads Markdown: indented, the text is shown as it is
+            self._writer.add_text("sample", textwrap.indent(entry["sample"], "    "), entry["step"])
         for name, value in figures(entry).items():
             self._writer.add_scalar(name, value, entry["step"])
         self._writer.flush()
-
-    def note(self, text: str, step: int) -> None:
-        self._writer.add_text("sample", textwrap.indent(text, "    "), step)  # as Markdown: shown as it is
 
     def close(self) -> None:
         self._writer.close()
@@ -150,19 +141,16 @@ class Service:
         self._module.init(**options, config=asdict(config), resume="allow")
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        self._tell(entry["split"], figures(entry), entry["step"])
-
-    def note(self, text: str, step: int) -> None:
-        self._tell("sample", {"sample": self._module.Html(f"<pre>{html.escape(text)}</pre>")}, step)
-
-    def close(self) -> None:
-        self._module.finish()
-
-    def _tell(self, kind: str, values: Mapping[str, Any], step: int) -> None:
+        kind, step, values = entry.get("split", "sample"), entry["step"], figures(entry)
+        if kind == "sample":
+            values = {"sample": self._module.Html(f"<pre>{html.escape(entry['sample'])}</pre>")}
         if step > self._before.get(kind, -1):
             self._module.log(values, step=step)
             self._told[kind] = step
             self._keep()
+
+    def close(self) -> None:
+        self._module.finish()
 
     def _keep(self) -> None:
         write_whole(self._file, json.dumps({"id": self._id, "told": self._told}) + "\n")
