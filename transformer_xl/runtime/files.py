@@ -31,7 +31,7 @@ LOCK = ".lock"
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path` to write into; on success it takes the place of `path`.
+    """Yield an empty folder beside `path` to write into; on success it replaces `path`.
 
     On any error the half-written folder is removed and `path` stays as it was.
 
@@ -39,43 +39,44 @@ def whole_folder(path: Path) -> Iterator[Path]:
         OSError: one sentence that names `path` and the reason, for instance a full disk.
     """
     path = Path(path)
-    unfinished = _beside(path)
-    with explained(path):
-        try:
-            make_folder(path.parent)
-            unfinished.mkdir()
-            yield unfinished
-            mode = _mode_of_new_files(unfinished)
-            for file in sorted(unfinished.rglob("*")):
-                if file.is_file():  # safetensors makes files that only their owner can read
-                    file.chmod(mode)
-                sync(file)
-            sync(unfinished)
-            _replace_folder(unfinished, path)
-            sync(path.parent)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    with _unfinished(path) as unfinished:
+        unfinished.mkdir()
+        yield unfinished
+        mode = _mode_of_new_files(unfinished)
+        for file in sorted(unfinished.rglob("*")):
+            if file.is_file():  # safetensors makes files that only their owner can read
+                file.chmod(mode)
+            sync(file)
+        sync(unfinished)
+        _replace_folder(unfinished, path)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write one file so that a reader sees the old content or the new, never a part.
+    """Write one file; a reader sees the old content or the new, never a mixture.
 
     Raises:
         OSError: one sentence that names `path` and the reason, for instance a full disk.
     """
     path = Path(path)
+    with _unfinished(path) as unfinished:
+        if path.exists() and not path.is_file():  # a rename would replace a device or a pipe
+            raise OSError(errno.EINVAL, "no file")
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(unfinished)
+        unfinished.replace(path)
+
+
+@contextmanager
+def _unfinished(path: Path) -> Iterator[Path]:
+    """Yield a free name beside `path`, to be renamed to it. Remove what is left under that name; sync the folder."""
     unfinished = _beside(path)
     with explained(path):
         try:
             make_folder(path.parent)
-            if path.exists() and not path.is_file():  # a device or a pipe is not to be renamed over
-                raise OSError(errno.EINVAL, "no file")
-            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-            sync(unfinished)
-            unfinished.replace(path)
+            yield unfinished
             sync(path.parent)
         finally:
-            unfinished.unlink(missing_ok=True)
+            _remove(unfinished)
 
 
 def plain_file(path: Path) -> Path:
@@ -172,26 +173,28 @@ def holds_anything(folder: Path) -> bool:
 def empty_folder(folder: Path) -> None:
     """Remove everything in a folder except its lock."""
     for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != LOCK:
-            path.unlink(missing_ok=True)
+        if path.name != LOCK:
+            _remove(path)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that nobody ever finds a part of it under its name."""
+    """Remove a folder; at no moment is a part of it there under its name."""
     unfinished = _beside(Path(path))
     Path(path).rename(unfinished)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    _remove(unfinished)
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove what a killed process left half-written in `folder`, of one `name` or of all."""
+    """Remove what a killed process left half-written in `folder`: under one `name`, or all of it."""
     for left in Path(folder).glob(f"{UNFINISHED}{glob.escape(name) if name else '*'}-{'?' * _MARK}"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+        _remove(left)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -235,7 +238,7 @@ def _replace_folder(new: Path, path: Path) -> None:
     except BaseException:
         old.rename(path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 def sync(path: Path) -> None:
