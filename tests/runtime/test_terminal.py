@@ -1,4 +1,4 @@
-"""Progress says how far the work is: a bar on a terminal, plain lines in a pipe and in the log."""
+"""Progress: a bar on a terminal, plain lines in a pipe and in the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_time_left_by_hand():
     ("seconds", "shown"),
     [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (12345, "3:25:45"), (185145, "2d 3:25:45"), (None, "-:--")],
 )
-def test_a_duration_reads_like_a_clock(seconds, shown):
+def test_a_duration_is_written_like_a_clock(seconds, shown):
     assert clock(seconds) == shown
 
 
@@ -36,8 +36,8 @@ def test_a_pipe_gets_plain_lines_and_so_does_the_log(tmp_path):
     assert (tmp_path / "log.txt").read_text() == pipe.getvalue()
 
 
-def test_long_work_reports_how_far_it_has_come(monkeypatch, capsys):
-    """Every four seconds in a pipe, nothing where it is short, and the items are those that were given."""
+def test_long_work_reports_its_progress(monkeypatch, capsys):
+    """In a pipe a line every four seconds, and none for short work; the items pass unchanged."""
     now = iter(range(0, 1000, 2))
     monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: next(now))
     assert list(followed(range(8), "scoring")) == [*range(8)]
@@ -51,7 +51,7 @@ def test_long_work_reports_how_far_it_has_come(monkeypatch, capsys):
     assert list(followed(range(8), "scoring")) == [*range(8)] and capsys.readouterr().err == ""
 
 
-def test_a_terminal_has_one_line_of_progress_that_goes(monkeypatch):
+def test_a_terminal_has_one_line_of_progress_which_is_erased_at_the_end(monkeypatch):
     now, terminal = iter(range(100)), Terminal()
     monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: next(now))
     monkeypatch.setattr("sys.stderr", terminal)

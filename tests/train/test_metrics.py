@@ -1,4 +1,4 @@
-"""Metrics on disk survive kills and resumes; figures and lines say what was measured."""
+"""Metrics on disk survive kills and resumes; figures and lines are right."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformer_xl.evaluation.measures import bits, figure, perplexity, tokens_
 from transformer_xl.train.metric_log import MetricLog, progress_text, read_metrics
 
 
-def test_a_log_gives_back_what_it_was_given(tmp_path):
+def test_a_log_returns_its_entries(tmp_path):
     log = MetricLog(tmp_path / "run" / "metrics.jsonl")
     entries = [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "split": "valid", "loss": 1e-300}]
     for entry in entries:
@@ -29,7 +29,7 @@ def test_every_line_is_strict_json_even_when_training_diverges(tmp_path):
     assert json.loads(log.path.read_text(), parse_constant=refuse) == {"step": 1, "loss": None, "gradient_norm": None}
 
 
-def test_resuming_drops_what_it_will_repeat_and_a_torn_line(tmp_path):
+def test_resuming_drops_later_entries_and_an_unfinished_line(tmp_path):
     log = MetricLog(tmp_path / "metrics.jsonl")
     for step in (10, 20, 30, 40):
         log.log({"step": step})
@@ -53,7 +53,7 @@ def test_resuming_keeps_samples_of_the_steps_it_keeps(tmp_path):
     assert read_metrics(log.path) == entries[:4] and entries[3] == {"step": 20, "sample": text}
 
 
-def test_truncating_a_log_that_never_began_leaves_none(tmp_path):
+def test_truncating_a_missing_log_makes_no_file(tmp_path):
     log = MetricLog(tmp_path / "metrics.jsonl")
     log.truncate(20)
     assert not log.path.exists()
@@ -66,7 +66,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
         read_metrics(path)
 
 
-def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_log_that_cannot_be_written_raises_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"metrics\.jsonl could not be written: .+\."):
         MetricLog(tmp_path / "file" / "metrics.jsonl").log({"step": 1})

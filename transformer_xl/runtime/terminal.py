@@ -15,7 +15,7 @@ from .files import explained
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text under column names; every column but the first is aligned to the right."""
+    """Print rows of text under column names: drawn on a terminal, plain in a pipe."""
     if not sys.stdout.isatty():
         print("\n".join(plain_table(title, columns, rows)), flush=True)
         return
@@ -45,13 +45,13 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
-    """Print names and values, a line each."""
+    """Print each name and its value on a line."""
     width = max(map(len, pairs))
     print("\n".join([title, *(f"  {name.ljust(width)}  {value}" for name, value in pairs.items())]), flush=True)
 
 
 class Output:
-    """Standard output, for `redirect_stdout`: an error of writing names it."""
+    """Standard output, for `redirect_stdout`: a write error names it."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -77,7 +77,7 @@ class Output:
         raise OSError(error.errno, error.strerror, "standard output") from error
 
     def discard(self) -> None:
-        """Send what the stream holds and will get to the null device, because the interpreter flushes it at the end."""
+        """Redirect the stream to the null device, because the interpreter flushes it at the end."""
         with suppress(OSError):  # it may have no descriptor
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -85,7 +85,7 @@ class Output:
 
 
 class LastingOutput(Output):
-    """A stream whose failure does not end the work: text that cannot be written is dropped, after one warning."""
+    """A stream whose failure does not end the work: it drops text that it cannot write, after one warning."""
 
     failed = False
     reader_left = False
@@ -101,11 +101,7 @@ class LastingOutput(Output):
 
 T = TypeVar("T")
 
-
-ON_A_TERMINAL = 0.25
-
-
-IN_A_PIPE = 4.0
+ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
 """Seconds between two reports of progress."""
 
 
@@ -117,12 +113,12 @@ def followed(
     report: Callable[[str], object] | None = None,
     every: float = IN_A_PIPE,
 ) -> Iterator[T]:
-    """Yield the items, and report every few seconds how far the work on them has come; short work is silent.
+    """Yield the items, and report every few seconds how much of the work is done; short work prints nothing.
 
-    Reports go to `report`, or to standard error: on a terminal as one line that is replaced, in a pipe as a line each.
+    Reports go to `report`, or to standard error: on a terminal one line that is replaced, in a pipe one line each.
 
     Args:
-        total: how many items there are; None: their length.
+        total: the number of items; None: their length.
         every: seconds between two calls of `report`.
     """
     terminal = report is None and sys.stderr is not None and sys.stderr.isatty()
@@ -225,7 +221,7 @@ def _bar(stream: Any):
 
 
 def seconds_left(done: int, total: int, seconds: float) -> float | None:
-    """Time the rest takes at the pace of the `done` steps, which took `seconds`; None before the first step."""
+    """Seconds for the other steps, if `done` steps took `seconds`; None before the first step."""
     return (total - done) * seconds / done if done > 0 else None
 
 

@@ -16,13 +16,13 @@ from ..runtime.terminal import clock
 
 
 class MetricLog:
-    """`metrics.jsonl`: one JSON object a line, appended; it can be read while the run goes on."""
+    """`metrics.jsonl`: one JSON object a line, appended. It can be read while the run goes on."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry. What JSON has no number for (nan, inf) becomes null.
+        """Append an entry. JSON has no nan or inf: they become null.
 
         Raises:
             OSError: one sentence with the reason, for instance a full disk.
@@ -40,8 +40,8 @@ class MetricLog:
                 sync(self.path)
 
     def truncate(self, step: int) -> None:
-        """Drop what resuming from `step` repeats: entries past it, the final one of a finished run, which names the
-        checkpoint it scored, and a last line that a killed run left unfinished."""
+        """Drop what resuming from `step` repeats: later entries, the final scores of a finished run (which name their
+        checkpoint), and a last line that a killed run left unfinished."""
         entries = read_metrics(self.path, step)
         kept = [entry for entry in entries if entry.get("step", 0) <= step and "checkpoint" not in entry]
         if self.path.exists():
@@ -49,8 +49,11 @@ class MetricLog:
 
 
 def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, Any]]:
-    """The entries of a metrics file, none if it does not exist; an unfinished last line is left out. Where no more is
-    asked for than up to a `step`, so is all behind a line without sense, which a power loss may leave.
+    """The entries of a metrics file without an unfinished last line; none if there is no file.
+
+    Args:
+        step: the last step that is needed. If no later line has an entry up to it, a line that is not JSON, which a
+            power loss may leave, ends the entries.
 
     Raises:
         ValueError: a line before the last is no JSON object.
@@ -75,7 +78,7 @@ def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, An
 
 
 def _step_of(line: str) -> float:
-    """The step that a line tells of; beyond all steps where it tells none."""
+    """The step that a line names; inf if it names none."""
     found = re.search(r'"step": (\d+)', line)
     return int(found[1]) if found else math.inf
 
