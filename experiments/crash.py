@@ -5,10 +5,10 @@
     python experiments/crash.py --how full --times 10      the disk is full: a tmpfs, which root mounts, or --tmpfs DIR
 
 A run is disturbed five times, then left to end. A disturbance falls into the start with probability 1/5, the last one
-into the final scoring with probability 1/3, and otherwise anywhere in the rest of training. The laws: its last checkpoint,
-tensors bit by bit, and its metrics line by line equal the undisturbed run's; it goes on from its last
-whole checkpoint; a signal during training loses no step and gives status 75; a full disk gives status 2 and one
-sentence, and every checkpoint still loads. Exit status 1 says that a law was broken.
+into the final scoring with probability 1/3, and otherwise anywhere in the rest of training. The laws: its last
+checkpoint, tensors bit by bit, and its metrics line by line equal the undisturbed run's; it goes on from its last whole
+checkpoint; a signal during training loses no step and gives status 75; a full disk gives status 2 and one sentence, and
+every checkpoint still loads. Exit status 1 says that a law was broken.
 """
 
 from __future__ import annotations
