@@ -311,9 +311,12 @@ def test_any_figures_make_a_chart_inside_its_frame(points, log, zero):
     drawn = chart([Series("a", x, y, "c0", "a", True)], name="any", log=log, zero=zero and not log)
     if drawn is None:
         return
-    (width, height), paths = drawn.size, " ".join(path for path, _ in drawn.paths)
+    (width, height), paths = drawn.size, " ".join(path for path, _ in drawn.lines)
     points = [(float(a), float(b)) for a, b in re.findall(r"([-\d.einfa]+),([-\d.einfa]+)", paths)]
-    points += [(a, b) for a, b, _ in drawn.dots] + [(text.x, text.y) for text in drawn.texts]
+    points += [(a, b) for a, b, *_ in [*drawn.dots, *drawn.labels]]
+    points += [(across, drawn.y.start) for _, across in drawn.x_ticks] + [
+        (drawn.x.start, up) for _, up in drawn.y_ticks
+    ]
     assert len(points) > len(drawn.dots)
     for across, up in points:
         assert -0.1 <= across <= width + 0.1 and -0.1 <= up <= height + 0.1
@@ -323,7 +326,7 @@ def test_a_lost_figure_breaks_the_line():
     y = np.array([1.0, 2, math.nan, 3, 4, math.nan, 5])
     drawn = chart([Series("a", np.arange(7.0), y, "c0")], name="broken")
     assert drawn is not None
-    [path] = [path for path, style in drawn.paths if style == "line c0"]
+    [path] = [path for path, _ in drawn.lines]
     assert path.count("M") == 3 and path.endswith("h0")
     assert drawn.lost.count("M") == 2
 

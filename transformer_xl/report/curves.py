@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -55,18 +54,7 @@ class Axis(NamedTuple):
         return self.start + (self.end - self.start) * distance / (high - low)
 
 
-class Text(NamedTuple):
-    """A text in a chart."""
-
-    text: str
-    x: float
-    y: float
-    anchor: str = "start"
-    class_: str = ""
-
-
-@dataclass
-class Chart:
+class Chart(NamedTuple):
     """Everything the template draws of one chart, in coordinates from the upper left corner."""
 
     caption: str
@@ -76,13 +64,18 @@ class Chart:
     size: tuple[int, int]
     x: Axis
     y: Axis
-    paths: list[tuple[str, str]] = field(default_factory=list)
-    """Each path and its class."""
-    dots: list[tuple[float, float, str]] = field(default_factory=list)
-    texts: list[Text] = field(default_factory=list)
-    lost: str = ""
+    x_ticks: list[tuple[str, float]]
+    y_ticks: list[tuple[str, float]]
+    level: tuple[str, float] | None
+    """The name of a marked height, and that height."""
+    lines: list[tuple[str, str]]
+    """The path of each line, and its class."""
+    dots: list[tuple[float, float, str]]
+    labels: list[tuple[float, float, str, str]]
+    """Coordinates, text and class of the names at the ends of lines."""
+    lost: str
     """The path of the crosses that mark figures which are not finite."""
-    hover: list[tuple[float, str]] = field(default_factory=list)
+    hover: list[tuple[float, str]]
     """The left edge of each column that has figures, and those figures."""
 
     @property
@@ -162,16 +155,22 @@ def chart(
     left = 10 + 7.2 * max(len(short(mark)) for mark in marks)
     right = size[0] - 12 - 7.2 * max(len(each.label) for each, _ in lines)
     x, y = Axis(min(0.0, xs.min()), _x_end(xs), left, right), Axis(low, high, size[1] - 26, 10, log)
-    drawn = Chart(caption or name, f"{name}: {_summary(lines, y_text)}", log, size, x, y)
-    _add_grid(drawn, marks)
-    if level and low <= level[0] <= high:
-        _add_level(drawn, *level)
-    for each, kept in lines:
-        _add_line(drawn, each, kept)
-    _add_labels(drawn, lines)
-    drawn.lost = _crosses(drawn, series)
-    drawn.hover = _hover(drawn, lines, y_text, x_text)
-    return drawn
+    return Chart(
+        caption=caption or name,
+        summary=f"{name}: {_summary(lines, y_text)}",
+        log=log,
+        size=size,
+        x=x,
+        y=y,
+        x_ticks=_positions(ticks(x.low, x.high, most=5), x),
+        y_ticks=_positions(marks, y),
+        level=(level[1], float(y(np.array([level[0]]))[0])) if level and low <= level[0] <= high else None,
+        lines=[(_path(each, kept, x, y), each.class_) for each, kept in lines],
+        dots=[dot for each, kept in lines if each.dots and len(kept) <= HOVER for dot in _dots(each, kept, x, y)],
+        labels=_labels(lines, x, y),
+        lost=_crosses(series, x, y),
+        hover=_hover(lines, x, y_text, x_text),
+    )
 
 
 def _x_end(xs: Float[np.ndarray, " n"]) -> float:
@@ -202,63 +201,49 @@ def _y_range(
     return low - (0 if zero and low >= 0 else margin), high + margin
 
 
-def _add_grid(chart: Chart, marks: Sequence[float]) -> None:
-    x, y = chart.x, chart.y
-    for mark, up in zip(marks, y(np.array(marks)), strict=True):
-        chart.paths.append((f"M{x.start:.1f} {up:.1f}H{x.end:.1f}", "grid"))
-        chart.texts.append(Text(short(mark), x.start - 6, up + 4, "end"))
-    below = ticks(x.low, x.high, most=5)
-    for mark, across in zip(below, x(np.array(below)), strict=True):
-        chart.paths.append((f"M{across:.1f} {y.start:.1f}v4", "tick"))
-        chart.texts.append(Text(short(mark), across, y.start + 18, "middle"))
-    chart.paths.append((f"M{x.start:.1f} {y.start:.1f}H{x.end:.1f}", "tick"))
+def _positions(marks: Sequence[float], axis: Axis) -> list[tuple[str, float]]:
+    return [(short(mark), at) for mark, at in zip(marks, axis(np.array(marks)).tolist(), strict=True)]
 
 
-def _add_level(chart: Chart, height: float, name: str) -> None:
-    [up] = chart.y(np.array([height]))
-    chart.paths.append((f"M{chart.x.start:.1f} {up:.1f}H{chart.x.end:.1f}", "level"))
-    chart.texts.append(Text(name, chart.x.end, up - 5, "end", "halo"))
-
-
-def _add_line(chart: Chart, series: Series, kept: Int[np.ndarray, " k"]) -> None:
+def _path(series: Series, kept: Int[np.ndarray, " k"], x: Axis, y: Axis) -> str:
     """The path of the kept points; it breaks where a figure between two of them is missing."""
     lost = np.cumsum(~np.isfinite(series.y))[kept]
     breaks = np.flatnonzero(np.diff(lost)) + 1
-    points = list(zip(chart.x(series.x[kept]).tolist(), chart.y(series.y[kept]).tolist(), strict=True))
-    path = ""
-    for first, last in pairwise([0, *breaks.tolist(), len(kept)]):
-        path += "M" + " ".join(f"{a:.1f},{b:.1f}" for a, b in points[first:last]) + ("h0" if last - first == 1 else "")
-    chart.paths.append((path, f"line {series.class_}"))
-    if series.dots and len(kept) <= HOVER:
-        chart.dots += [(across, up, series.class_) for across, up in points]
+    points = [f"{across:.1f},{up:.1f}" for across, up, _ in _dots(series, kept, x, y)]
+    parts = [points[first:last] for first, last in pairwise([0, *breaks.tolist(), len(kept)])]
+    return "".join("M" + " ".join(part) + ("h0" if len(part) == 1 else "") for part in parts)
 
 
-def _crosses(chart: Chart, series: Sequence[Series]) -> str:
+def _dots(series: Series, kept: Int[np.ndarray, " k"], x: Axis, y: Axis) -> list[tuple[float, float, str]]:
+    across, up = x(series.x[kept]).tolist(), y(series.y[kept]).tolist()
+    return [(*point, series.class_) for point in zip(across, up, strict=True)]
+
+
+def _crosses(series: Sequence[Series], x: Axis, y: Axis) -> str:
     """A cross above the x axis wherever there is no finite figure to draw."""
     lost = [each.x[~np.isfinite(each.y) & np.isfinite(each.x)] for each in series]
-    across = chart.x(np.concatenate([np.clip(each, chart.x.low, chart.x.high) for each in lost]))
-    return "".join(f"M{at - 3:.0f} {chart.y.start - 7:.0f}l6 6m0 -6l-6 6" for at in np.unique(np.round(across / 4) * 4))
+    across = x(np.concatenate([np.clip(each, x.low, x.high) for each in lost]))
+    return "".join(f"M{at - 3:.0f} {y.start - 7:.0f}l6 6m0 -6l-6 6" for at in np.unique(np.round(across / 4) * 4))
 
 
-def _add_labels(chart: Chart, lines: Lines) -> None:
+def _labels(lines: Lines, x: Axis, y: Axis) -> list[tuple[float, float, str, str]]:
     """Names at the ends of lines, moved apart where they would touch."""
-    ends = [(float(chart.x(s.x[kept[-1:]])[0]), float(chart.y(s.y[kept[-1:]])[0]), s) for s, kept in lines if s.label]
-    placed: list[tuple[float, float, Series]] = []
-    for across, up, each in sorted(ends, key=lambda end: end[1]):
-        above = [lower for beside, lower, _ in placed if abs(beside - across) < 90]
-        placed.append((across, max([up, *(lower + LINE for lower in above)]), each))
-    over = max([0.0, *(up - chart.y.start for _, up, _ in placed)])
-    for across, up, each in placed:
-        chart.texts.append(Text(each.label, across + 7, up - over + 4, "start", f"halo name {each.class_}"))
+    placed: list[tuple[float, float, str, str]] = []
+    ends = [_dots(each, kept[-1:], x, y)[0] + (each.label,) for each, kept in lines if each.label]
+    for across, up, class_, label in sorted(ends, key=lambda end: end[1]):
+        above = [lower for beside, lower, *_ in placed if abs(beside - across) < 90]
+        placed.append((across, max([up, *(lower + LINE for lower in above)]), label, class_))
+    over = max([0.0, *(up - y.start for _, up, *_ in placed)])
+    return [(across + 7, up - over + 4, label, class_) for across, up, label, class_ in placed]
 
 
 def _hover(
-    chart: Chart, lines: Lines, y_text: Callable[[float], str], x_text: Callable[[float], str]
+    lines: Lines, x: Axis, y_text: Callable[[float], str], x_text: Callable[[float], str]
 ) -> list[tuple[float, str]]:
     """Columns with the figures nearest to their middle."""
-    columns, half = [], chart.column / 2
-    across = [chart.x(each.x[kept]) for each, kept in lines]
-    for left in chart.x.start + chart.column * np.arange(HOVER):
+    columns, half = [], (x.end - x.start) / HOVER / 2
+    across = [x(each.x[kept]) for each, kept in lines]
+    for left in x.start + 2 * half * np.arange(HOVER):
         found, where = [], math.nan
         for (each, kept), points in zip(lines, across, strict=True):
             nearest = int(np.abs(points - (left + half)).argmin())

@@ -57,6 +57,7 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    templates.filters["at"] = "{:.1f}".format
     one = records[0] if len(records) == 1 else None
     key = Markup('<i class="key {}"></i>{}')
     return templates.get_template("page.html.jinja").render(
