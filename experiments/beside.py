@@ -1,4 +1,4 @@
-"""What another busy process costs training on a CPU, by how OpenMP's threads wait for each other.
+"""How much another busy process slows training on a CPU, for each way that OpenMP's threads wait.
 
     python experiments/beside.py [--turns 3] [--steps 60] [--recipe enwik8-small]
 

@@ -1,14 +1,14 @@
-"""Runs of `txl train` that are ended at random moments and resumed: do they end as one that nobody disturbed?
+"""Runs of `txl train` that are ended at random moments and resumed: do they end like an undisturbed run?
 
     python experiments/crash.py --how kill --times 50      SIGKILL, a third while a checkpoint is being written
     python experiments/crash.py --how term --times 20      SIGTERM; also int (SIGINT), and twice (SIGTERM, soon again)
     python experiments/crash.py --how full --times 10      the disk is full: a tmpfs, which root mounts, or --tmpfs DIR
 
-A run is disturbed five times, then left to end: one time in five while it starts, the last of the five one time in
-three while it scores the result, and else anywhere in the training that is left. The laws: its last checkpoint,
-tensors bit by bit, and its metrics line by line equal those of the run that nobody disturbed; it goes on from its last
-whole checkpoint; a signal during training loses no step and gives status 75; a full disk gives status 2 and one
-sentence, and every checkpoint still loads. Exit status 1 says that a law was broken.
+A run is disturbed five times, then left to end. A disturbance falls into the start with probability 1/5, the last one
+into the final scoring with probability 1/3, and otherwise anywhere in the rest of training. The laws: its last
+checkpoint, tensors bit by bit, and its metrics line by line equal the undisturbed run's; it goes on from its last whole
+checkpoint; a signal during training loses no step and gives status 75; a full disk gives status 2 and one sentence, and
+every checkpoint still loads. Exit status 1 says that a law was broken.
 """
 
 from __future__ import annotations

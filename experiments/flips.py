@@ -1,12 +1,12 @@
-"""Bits flipped in the checkpoints of a stopped run: is each found, or without effect?
+"""Bits flipped in the checkpoints of a stopped run: is each one detected or harmless?
 
     python experiments/flips.py --times 200
 
-Each time a copy of the run gets one bit flipped (one time in five: a few) in one file of a checkpoint; all files are as
-likely, however small, and half of the flips in tensors fall into their header. Then `txl train --resume`, or `txl
-eval`, by the Python call behind the command. Lawful: a sentence and status 2; a warning, and the end that an unharmed
-copy comes to; that end without a word, for bits that nothing depends on or that nothing read. Exit status 1: one flip
-gave other figures without a word, a traceback, or a hang.
+Each time one bit (one time in five: a few) is flipped in one file of a checkpoint of a copy of the run. All files are
+equally likely, however small, and half of the flips in tensors fall into the header. Then `txl train --resume` or `txl
+eval` runs as a Python call. Three outcomes are lawful: a sentence and status 2; a warning and the result of an unharmed
+copy; that result without a warning, if nothing depends on the bit. Exit status 1 means that a flip silently changed
+figures, or caused a traceback or a hang.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Flips:
         self.right = figures(call("eval", self.copy, "--json")[1])
 
     def flip(self) -> Flip:
-        """Harm a copy, use it, and judge."""
+        """Damage a copy, use it, and classify the outcome."""
         shutil.rmtree(self.copy)
         shutil.copytree(self.run, self.copy)
         command = self.draw.choice(["train --resume", "eval"])

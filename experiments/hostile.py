@@ -1,8 +1,8 @@
-"""What becomes of files that want to be unpickled: the verdict of `read_pickle`, and the seconds and memory it takes.
+"""Hostile pickle files: the verdict of `read_pickle`, and the seconds and memory it takes.
 
     python experiments/hostile.py [--many 1000000]
 
-Each file has a process of its own, forked from one that has read nothing and holds what the imports take.
+Each file is read in its own process, forked from one that has only imported the modules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import hostile
 
 
 def row(path: Path) -> str:
-    """What reading the file comes to; to be called in a fresh process."""
+    """The table row of one file; call it in a fresh process."""
     before, start = peak_memory(), time.perf_counter()
     try:
         content = read_pickle(path)

@@ -1,8 +1,8 @@
-"""A trained run in Hugging Face's transformers, without this package: are its numbers and its text still ours?
+"""A trained run in Hugging Face's transformers, without this package: do its numbers and text agree with ours?
 
     python experiments/huggingface.py RUN [--python PATH] [--out FOLDER]
 
-Exports the run and loads the folder in another Python, one that has torch and transformers >= 5 only. Compared are the
+Exports the run and loads the folder in another Python, one that has torch and transformers >= 5 only. It compares the
 log-probabilities of two streams of random ids and 200 greedy tokens, read as the run is; then, with a memory that holds
 all of it, the same greedy text with and without the memory.
 """

@@ -1,12 +1,11 @@
-"""How long a checkpoint of the paper's 41M model holds training up, against the time of one step.
+"""How long a checkpoint of the paper's 41M model delays training, in steps.
 
     python experiments/overhead.py [--saves 4] [--every 8] [--train.batch-size 2 ...]
 
-Trains enwik8-12l on enwik8, in smaller batches, and tells the time of every step from the lines it prints. A save
-begins behind its step, so what follows is the step that waits for it; it goes on until the folder stands under its
-name. Overhead of a save: what the steps from its beginning to its end take beyond as many steps without. The
-median of steps without a save is taken anew around each one, for the machine's speed drifts. Lawful: less than one
-step, in the median of the saves; exit status 1 else.
+Trains enwik8-12l on enwik8, in smaller batches, and takes the time of every step from the lines it prints. A save
+starts after its step and ends when the folder has its final name. Its overhead is the time of the steps in between
+minus the time of as many steps without a save. The median of those is measured around each save, because the machine's
+speed drifts. The law: a median overhead below one step; otherwise the exit status is 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is a converted model the model it was? Beside Hugging Face's own, in one process.
+"""Whether a converted model computes what Hugging Face's own model computes, in one process.
 
     python experiments/parity_huggingface.py grid [--std 0.1]
     python experiments/parity_huggingface.py train --text ptb.train.txt.xz [--out FOLDER]

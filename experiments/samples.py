@@ -1,4 +1,4 @@
-"""Text as in the paper's appendix E: a context from the test split, what the model writes, and what stood there.
+"""Text as in the paper's appendix E: a context from the test split, the model's text, and the original text.
 
     python experiments/samples.py runs/wikitext2-small [--texts 3] [--context 512] [--tokens 300] [--seed 0]
 

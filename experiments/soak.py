@@ -1,11 +1,11 @@
-"""Does a process of `txl` grow? Its memory and its open descriptors (/proc, so Linux), and a line through them.
+"""Whether a process of `txl` grows: a line fitted to its memory and its open descriptors (/proc, so Linux).
 
     python experiments/soak.py --minutes 45           training with evaluations, checkpoints and samples
     python experiments/soak.py --generate 100000      that many tokens written by a small model: memory and speed
 
-The first fifth is warm-up and left out. Neighbouring samples resemble each other, so the line goes through the means
-of twenty blocks, whose scatter about it gives the slope's error. Verdict: it grows if the slope is more than three of
-its errors above zero and matters, 1 MB or half a descriptor an hour; exit status 1 then.
+The first fifth is warm-up and left out. Neighbouring samples are correlated, so the line is fitted to the means of
+twenty blocks, whose residuals give the slope's error. The process grows, and the exit status is 1, if the slope is more
+than three errors above zero and above 1 MB or half a descriptor an hour.
 """
 
 from __future__ import annotations

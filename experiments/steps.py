@@ -1,8 +1,8 @@
-"""One training step of each model of the paper at its real sizes, one stream of it, on a CPU: seconds and memory.
+"""One training step of each model of the paper at its real size and batch 1, on a CPU: seconds and memory.
 
     python experiments/steps.py [RECIPE ...] [--precision bf16] [--recompute] [--meta]
 
-Each recipe has a process of its own. A step is forward and backward over a segment of random ids behind a full memory,
+Each recipe has a process of its own. A step is forward and backward over a segment of random ids after a full memory,
 with the recipe's dropout. Peak memory is the process's; its bound, weights and gradients, is 8 bytes a parameter.
 """
 

@@ -1,9 +1,9 @@
-"""The paper's ablations at a scale that two cores can do: trains each row, keeps its figures, makes the tables.
+"""The paper's ablations at a scale for two cores: trains each row, stores its figures, and makes the tables.
 
     python experiments/study.py [--scale small|gpu] [--rows ROW ...] [--seeds 1 2 3] [--runs DIR] [--jobs 1]
     python experiments/study.py --tables
 
-It goes on where it was stopped: a run with its JSON in experiments/study/SCALE is done, and one with a checkpoint
+It continues where it was stopped: a run with its JSON in experiments/study/SCALE is done, and one with a checkpoint
 resumes. Every step is a `txl` command, which is in the JSON. The plan, with its budget, is experiments/study/README.md.
 """
 

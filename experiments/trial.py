@@ -206,7 +206,7 @@ def differences(run: Path, whole: Path) -> Iterator[str]:
 
 def _metric_differences(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> Iterator[str]:
     def keys(entries: Iterable[dict[str, Any]]) -> Counter[tuple[Any, Any]]:
-        return Counter((entry["step"], entry["split"]) for entry in entries)
+        return Counter((entry["step"], entry.get("split")) for entry in entries)
 
     for what, left in (("lacks", keys(theirs) - keys(ours)), ("has once more", keys(ours) - keys(theirs))):
         if left:

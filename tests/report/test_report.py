@@ -1,4 +1,4 @@
-"""A run's page is true whatever its folder lacks, keeps every extreme, and lets no text of a file act in a browser."""
+"""A run's page is right whatever its folder lacks, keeps every extreme, and escapes every text of a file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from transformer_xl.cli.journeys.report import names, report
 from transformer_xl.config.recipe import load_recipe, write_toml
 from transformer_xl.report import paper
 from transformer_xl.report.curves import Series, chart, thin, ticks
-from transformer_xl.report.markup import VOID
 from transformer_xl.report.record import read_run
 
+VOID = {"img", "meta", "br"}
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x00\ud800"
 
 
 class Page(HTMLParser):
-    """A page as a browser would see it: its elements, its text, and whether every element is closed where it should."""
+    """A page as a browser parses it: its elements and its text. Every element must be closed in its place."""
 
     def __init__(self, source: str):
         super().__init__()
@@ -55,12 +55,13 @@ class Page(HTMLParser):
 
 
 def line(step: int, loss: float | None, **more: Any) -> dict[str, Any]:
-    """What training tells, at 7 steps a second and 66 tokens each."""
+    """An entry of training, at 7 steps a second and 66 tokens a step."""
     figures = {"grad_norm": 0.5, "skipped": 0, "tokens_per_second": 462.0, "lr": 0.01, "seconds": step / 7}
     return {"step": step, "split": "train", "loss": loss, **figures, **more}
 
 
-def judged(step: int, loss: float | None, split: str = "valid", **more: Any) -> dict[str, Any]:
+def scored(step: int, loss: float | None, split: str = "valid", **more: Any) -> dict[str, Any]:
+    """An entry of an evaluation."""
     about = {"step": step, "split": split, "corpus": "some text", "unit": "byte", "targets": 1234, "seconds": 0.5}
     return {**about, "loss": loss, "tgt_len": 6, "mem_len": 6, "clamp_len": None, "attn_len": None, **more}
 
@@ -74,7 +75,7 @@ def make_run(folder: Path, entries=None, log: str = "", recipe: str = "enwik8-sm
     (folder / "config.toml").write_text(config)
     facts = {"python": "3.11", "cores": 2, "system": "Linux", "devices": ["cpu"], "packages": {"torch": "2"}}
     (folder / "environment.json").write_text(json.dumps(facts))
-    usual = [line(10, 2.0), judged(10, 1.75), line(20, 1.5), judged(20, 1.5), judged(20, 1.25, "test")]
+    usual = [line(10, 2.0), scored(10, 1.75), line(20, 1.5), scored(20, 1.5), scored(20, 1.25, "test")]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries or usual))
     (folder / "log.txt").write_text("2.93M parameters on some text, 9 tokens\n" + log, encoding="utf-8")
     return folder
@@ -86,13 +87,13 @@ def page_of(*runs: Path, **options: Any) -> Page:
     return Page(out.read_text("utf-8"))
 
 
-def test_a_page_tells_what_matters(tmp_path):
+def test_a_page_shows_the_main_figures(tmp_path):
     seen = page_of(make_run(tmp_path / "mine"), title="My run").text
     for words in ("My run", f"{1.25 / math.log(2):.4f}", "2.93M", "1,320", "some text", "20 planned"):
         assert words in seen, words
 
 
-def test_tokens_are_those_that_were_trained_on(tmp_path):
+def test_tokens_are_counted_from_speeds_and_times(tmp_path):
     entries = [line(10, 2.0), line(20, 1.5, tokens_per_second=231.0, skipped=5)]
     record = read_run(make_run(tmp_path / "a", entries), "a")
     assert record.tokens(np.array([0.0, 10, 15, 20])).tolist() == [0, 660, 825, 990]
@@ -114,14 +115,14 @@ def test_parameters_are_counted_in_the_checkpoint(tmp_path):
     assert (record.parameters, record.best_step) == (23, 10)
 
 
-def test_no_text_of_a_file_acts_in_the_page(tmp_path):
+def test_every_text_of_a_file_is_escaped(tmp_path):
     """The elements of a page do not depend on what its texts say."""
     pages = {}
     for words in ("plain", EVIL):
         stored = words.replace("\x00", "").replace("\ud800", "")
-        log = f"step 10/20  loss\nsample: {stored}\n{stored}\n"
-        entries = [line(10, 1.0), judged(10, 1.0, corpus=words, partial=words, split=words, unit=words, mem_len=words)]
-        run = make_run(tmp_path / re.sub(r"\W", "", words) / stored.replace("/", ""), entries, log)
+        entries = [line(10, 1.0), scored(10, 1.0, corpus=words, partial=words, split=words, unit=words, mem_len=words)]
+        entries.append({"step": 10, "sample": f"{words}\n{words}"})
+        run = make_run(tmp_path / re.sub(r"\W", "", words) / stored.replace("/", ""), entries)
         config = (run / "config.toml").read_text()
         (run / "config.toml").write_text(config.replace('name = "enwik8"', f"name = {json.dumps(stored)}"), "utf-8")
         (run / "environment.json").write_text(json.dumps({words: words, "init": words, "cores": words}))
@@ -133,7 +134,7 @@ def test_no_text_of_a_file_acts_in_the_page(tmp_path):
     assert [(tag, sorted(attrs)) for tag, attrs in evil] == [(tag, sorted(attrs)) for tag, attrs in plain]
     assert not {"script", "iframe", "object", "link"} & {tag for tag, _ in evil}
     assert not any(name.startswith("on") for _, attrs in evil for name in attrs)
-    assert pages[EVIL].text.count("<script>alert(1)</script>") >= 8  # shown, not obeyed
+    assert pages[EVIL].text.count("<script>alert(1)</script>") >= 8  # shown as text
     assert [attrs["src"][:26] for tag, attrs in evil if tag == "img"] == ["data:image/svg+xml;base64,"]
     policy = next(attrs["content"] for tag, attrs in evil if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
@@ -141,7 +142,7 @@ def test_no_text_of_a_file_acts_in_the_page(tmp_path):
 
 @pytest.mark.parametrize("missing", ["config.toml", "environment.json", "metrics.jsonl", "log.txt"])
 @pytest.mark.parametrize("damage", [None, b"\xff\x00{", b"[1, 2]\n[3]\n", b"null\nnull\n", b""])
-def test_a_file_that_is_missing_or_damaged_is_told(tmp_path, missing, damage):
+def test_the_page_names_a_missing_file_and_bears_a_damaged_one(tmp_path, missing, damage):
     run = make_run(tmp_path / "mine")
     if damage is None:
         (run / missing).unlink()
@@ -151,8 +152,8 @@ def test_a_file_that_is_missing_or_damaged_is_told(tmp_path, missing, damage):
         page_of(run)
 
 
-def test_settings_and_figures_of_no_sense_do_not_keep_a_page_from_being_made(tmp_path):
-    strange = [line(10, 2.0, seconds=None, tokens_per_second="x"), judged(10, None), {"step": "x"}, {"step": 10**400}]
+def test_senseless_settings_and_figures_still_make_a_page(tmp_path):
+    strange = [line(10, 2.0, seconds=None, tokens_per_second="x"), scored(10, None), {"step": "x"}, {"step": 10**400}]
     page_of(make_run(tmp_path / "mine", strange, max_steps='"many"', batch_size="[1]", clip='"x"', device="3"))
 
 
@@ -166,37 +167,45 @@ def test_a_run_that_has_not_ended_has_no_test_figure(tmp_path):
     assert "There are no figures yet." in page_of(empty).text
 
 
-def test_what_is_not_finite_is_told_and_marked(tmp_path):
-    entries = [line(5, 2.0), line(10, None, skipped=5, grad_norm=None), line(20, 1.5), judged(20, None, "test")]
+def test_figures_that_are_not_finite_are_reported_and_marked(tmp_path):
+    entries = [line(5, 2.0), line(10, None, skipped=5, grad_norm=None), line(20, 1.5), scored(20, None, "test")]
     seen = page_of(make_run(tmp_path / "mine", entries))
     for words in ("1 of 3 lines", "5 steps were skipped", "test loss is not finite", "not finite"):
         assert words in seen.text, words
     assert sum(attrs.get("class") == "lost" for _, attrs in seen.elements) == 3  # both losses, and the norm
 
 
-def test_resuming_and_partial_corpora_are_told(tmp_path):
-    log = "step 10/20  loss\nStopped by a signal, and saved. Go on\n2.93M parameters on some text\nsample: late\n"
-    entries = [line(20, 1.0), judged(20, 1.0, "test", partial="the first half")]
+def test_resuming_and_partial_corpora_are_reported(tmp_path):
+    log = "step 10/20  loss\nStopped by a signal, and saved. Go on\n2.93M parameters on some text\n"
+    entries = [line(20, 1.0), scored(20, 1.0, "test", partial="the first half")]
     seen = page_of(make_run(tmp_path / "mine", entries, log)).text
-    for words in ("resumed: training began 2 times", "partial: the first half", "Before the first line of progress"):
+    for words in ("resumed: training began 2 times", "partial: the first half"):
         assert words in seen, words
 
 
 def test_samples_keep_their_lines_and_steps(tmp_path):
-    log = "step  5/20  loss 1\nsample: one\ntwo\n\nthree\nstep 10  valid  bpc\nstep 15/20  loss\nsample: last\n"
-    record = read_run(make_run(tmp_path / "mine", log=log), "mine")
-    assert [tuple(sample) for sample in record.samples] == [(5, "one\ntwo\n\nthree"), (15, "last\n")]
+    """Samples are entries of the metrics. They are not evaluations and not in the curves."""
+    texts = [(step, f"one <{step}>\n\ntwo\n") for step in range(5, 20)]
+    entries = [line(10, 2.0), *({"step": step, "sample": text} for step, text in texts)]
+    run = make_run(tmp_path / "mine", entries, log="step 5/20  loss\nsample: only in the log\n")
+    record = read_run(run, "mine")
+    assert [tuple(sample) for sample in record.samples] == texts
+    assert not record.evaluations and record.train["step"].tolist() == [10]
+    seen = page_of(run).text
+    for words in ("After step 19", "one <19>\n\ntwo\n", "8 of 14 earlier ones", "After step 5"):
+        assert words in seen, words
+    assert "only in the log" not in seen
 
 
-def test_the_test_figure_is_that_of_the_settings_not_the_best(tmp_path):
-    asked = judged(20, 1.25, "test")
-    others = [judged(20, 1.125, "test", mem_len=12), judged(20, 1.5, "test", mem_len=0)]
+def test_the_test_figure_is_measured_at_the_settings_lengths(tmp_path):
+    asked = scored(20, 1.25, "test")
+    others = [scored(20, 1.125, "test", mem_len=12), scored(20, 1.5, "test", mem_len=0)]
     for entries in ([asked, *others], [*others, asked]):
         record = read_run(make_run(tmp_path / str(entries is None) / entries[0]["loss"].hex(), entries), "mine")
         assert record.tested == asked
 
 
-def test_another_scale_is_no_reproduction(tmp_path):
+def test_a_run_of_another_shape_is_no_reproduction(tmp_path):
     small = page_of(make_run(tmp_path / "small")).text
     assert "2,930,000 parameters and another shape than the paper's: no reproduction" in small
     for words in ("41M", "277M", "1.06", "0.99"):
@@ -216,7 +225,7 @@ def test_another_scale_is_no_reproduction(tmp_path):
         *(("lm1b-base", "0.46B"), ("lm1b-large", "0.8B")),
     ],
 )
-def test_recipes_of_the_paper_find_its_row(tmp_path, recipe, parameters):
+def test_recipes_of_the_paper_match_its_rows(tmp_path, recipe, parameters):
     config = read_run(make_run(tmp_path / "mine", recipe=recipe), "mine").config
     row = paper.of_shape(config)
     assert (row and row.parameters) == parameters
@@ -224,7 +233,7 @@ def test_recipes_of_the_paper_find_its_row(tmp_path, recipe, parameters):
     assert paper.of_shape(config | {"model": config["model"] | {"kind": "shaw"}}) is None
 
 
-def test_several_runs_stand_side_by_side(tmp_path):
+def test_several_runs_are_compared(tmp_path):
     runs = [make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run", lr="0.125"), make_run(tmp_path / "c")]
     seen = page_of(*runs)
     for words in ("3 runs side by side", "a/run", "b/run", "What differs", "train.lr", "0.125", "No difference."):
@@ -246,7 +255,7 @@ def test_a_picture_is_shown_once_with_its_caption(tmp_path):
     assert "as in the paper's Figure 5: some text, valid" in seen.text
 
 
-def test_where_the_page_goes(tmp_path, monkeypatch, capsys):
+def test_the_page_is_written_into_the_run_or_the_current_folder(tmp_path, monkeypatch, capsys):
     one, two = make_run(tmp_path / "one"), make_run(tmp_path / "two")
     monkeypatch.chdir(tmp_path)
     assert report([one]) == one / "report.html"
@@ -269,7 +278,7 @@ floats = st.floats(allow_nan=True, allow_infinity=True)
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(floats, min_size=1, max_size=200), st.integers(1, 9))
-def test_thinning_keeps_ends_and_extremes_of_every_column(values, columns):
+def test_thinning_keeps_the_ends_and_extremes_of_every_column(values, columns):
     y = np.array(values)
     x = np.arange(len(y), dtype=float)
     kept = thin(x, y, columns)
@@ -287,7 +296,7 @@ def test_thinning_keeps_ends_and_extremes_of_every_column(values, columns):
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(1e-6, 1e6), st.floats(1.001, 1e6), st.booleans())
-def test_ticks_are_few_round_and_inside(low, ratio, log):
+def test_ticks_are_few_and_inside(low, ratio, log):
     high = low * ratio
     found = ticks(low, high, log=log)
     assert 1 <= len(found) <= 8 and found == sorted(set(found))
@@ -302,27 +311,30 @@ def test_any_figures_make_a_chart_inside_its_frame(points, log, zero):
     drawn = chart([Series("a", x, y, "c0", "a", True)], name="any", log=log, zero=zero and not log)
     if drawn is None:
         return
-    seen = Page(drawn)
-    [box] = [attrs["viewbox"] for tag, attrs in seen.elements if tag == "svg"]
-    width, height = map(float, box.split()[2:])
-    for across, up in re.findall(
-        r"([-\d.einfa]+),([-\d.einfa]+)", " ".join(a.get("d") or "" for _, a in seen.elements)
-    ):
-        assert -0.1 <= float(across) <= width + 0.1 and -0.1 <= float(up) <= height + 0.1
+    (width, height), paths = drawn.size, " ".join(path for path, _ in drawn.lines)
+    points = [(float(a), float(b)) for a, b in re.findall(r"([-\d.einfa]+),([-\d.einfa]+)", paths)]
+    points += [(a, b) for a, b, *_ in [*drawn.dots, *drawn.labels]]
+    points += [(across, drawn.y.start) for _, across in drawn.x_ticks] + [
+        (drawn.x.start, up) for _, up in drawn.y_ticks
+    ]
+    assert len(points) > len(drawn.dots)
+    for across, up in points:
+        assert -0.1 <= across <= width + 0.1 and -0.1 <= up <= height + 0.1
 
 
 def test_a_lost_figure_breaks_the_line():
     y = np.array([1.0, 2, math.nan, 3, 4, math.nan, 5])
     drawn = chart([Series("a", np.arange(7.0), y, "c0")], name="broken")
     assert drawn is not None
-    [path] = re.findall(r'd="([^"]*)" class="line c0"', drawn)
+    [path] = [path for path, _ in drawn.lines]
     assert path.count("M") == 3 and path.endswith("h0")
+    assert drawn.lost.count("M") == 2
 
 
-def test_a_long_run_is_a_small_page_and_soon(tmp_path):
-    """20,000 lines, of which a page takes 0.2 seconds; types checked on the way, on a busy machine, it gets 4."""
-    entries = [line(step, 2 + math.sin(step)) for step in range(1, 20_001)] + [judged(20_000, 1.0)]
-    entries[12_345]["loss"] = 7.0  # one spike, which must be seen
+def test_a_long_run_makes_a_small_page_quickly(tmp_path):
+    """A page of 20,000 lines takes 0.2 seconds; the limit allows for type checks and a busy machine."""
+    entries = [line(step, 2 + math.sin(step)) for step in range(1, 20_001)] + [scored(20_000, 1.0)]
+    entries[12_345]["loss"] = 7.0  # one spike, which must be visible
     run = make_run(tmp_path / "long", entries, max_steps="20000")
     begun = time.process_time()
     seen = page_of(run)

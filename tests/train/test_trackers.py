@@ -1,4 +1,4 @@
-"""Laws of trackers: they say what metrics.jsonl says, a resumed run tells nothing twice, and none ends a run."""
+"""Trackers get the figures of metrics.jsonl, a resumed run sends nothing twice, and no tracker ends a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TINY = words(
 
 
 class Fake(ModuleType):
-    """A service that keeps what it was told; like the real ones it takes nothing back."""
+    """A service that keeps what it gets; like the real ones it deletes nothing."""
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -97,8 +97,9 @@ def go_on(*more: str) -> int:
 
 
 def measured(run: str = "runs/a") -> list[tuple[int, dict[str, float]]]:
-    """What metrics.jsonl says, as trackers are to be told."""
-    return [(entry["step"], figures(entry)) for entry in read_metrics(Path(run) / "metrics.jsonl")]
+    """The entries of metrics.jsonl as trackers should get them."""
+    entries = read_metrics(Path(run) / "metrics.jsonl")
+    return [(entry["step"], figures(entry)) for entry in entries if "split" in entry]
 
 
 def events(run: str = "runs/a") -> dict[str, list[tuple[int, Any]]]:
@@ -121,7 +122,7 @@ def expected_events() -> dict[str, list[tuple[int, Any]]]:
 
 @given(st.dictionaries(st.sampled_from(["loss", "ppl", "step", "split", "unit", "lr"]), st.one_of(
     st.integers(), st.floats(), st.none(), st.just("word"), st.booleans(), st.lists(st.integers()))))  # fmt: skip
-def test_figures_are_the_finite_numbers_by_their_split(entry):
+def test_figures_are_the_finite_numbers_of_a_split(entry):
     told = figures(entry | {"step": 3, "split": "valid"})
     assert told.keys().isdisjoint({"valid/step", "valid/split"})
     for name, value in entry.items():
@@ -131,7 +132,7 @@ def test_figures_are_the_finite_numbers_by_their_split(entry):
             assert not number or told[f"valid/{name}"] == value
 
 
-def test_tensorboard_says_what_the_metrics_say_and_samples_are_notes(text):
+def test_tensorboard_gets_the_metrics_and_the_samples(text):
     pytest.importorskip("tensorboard")
     assert train("--train.trackers", "tensorboard") == 0
     shown = events()
@@ -141,8 +142,8 @@ def test_tensorboard_says_what_the_metrics_say_and_samples_are_notes(text):
     assert {"train/loss", "train/bpc", "train/tokens_per_second", "valid/bpc", "test/bpc"} <= shown.keys()
 
 
-def test_tensorboard_forgets_what_a_resumed_run_repeats(text):
-    """Steps 4 to 6 are told twice, for the last checkpoint is lost, and with other seconds."""
+def test_tensorboard_hides_events_that_a_resumed_run_repeats(text):
+    """Steps 4 to 6 run twice because the last checkpoint is lost; their seconds differ."""
     pytest.importorskip("tensorboard")
     assert train("--train.trackers", "tensorboard") == 0
     _forget_after_3()
@@ -157,7 +158,7 @@ def _forget_after_3() -> None:
     Path("runs/a/checkpoints/step_00000006").rename("runs/a/lost")
 
 
-def test_a_service_is_told_what_the_metrics_say(text, fake):
+def test_a_service_gets_the_metrics_and_the_samples(text, fake):
     assert train("--train.trackers", fake.__name__) == 0
     assert fake.figures() == measured()
     assert fake.samples() == [4] and fake.told[-1][1].keys() >= {"test/bpc"}
@@ -169,7 +170,7 @@ def test_a_service_is_told_what_the_metrics_say(text, fake):
     json.dumps(options)
 
 
-def test_a_resumed_run_goes_on_in_the_same_record_and_tells_nothing_twice(text, fake):
+def test_a_resumed_run_continues_its_record_and_sends_nothing_twice(text, fake):
     assert train("--train.trackers", fake.__name__) == 0
     before = fake.figures()
     _forget_after_3()
@@ -184,7 +185,7 @@ def test_a_resumed_run_goes_on_in_the_same_record_and_tells_nothing_twice(text, 
     assert fake.inits[-1][identity] != first[identity], "another run of the same name is another record"
 
 
-def test_a_tracker_can_join_and_leave_a_run_on_its_way(text, fake):
+def test_a_resumed_run_can_add_and_drop_a_tracker(text, fake):
     assert train() == 0
     assert not fake.inits
     assert go_on("--train.max-steps", "8", "--train.trackers", fake.__name__) == 0
@@ -195,18 +196,18 @@ def test_a_tracker_can_join_and_leave_a_run_on_its_way(text, fake):
 
 
 @pytest.mark.parametrize("broken_from", [0, 4, 6])
-def test_a_tracker_that_fails_is_named_and_switched_off_and_training_goes_on(text, wandb, capsys, broken_from):
+def test_a_failing_tracker_is_named_and_switched_off_and_training_goes_on(text, wandb, capsys, broken_from):
     wandb.broken_from = broken_from
     assert train("--train.trackers", "wandb") == 0
-    assert [entry["step"] for entry in read_metrics("runs/a/metrics.jsonl")] == [2, 3, 4, 6, 6, 6]
+    assert [entry["step"] for entry in read_metrics("runs/a/metrics.jsonl")] == [2, 3, 4, 4, 6, 6, 6]
     assert all(step < broken_from for step, _ in wandb.told)
-    warning = "wandb is switched off for the rest of this run, for it failed: ConnectionError: no route to host"
+    warning = "wandb is switched off for the rest of this run because it failed: ConnectionError: no route to host"
     assert capsys.readouterr().out.splitlines().count(warning) == 1
     assert Path("runs/a/log.txt").read_text().splitlines().count(warning) == 1
 
 
 class Spoiler:
-    """A tracker that raises `error` whatever it is asked."""
+    """A tracker that raises `error` at every call."""
 
     def __init__(self, error: BaseException):
         self.error = error
@@ -214,27 +215,24 @@ class Spoiler:
     def log(self, entry: Any) -> None:
         raise self.error
 
-    def note(self, text: str, step: int) -> None:
-        raise self.error
-
     def close(self) -> None:
         raise self.error
 
 
-def test_one_that_fails_leaves_the_others_alone_and_a_keyboard_interrupt_passes():
+def test_a_failing_tracker_does_not_affect_others_and_a_keyboard_interrupt_passes():
     seen: list[Any] = []
-    good = SimpleNamespace(log=seen.append, note=None, close=lambda: seen.append("closed"))
+    good = SimpleNamespace(log=seen.append, close=lambda: seen.append("closed"))
     warnings: list[str] = []
     with Trackers({"bad": Spoiler(OSError("full")), "good": good}, warnings.append) as trackers:
         trackers.log({"step": 1})
         trackers.log({"step": 2})
     assert seen == [{"step": 1}, {"step": 2}, "closed"]
-    assert warnings == ["bad is switched off for the rest of this run, for it failed: OSError: full"]
+    assert warnings == ["bad is switched off for the rest of this run because it failed: OSError: full"]
     with pytest.raises(KeyboardInterrupt):
-        Trackers({"bad": Spoiler(KeyboardInterrupt())}).note("text", 1)
+        Trackers({"bad": Spoiler(KeyboardInterrupt())}).log({"step": 1, "sample": "text"})
 
 
-def test_one_that_cannot_start_is_told_and_left_out(tmp_path, wandb):
+def test_a_tracker_that_cannot_start_is_reported_and_left_out(tmp_path, wandb):
     def refuse(**options: Any) -> None:
         raise RuntimeError("not logged in")
 
@@ -246,7 +244,7 @@ def test_one_that_cannot_start_is_told_and_left_out(tmp_path, wandb):
     assert not wandb.told
 
 
-def test_the_users_environment_goes_before_ours(tmp_path, monkeypatch, wandb):
+def test_the_users_environment_overrides_our_defaults(tmp_path, monkeypatch, wandb):
     def options() -> dict[str, Any]:
         with open_trackers(("wandb", "wandb"), tmp_path / "run", CONFIG):
             return wandb.inits.pop()
@@ -258,7 +256,7 @@ def test_the_users_environment_goes_before_ours(tmp_path, monkeypatch, wandb):
     assert not wandb.inits, "a tracker named twice is one"
 
 
-def test_missing_trackers_are_refused_all_at_once_before_a_run_folder_is_made(text, monkeypatch, capsys):
+def test_missing_trackers_are_refused_together_before_a_run_folder_is_made(text, monkeypatch, capsys):
     for name in ("wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, None)
     assert train("--train.trackers", "wandb", "trackio") == 2
@@ -269,7 +267,7 @@ def test_missing_trackers_are_refused_all_at_once_before_a_run_folder_is_made(te
     assert not Path("runs").exists()
 
 
-def test_a_folder_that_a_tracker_left_is_not_its_package(tmp_path, monkeypatch):
+def test_a_folder_named_like_a_tracker_is_not_its_package(tmp_path, monkeypatch):
     (tmp_path / "trackio").mkdir()
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -277,11 +275,11 @@ def test_a_folder_that_a_tracker_left_is_not_its_package(tmp_path, monkeypatch):
         require(("trackio",))
 
 
-def test_nothing_named_is_nothing_opened(tmp_path):
+def test_no_named_tracker_opens_nothing(tmp_path):
     require(())
     with open_trackers((), tmp_path / "run", CONFIG) as trackers:
         trackers.log({"step": 1, "split": "train"})
-        trackers.note("text", 1)
+        trackers.log({"step": 1, "sample": "text"})
     assert not (tmp_path / "run").exists()
 
 
@@ -295,7 +293,7 @@ def test_trackers_are_a_setting_like_any_other(tmp_path):
     )
 
 
-def test_a_list_of_names_is_explained_by_the_names():
+def test_the_error_for_a_wrong_tracker_lists_the_names():
     choices = 'must be a list of "tensorboard", "wandb" or "trackio"'
     with pytest.raises(ValueError) as caught:
         load_recipe("demo", words("--train.trackers tensorboard x"))

@@ -1,1 +1,1 @@
-"""A run's page: what its folder says (`record`), drawn (`curves`) and set (`page`) as one HTML file without scripts."""
+"""A run's page: `record` reads its folder, `curves` draws, and `page` writes one HTML file without scripts."""

@@ -1,95 +1,134 @@
-"""The page of one run, or of several side by side, from their records: one HTML file, nothing to fetch or execute."""
+"""The page of one run, or of several side by side: one HTML file that fetches and executes nothing.
+
+Here are the tables and texts as data; `page.html.jinja` makes HTML of them and escapes every text of a run.
+"""
 
 from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from . import paper
 from .graphs import curves
-from .markup import Markup, Own, join, table, tag
-from .record import LENGTHS, PICTURES, Record, number, place
-from .summary import UNKNOWN, exact, figure_of, opening
+from .record import LENGTHS, PICTURES, Record, Sample, last_part, number
+from .summary import UNKNOWN, description, exact, figure_of, line_class, main_figures, remarks, row_of
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""What a browser may do for the page: show its own pictures and style. No script runs, whatever a run's files hold."""
+"""A browser may show the page's own pictures and style. No script runs, whatever a run's files hold."""
 SAMPLES = 8
 NO_LENGTH = {"attn_len": "all", "clamp_len": "none"}
+SUMMARY = ["run", "corpus", "test", "best valid", "parameters", "tokens", "time", "tokens/s", "steps"]
+
+_NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+class Row(NamedTuple):
+    """A row of a table."""
+
+    cells: Sequence[object]
+    class_: str = ""
+
+
+class Table(NamedTuple):
+    """A table whose first `words` columns are words, and the rest figures, aligned to the right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    words: int = 1
 
 
 def page(records: Sequence[Record], title: str | None = None) -> str:
     """The whole page as text."""
-    assert records, "a page is about one run at least"
-    title = title or (records[0].name if len(records) == 1 else f"{len(records)} runs side by side")
-    style = Markup(Path(__file__).with_name("style.css").read_text("utf-8"))
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title),
-        tag("style", style),
+    assert records, "a page is about at least one run"
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_replace_control_characters,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    parts = (opening, curves, evaluations, beside_the_paper, maps, samples, configuration, environment)
-    body = tag("body", tag("header", tag("h1", title)), *(part(records) for part in parts), closing())
-    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+    templates.filters["at"] = "{:.1f}".format
+    one = records[0] if len(records) == 1 else None
+    key = Markup('<i class="key {}"></i>{}')
+    return templates.get_template("page.html.jinja").render(
+        title=title or (one.name if one else f"{len(records)} runs side by side"),
+        policy=POLICY,
+        description=description(one) if one else "",
+        figures=main_figures(one) if one else [],
+        summary=Table(
+            SUMMARY, [Row([key.format(line_class(i), r.name), *row_of(r)]) for i, r in enumerate(records)], words=2
+        ),
+        remarks=[("" if one else record.name, remark) for record in records for remark in remarks(record)],
+        curves=curves(records),
+        evaluations=evaluations(records),
+        comparisons=comparisons(records),
+        pictures=pictures(records),
+        samples=samples(records),
+        facts={
+            "Configuration": facts([record.config for record in records], records),
+            "Environment": facts([record.environment for record in records], records),
+        },
+    )
 
 
-def evaluations(records: Sequence[Record]) -> Markup | None:
-    """Every figure of the splits held out: those at the end, the best of validation, and all behind a fold."""
+def _replace_control_characters(value: object) -> object:
+    """`value` as text in which U+FFFD replaces what no page can hold; HTML stays as it is."""
+    return value if isinstance(value, Markup) else _NO_TEXT.sub("\ufffd", str(value))
+
+
+def evaluations(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Every figure of the held-out splits: a table of the final ones and the best of validation, and one of all."""
     entries = [(record, entry) for record in records for entry in record.evaluations]
     if not entries:
         return None
     shown = [(record, e) for record, e in entries if e.get("split") != "valid" or e is record.best_valid]
-    fold = tag("details", tag("summary", f"All {len(entries)} evaluations"), _evaluations(entries, records))
     best = [f"{record.name}: step {record.best_step:,}" for record in records if isinstance(record.best_step, int)]
-    note = "Of validation, the best. At the end the best checkpoint is scored" + (
-        f" ({'; '.join(best)})." if best else "."
-    )
-    parts = [_evaluations(shown, records), fold if len(entries) > len(shown) else None]
-    return join([tag("h2", "Evaluation"), *parts, tag("p", note, class_="soft small")])
+    tables = (_evaluations(chosen, records) for chosen in (shown, entries))
+    return {"tables": tuple(tables), "best": "; ".join(best)}
 
 
-def _evaluations(entries: Sequence[tuple[Record, Any]], records: Sequence[Record]) -> Markup:
+def _evaluations(entries: Sequence[tuple[Record, Any]], records: Sequence[Record]) -> Table:
     several, units = len(records) > 1, list(dict.fromkeys(record.figure for record in records))
     rows = []
     for record, entry in entries:
         lengths = [NO_LENGTH.get(n, UNKNOWN) if entry.get(n) is None else entry[n] for n in LENGTHS]
         figures = [figure_of(record, entry) if record.figure == unit else UNKNOWN for unit in units]
-        costs = [_four(entry.get("loss")), _four(entry.get("bits_per_byte"))]
+        costs = [_four_digits(entry.get("loss")), _four_digits(entry.get("bits_per_byte"))]
         counts = [exact(number(entry.get(name))) or UNKNOWN for name in ("targets", "tokens_per_second")]
-        told = [entry.get("split", UNKNOWN), f"{entry['step']:,.0f}", *lengths, *figures, *costs, *counts]
-        rows.append([record.name, *told] if several else told)
+        cells = [entry["split"], f"{entry['step']:,.0f}", *lengths, *figures, *costs, *counts]
+        rows.append(Row([record.name, *cells] if several else cells))
     columns = ["split", "step", *LENGTHS, *units, "loss", "bits/byte", "targets", "tokens/s"]
-    return table(["run", *columns] if several else columns, rows, words=1 + several)
+    return Table(["run", *columns] if several else columns, rows, words=1 + several)
 
 
-def _four(value: object) -> str:
+def _four_digits(value: object) -> str:
     return f"{number(value):.4f}" if math.isfinite(number(value)) else UNKNOWN
 
 
-def beside_the_paper(records: Sequence[Record]) -> Markup | None:
-    """The paper's test figures on the same corpus, with the parameters of both; or that it has none."""
-    parts: list[Markup] = []
+def comparisons(records: Sequence[Record]) -> list[tuple[str, Table, list[str]]]:
+    """For each corpus of the paper: its name, its test figures beside the runs' own, and what a comparison is worth."""
+    found = []
     for corpus in dict.fromkeys(paper.corpus_name(record.config) for record in records):
-        of_corpus = [record for record in records if paper.corpus_name(record.config) == corpus]
         if corpus not in paper.TABLES:
             continue
-        rows: list[list[object]] = [
-            [Own(record.name), exact(record.parameters) or UNKNOWN, figure_of(record, record.tested), record.figure]
-            for record in of_corpus
+        ours = [record for record in records if paper.corpus_name(record.config) == corpus]
+        rows = [
+            Row([r.name, exact(r.parameters) or UNKNOWN, figure_of(r, r.tested), r.figure], class_="own") for r in ours
         ]
-        theirs = paper.TABLES[corpus]
-        rows += [[f"paper, {row.name} ({row.where})", row.parameters, row.test, row.unit] for row in theirs]
-        parts.append(tag("h3", corpus))
-        parts.append(table(["", "parameters", "test", ""], rows))
-        parts += [tag("p", _verdict(record), class_="soft small") for record in of_corpus]
-    return join([tag("h2", "Beside the paper"), *parts]) if parts else None
+        for row in paper.TABLES[corpus]:
+            rows.append(Row([f"paper, {row.name} ({row.where})", row.parameters, row.test, row.unit]))
+        found.append((corpus, Table(["", "parameters", "test", ""], rows), [_verdict(record) for record in ours]))
+    return found
 
 
 def _verdict(record: Record) -> str:
@@ -106,83 +145,48 @@ def _verdict(record: Record) -> str:
     return first + (f" Also, {', and '.join(other)}." if other else "")
 
 
-def maps(records: Sequence[Record]) -> Markup | None:
-    """What `txl analyse` left in the run folders."""
-    shown = []
+def pictures(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The caption of each picture that `txl analyse` left in the run folders, and the picture as a data URL."""
+    return [
+        (
+            picture.caption if len(records) == 1 else f"{record.name}: {picture.caption}",
+            f"data:{PICTURES[picture.path.suffix.lower()]};base64,"
+            + base64.b64encode(picture.path.read_bytes()).decode(),
+        )
+        for record in records
+        for picture in record.pictures
+    ]
+
+
+def samples(records: Sequence[Record]) -> list[tuple[str, Sample, list[Sample], int]]:
+    """For each run with samples: its name (empty if alone), the last sample, some earlier ones, and their number."""
+    found = []
     for record in records:
-        for picture in record.pictures:
-            data = base64.b64encode(picture.path.read_bytes()).decode()
-            source = f"data:{PICTURES[picture.path.suffix.lower()]};base64,{data}"
-            name = picture.caption if len(records) == 1 else f"{record.name}: {picture.caption}"
-            shown.append(tag("figure", tag("figcaption", name), tag("img", src=source, alt=name)))
-    return join([tag("h2", "Analyses"), tag("div", *shown, class_="maps")]) if shown else None
+        if record.samples:
+            *earlier, last = record.samples
+            kept = np.unique(np.linspace(0, len(earlier) - 1, SAMPLES).astype(int)) if earlier else []
+            name = record.name if len(records) > 1 else ""
+            found.append((name, last, [earlier[i] for i in kept], len(earlier)))
+    return found
 
 
-def samples(records: Sequence[Record]) -> Markup | None:
-    """What the models wrote while they learned: the last text in full, earlier ones behind a fold."""
-    parts: list[Markup] = []
-    for record in records:
-        if not record.samples:
-            continue
-        *earlier, last = record.samples
-        kept = [earlier[i] for i in np.unique(np.linspace(0, len(earlier) - 1, SAMPLES).astype(int))] if earlier else []
-        parts.append(tag("h3", _when(record, last, len(records) > 1)))
-        parts.append(tag("pre", last.text))
-        if kept:
-            words = f"{len(kept)} of {len(earlier)} earlier ones" if len(kept) < len(earlier) else "Earlier ones"
-            texts = [part for sample in kept for part in (tag("h3", _when(record, sample)), tag("pre", sample.text))]
-            parts.append(tag("details", tag("summary", words), *texts))
-    note = "Drawn without a prompt and not picked."
-    return join([tag("h2", "Samples"), tag("p", note, class_="soft small"), *parts]) if parts else None
-
-
-def _when(record: Record, sample: Any, named: bool = False) -> str:
-    when = "before the first line of progress" if sample.step is None else f"after step {sample.step:,}"
-    return f"{record.name}, {when}" if named else when.capitalize()
-
-
-def configuration(records: Sequence[Record]) -> Markup | None:
-    """Every setting; of several runs first those that differ."""
-    flat = [_flat(record.config) for record in records]
-    return _facts("Configuration", records, flat) if any(flat) else None
-
-
-def environment(records: Sequence[Record]) -> Markup | None:
-    """Versions, hardware, and what "auto" became."""
-    flat = [_flat(record.environment) for record in records]
-    return _facts("Environment", records, flat) if any(flat) else None
-
-
-def _facts(title: str, records: Sequence[Record], flat: Sequence[dict[str, str]]) -> Markup:
-    names = list(dict.fromkeys(name for facts in flat for name in facts))
+def facts(tables: Sequence[Any], records: Sequence[Record]) -> dict[str, Any] | None:
+    """Settings or environments: of one run by section, of several a table of those that differ and one of all."""
+    flat = [_flat(table) for table in tables]
+    names = list(dict.fromkeys(name for values in flat for name in values))
+    if not names:
+        return None
+    sections: dict[str, list[tuple[str, str]]] = {}
     if len(records) == 1:
-        sections: dict[str, list[list[object]]] = {}
         for name in names:
             section, _, key = name.rpartition(".")
-            sections.setdefault(section, []).append([key, flat[0][name]])
-        parts = [tag("section", tag("h3", key) if key else None, _pairs(rows)) for key, rows in sections.items()]
-        return join([tag("h2", title), tag("div", *parts, class_="settings")])
-    rows = {name: [facts.get(name, UNKNOWN) for facts in flat] for name in names}
-    differing = {name: values for name, values in rows.items() if len(set(values)) > 1}
+            sections.setdefault(section, []).append((key, flat[0][name]))
+        return {"sections": sections}
+    rows = [Row([name, *(values.get(name, UNKNOWN) for values in flat)]) for name in names]
+    rows = [row._replace(class_="differs") if len(set(row.cells[1:])) > 1 else row for row in rows]
     columns = ["", *(record.name for record in records)]
-    parts = [tag("p", "No difference.", class_="soft small")]
-    if differing:
-        parts = [tag("h3", "What differs"), table(columns, [[name, *values] for name, values in differing.items()])]
-    whole = [
-        tag("tr", tag("td", name), *(tag("td", v, class_="n") for v in values), class_=_differs(name in differing))
-        for name, values in rows.items()
-    ]
-    head = tag("tr", *(tag("th", name, class_="n" if index else None) for index, name in enumerate(columns)))
-    every = tag("div", tag("table", tag("thead", head), tag("tbody", *whole)), class_="wide")
-    return join([tag("h2", title), *parts, tag("details", tag("summary", f"All {len(rows)}"), every)])
-
-
-def _differs(does: bool) -> str | None:
-    return "differs" if does else None
-
-
-def _pairs(rows: Sequence[Sequence[object]]) -> Markup:
-    return tag("table", *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows))
+    differing = [row._replace(class_="") for row in rows if row.class_]
+    return {"sections": {}, "differing": Table(columns, differing), "all": Table(columns, rows)}
 
 
 def _flat(facts: Any, prefix: str = "") -> dict[str, str]:
@@ -201,8 +205,4 @@ def _word(value: object) -> str:
         return ", ".join(map(_word, value)) or "none"
     if value is None or value == "":
         return "none"
-    return str(value).lower() if isinstance(value, bool) else place(str(value))
-
-
-def closing() -> Markup:
-    return tag("footer", "Made by ", tag("span", "txl report", class_="mono"), " from the files of the run alone.")
+    return str(value).lower() if isinstance(value, bool) else last_part(str(value))

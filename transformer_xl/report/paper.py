@@ -1,4 +1,4 @@
-"""The test figures of the Transformer-XL paper (Dai et al., ACL 2019, Tables 1-5), to stand beside a run's own."""
+"""The test figures of the Transformer-XL paper (Dai et al., ACL 2019, Tables 1-5), to compare with a run's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Published(NamedTuple):
     test: str
     where: str
     shapes: tuple[tuple[int, ...], ...] = ()
-    """`SHAPE` of the models it may mean, from the authors' scripts; none is published of 18 layers on enwik8."""
+    """`SHAPE` of the models it may mean, from the authors' scripts, which have none of 18 layers on enwik8."""
 
 
 _LARGE = (24, 8, 128, 1024, 3072)
@@ -40,11 +40,11 @@ TABLES = {
     "ptb": (Published("16 layers", "24M", "ppl", "54.52", "Table 5", ((16, 10, 38, 380, 900),)),),
 }
 PROTOCOL = {"enwik8": "drop", "lm1b": "sentence"}
-"""How the paper's text treats line ends where it is not "keep"."""
+"""How the paper treats line ends, unless it keeps them."""
 
 
 def corpus_name(config: Mapping[str, Any]) -> str:
-    """The published corpus that a run's settings name, whether part or whole."""
+    """The published corpus that a run's settings name, whole or partial."""
     return str(config.get("corpus", {}).get("name", "")).removesuffix("-partial").partition("+")[0]
 
 
@@ -58,7 +58,7 @@ def of_shape(config: Mapping[str, Any]) -> Published | None:
 
 
 def differences(config: Mapping[str, Any], partial: str) -> list[str]:
-    """Why a run's test figure and the paper's are over different texts, or parts of one."""
+    """Why a run's test figure and the paper's do not measure the same text."""
     corpus, name = config.get("corpus", {}), corpus_name(config)
     found = [f"its corpus is partial ({partial})"] if partial else []
     if corpus.get("newlines", "keep") != PROTOCOL.get(name, "keep"):

@@ -1,6 +1,6 @@
-"""What the folder of a run says, whether the run has ended, goes on, was resumed, or lost a file.
+"""Reads the folder of a run, whether the run has ended, goes on, was resumed, or lost a file.
 
-Nothing here raises for a file that is missing or damaged: `Record.faults` says so, for the page to tell.
+A file that is missing or damaged raises nothing: the page reports it from `Record.faults`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_PICTURE_BYTES = 8 << 20
 TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped")
 LENGTHS = ("tgt_len", "mem_len", "clamp_len", "attn_len")
 ANALYSES = ("analysis", "attention", "recl", "length")
-"""Folders in a run's whose pictures are shown."""
+"""Folders of a run whose pictures the page shows."""
 CAPTIONS = {
     "recl_gains_relative": "Relative gain of more context; dotted: that of going back",
     "recl_gains": "Gain of more context, as in the paper's Figure 3",
@@ -38,14 +38,13 @@ CAPTIONS = {
 }
 PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
 
-_BEGIN = re.compile(r"([\d.]+)M parameters on ")
-_TOLD = re.compile(r"step +(\d+)(?:/\d+)?  ")
+_START = re.compile(r"^([\d.]+)M parameters on ", re.MULTILINE)
 
 
 class Sample(NamedTuple):
-    """Text the model wrote in training, and the last step told before it, None if none was since the start."""
+    """Text the model wrote after a step of training."""
 
-    step: int | None
+    step: int
     text: str
 
 
@@ -58,59 +57,59 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its folder tells it; what is unknown is empty or nan."""
+    """A run as its folder describes it; what is unknown is empty or nan."""
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     entries: Sequence[Mapping[str, Any]] = ()
-    """All of `metrics.jsonl` that name a step."""
+    """All entries of `metrics.jsonl` that name a step."""
     parameters: int | None = None
     samples: Sequence[Sample] = ()
     starts: int = 0
-    """How often training began or went on."""
+    """How often training started, resumptions included."""
     best_step: int | None = None
-    """Of the checkpoint with the lowest validation loss."""
+    """The step of the checkpoint with the lowest validation loss."""
     pictures: Sequence[Picture] = ()
     faults: Sequence[str] = ()
 
     @cached_property
     def train(self) -> dict[str, Float[np.ndarray, " n"]]:
-        """What was told of training, by name; nan where an entry has no number."""
+        """Each figure of training as a column, by name; nan where an entry has no number."""
         return _columns(entry for entry in self.entries if entry.get("split") == "train")
 
     @cached_property
     def valid(self) -> dict[str, Float[np.ndarray, " n"]]:
-        """The same of the validation split."""
+        """The same for the validation split."""
         return _columns(entry for entry in self.entries if entry.get("split") == "valid")
 
     def setting(self, section: str, name: str) -> Any:
-        """What `config.toml` says, None if it does not."""
+        """A setting of `config.toml`; None if it has none."""
         return self.config.get(section, {}).get(name)
 
     @property
     def unit(self) -> str:
-        """Of the corpus: "byte", "char", "word" or "bpe"."""
+        """The corpus's unit: "byte", "char", "word" or "bpe"."""
         named = [entry["unit"] for entry in self.evaluations if isinstance(entry.get("unit"), str)]
         return named[-1] if named else str(self.setting("corpus", "unit") or "byte")
 
     @property
     def figure(self) -> str:
-        """What its losses are told as: ppl or bpc."""
+        """The figure that its losses are shown as: ppl or bpc."""
         return figure(self.unit, 0.0)[0]
 
     @cached_property
     def evaluations(self) -> list[Mapping[str, Any]]:
-        return [entry for entry in self.entries if entry.get("split") != "train"]
+        return [entry for entry in self.entries if entry.get("split") not in (None, "train")]
 
     @property
     def step(self) -> int:
-        """The last step of which anything is known."""
+        """The last step that an entry names."""
         return int(max((entry["step"] for entry in self.entries), default=0))
 
     @property
     def tested(self) -> Mapping[str, Any] | None:
-        """The last evaluation of the split and at the lengths that the settings name for the end."""
+        """The last evaluation of the split and at the lengths that `[eval]` names."""
         split = self.setting("eval", "split") or "test"
         own = {name: self.setting("eval", name) for name in LENGTHS}
         asked = {name: self.setting("train", name) if size is None else size for name, size in own.items()}
@@ -125,11 +124,11 @@ class Record:
 
     @property
     def partial(self) -> str:
-        """What is missing of its corpus, in words."""
+        """Says what its corpus lacks; empty for a whole corpus."""
         return next((str(entry["partial"]) for entry in reversed(self.evaluations) if entry.get("partial")), "")
 
     def tokens(self, steps: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """Targets trained on up to each of `steps`, from speeds and times; else as many as the settings plan."""
+        """Targets trained on up to each of `steps`, from speeds and times, or by the settings if some are missing."""
         train = self.train
         counted = np.cumsum(train["tokens_per_second"] * np.diff(train["seconds"], prepend=0.0))
         if len(counted) and np.isfinite(counted).all() and (np.diff(counted, prepend=0.0) >= 0).all():
@@ -145,8 +144,8 @@ class Record:
         return np.interp(steps, np.append(0, train["step"]), np.append(0, train["seconds"]))
 
 
-def place(value: str) -> str:
-    """A text, of which an absolute path keeps its last part: a page that is sent says nothing of the machine."""
+def last_part(value: str) -> str:
+    """`value`, or the last part of an absolute path: a page that is passed on says nothing about the machine."""
     return PureWindowsPath(value).name if value.startswith("/") or PureWindowsPath(value).is_absolute() else value
 
 
@@ -166,10 +165,10 @@ def number(value: object) -> float:
 
 
 def read_run(run: Path, name: str) -> Record:
-    """Read what there is of a run.
+    """Read a run's folder as far as it can be read.
 
     Raises:
-        FileNotFoundError: it is no folder that `txl train` wrote.
+        FileNotFoundError: `txl train` did not write it.
     """
     if not any((run / file).exists() for file in ("config.toml", "metrics.jsonl", "log.txt", "checkpoints")):
         raise FileNotFoundError(f"{run} is no run: it must be a folder that `txl train` wrote, with its metrics.jsonl.")
@@ -179,16 +178,16 @@ def read_run(run: Path, name: str) -> Record:
     entries = _read(run / "metrics.jsonl", faults, read_metrics)
     entries = sorted((e for e in entries or () if math.isfinite(number(e.get("step")))), key=lambda e: e["step"])
     log = _read(run / "log.txt", faults, partial(_text, errors="replace")) or ""
-    begun, samples = _log(log)
+    starts = _START.findall(log)
     best, parameters = _checkpoint(run, faults)
     return Record(
         name=name,
         config=config,
         environment=environment if isinstance(environment, dict) else {},
         entries=entries,
-        parameters=parameters or (round(1e6 * float(begun[-1])) if begun else None),
-        samples=samples,
-        starts=len(begun),
+        parameters=parameters or (round(1e6 * float(starts[-1])) if starts else None),
+        samples=[Sample(int(e["step"]), e["sample"]) for e in entries if isinstance(e.get("sample"), str)],
+        starts=len(starts),
         best_step=best,
         pictures=_pictures(run, faults),
         faults=faults,
@@ -201,7 +200,7 @@ def _read(path: Path, faults: list[str], reading: Any) -> Any:
         return None
     try:
         return reading(path)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever is in the file
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever the file holds
         faults.append(f"{path.name} could not be read: {error}")
         return None
 
@@ -218,29 +217,8 @@ def _tables(config: Any) -> dict[str, dict[str, Any]]:
     return {name: table for name, table in (config or {}).items() if isinstance(table, dict)}
 
 
-def _log(log: str) -> tuple[list[str], list[Sample]]:
-    """The millions of parameters told at each start, and the samples with all their lines."""
-    begun: list[str] = []
-    samples: list[Sample] = []
-    step, inside = None, False
-    for line in log.split("\n"):
-        if match := _BEGIN.match(line):
-            begun.append(match[1])
-            step, inside = None, False
-        elif match := _TOLD.match(line):
-            step, inside = int(match[1]), False
-        elif line.startswith("sample: "):
-            samples.append(Sample(step, line.removeprefix("sample: ")))
-            inside = True
-        elif line.startswith(("Stopped by a signal, and saved.", "Stopped by a closed pipe, and saved.")):
-            inside = False
-        elif inside:
-            samples[-1] = Sample(step, f"{samples[-1].text}\n{line}")
-    return begun, samples
-
-
 def _checkpoint(run: Path, faults: list[str]) -> tuple[int | None, int | None]:
-    """The step of the best checkpoint, and the parameters that the last one stores; None where unknown."""
+    """The step of the best checkpoint, and the number of parameters in the last one; None where unknown."""
     folders = sorted(run.glob("checkpoints/step_*"))
     headers = [_read(folder / "config.json", faults, _json) for folder in folders]
     known = [header for header in headers if isinstance(header, dict) and header.get("valid_loss") is not None]
@@ -250,7 +228,7 @@ def _checkpoint(run: Path, faults: list[str]) -> tuple[int | None, int | None]:
 
 
 def _stored(path: Path) -> int:
-    """Numbers in a safetensors file, from its header: eight bytes of length, then JSON."""
+    """The number of elements in a safetensors file, from its header: eight bytes of length, then JSON."""
     with plain_file(path).open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(size, 100 << 20)))
@@ -258,19 +236,19 @@ def _stored(path: Path) -> int:
 
 
 def _pictures(run: Path, faults: list[str]) -> list[Picture]:
-    """The pictures of `ANALYSES`, one of those that differ in their format only: the smaller file."""
+    """The pictures in the folders `ANALYSES`; of two formats of one picture, the smaller file."""
     found: dict[Path, Path] = {}
     for path in sorted(path for name in ANALYSES for path in (run / name).rglob("*")):
         if path.suffix.lower() in PICTURES and path.is_file():
             other = found.setdefault(path.with_suffix(""), path)
             found[path.with_suffix("")] = min(other, path, key=lambda file: file.stat().st_size)
     large = [path for path in found.values() if path.stat().st_size > MOST_PICTURE_BYTES]
-    faults += [f"{path.relative_to(run)} is left out, for it is over 8 MB." for path in large]
+    faults += [f"{path.relative_to(run)} is left out because it is over 8 MB." for path in large]
     return [Picture(path, _caption(path)) for path in found.values() if path not in large]
 
 
 def _caption(picture: Path) -> str:
-    """What the picture is by its name, and over which text by a JSON beside it, whose "caption" goes first."""
+    """The "caption" of a JSON beside the picture, or words for the picture's name with the JSON's corpus and split."""
     known = (words for begin, words in CAPTIONS.items() if picture.stem.startswith(begin))
     words = next(known, picture.stem.replace("_", " "))
     folder = picture.parent

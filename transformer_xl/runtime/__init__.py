@@ -1,1 +1,1 @@
-"""What the machine gives: devices, ranks, files, the terminal."""
+"""The machine: devices, ranks, files, the terminal."""

@@ -1,4 +1,4 @@
-"""Which device and which precision a run gets, by fixed rules that can be told."""
+"""Chooses the device and the precision of a run by fixed rules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def resolve_device(device: str) -> torch.device:
-    """ "auto" is the first CUDA device, else the CPU. "cuda" stays as it is: which one it is, is each process's own.
+    """The device of that name. "auto" is CUDA if there is a device, otherwise the CPU. "cuda" gets no number.
 
     Raises:
-        ValueError: it is neither the CPU nor a CUDA device of this machine; this package was run on no other kind.
+        ValueError: it is neither the CPU nor a CUDA device of this machine; this package supports no other kind.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -33,7 +33,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
-    """The precision of matrix products, and why; weights, norms, losses and sums are float32 in any case.
+    """The precision of matrix products, and the reason; weights, norms, losses and sums are always float32.
 
     Raises:
         ValueError: there is no such precision.
@@ -55,15 +55,15 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 
 def reuse_memory() -> None:
-    """Have this process keep the memory of tensors that are gone for the next ones, and use large pages.
+    """Keep the memory of freed tensors in this process for the next ones, and use large pages.
 
-    Else glibc gives large blocks back at once, and each step of training faults every page of its tensors in again. To
-    be called before the first tensor is made; where there is no glibc it does nothing.
+    By default glibc returns large blocks at once, and each step of training faults every page of its tensors in again.
+    Call this before the first tensor is made. Without glibc it does nothing.
     """
     if sys.platform != "linux":
         return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch's
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # The numbers are malloc.h's M_MMAP_THRESHOLD, of which older ones allow less, and M_TRIM_THRESHOLD, harmful alone.
+    # malloc.h's M_MMAP_THRESHOLD, which has a lower limit in older versions, and M_TRIM_THRESHOLD, harmful alone.
     if mallopt is not None and (mallopt(-3, 1 << 30) or mallopt(-3, 1 << 25)):
         mallopt(-1, (1 << 31) - 1)

@@ -1,6 +1,6 @@
-"""Files and folders that are there whole or not at all: written beside, synced to the disk, renamed.
+"""Writes files and folders whole or not at all: under another name, synced to the disk, then renamed.
 
-A folder may be sealed with the checksums of its files, and held by one process at a time.
+A folder can be sealed with the checksums of its files, and locked by one process at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from filelock import FileLock, Timeout
 from ..mistake import Mistake
 
 UNFINISHED = ".tmp-"
-"""How the name of anything half-written begins; `remove_unfinished` sweeps up what a killed process left."""
+"""Begins the name of anything half-written; `remove_unfinished` removes what a killed process left."""
 _MARK = 8
-"""Digits behind such a name, which keep two writers apart."""
+"""Number of random digits after such a name, which keep two writers apart."""
 SEAL = "SHA256SUMS"
 """The checksums of a folder's files, as `sha256sum --check SHA256SUMS` reads them."""
 LOCK = ".lock"
@@ -31,7 +31,7 @@ LOCK = ".lock"
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path` to write into; on success it takes the place of `path`.
+    """Yield an empty folder beside `path` to write into; on success it replaces `path`.
 
     On any error the half-written folder is removed and `path` stays as it was.
 
@@ -39,47 +39,48 @@ def whole_folder(path: Path) -> Iterator[Path]:
         OSError: one sentence that names `path` and the reason, for instance a full disk.
     """
     path = Path(path)
-    unfinished = _beside(path)
-    with explained(path):
-        try:
-            make_folder(path.parent)
-            unfinished.mkdir()
-            yield unfinished
-            mode = _mode_of_new_files(unfinished)
-            for file in sorted(unfinished.rglob("*")):
-                if file.is_file():  # safetensors makes files that only their owner can read
-                    file.chmod(mode)
-                sync(file)
-            sync(unfinished)
-            _replace_folder(unfinished, path)
-            sync(path.parent)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    with _unfinished(path) as unfinished:
+        unfinished.mkdir()
+        yield unfinished
+        mode = _mode_of_new_files(unfinished)
+        for file in sorted(unfinished.rglob("*")):
+            if file.is_file():  # safetensors makes files that only their owner can read
+                file.chmod(mode)
+            sync(file)
+        sync(unfinished)
+        _replace_folder(unfinished, path)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write one file so that a reader sees the old content or the new, never a part.
+    """Write one file; a reader sees the old content or the new, never a mixture.
 
     Raises:
         OSError: one sentence that names `path` and the reason, for instance a full disk.
     """
     path = Path(path)
+    with _unfinished(path) as unfinished:
+        if path.exists() and not path.is_file():  # a rename would replace a device or a pipe
+            raise OSError(errno.EINVAL, "no file")
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(unfinished)
+        unfinished.replace(path)
+
+
+@contextmanager
+def _unfinished(path: Path) -> Iterator[Path]:
+    """Yield a free name beside `path`, to be renamed to it. Remove what is left under that name; sync the folder."""
     unfinished = _beside(path)
     with explained(path):
         try:
             make_folder(path.parent)
-            if path.exists() and not path.is_file():  # a device or a pipe is not to be renamed over
-                raise OSError(errno.EINVAL, "no file")
-            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-            sync(unfinished)
-            unfinished.replace(path)
+            yield unfinished
             sync(path.parent)
         finally:
-            unfinished.unlink(missing_ok=True)
+            _remove(unfinished)
 
 
 def plain_file(path: Path) -> Path:
-    """`path`, which is to be read. A missing file is left to the call that opens it.
+    """Check that `path` can be read as a file, and return it. The call that opens it reports a missing file.
 
     Raises:
         ValueError: it is a folder, or a pipe or device, which may never end.
@@ -90,7 +91,7 @@ def plain_file(path: Path) -> Path:
 
 
 def make_folder(path: Path) -> list[Path]:
-    """Make a folder and those above it that are missing, have the disk hold each, and return them, innermost first."""
+    """Make a folder and its missing parents, sync each to the disk, and return the new ones, innermost first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in reversed(missing):
@@ -99,13 +100,13 @@ def make_folder(path: Path) -> list[Path]:
 
 
 def seal(folder: Path) -> None:
-    """Write down the checksum of each file in `folder`, by which `check_seal` knows it again."""
+    """Store the checksum of each file in `folder`, for `check_seal`."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     (folder / SEAL).write_text("".join(f"{digest_of(path)}  {path.name}\n" for path in files), encoding="utf-8")
 
 
 def check_seal(path: Path) -> None:
-    """Compare a file with its checksum; a folder without checksums has nothing to compare.
+    """Compare a file with its checksum; without checksums in the folder, do nothing.
 
     Raises:
         ValueError: the file, or the checksum, is not what was written.
@@ -123,18 +124,19 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
     with plain_file(path).open("rb") as file:
         try:
             return hashlib.file_digest(file, algorithm).hexdigest()
-        except OSError as error:  # of a bad disk, which names no file
+        except OSError as error:  # a bad disk's error names no file
             error.filename = str(path)
             raise
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep `folder` to this process; the system gives it free when the process ends, however it ends. What is made for
-    this and left empty goes again.
+    """Lock `folder` for this process, and remove it afterwards if it was made for this and is still empty.
+
+    The system releases the lock however the process ends.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process has locked it.
     """
     made = make_folder(folder)
     lock = FileLock(folder / LOCK)
@@ -156,7 +158,11 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def refuse_odd_name(name: Path | str, option: str) -> None:
-    """Refuse a name that no text file can hold, because its bytes are not UTF-8, or not in this locale's encoding."""
+    """Refuse a name that no text file can hold because its bytes are not UTF-8, or not in this locale's encoding.
+
+    Raises:
+        ValueError: it is such a name.
+    """
     try:
         str(name).encode()
     except UnicodeEncodeError:
@@ -166,38 +172,40 @@ def refuse_odd_name(name: Path | str, option: str) -> None:
 
 
 def holds_anything(folder: Path) -> bool:
-    """Whether there is more in a folder than its lock."""
+    """Whether a folder contains more than its lock."""
     return any(path.name != LOCK for path in folder.iterdir())
 
 
 def empty_folder(folder: Path) -> None:
     """Remove everything in a folder except its lock."""
     for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != LOCK:
-            path.unlink(missing_ok=True)
+        if path.name != LOCK:
+            _remove(path)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that nobody ever finds a part of it under its name."""
+    """Remove a folder; at no moment is a part of it there under its name."""
     unfinished = _beside(Path(path))
     Path(path).rename(unfinished)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    _remove(unfinished)
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove what a killed process left half-written in `folder`, of one `name` or of all."""
+    """Remove what a killed process left half-written in `folder`: under one `name`, or all of it."""
     for left in Path(folder).glob(f"{UNFINISHED}{glob.escape(name) if name else '*'}-{'?' * _MARK}"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+        _remove(left)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Say in one sentence which path could not be written and why; the type and `errno` of the error stay."""
+    """Turn an OSError into a sentence: which path could not be written and why. Its type and `errno` stay."""
     try:
         yield
     except OSError as error:
@@ -225,7 +233,7 @@ def _beside(path: Path) -> Path:
 
 
 def _replace_folder(new: Path, path: Path) -> None:
-    """Rename `new` to `path`; a folder that is there already steps aside first, for no rename replaces a full one."""
+    """Rename `new` to `path`. A folder of that name is renamed first, because no rename replaces a full folder."""
     if not path.exists():
         new.rename(path)
         return
@@ -236,14 +244,14 @@ def _replace_folder(new: Path, path: Path) -> None:
     except BaseException:
         old.rename(path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk holds the file, or the folder's entries (which only POSIX can be asked for)."""
+    """Wait until the disk holds the file, or the folder's entries (on POSIX alone)."""
     if path.is_dir() and os.name != "posix":
         return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows syncs no file that is only read
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows cannot sync a file opened for reading
     try:
         os.fsync(handle)
     finally:

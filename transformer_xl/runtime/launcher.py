@@ -1,4 +1,4 @@
-"""What a launcher of several processes, torchrun, says of this one in its environment. No torch is imported."""
+"""Reads this process's rank from the variables that torchrun sets. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import re
 from ..mistake import Mistake
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables without which ranks cannot meet. A scheduler may export some of them without launching anything."""
+"""Ranks need all of these variables. A scheduler may export some of them without launching anything."""
 
 
 def launched() -> tuple[int, int]:
     """The rank of this process and the number of ranks: (0, 1) unless all variables of a launch are set.
 
     Raises:
-        ValueError: they are set, and are not what torchrun sets.
+        ValueError: they are set to values that torchrun does not set.
     """
     if _missing():
         return 0, 1
-    rank, size, port = map(number, ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    rank, size, port = map(variable, ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if rank >= size or port >= 1 << 16:
         raise Mistake(
             f"The variable RANK must be below WORLD_SIZE, and MASTER_PORT below 65,536, got {rank}, {size} and {port}. "
@@ -28,8 +28,12 @@ def launched() -> tuple[int, int]:
     return rank, size
 
 
-def number(name: str) -> int:
-    """A variable of the launcher, 0 where it is not set; `ValueError` where it is no whole number."""
+def variable(name: str) -> int:
+    """A variable of the launcher as a number, 0 if it is not set.
+
+    Raises:
+        ValueError: it is not a whole number.
+    """
     word = os.environ.get(name, "").strip() or "0"
     if not re.fullmatch("[0-9]{1,9}", word):
         raise Mistake(
@@ -39,8 +43,8 @@ def number(name: str) -> int:
     return int(word)
 
 
-def half_launched() -> str:
-    """A warning if WORLD_SIZE asks for several processes and another variable of a launch is missing; else empty."""
+def launch_warning() -> str:
+    """A warning if WORLD_SIZE names several processes and another variable of a launch is missing; otherwise ""."""
     size, missing = os.environ.get("WORLD_SIZE", "").strip(), _missing()
     if size in ("", "0", "1") or not missing:
         return ""

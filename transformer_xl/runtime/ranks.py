@@ -1,7 +1,7 @@
 """Ranks: the processes that train one model together, as torchrun starts them. Alone, a process is rank 0 of 1.
 
-Each rank reads its rows of every batch and keeps their memories. Weights are the same on all ranks (DDP), or each rank
-has a part of every tensor, which is gathered for the time it is needed (FSDP2); what the optimizer does is the same.
+Each rank reads its rows of every batch and keeps their memories. All ranks hold the same weights (DDP), or each rank
+holds a shard of every tensor and gathers the whole when it needs it (FSDP2); the optimizer's results are the same.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ..mistake import Mistake
-from .launcher import half_launched, launched, number
+from .launcher import launch_warning, launched, variable
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together, and what they do at the same time: every rank has to call it."""
+    """This process among the ones that train together. Every rank has to call `total`, `gather` and `wait`."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and speaks for all."""
+        """Whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
-        """This rank's share of `count` rows: the shares follow each other, and differ by one row at most."""
+        """This rank's share of `count` rows: consecutive shares, which differ by at most one row."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def total(self, amounts: Sequence[float]) -> list[float]:
         """Sums over all ranks, in float64."""
         if self.size == 1:
             return list(amounts)
-        summed = torch.tensor(amounts, dtype=torch.float64)  # on the CPU: no device is waited for
+        summed = torch.tensor(amounts, dtype=torch.float64)  # on the CPU, because a device would have to be waited for
         dist.all_reduce(summed)
         return summed.tolist()
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """What the ranks hold, in their order; it has the same shape on all."""
+        """The tensors of all ranks, in their order; all have the same shape."""
         if self.size == 1:
             return [tensor]
         found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
@@ -57,26 +57,26 @@ class Ranks:
         return found
 
     def wait(self) -> None:
-        """Go on when all are here; not by a barrier, for which NCCL would have to be started."""
+        """Wait for all ranks, without a barrier because that would start NCCL."""
         self.total([0.0])
 
 
 def launch() -> str:
-    """What the processes of one torchrun share, those that it starts in place of failed ones too; "" without it."""
+    """An id that all processes of one torchrun share, also after a restart; "" without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return f"process {os.getppid()}" if name == "none" else name
 
 
 @contextmanager
 def together(device: str) -> Iterator[Ranks]:
-    """Join the other ranks until the end of the block; on CUDA each then has the device of its local rank.
+    """Join the other ranks until the block ends; on CUDA each rank takes the device of its local rank.
 
     Raises:
-        ValueError: a device was asked for by its number, or there are fewer than ranks.
+        ValueError: the device has a number, or there are fewer devices than ranks.
         ConnectionError: another rank has ended.
     """
-    if half := half_launched():
-        print(half, file=sys.stderr)
+    if warning := launch_warning():
+        print(warning, file=sys.stderr)
     ranks = Ranks(*launched())
     if ranks.size == 1:
         yield ranks
@@ -87,8 +87,8 @@ def together(device: str) -> Iterator[Ranks]:
     try:
         store, *_ = next(rendezvous("env://"))
         if os.environ.get("GROUP_WORLD_SIZE") == "1":
-            # torchrun keeps its store through restarts, and in it the addresses of those who are no more. How many
-            # restarts there were is known on one machine alone; several need a new store each time.
+            # torchrun keeps its store through restarts, with the addresses of processes that have ended. Only on one
+            # machine is the number of restarts known; several machines need a new store each time.
             store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
         backend, hour = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(hours=1)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=hour)
@@ -97,7 +97,7 @@ def together(device: str) -> Iterator[Ranks]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        if not ranks.first:  # one that tells of it is enough
+        if not ranks.first:  # one message is enough
             raise SystemExit(1) from error
         raise ConnectionError("Another rank has ended; what that one or its launcher says is the reason.") from error
     finally:
@@ -106,8 +106,8 @@ def together(device: str) -> Iterator[Ranks]:
 
 
 def _settle() -> None:
-    """Give gloo's threads, which go on to the end of the process, the time to let go of Python's tensors: to do that
-    while the interpreter ends would abort the process (https://github.com/pytorch/pytorch/issues/190489)."""
+    """Wait until gloo's threads have released Python's tensors, because a release while the interpreter ends aborts the
+    process (https://github.com/pytorch/pytorch/issues/190489)."""
     last, end = torch.zeros(1), time.monotonic() + 5
     own = last._use_count()  # type: ignore[attr-defined]
     dist.all_reduce(last)
@@ -116,7 +116,7 @@ def _settle() -> None:
 
 
 def _take_device(device: str) -> None:
-    local, there = number("LOCAL_RANK"), torch.cuda.device_count()
+    local, there = variable("LOCAL_RANK"), torch.cuda.device_count()
     if ":" in device:
         raise Mistake(f"device must be auto or cuda for several ranks, each of which has its own; got {device}.")
     if local >= there:

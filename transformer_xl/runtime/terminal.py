@@ -1,4 +1,4 @@
-"""Tables: drawn on a terminal, plain aligned columns in a pipe; and what happens where output cannot be written."""
+"""Standard output and error: tables, the progress of long work, and what happens when output cannot be written."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
+
+from .files import explained
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text under column names; every column but the first is aligned to the right."""
+    """Print rows of text under column names: drawn on a terminal, plain in a pipe."""
     if not sys.stdout.isatty():
         print("\n".join(plain_table(title, columns, rows)), flush=True)
         return
@@ -42,13 +45,13 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
-    """Print names and values, a line each."""
+    """Print each name and its value on a line."""
     width = max(map(len, pairs))
     print("\n".join([title, *(f"  {name.ljust(width)}  {value}" for name, value in pairs.items())]), flush=True)
 
 
 class Output:
-    """Standard output, for `redirect_stdout`: an error of writing names it."""
+    """Standard output, for `redirect_stdout`: a write error names it."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -74,7 +77,7 @@ class Output:
         raise OSError(error.errno, error.strerror, "standard output") from error
 
     def discard(self) -> None:
-        """Send what the stream holds and will get to the null device, because the interpreter flushes it at the end."""
+        """Redirect the stream to the null device, because the interpreter flushes it at the end."""
         with suppress(OSError):  # it may have no descriptor
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -82,7 +85,7 @@ class Output:
 
 
 class LastingOutput(Output):
-    """A stream whose failure does not end the work: text that cannot be written is dropped, after one warning."""
+    """A stream whose failure does not end the work: it drops text that it cannot write, after one warning."""
 
     failed = False
     reader_left = False
@@ -98,11 +101,7 @@ class LastingOutput(Output):
 
 T = TypeVar("T")
 
-
-ON_A_TERMINAL = 0.25
-
-
-IN_A_PIPE = 4.0
+ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
 """Seconds between two reports of progress."""
 
 
@@ -111,15 +110,15 @@ def followed(
     what: str,
     total: int | None = None,
     *,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], object] | None = None,
     every: float = IN_A_PIPE,
 ) -> Iterator[T]:
-    """Yield the items, and report every few seconds how far the work on them has come; short work is silent.
+    """Yield the items, and report every few seconds how much of the work is done; short work prints nothing.
 
-    Reports go to `report`, or to standard error: on a terminal as one line that is replaced, in a pipe as a line each.
+    Reports go to `report`, or to standard error: on a terminal one line that is replaced, in a pipe one line each.
 
     Args:
-        total: how many items there are; None: their length.
+        total: the number of items; None: their length.
         every: seconds between two calls of `report`.
     """
     terminal = report is None and sys.stderr is not None and sys.stderr.isatty()
@@ -140,8 +139,89 @@ def followed(
             report("")
 
 
+class ProgressPrinter:
+    """Prints where a loop of steps stands: on a terminal a bar that stays in place, in a pipe a line each time.
+
+    Use it in a `with`.
+
+    Args:
+        total: the number of steps.
+        step: where a resumed run starts.
+        stream: an open text file; None is standard output.
+        log: a file that gets the plain lines too.
+    """
+
+    def __init__(self, total: int, *, step: int = 0, stream: Any = None, log: str | Path | None = None):
+        self.stream = sys.stdout if stream is None else stream
+        self._log = None if log is None else Path(log)
+        self._bar = _bar(self.stream) if self.stream.isatty() else None
+        self._task = self._bar.add_task("", total=total, completed=step) if self._bar else None
+
+    @property
+    def reader_left(self) -> bool:
+        """Whether the stream is a pipe whose reader has ended."""
+        return getattr(self.stream, "reader_left", False)
+
+    def __enter__(self) -> ProgressPrinter:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, step: int) -> None:
+        """Move the bar; cheap enough for every step."""
+        self._update(completed=step)
+
+    def show(self, text: str, step: int, total: int) -> None:
+        """Print `text` beside the step; `total` may have changed."""
+        line = f"step {step:>{len(str(total))}}/{total}  {text}"
+        self._write_log(line)
+        if not self._update(completed=step, total=total, description=text):
+            self._write(line)
+
+    def follow(self, items: Iterable[T], what: str) -> Iterator[T]:
+        """`followed`, which reports in the bar, or in lines of its own."""
+        if self._bar is None:
+            return followed(items, what, report=self._write)
+        return followed(items, what, report=lambda line: self._update(description=line), every=ON_A_TERMINAL)
+
+    def note(self, text: str) -> None:
+        """Print a text that stays: an evaluation, a warning, a sample."""
+        self._write_log(text)
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            self._write(text)
+
+    def _update(self, **changes: Any) -> bool:
+        """Change the bar; False where there is none."""
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, **changes)
+        return self._bar is not None
+
+    def _write(self, line: str) -> None:
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def _write_log(self, line: str) -> None:
+        if self._log is not None:
+            with explained(self._log), self._log.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def _bar(stream: Any):
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    return Progress(*columns, console=Console(file=stream), refresh_per_second=4)
+
+
 def seconds_left(done: int, total: int, seconds: float) -> float | None:
-    """Time the rest takes at the pace of the `done` steps, which took `seconds`; None before the first step."""
+    """Seconds for the other steps, if `done` steps took `seconds`; None before the first step."""
     return (total - done) * seconds / done if done > 0 else None
 
 

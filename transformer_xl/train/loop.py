@@ -29,8 +29,8 @@ from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished
 from ..runtime.ranks import Ranks
-from ..runtime.terminal import seconds_left
-from .metric_log import MetricLog, Progress, ProgressPrinter
+from ..runtime.terminal import ProgressPrinter, seconds_left
+from .metric_log import MetricLog, progress_text
 from .optim import learning_rate
 from .step import Pace, Trainer
 from .trackers import Trackers
@@ -78,7 +78,7 @@ def fit(
         trainer.restore(load_training(last))
     _agree(trainer, run)
     with ExitStack() as stack:
-        journal = stack.enter_context(_journal(trainer, corpus, run, trackers)) if ranks.first else Journal()
+        journal = stack.enter_context(_journal(trainer, run, trackers)) if ranks.first else Journal()
         received = stack.enter_context(_deferred_signals(ranks))
         aside = stack.enter_context(Aside(kept=ranks.first))  # waited for while signals still wait
         stack.enter_context(_little_garbage())
@@ -134,12 +134,11 @@ class Journal:
 
 
 @contextmanager
-def _journal(trainer: Trainer, corpus: Corpus, run: Path, trackers: Trackers | None) -> Iterator[Journal]:
+def _journal(trainer: Trainer, run: Path, trackers: Trackers | None) -> Iterator[Journal]:
     remove_unfinished(run)
     metrics = MetricLog(run / "metrics.jsonl")
     metrics.truncate(trainer.step)
-    most, log = trainer.config.max_steps, run / "log.txt"
-    with ProgressPrinter(most, corpus.unit, step=trainer.step, log=log) as printer:
+    with ProgressPrinter(trainer.config.max_steps, step=trainer.step, log=run / "log.txt") as printer:
         yield Journal(printer, metrics, trackers or Trackers())
 
 
@@ -182,15 +181,9 @@ def _tell(trainer: Trainer, unit: str, journal: Journal) -> None:
     entry, trainer.pace = trainer.pace.entry(unit), Pace()
     lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
     if journal.printer is not None:
-        progress = Progress(
-            step=trainer.step,
-            max_steps=most,
-            loss=entry["loss"],
-            lr=lr,
-            tokens_per_second=entry["tokens_per_second"],
-            seconds_left=seconds_left(trainer.step, most, trainer.seconds),
-        )
-        journal.printer.show(progress)
+        left = seconds_left(trainer.step, most, trainer.seconds)
+        figures = {"loss": entry["loss"], "lr": lr, "tokens_per_second": entry["tokens_per_second"]}
+        journal.printer.show(progress_text(unit, **figures, seconds_left=left), trainer.step, most)
     journal.log({"step": trainer.step, "split": "train", **entry, "lr": lr, "seconds": trainer.seconds})
 
 
@@ -270,7 +263,7 @@ def _sample(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Journa
     [text] = generate(model, corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
     sample = readable(text) if tokenised(config.corpus.name) else text
     journal.note(f"sample: {sample}")
-    journal.trackers.note(sample, trainer.step)
+    journal.log({"step": trainer.step, "sample": sample})
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,6 +1,6 @@
 """Experiment trackers: what goes to `metrics.jsonl` also goes to TensorBoard, Weights & Biases or Trackio.
 
-All are off until `train.trackers` names them. One that fails is switched off, and training goes on.
+All are off unless `train.trackers` names them. A tracker that fails is switched off, and training goes on.
 """
 
 from __future__ import annotations
@@ -26,18 +26,14 @@ PROJECT = "transformer-xl"
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Where figures go besides `metrics.jsonl`. Whatever it raises is its end, and not the run's."""
+    """Receives the entries of `metrics.jsonl`. Any exception switches the tracker off and does not end the run."""
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Take an entry of `metrics.jsonl`."""
-        ...
-
-    def note(self, text: str, step: int) -> None:
-        """Take a sample of text."""
+        """Take an entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
         ...
 
     def close(self) -> None:
-        """Finish what is still on its way."""
+        """Finish sending."""
         ...
 
 
@@ -45,7 +41,7 @@ class Trackers:
     """All trackers of a run, as one. Use it in a `with` to have them closed.
 
     Args:
-        warn: says in a line that a tracker failed.
+        warn: called with a line for each tracker that fails.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None, warn: Callable[[str], None] = print):
@@ -59,12 +55,8 @@ class Trackers:
         self._each(lambda tracker: tracker.close())
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Give every tracker an entry of `metrics.jsonl`."""
+        """Pass an entry of `metrics.jsonl` to every tracker."""
         self._each(lambda tracker: tracker.log(entry))
-
-    def note(self, text: str, step: int) -> None:
-        """Give every tracker a sample of text."""
-        self._each(lambda tracker: tracker.note(text, step))
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._on.items()):
@@ -76,7 +68,7 @@ class Trackers:
 
 
 def require(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed, all at once.
+    """Refuse trackers that are not installed, in one message.
 
     Raises:
         ValueError: one sentence that says what to install.
@@ -92,10 +84,10 @@ def require(names: Sequence[str]) -> None:
 def open_trackers(
     names: Sequence[str], run: Path, config: RunConfig, *, step: int = 0, warn: Callable[[str], None] = print
 ) -> Trackers:
-    """The trackers of a run; of one that cannot start, `warn` is told.
+    """The trackers of a run; `warn` is called with a line for each that cannot start.
 
     Args:
-        step: where a resumed run goes on; its trackers go on with the records they began.
+        step: where a resumed run continues; its trackers continue their records.
     """
     trackers: dict[str, Tracker] = {}
     for name in dict.fromkeys(names):
@@ -107,39 +99,38 @@ def open_trackers(
 
 
 class TensorBoard:
-    """Event files in the run's folder `tensorboard`; those past `step`, which resuming repeats, no longer count."""
+    """Event files in the run's folder `tensorboard`. Resuming at `step` hides later events, which it repeats."""
 
     def __init__(self, run: Path, step: int = 0):
         from torch.utils.tensorboard import SummaryWriter
 
-        # A fresh run says so too: TensorBoard takes the first such mark for a start and only later ones for restarts.
+        # A new run purges too: TensorBoard takes the first purge for the start and only later ones for restarts.
         self._writer = SummaryWriter(run / "tensorboard", purge_step=step + 1)
 
     def log(self, entry: Mapping[str, Any]) -> None:
+        if "sample" in entry:  # TensorBoard reads Markdown: indented, the text is shown as it is
+            self._writer.add_text("sample", textwrap.indent(entry["sample"], "    "), entry["step"])
         for name, value in figures(entry).items():
             self._writer.add_scalar(name, value, entry["step"])
         self._writer.flush()
-
-    def note(self, text: str, step: int) -> None:
-        self._writer.add_text("sample", textwrap.indent(text, "    "), step)  # as Markdown: shown as it is
 
     def close(self) -> None:
         self._writer.close()
 
 
 class Service:
-    """Weights & Biases or Trackio, which are used alike. Their own environment variables go before ours.
+    """Weights & Biases or Trackio, which have the same interface. Their environment variables override our defaults.
 
-    Neither can take back what it was told, so a file in the run's folder, `wandb.json` or `trackio.json`, keeps the
-    record's id and the last step told of each kind: what a resumed run repeats is not told twice.
+    Neither can delete entries. A file in the run's folder, `wandb.json` or `trackio.json`, keeps the record's id and
+    the last step sent of each kind, so a resumed run sends nothing twice.
     """
 
     def __init__(self, name: str, run: Path, config: RunConfig):
         self._module: Any = import_module(name)
         self._file = run / f"{name}.json"
         kept = json.loads(self._file.read_text()) if self._file.exists() else {"id": uuid.uuid4().hex[:8], "told": {}}
-        self._id, self._before, self._told = kept["id"], kept["told"], dict(kept["told"])
-        self._keep()
+        self._id, self._before, self._sent = kept["id"], kept["told"], dict(kept["told"])
+        self._save()
         title = run.resolve().name
         options = {"project": PROJECT, "name": f"{title}-{self._id}"}  # Trackio finds a record by its name
         if name == "wandb":
@@ -150,22 +141,19 @@ class Service:
         self._module.init(**options, config=asdict(config), resume="allow")
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        self._tell(entry["split"], figures(entry), entry["step"])
-
-    def note(self, text: str, step: int) -> None:
-        self._tell("sample", {"sample": self._module.Html(f"<pre>{html.escape(text)}</pre>")}, step)
+        kind, step, values = entry.get("split", "sample"), entry["step"], figures(entry)
+        if kind == "sample":
+            values = {"sample": self._module.Html(f"<pre>{html.escape(entry['sample'])}</pre>")}
+        if step > self._before.get(kind, -1):
+            self._module.log(values, step=step)
+            self._sent[kind] = step
+            self._save()
 
     def close(self) -> None:
         self._module.finish()
 
-    def _tell(self, kind: str, values: Mapping[str, Any], step: int) -> None:
-        if step > self._before.get(kind, -1):
-            self._module.log(values, step=step)
-            self._told[kind] = step
-            self._keep()
-
-    def _keep(self) -> None:
-        write_whole(self._file, json.dumps({"id": self._id, "told": self._told}) + "\n")
+    def _save(self) -> None:
+        write_whole(self._file, json.dumps({"id": self._id, "told": self._sent}) + "\n")
 
 
 def figures(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -178,14 +166,14 @@ def figures(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _installed(name: str) -> bool:
-    """Whether it is there and works; a folder `wandb` left by a run, which Python takes for a package, is not it."""
+    """Whether it can be imported and works; Python also imports a mere folder `wandb` that a run left."""
     try:
         module = import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
-    except Exception:  # one that does not even import is as good as none
+    except Exception:  # a tracker that fails to import counts as missing
         return False
     return hasattr(module, "SummaryWriter" if name == "tensorboard" else "init")
 
 
 def _switched_off(name: str, error: Exception) -> str:
     reason = next(iter(str(error).splitlines()), "")
-    return f"{name} is switched off for the rest of this run, for it failed: {type(error).__name__}: {reason}"
+    return f"{name} is switched off for the rest of this run because it failed: {type(error).__name__}: {reason}"

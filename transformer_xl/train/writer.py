@@ -1,4 +1,4 @@
-"""Work that goes on aside while training does: the writing of a checkpoint, from copies that training leaves alone."""
+"""Writes checkpoints in the background while training goes on, from copies that training does not change."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from .parallel import whole
 
 
 class Snapshot:
-    """Copies of tensors on the CPU, whole, in memory that is kept for the next ones of the same names: to ask for new
-    memory takes longer than to copy. Ranks that keep none have to take part in every copy all the same."""
+    """Copies whole tensors to the CPU, and reuses the memory under the same names: new memory costs more than the copy.
+
+    A rank with `kept` False keeps no copies, but takes part in gathering each tensor."""
 
     def __init__(self, kept: bool = True):
         self.kept = kept
         self._copies: dict[str, Tensor] = {}
 
     def take(self, name: str, tensor: Tensor) -> Tensor:
-        """A copy that holds until the next one under this name."""
+        """A copy, valid until the next call with this name."""
         full = whole(tensor.detach())
         if not self.kept:
             return full.new_empty(0)
         copy = self._copies.get(name)
         if copy is None or (copy.shape, copy.dtype) != (full.shape, full.dtype):
-            # Pinned, a copy from a GPU takes a fraction of the time.
+            # A copy from a GPU to pinned memory takes a fraction of the time.
             copy = self._copies[name] = torch.empty(full.shape, dtype=full.dtype, pin_memory=full.is_cuda)
         return copy.copy_(full)
 
 
 class Aside:
-    """One piece of work at a time in a thread of its own. What it raises is raised where training next asks.
+    """Does one piece of work at a time in a thread. An exception there is raised at training's next call.
 
-    Use it in a `with`: an error there waits for the work, a second signal does not, and what was being written is then
-    half-written, and swept up as such.
+    Use it in a `with`: on an error the block waits for the work; on a second signal it does not, and the file that was
+    being written stays unfinished, for the next run to remove.
     """
 
     def __init__(self, *, kept: bool = True) -> None:
@@ -55,12 +56,12 @@ class Aside:
                 error.add_note(str(self._error))
 
     def snapshot(self) -> Snapshot:
-        """Where copies for the next work go, when the work before is done with its own."""
+        """The snapshot for the next work, after the work that uses its copies is done."""
         self.wait()
         return self._snapshot
 
     def begin(self, work: Callable[[], object]) -> None:
-        """Have `work` done, when what was begun before is."""
+        """Start `work` after the previous work is done."""
         self.wait()
         self._thread = Thread(target=self._do, args=(work,), daemon=True)
         self._thread.start()
@@ -72,13 +73,13 @@ class Aside:
             self._error = error
 
     def check(self) -> None:
-        """Raise what the work raised, if it has ended so."""
+        """Raise the work's exception, if there is one."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Wait until all work is done."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,0 +1,86 @@
+"""Progress: a bar on a terminal, plain lines in a pipe and in the log."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from transformer_xl.runtime.terminal import ProgressPrinter, clock, followed, seconds_left
+
+TEXT = "loss 1.3863  1:01 left"
+LINE = f"step   50/1000  {TEXT}"
+
+
+def test_time_left_by_hand():
+    assert seconds_left(50, 1000, 10.0) == 190
+    assert seconds_left(1000, 1000, 10.0) == 0
+    assert seconds_left(0, 1000, 10.0) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (12345, "3:25:45"), (185145, "2d 3:25:45"), (None, "-:--")],
+)
+def test_a_duration_is_written_like_a_clock(seconds, shown):
+    assert clock(seconds) == shown
+
+
+def test_a_pipe_gets_plain_lines_and_so_does_the_log(tmp_path):
+    pipe = io.StringIO()
+    with ProgressPrinter(1000, stream=pipe, log=tmp_path / "log.txt") as printer:
+        printer.advance(49)
+        printer.show(TEXT, 50, 1000)
+        printer.note("valid [bold] 1.5 bpc")
+    assert pipe.getvalue() == LINE + "\nvalid [bold] 1.5 bpc\n"
+    assert (tmp_path / "log.txt").read_text() == pipe.getvalue()
+
+
+def test_long_work_reports_its_progress(monkeypatch, capsys):
+    """In a pipe a line every four seconds, and none for short work; the items pass unchanged."""
+    now = iter(range(0, 1000, 2))
+    monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: next(now))
+    assert list(followed(range(8), "scoring")) == [*range(8)]
+    assert capsys.readouterr().err.splitlines() == [
+        "scoring:  12% done, 0:28 left",
+        "scoring:  38% done, 0:13 left",
+        "scoring:  62% done, 0:07 left",
+        "scoring:  88% done, 0:02 left",
+    ]
+    monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: 7.0)
+    assert list(followed(range(8), "scoring")) == [*range(8)] and capsys.readouterr().err == ""
+
+
+def test_a_terminal_has_one_line_of_progress_which_is_erased_at_the_end(monkeypatch):
+    now, terminal = iter(range(100)), Terminal()
+    monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert list(followed(range(3), "scoring")) == [0, 1, 2]
+    assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
+    assert "scoring:  67% done, 0:02 left" in terminal.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_with_the_same_figures(monkeypatch, tmp_path):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    terminal = Terminal()
+    with ProgressPrinter(1000, step=40, stream=terminal, log=tmp_path / "log.txt") as printer:
+        printer.show(TEXT, 50, 1000)
+        printer.note("a [sample]")
+    assert "50/1000" in terminal.getvalue() and TEXT in terminal.getvalue()
+    assert "a [sample]" in terminal.getvalue()
+    assert (tmp_path / "log.txt").read_text() == LINE + "\na [sample]\n"
+
+
+def test_the_bar_follows_a_number_of_steps_that_changes(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    terminal = Terminal()
+    with ProgressPrinter(1000, stream=terminal) as printer:
+        printer.show(TEXT, 50, 60)
+    assert "50/60" in terminal.getvalue()
