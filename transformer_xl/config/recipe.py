@@ -13,10 +13,12 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ..mistake import Mistake
+from .problems import Problem, Problems
 from .settings import RunConfig
 from .values import fits, from_words, listed, shown, wanted, widened
 
@@ -94,12 +96,8 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
         raise Mistake(
             f"Recipe {name} must hold numbers of less than 4,300 digits and lists that are not hundreds of levels deep."
         ) from error
-    problems: list[str] = []
-    given = [*_settings_of(tables, name, problems), *defaults, *parse_overrides(overrides, problems)]
-    config = _assemble(given, problems)
-    if config is None or problems:
-        raise Mistake("\n".join(problems))
-    return config
+    problems = Problems()
+    return _assemble([*_settings_of(tables, name, problems), *defaults], overrides, problems)
 
 
 def data_settings(data: str) -> list[Setting]:
@@ -150,11 +148,7 @@ def assembled(settings: Sequence[Setting], overrides: Sequence[str]) -> RunConfi
     Raises:
         ValueError: a line for each thing wrong.
     """
-    problems: list[str] = []
-    config = _assemble([*settings, *parse_overrides(overrides, problems)], problems)
-    if config is None or problems:
-        raise Mistake("\n".join(problems))
-    return config
+    return _assemble(settings, overrides, Problems())
 
 
 def settings_in(config: RunConfig) -> list[Setting]:
@@ -173,32 +167,18 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     overrides: list[str] = []
     others: list[str] = []
-    position = 0
-    while position < len(arguments):
-        match = DOTTED.fullmatch(arguments[position])
-        if match is None:
-            others.append(arguments[position])
-            position += 1
-            continue
-        words = 1 if match["value"] is not None else 1 + _count_values(match, arguments[position + 1 :])
-        overrides += arguments[position : position + words]
-        position += words
+    for match, words in _by_setting(arguments):
+        (others if match is None else overrides).extend(words)
     return overrides, others
 
 
 def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setting]:
     """Settings of a command line's `--section.field value ...` words; what is wrong with them goes to `problems`."""
     given: list[Setting] = []
-    position = 0
-    while position < len(overrides):
-        match = DOTTED.fullmatch(overrides[position])
-        assert match is not None, f"not an override: {overrides[position]}; split_overrides keeps them apart"
-        label = overrides[position].split("=", 1)[0]
-        values = [match["value"]] if match["value"] is not None else []
-        position += 1
-        while position < len(overrides) and DOTTED.fullmatch(overrides[position]) is None:
-            values.append(overrides[position])
-            position += 1
+    for match, words in _by_setting(overrides):
+        assert match is not None, f"not an override: {words}; split_overrides keeps them apart"
+        label = words[0].split("=", 1)[0]
+        values = words[1:] if match["value"] is None else [match["value"]]
         section, field, hint = _lookup(match)
         if hint is None:
             problems.append(_unknown(section, field, label, ""))
@@ -208,6 +188,17 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
             value = field == match["field"].replace("-", "_") if not values else from_words(values, hint)
             given.append(Setting(section, field, value, label, ""))
     return given
+
+
+def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[re.Match[str] | None, Sequence[str]]]:
+    """Each dotted option with its match and the words of its value; every other word alone."""
+    position = 0
+    while position < len(arguments):
+        match = DOTTED.fullmatch(arguments[position])
+        values = _count_values(match, arguments[position + 1 :]) if match and match["value"] is None else 0
+        end = position + 1 + values
+        yield match, arguments[position:end]
+        position = end
 
 
 def write_toml(config: RunConfig) -> str:
@@ -253,49 +244,64 @@ def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> l
     return given
 
 
-def _assemble(given: Sequence[Setting], problems: list[str]) -> RunConfig | None:
-    """Build every section, and collect what is wrong in any of them."""
+def _assemble(settings: Sequence[Setting], overrides: Sequence[str], problems: Problems) -> RunConfig:
+    """The run of these settings, the last of equals. Raises one `Mistake` for `problems` and all that is found here."""
+    given = _fitting([*settings, *parse_overrides(overrides, problems)], problems)
     chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    origin: dict[tuple[str, str], Setting] = {}
-    refused: set[str] = set()
-    for setting in given:
-        hint = HINTS[setting.section].get(setting.field)
-        if hint is None:
-            name = setting.source.removeprefix(" in recipe ")
-            problems.append(_unknown(setting.section, setting.field, setting.label, name))
-            continue
-        value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
-        if not fits(value, hint):
-            problems.append(f"{setting.label}{setting.source} must be {wanted(hint)}, got {shown(setting.value)}.")
-            refused.add(setting.section)
-            continue
-        chosen[setting.section][setting.field] = widened(value, hint)
-        origin[setting.section, setting.field] = setting
-    chosen["model"].setdefault("vocab_size", 0)
-    sections: dict[str, Any] = {}
-    for section, owner in SECTIONS.items():
-        try:
-            sections[section] = owner(**chosen[section])
-        except ValueError as error:
-            for line in str(error).splitlines():
-                field, rest = line.split(" ", 1)
-                setting = origin.get((section, field))
-                if setting is not None:
-                    problems.append(f"{setting.label}{setting.source} {rest}")
-                elif section not in refused:  # else a default may stand in for what was meant
-                    problems.append(f"{section}.{line}")
-    if len(sections) < len(SECTIONS):
-        return None
-    try:
-        config = RunConfig(**sections)
-    except ValueError as error:
-        problems += str(error).splitlines()
-        return None
-    try:
-        _ = config.eval_lengths
-    except ValueError as error:
-        problems += [f"[eval] and [train] together: {line}" for line in str(error).splitlines()]
+    chosen["model"]["vocab_size"] = 0
+    for setting in filter(None, given.values()):
+        chosen[setting.section][setting.field] = setting.value
+    sections = {
+        section: problems.attempt(partial(owner, **chosen[section]), partial(_worded, given, section))
+        for section, owner in SECTIONS.items()
+    }
+    if None in sections.values():
+        problems.fail()
+    config = problems.attempt(partial(RunConfig, **sections), partial(_worded, given, ""))
+    if config is None:
+        problems.fail()
+    problems.attempt(lambda: config.eval_lengths, partial(_worded, given, "eval"))
+    problems.refuse()
     return config
+
+
+def _fitting(settings: Sequence[Setting], problems: list[str]) -> dict[str, Setting | None]:
+    """By dotted name, the last setting of that name; None for one whose value is of another type."""
+    given: dict[str, Setting | None] = {}
+    for setting in settings:
+        name, hint = f"{setting.section}.{setting.field}", HINTS[setting.section].get(setting.field)
+        value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
+        if hint is None:
+            recipe = setting.source.removeprefix(" in recipe ")
+            problems.append(_unknown(setting.section, setting.field, setting.label, recipe))
+        elif fits(value, hint):
+            given[name] = dataclasses.replace(setting, value=widened(value, hint))
+        else:
+            problems.append(f"{setting.label}{setting.source} must be {wanted(hint)}, got {shown(setting.value)}.")
+            given[name] = None
+    return given
+
+
+def _worded(given: Mapping[str, Setting | None], section: str, problem: Problem) -> str:
+    """The sentence of a problem of a section, with each setting named as somebody wrote it.
+
+    "" if a setting was refused before: a default stands in for it, and is nobody's mistake.
+    """
+    labels: list[str] = []
+    for field in problem.fields:
+        name = f"{section}.{field}" if section else field
+        setting = given.get(name)
+        unset = name not in given or (setting is not None and setting.value is None)
+        if section == "eval" and unset and f"train.{field}" in given:  # [eval] inherits from [train]
+            name = f"train.{field}"
+            setting = given[name]
+        if setting is None and name in given:
+            return ""
+        if not labels:
+            labels.append(f"{setting.label}{setting.source}" if setting else name)
+        else:
+            labels.append(setting.label if setting and setting.label.startswith("--") else field)
+    return problem.sentence.format(*labels)
 
 
 def _lookup(match: re.Match[str]) -> tuple[str, str, Any]:

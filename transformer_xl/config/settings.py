@@ -6,49 +6,55 @@ to train on it and how to score it. A recipe is a TOML file with one table per s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from ..mistake import Mistake
+from .problems import Problem, refuse_settings
+
+Found = Iterator[Problem]
 
 
-def _refuse(problems: Iterable[str]) -> None:
-    """Raise one `ValueError` that lists every problem found, a line each."""
-    found = list(problems)
-    if found:
-        raise Mistake("\n".join(found))
+def _problem(sentence: str, *fields: str) -> Problem:
+    return Problem(fields, sentence)
 
 
-def _at_least(bound: int, owner: Any, *names: str) -> Iterable[str]:
+def _at_least(bound: int, owner: Any, *names: str) -> Found:
+    return _outside(owner, names, lambda value: value < bound, f"at least {bound}")
+
+
+def _at_most(bound: int, owner: Any, *names: str) -> Found:
+    return _outside(owner, names, lambda value: value > bound, f"at most {bound:,}")
+
+
+def _above_zero(owner: Any, *names: str) -> Found:
+    return _outside(owner, names, lambda value: value <= 0, "above 0")
+
+
+def _fractions(owner: Any, *names: str) -> Found:
+    return _outside(owner, names, lambda value: not 0 <= value < 1, "at least 0 and below 1")
+
+
+def _outside(owner: Any, names: Iterable[str], wrong: Callable[[Any], bool], must: str) -> Found:
+    """The settings in `names` whose value is `wrong`; None is the default and always right."""
     for name in names:
         value = getattr(owner, name)
-        if value is not None and value < bound:
-            yield f"{name} must be at least {bound}, got {value}."
-
-
-def _at_most(bound: float, owner: Any, *names: str) -> Iterable[str]:
-    for name in names:
-        if (getattr(owner, name) or 0) > bound:
-            yield f"{name} must be at most {bound:,}, got {getattr(owner, name)}."
-
-
-def _fractions(owner: Any, *names: str) -> Iterable[str]:
-    for name in names:
-        value = getattr(owner, name)
-        if not 0 <= value < 1:
-            yield f"{name} must be at least 0 and below 1, got {value}."
+        if value is not None and wrong(value):
+            yield _problem(f"{{}} must be {must}, got {value}.", name)
 
 
 class _Checked:
-    """Settings that go together: a value that does not is refused as they are made."""
+    """Settings that go together; the constructor refuses values that do not.
+
+    Raises:
+        WrongSettings: lists every problem, a line each.
+    """
 
     def __post_init__(self) -> None:
-        _refuse(self._problems())
+        refuse_settings(self._problems())
 
-    def _problems(self) -> Iterable[str]:
-        """A sentence for each."""
+    def _problems(self) -> Found:
         raise NotImplementedError
 
 
@@ -116,41 +122,56 @@ class TransformerXLConfig(_Checked):
     proj_init_std: float = 0.01
     """Standard deviation at the start for the adaptive layers' projections."""
 
-    def _problems(self) -> Iterable[str]:
+    def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         yield from _at_least(1, self, *sizes)
         yield from _at_most(10_000, self, "n_layer")
         yield from _at_most(1 << 24, self, *sizes[1:], "positions")
-        yield from _at_least(0, self, "vocab_size")
-        yield from _at_least(0, self, "init_std", "proj_init_std")
+        yield from _at_least(0, self, "vocab_size", "init_std", "proj_init_std")
         yield from _fractions(self, "dropout", "dropatt", "dropout_words", "weight_drop")
-        yield from _fractions(self, *(n for n in ("dropout_input", "dropout_output") if getattr(self, n) is not None))
-        if not self.layer_norm_epsilon > 0:
-            yield f"layer_norm_epsilon must be above 0, got {self.layer_norm_epsilon}."
+        yield from _fractions(self, "dropout_input", "dropout_output")
+        yield from _above_zero(self, "layer_norm_epsilon")
         if self.d_model % 2:
-            yield f"d_model must be even, for sines and cosines share it; got {self.d_model}."
-        edges = (0, *self.cutoffs)
+            sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
+            yield _problem(sentence, "d_model")
+        yield from self._problems_of_bands()
+        yield from self._problems_of_kind()
+
+    def _problems_of_bands(self) -> Found:
+        edges, bands = (0, *self.cutoffs), len(self.cutoffs) + 1
         if any(a >= b for a, b in pairwise(edges)):
-            yield f"cutoffs must increase from above 0, got {list(self.cutoffs)}."
+            yield _problem(f"{{}} must increase from above 0, got {list(self.cutoffs)}.", "cutoffs")
         elif self.cutoffs and self.vocab_size and self.cutoffs[-1] >= self.vocab_size:
-            yield f"cutoffs must be below vocab_size = {self.vocab_size}, got {list(self.cutoffs)}."
+            sentence = f"{{}} must be below {{}} = {self.vocab_size}, got {list(self.cutoffs)}."
+            yield _problem(sentence, "cutoffs", "vocab_size")
         if not self.cutoffs and self.div_val > 1:
-            yield f"div_val must be 1 where there are no cutoffs, got {self.div_val}. Give cutoffs, or leave it out."
+            sentence = f"{{}} must be 1 without {{}}, got {self.div_val}. Give cutoffs, or leave it out."
+            yield _problem(sentence, "div_val", "cutoffs")
         if self.div_val ** len(self.cutoffs) > self.embed_width > 0:
-            bands = f"{len(self.cutoffs) + 1} bands of d_embed = {self.embed_width}"
-            yield f"div_val must leave the last of {bands} some width, got {self.div_val}. Lower it."
-        if self.tie_projs and len(self.tie_projs) != len(self.cutoffs) + 1:
-            bands = len(self.cutoffs) + 1
-            yield f"tie_projs must hold a value for each of the {bands} bands, got {len(self.tie_projs)}."
+            width = "d_model" if self.d_embed is None else "d_embed"
+            sentence = f"{{}} must leave some width for the last of {bands} bands of {{}} = {self.embed_width}, got "
+            yield _problem(f"{sentence}{self.div_val}. Lower it.", "div_val", width)
+        if self.tie_projs and len(self.tie_projs) != bands:
+            sentence = f"{{}} must hold a value for each of the {bands} bands of {{}}, got {len(self.tie_projs)}."
+            yield _problem(sentence, "tie_projs", "cutoffs")
+
+    def _problems_of_kind(self) -> Found:
         for name, kinds in _OF_KINDS.items():
             if getattr(self, name) and self.kind not in kinds:
-                yield f"{name} is for kind = {' and '.join(kinds)}, got kind = {self.kind}. Leave it out."
+                sentence = f"{{}} is for kind = {' and '.join(kinds)}, got {{}} = {self.kind}. Leave it out."
+                yield _problem(sentence, name, "kind")
         if self.share_position_projection and self.untie_r:
-            yield "untie_r must be false where share_position_projection is true: biases come from the projection."
+            sentence = "{} must be false where {} is true, because the biases come from the projection."
+            yield _problem(sentence, "untie_r", "share_position_projection")
         strange = [n for n in _ATTENTION if self.kind in _RECURRENT and getattr(self, n) != _default(self, n)]
         if strange:
-            yield f"{', '.join(strange)} must be left out for kind = {self.kind}, which has no attention and no norm."
-        yield from _at_least(1 if self.kind in ("shaw", "al-rfou") else 0, self, "positions")
+            names = ", ".join("{}" for _ in strange)
+            sentence = f"{names} must be left out for {{}} = {self.kind}, which has no attention and no norm."
+            yield _problem(sentence, *strange, "kind")
+        if self.kind in ("shaw", "al-rfou") and self.positions < 1:
+            sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
+            yield _problem(sentence, "positions", "kind")
+        yield from _at_least(0, self, "positions")
 
     @property
     def embed_width(self) -> int:
@@ -192,22 +213,29 @@ class Lengths(_Checked):
     attn_len: int | None = None
     """How many keys a query sees, itself included; None: all there are."""
 
-    def _problems(self) -> Iterable[str]:
+    def _problems(self) -> Found:
         return _length_problems(self)
 
 
 _LONGEST, _HIGHEST = 1 << 31, 10**30
 
 
-def _length_problems(lengths: Any) -> Iterable[str]:
+def _length_problems(lengths: Any) -> Found:
     yield from _at_least(1, lengths, "tgt_len", "clamp_len", "attn_len")
     yield from _at_least(0, lengths, "mem_len")
     yield from _at_most(_LONGEST, lengths, "tgt_len", "mem_len", "clamp_len")
     if lengths.attn_len is not None and lengths.attn_len > lengths.mem_len + 1:
-        yield (
-            f"attn_len must be at most mem_len + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of "
-            f"a segment sees no more. Raise mem_len to {lengths.attn_len - 1}, or lower attn_len."
+        sentence = (
+            f"{{}} must be at most {{}} + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of a "
+            f"segment sees no more. Raise mem_len to {lengths.attn_len - 1}, or lower attn_len."
         )
+        yield _problem(sentence, "attn_len", "mem_len")
+
+
+def _context_problems(lengths: Any) -> Found:
+    if lengths.context_len and lengths.mem_len:
+        sentence = f"{{}} must be 0 where {{}} is given, which replaces the memory, got {lengths.mem_len}."
+        yield _problem(sentence, "mem_len", "context_len")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,15 +259,18 @@ class CorpusConfig(_Checked):
     bpe_size: int = 8192
     """How many symbols to make where unit is bpe."""
 
-    def _problems(self) -> Iterable[str]:
+    def _problems(self) -> Found:
         yield from _at_least(1, self, "min_count")
         yield from _at_least(257, self, "bpe_size")
         if self.newlines == "sentence" and self.unit != "word":
-            yield f'newlines must be "keep" or "drop" for unit = "{self.unit}", got "sentence", which is for words.'
+            sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
+            yield _problem(sentence, "newlines", "unit")
         if self.shuffle_lines and self.newlines == "drop":
-            yield 'newlines must be "keep" or "sentence" where shuffle_lines is true, got "drop": no lines are left.'
+            sentence = '{} must be "keep" or "sentence" where {} is true, got "drop", which leaves no lines.'
+            yield _problem(sentence, "newlines", "shuffle_lines")
         if self.shuffle_lines and self.reset_documents:
-            yield "reset_documents must be false where shuffle_lines is true: a document's lines have an order."
+            sentence = "{} must be false where {} is true, because the lines of a document have an order."
+            yield _problem(sentence, "reset_documents", "shuffle_lines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,26 +344,27 @@ class TrainConfig(_Checked):
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Where metrics go besides metrics.jsonl; each is an extra to install."""
 
-    def _problems(self) -> Iterable[str]:
+    def _problems(self) -> Found:
         yield from _length_problems(self)
         yield from _at_least(1, self, "batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
         yield from _at_least(0, self, *steps, "context_len", *rates)
-        if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
-            yield "min_lr_ratio must be above 0 where average_from is given: the average would be of equal weights."
-        if self.parallel == "fsdp" and (self.compile or self.average_from):
-            yield "compile and average_from must be left out with parallel = fsdp, whose weights are in parts. Use ddp."
-        if not self.embedding_lr_ratio > 0:
-            yield f"embedding_lr_ratio must be above 0, got {self.embedding_lr_ratio}."
-        if self.context_len and self.mem_len:
-            yield f"mem_len must be 0 where context_len is given, which stands in its place; got {self.mem_len}."
+        yield from _above_zero(self, "embedding_lr_ratio")
         yield from _fractions(self, "min_lr_ratio", "momentum")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            yield f"betas must be at least 0 and below 1, got {list(self.betas)}."
         yield from _at_most(_HIGHEST, self, *rates, "embedding_lr_ratio")
+        yield from _context_problems(self)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            yield _problem(f"{{}} must be at least 0 and below 1, got {list(self.betas)}.", "betas")
+        if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
+            sentence = "{} must be above 0 where {} is given, because weights that no longer change need no average."
+            yield _problem(sentence, "min_lr_ratio", "average_from", "schedule")
+        if self.parallel == "fsdp" and (self.compile or self.average_from):
+            sentence = "{} and {} must be left out with {} = fsdp, which splits the weights. Use ddp."
+            yield _problem(sentence, "compile", "average_from", "parallel")
         if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:
-            yield f"batch_size must be a multiple of batch_chunk = {self.batch_chunk}, got {self.batch_size}."
+            sentence = f"{{}} must be a multiple of {{}} = {self.batch_chunk}, got {self.batch_size}."
+            yield _problem(sentence, "batch_size", "batch_chunk")
 
     @property
     def lengths(self) -> Lengths:
@@ -354,11 +386,10 @@ class EvalConfig(_Checked):
     max_tokens: int = 0
     """Score the first so many tokens of the split; 0: all."""
 
-    def _problems(self) -> Iterable[str]:
+    def _problems(self) -> Found:
         yield from _at_least(1, self, "tgt_len", "clamp_len", "attn_len", "batch_size")
         yield from _at_least(0, self, "mem_len", "max_tokens", "context_len")
-        if self.context_len and self.mem_len:
-            yield f"mem_len must be 0 where context_len is given, which stands in its place; got {self.mem_len}."
+        yield from _context_problems(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,25 +401,28 @@ class RunConfig(_Checked):
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
-    def _problems(self) -> Iterable[str]:
+    def _problems(self) -> Found:
+        kind, places = f"{{}} = {self.model.kind}", self.model.positions
         if self.train.random_tgt_len and self.corpus.reset_documents:
-            yield "corpus.reset_documents must be false where train.random_tgt_len is true: rows share their cuts."
+            sentence = "{} must be false where {} is true, because segments have the same length in all rows."
+            yield _problem(sentence, "corpus.reset_documents", "train.random_tgt_len")
         if self.model.kind not in ("vaswani", "al-rfou"):
             return
-        auxiliary = self.model.intermediate_losses or self.model.multiple_targets
-        if auxiliary and (self.train.ar_alpha or self.train.tar_beta):
-            yield "train.ar_alpha and train.tar_beta must be 0 where the model has auxiliary losses. Leave them out."
-        if self.model.kind == "al-rfou" and (self.train.ar_alpha or self.train.tar_beta):
-            yield "train.ar_alpha and train.tar_beta must be 0 for kind = al-rfou, which has losses of its own."
-        if self.train.random_tgt_len and self.model.positions:
-            yield f"train.random_tgt_len must be false for kind = {self.model.kind}, whose places end. Leave it out."
+        for name in ("ar_alpha", "tar_beta") if self.model.kind == "al-rfou" else ():
+            if getattr(self.train, name):
+                sentence = f"{{}} must be 0 for {kind}, which has losses of its own."
+                yield _problem(sentence, f"train.{name}", "model.kind")
+        if self.train.random_tgt_len and places:
+            sentence = f"{{}} must be false for {kind}, whose positions end. Leave it out."
+            yield _problem(sentence, "train.random_tgt_len", "model.kind")
         for section, lengths in (("train", self.train), ("eval", self.eval)):
             if lengths.clamp_len is not None:
-                yield f"{section}.clamp_len is for distances, and kind = {self.model.kind} has places. Leave it out."
+                sentence = f"{{}} is for distances, and {kind} has positions. Leave it out."
+                yield _problem(sentence, f"{section}.clamp_len", "model.kind")
             width = (lengths.tgt_len or 0) + (lengths.context_len or 0)
-            if self.model.positions and width > self.model.positions:
-                most = f"model.positions = {self.model.positions}"
-                yield f"{section}.tgt_len must be at most {most}, with context_len, got {width}. Lower it."
+            if places and width > places:
+                sentence = f"{{}} must be at most {{}} = {places}, {{}} included, got {width}. Lower it."
+                yield _problem(sentence, f"{section}.tgt_len", "model.positions", f"{section}.context_len")
 
     @property
     def eval_lengths(self) -> Lengths:
