@@ -176,7 +176,9 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
     """Settings of a command line's `--section.field value ...` words; what is wrong with them goes to `problems`."""
     given: list[Setting] = []
     for match, words in _by_setting(overrides):
-        assert match is not None, f"not an override: {words}; split_overrides keeps them apart"
+        if match is None:
+            problems.append(f"{words[0]} is neither a setting nor a value of one. Leave it out.")
+            continue
         label = words[0].split("=", 1)[0]
         values = words[1:] if match["value"] is None else [match["value"]]
         section, field, hint = _lookup(match)
