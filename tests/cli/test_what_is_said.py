@@ -176,7 +176,7 @@ def test_help_says_none_as_it_is_given(capsys):
     assert "--clamp-len N|none ..." in shown_help("eval", capsys)
 
 
-@pytest.mark.parametrize("option", ["eval run --tgt-len", "score run file --mem-len", "analyse recl run --clamp-len"])
+@pytest.mark.parametrize("option", ["eval run --tgt-len", "score run file --mem-len", "analyse recl run --step"])
 @pytest.mark.parametrize("word", ["none", "None"])
 def test_none_is_refused_where_it_would_mean_the_default(option, word, capsys):
     with pytest.raises(SystemExit) as exit:

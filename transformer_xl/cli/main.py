@@ -13,6 +13,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -54,11 +56,13 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     kinds = alternatives(each)
     if {int, float}.isdisjoint(kinds):
         return None
+    if not many:  # None is the default of an option that takes one number, and no word spells it
+        hint = each = reduce(or_, (kind for kind in kinds if kind is not type(None)))
 
     def read(words: list[str]) -> Any:
         value = from_words(words, hint)
         values = value if many else [value]
-        if not values or value is None or any(isinstance(one, str) and not fits(one, each) for one in values):
+        if not values or any(isinstance(one, str) and not fits(one, each) for one in values):
             raise Mistake(f"it must be {wanted(hint)}, got {shown(value)}")
         return tuple(value) if many else value
 
@@ -66,7 +70,7 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         nargs="*" if many else 1,
         metavar="FLOAT" if float in kinds else "INT",
         instance_from_str=read,
-        is_instance=lambda value: fits(value, hint),
+        is_instance=lambda value: fits(value, option.type),
         str_from_instance=lambda value: [*map(str, value)] if many else [str(value)],
     )
 

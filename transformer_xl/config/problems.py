@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, NoReturn, TypeVar
 
 from ..mistake import Mistake
@@ -67,3 +67,10 @@ class Problems(list[str]):
     def fail(self) -> NoReturn:
         """Raise one `Mistake` with every sentence, each once."""
         raise Mistake("\n".join(dict.fromkeys(self)))
+
+
+def as_options(typed: Collection[str]) -> Callable[[Problem], str]:
+    """Word a problem of a command: a setting that the user typed is named as its option."""
+    return lambda problem: problem.sentence.format(
+        *(f"--{name.replace('_', '-')}" if name in typed else name for name in problem.fields)
+    )

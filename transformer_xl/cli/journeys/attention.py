@@ -14,18 +14,16 @@ import numpy as np
 
 from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attentions, average_attention, glance
 from ...analysis.heatmaps import Passage, draw_by_distance, draw_passages
-from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
+from ...checkpoint import LoadedModel
 from ...config.settings import TransformerXLConfig
 from ...data.corpus import Split
 from ...data.loader import StreamLoader
 from ...data.vocab import Vocab
-from ...interop import local
 from ...mistake import Mistake
-from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from ...runtime.files import write_whole
 from ...runtime.terminal import followed, show_table
-from .evaluate import eval_lengths, told
-from .texts import Part, corpus_for, part_of, title
+from .texts import Part
+from .trained import Trained
 
 NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
 """Those of Figure 7; (c), u·k, is among the arrays."""
@@ -61,40 +59,34 @@ def attention(
     Raises:
         ValueError, OSError: a sentence for what does not fit.
     """
-    reuse_memory()
-    run = local(run)
-    config = load_config(find_checkpoint(run))
-    problems: list[str] = []
-    sizes = () if mem_len is None else (mem_len,)
-    lengths = told(problems, lambda: eval_lengths(config, tgt_len=tgt_len, mem_len=sizes)[0])
-    named = told(problems, lambda: [_head(name, config.model) for name in heads]) or []
+    trained = Trained(run, device, precision)
+    problems, config, run = trained.problems, trained.config, trained.run
+    found = trained.lengths(tgt_len=tgt_len, mem_len=() if mem_len is None else (mem_len,))
+    named = problems.attempt(lambda: [_head(name, config.model) for name in heads]) or []
     if max_tokens < 0:
         problems.append(f"--max-tokens must be at least 0, got {max_tokens}. 0 reads the whole split.")
-    if problems or lengths is None:
-        raise Mistake("\n".join(problems))
-    loaded = load_model(run, device=resolve_device(device))
+    loaded = trained.load()
+    [lengths] = found
     attentions(loaded.model)
-    corpus = corpus_for(run, config.corpus, loaded.vocab, data, split)
-    part = part_of(corpus, split, "valid")
-    text = corpus.split(part)
-    places = _places(positions, len(text.ids), max_tokens)
-    loader = StreamLoader(text, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=max_tokens)
-    precision, _ = resolve_precision(precision, resolve_device(device))
-    average = average_attention(loaded.model, followed(loader, "averaging"), lengths, precision=precision)
+    text = trained.text(loaded, data, split, "valid")
+    ids = text.split.ids
+    positions = _positions(positions, len(ids), max_tokens)
+    loader = StreamLoader(text.split, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=max_tokens)
+    average = average_attention(loaded.model, followed(loader, "averaging"), lengths, precision=trained.precision)
     looks = [
-        glance(loaded.model, text.ids, place, lengths, precision=precision, start=_start(text, place))
-        for place in places
+        glance(loaded.model, ids, position, lengths, precision=trained.precision, start=_start(text.split, position))
+        for position in positions
     ]
     chosen = named or average.widest(NOTABLE)
-    about = {"run": str(run), **corpus.about, "split": part, "queries": average.queries, "precision": precision}
+    about = {"run": str(run), **text.about, "queries": average.queries, "precision": trained.precision}
     facts = about | {"lengths": asdict(lengths)} | _figures(average) | {"positions": _seen(looks, chosen, loaded.vocab)}
     folder = run / "attention" if out is None else out
     _save(folder, average, looks, facts)
-    paths = _draw(folder, average, chosen, looks, loaded, f"{corpus.name}, {part}")
+    paths = _draw(folder, average, chosen, looks, loaded, f"{text.corpus.name}, {text.name}")
     if as_json:
         print(json.dumps(facts | {"files": [str(path) for path in paths]}))
     else:
-        _show(average, title(corpus, part), folder)
+        _show(average, text.title, folder)
     return facts
 
 
@@ -107,7 +99,7 @@ def _head(name: str, config: TransformerXLConfig) -> Head:
     raise Mistake(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
 
 
-def _places(positions: Sequence[int], tokens: int, max_tokens: int) -> list[int]:
+def _positions(positions: Sequence[int], tokens: int, max_tokens: int) -> list[int]:
     wrong = [position for position in positions if not 0 < position < tokens]
     if wrong:
         raise Mistake(f"--positions must be from 1 to {tokens - 1}, the split's last token, got {wrong[0]}.")

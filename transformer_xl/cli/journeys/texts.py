@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
+from jaxtyping import Integer
 
 from ...checkpoint import find_checkpoint
 from ...config.recipe import text_name
@@ -70,15 +72,23 @@ def title(corpus: Corpus, split: str) -> str:
     return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
 
 
-def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
-    """Say on standard error how much of `texts` the model has no symbol for, and what follows from that."""
-    if vocab.unk is None:
-        return
-    counts = [(len(ids), int((ids == vocab.unk).sum())) for ids in map(vocab.encode, texts)]
-    total, unknown = map(sum, zip((0, 0), *counts, strict=True))
-    if unknown:
-        told = f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model{consequence}."
-        print(told, file=sys.stderr)
+class CountingVocab(Vocab):
+    """A vocabulary that counts how much of the text it encodes is unknown to the model."""
+
+    def __init__(self, vocab: Vocab):
+        self.__dict__.update(vocab.__dict__, tokens=0, unknown=0)
+
+    def encode(self, text: str | bytes, *, start: int = 0) -> Integer[np.ndarray, " T"]:
+        ids = super().encode(text, start=start)
+        self.__dict__["tokens"] += len(ids)
+        self.__dict__["unknown"] += 0 if self.unk is None else int((ids == self.unk).sum())
+        return ids
+
+    def report(self, name: str, consequence: str = "") -> None:
+        """Print on standard error how much of the text `name` was unknown, and the consequence."""
+        if self.__dict__["unknown"]:
+            counts = "{unknown:,} of {tokens:,}".format(**self.__dict__)
+            print(f"{counts} {self.unit}s of {name} are unknown to the model{consequence}.", file=sys.stderr)
 
 
 def read_text(file: str) -> bytes:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from ...checkpoint import find_checkpoint, latest, load_config, load_model, load_vocab, load_weights, put_damaged_aside
+from ...config.problems import Problems
 from ...config.recipe import Setting, changed_settings, find_recipe, load_recipe, recipe_identity, text_name, write_toml
 from ...config.settings import RunConfig, TrainConfig
 from ...config.values import shown
@@ -38,7 +39,7 @@ from ...train import Trainer, fit
 from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require
 from .env import choices, environment, noted
-from .evaluate import eval_lengths, score_split, show_results
+from .evaluate import score_split, show_results
 from .report import report
 from .texts import changed_splits, title
 
@@ -180,16 +181,7 @@ def prepare(
 ) -> Start:
     """Open the corpus, settle every setting that was left open, and build the model."""
     require(config.train.trackers)
-    parts = config.train.batch_chunk * (ranks.size if ranks else 1)
-    if config.train.batch_size % parts:
-        raise Mistake(
-            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
-            f"{config.train.batch_size}. Change it, or start another number of ranks."
-        )
-    if not config.corpus.name:
-        raise Mistake("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
-    for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
-        refuse_odd_name(name, option)
+    _check_before_reading(config, ranks or Ranks())
     origin = origin or Origin()
     begun = {"recipe": origin.recipe, "init": _init_name(origin.init)}
     if resume:
@@ -202,18 +194,8 @@ def prepare(
     if corpus.caution and (ranks is None or ranks.first):
         print(corpus.caution, file=sys.stderr)
     if resume:
-        changed = changed_splits(run, corpus)
-        if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
-            how = f"{changed} has another SHA-256" if changed else "it has other symbols"
-            raise Mistake(
-                f"{config.corpus.name} has changed since {run} began: {how}. Restore it, or start a new run from these "
-                f"weights with --init {run}."
-            )
-    for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after
-        corpus.split(split)
-    if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
-        lacks = "symbols have no line end" if corpus.vocab.line_end is None else "documents have their lines in order"
-        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
+        _refuse_changed(run, corpus, config.corpus.name)
+    _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     chosen = choices(config.train, config.model)
     config = settled(config, corpus)
@@ -222,6 +204,40 @@ def prepare(
     if source is not None:
         load_weights(model, source)
     return Start(corpus, model, config, chosen, begun)
+
+
+def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse a batch that the ranks cannot share, and a corpus that cannot be read or named in a file."""
+    parts = config.train.batch_chunk * ranks.size
+    if config.train.batch_size % parts:
+        raise Mistake(
+            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
+            f"{config.train.batch_size}. Change it, or start another number of ranks."
+        )
+    if not config.corpus.name:
+        raise Mistake("The recipe names no corpus. Name a file, a folder or a corpus to train on by --data.")
+    for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
+        refuse_odd_name(name, option)
+
+
+def _refuse_changed(run: Path, corpus: Corpus, name: str) -> None:
+    """Refuse to resume on a text that is not the one the run began with."""
+    changed = changed_splits(run, corpus)
+    if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
+        how = f"{changed} has another SHA-256" if changed else "it has another vocabulary"
+        raise Mistake(
+            f"{name} has changed since {run} began: {how}. Restore it, or start a new run from these weights with "
+            f"--init {run}."
+        )
+
+
+def _check_splits(config: RunConfig, corpus: Corpus) -> None:
+    """Refuse a corpus without a split that will be needed, before hours of training and not after."""
+    for split in ("train", "valid", config.eval.split):
+        corpus.split(split)
+    if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
+        lacks = "vocabulary has no line end" if corpus.vocab.line_end is None else "documents have their lines in order"
+        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
 
 
 def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
@@ -235,7 +251,7 @@ def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> 
     counted = {name: getattr(theirs.corpus, name) for name in ("min_count", "bpe_size")}
     corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, **counted)
     new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
-    problems = []
+    problems = Problems()
     for setting in origin.given:
         value, own = _own(config, setting), _own(new, setting)
         if value != own and not _left_open(config, setting):
@@ -245,9 +261,8 @@ def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> 
                 f"vocabulary ({vocab}) the new run takes, got {shown(value)}. {advice}"
             )
     if config.corpus.vocab:
-        problems.append(f"corpus.vocab must be left out with --init, because the vocabulary is that of {origin.init}.")
-    if problems:
-        raise Mistake("\n".join(problems))
+        problems.append(f"corpus.vocab must be left out with --init, because {origin.init} has the vocabulary.")
+    problems.refuse()
     return new
 
 
@@ -300,20 +315,19 @@ def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, 
             section = replace(getattr(config, setting.section), **{setting.field: _own(own, setting)})
             config = replace(config, **{setting.section: section})
     advice = f"in {run}, and cannot change on the way. Start a new run from its weights with --init {run}."
-    fixed = [
+    fixed = Problems(
         f"{setting.label} is {_own(own, setting)} {advice}"
         for setting in changes
         if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
         if _own(config, setting) != _own(own, setting)
-    ]
+    )
     if data is not None and text_name(data) != own.corpus.name:
         fixed.append(f"--data is {own.corpus.name} {advice}")
     if init is not None and _init_name(init) != noted(run, "init"):
         fixed.append(f"--init is {noted(run, 'init') or 'not given'} {advice}")
     if began not in ("", asked) and find_recipe(recipe).resolve() != (run / "config.toml").resolve():
         fixed.append(f"RECIPE must be {began}, by which {run} began, or {run / 'config.toml'}, got {asked}.")
-    if fixed:
-        raise Mistake("\n".join(fixed))
+    fixed.refuse()
     return config
 
 
@@ -355,8 +369,7 @@ def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> Non
     config = start.config
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)
-    lengths = eval_lengths(config)[0]
-    result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision, ranks=ranks)
+    result = score_split(loaded, split, config.eval_lengths, config.eval, precision=config.train.precision, ranks=ranks)
     if not ranks.first:
         return
     unknown = start.corpus.unknown(config.eval.split)

@@ -16,6 +16,10 @@ Split = Annotated[
     arg(help="By default test, or all of a --data that names no splits; all: every split one after another."),
 ]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
+Clamp = Annotated[
+    tuple[int | None, ...],
+    arg(metavar="N|none", help="Encode distances beyond this one as this one; by default as the run does."),
+]
 Out = Annotated[
     Path | None, arg(metavar="DIR", help="Keep the arrays, the JSON and, with matplotlib, the pictures here.")
 ]
@@ -38,7 +42,7 @@ class Recl:
     """How many targets to sample."""
     threshold: float = 0.01
     """The relative gain that still counts."""
-    clamp_len: Annotated[int | None, arg(metavar="N")] = None
+    clamp_len: Clamp = ()
     trained_context: bool = False
     """Give no model more context than in training."""
     seed: int = 0
@@ -70,7 +74,7 @@ class Length:
     """Score the first so many tokens; 0: all."""
     stride: int = 8
     """Models without memory read windows so many tokens apart."""
-    clamp_len: Annotated[int | None, arg(metavar="N")] = None
+    clamp_len: Clamp = ()
     batch_size: Annotated[int | None, arg(metavar="N")] = None
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
