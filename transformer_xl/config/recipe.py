@@ -1,7 +1,7 @@
 """From a recipe (a TOML file) and what the command line adds to it, to a `RunConfig`, and back to TOML.
 
-A recipe has one table per section of `RunConfig`. A file and the command line (`--section.field value`) are checked by
-the same rules, and everything wrong with either is told at once, a line each, with what was probably meant.
+A recipe has one table per section of `RunConfig`. The same rules check a file and the command line (`--section.field
+value`). All mistakes in both are reported at once, a line each, with the name that was probably meant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<val
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One setting somebody gave, and where: `label` is how they wrote it."""
+    """One setting that a user gave; `label` is its name as the user wrote it, `source` the file."""
 
     section: str
     field: str
@@ -68,7 +68,7 @@ def find_recipe(recipe: str) -> Path:
 
 
 def recipe_identity(recipe: str) -> str:
-    """What a run notes of its recipe: the name of a packaged one; for a file its name and its checksum."""
+    """The recipe as a run records it: the name of a packaged one; for a file its name and its checksum."""
     path = find_recipe(recipe)
     if path == packaged_recipes().get(recipe):
         return recipe
@@ -76,15 +76,15 @@ def recipe_identity(recipe: str) -> str:
 
 
 def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: Sequence[Setting] = ()) -> RunConfig:
-    """Read a recipe, by name or path, and what the command line changes in it.
+    """Read a recipe, by name or path, and apply the command line's settings.
 
     Args:
         overrides: words of a command line, `--section.field value ...`; the last one wins.
-        defaults: settings that stand above the recipe's and below `overrides`.
+        defaults: settings that replace the recipe's; `overrides` replace them.
 
     Raises:
         FileNotFoundError, IsADirectoryError: there is no such recipe.
-        ValueError: a line for each thing wrong, in file and command line together.
+        Mistake: a line for each mistake in the file and on the command line.
     """
     path = find_recipe(str(recipe))
     name = str(recipe)
@@ -101,9 +101,9 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
 
 
 def data_settings(data: str) -> list[Setting]:
-    """What `--data` sets: the text, all its line ends, and a vocabulary as large as it has symbols.
+    """The settings that `--data` gives: the text, with its line ends and its own vocabulary size.
 
-    How a corpus treats line ends that is known by its name is the recipe's to say.
+    For a corpus known by its name, the recipe says how line ends are treated.
     """
     given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
     if Path(data).exists():
@@ -112,8 +112,8 @@ def data_settings(data: str) -> list[Setting]:
 
 
 def given_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Setting]) -> list[Setting]:
-    """The settings that somebody chose and `--init` may contradict: all of `overrides`, and the recipe's unit and line
-    ends unless `defaults` replace them."""
+    """The settings that the user chose and that `--init` may contradict: all of `overrides`, and the recipe's unit and
+    line ends unless `defaults` replace them."""
     source = f" in recipe {recipe}"
     own = [Setting("corpus", field, None, f"corpus.{field}", source) for field in ("unit", "newlines")]
     last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
@@ -121,15 +121,15 @@ def given_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Set
 
 
 def text_name(data: str) -> str:
-    """A path as seen from anywhere, so that a run's `config.toml` repeats it; the name of a corpus as it is."""
+    """An absolute path, so a run's `config.toml` works in any folder; the name of a corpus as it is."""
     return str(Path(data).resolve()) if data and Path(data).exists() else data
 
 
 def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:
-    """`config` with what a command line changes in it, and the settings that do change.
+    """`config` with a command line's settings, and those settings that differ from before.
 
     Raises:
-        ValueError: a line for each thing wrong.
+        Mistake: a line for each mistake.
     """
     changed = assembled(settings_in(config), overrides)
     given = parse_overrides(overrides, [])
@@ -143,10 +143,10 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
 
 
 def assembled(settings: Sequence[Setting], overrides: Sequence[str]) -> RunConfig:
-    """The run of these settings, the last of equals, and what a command line changes in it.
+    """The run of these settings and a command line's; of two settings with one name, the last one counts.
 
     Raises:
-        ValueError: a line for each thing wrong.
+        Mistake: a line for each mistake.
     """
     return _assemble(settings, overrides, Problems())
 
@@ -161,7 +161,7 @@ def settings_in(config: RunConfig) -> list[Setting]:
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part a command line into `--section.field value ...` words and all others, each in their order.
+    """Split a command line into `--section.field value ...` words and all others, each in their order.
 
     How many words belong to a setting follows from its type, so `--train.compile enwik8-small` leaves the recipe alone.
     """
@@ -173,7 +173,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setting]:
-    """Settings of a command line's `--section.field value ...` words; what is wrong with them goes to `problems`."""
+    """The settings of a command line's `--section.field value ...` words; mistakes go to `problems`."""
     given: list[Setting] = []
     for match, words in _by_setting(overrides):
         if match is None:
@@ -204,7 +204,7 @@ def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[re.Match[str] | None
 
 
 def write_toml(config: RunConfig) -> str:
-    """A recipe that gives exactly `config`. TOML has no null: settings that are None, their default, are left out."""
+    """A recipe that gives exactly `config`. TOML has no null, so settings that are None are left out."""
     lines: list[str] = []
     for section in SECTIONS:
         lines.append(f"[{section}]")
@@ -220,13 +220,13 @@ def _toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
-    if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
+    if isinstance(value, str):  # TOML has JSON's escapes, but requires one for DEL, too
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
 
 
 def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> list[Setting]:
-    """The settings a recipe gives; unknown tables and stray values go to `problems`."""
+    """The settings of a recipe; unknown tables and values outside of tables go to `problems`."""
     given: list[Setting] = []
     for section, table in tables.items():
         if section in SECTIONS and isinstance(table, dict):
@@ -247,7 +247,7 @@ def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> l
 
 
 def _assemble(settings: Sequence[Setting], overrides: Sequence[str], problems: Problems) -> RunConfig:
-    """The run of these settings, the last of equals. Raises one `Mistake` for `problems` and all that is found here."""
+    """The run of these settings; raises one `Mistake` for `problems` and all others."""
     given = _fitting([*settings, *parse_overrides(overrides, problems)], problems)
     chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     chosen["model"]["vocab_size"] = 0
@@ -268,7 +268,7 @@ def _assemble(settings: Sequence[Setting], overrides: Sequence[str], problems: P
 
 
 def _fitting(settings: Sequence[Setting], problems: list[str]) -> dict[str, Setting | None]:
-    """By dotted name, the last setting of that name; None for one whose value is of another type."""
+    """The last setting of each dotted name; None if its value has the wrong type."""
     given: dict[str, Setting | None] = {}
     for setting in settings:
         name, hint = f"{setting.section}.{setting.field}", HINTS[setting.section].get(setting.field)
@@ -285,9 +285,9 @@ def _fitting(settings: Sequence[Setting], problems: list[str]) -> dict[str, Sett
 
 
 def _worded(given: Mapping[str, Setting | None], section: str, problem: Problem) -> str:
-    """The sentence of a problem of a section, with each setting named as somebody wrote it.
+    """The sentence of a problem of a section, with each setting named as the user wrote it.
 
-    "" if a setting was refused before: a default stands in for it, and is nobody's mistake.
+    "" if one of the settings has the wrong type, because then its default was compared.
     """
     labels: list[str] = []
     for field in problem.fields:
@@ -316,7 +316,7 @@ def _lookup(match: re.Match[str]) -> tuple[str, str, Any]:
 
 
 def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
-    """How many of the words behind a dotted option are its value."""
+    """Number of words after a dotted option that are its value."""
     _, field, hint = _lookup(match)
     free = 0
     while free < len(following) and not following[free].startswith("--"):
@@ -333,14 +333,14 @@ def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
 
 
 def _ends_list(word: str, hint: Any) -> bool:
-    """Whether a word is no value of the list before it, but a recipe or a path."""
+    """Whether a word is a recipe or a path, and not a value of the list before it."""
     if all(fits(value, get_args(hint)[0]) for value in from_words([word], hint)):
         return False
     return word in packaged_recipes() or word.endswith(".toml") or Path(word).exists()
 
 
 def _unknown(section: str, field: str, label: str, recipe: str) -> str:
-    """The sentence for a setting that does not exist, with the nearest that does."""
+    """The sentence for a setting that does not exist, with the most similar one that does."""
     of = f" of recipe {recipe}" if recipe else ""
     prefix = "--" if label.startswith("--") else ""
     near = next(_nearest(section, field), None)
@@ -351,7 +351,7 @@ def _unknown(section: str, field: str, label: str, recipe: str) -> str:
 
 
 def _nearest(section: str, field: str) -> Iterator[str]:
-    """Dotted names of settings like this one: in its section first, then in the one that was meant, or in any."""
+    """Dotted names of similar settings: first in its section, then in the section that was meant, or in any."""
     field = field.replace("-", "_")
     for close in get_close_matches(field, HINTS.get(section, {}), n=1, cutoff=0.6):
         yield f"{section}.{close}"

@@ -68,7 +68,7 @@ class Group:
 
     @property
     def unit(self) -> str:
-        """How losses are known: ppl or bpc."""
+        """The unit of figures: ppl or bpc."""
         return figure(self.corpus.unit, 0.0)[0]
 
 
@@ -105,7 +105,7 @@ def _without_clamp(config: RunConfig) -> RunConfig:
 
 
 class Measured(NamedTuple):
-    """A group's losses by context, and what they say."""
+    """A group's losses by context length, and the figures from them."""
 
     group: Group
     plans: list[Feeding]
@@ -148,13 +148,13 @@ def recl(
 ) -> dict[str, Any]:
     """Print the relative effective context length of each run in their group (Table 8), and their losses by context.
 
-    `data` is another text than that of the first run; `split` None is test, or all of a text without splits.
-    `clamp_len` and `trained_context` are those of `feeding`. The precision is fp32 unless asked, for rounding changes
-    losses, and f counts what falls. `out` is a folder for `recl.json`, `recl.npz` (all losses) and the pictures
-    (Figures 3 and 4).
+    `data` replaces the text of the first run; `split` None is test, or all of a text without splits. `feeding` explains
+    `trained_context` and the one value of `clamp_len`; None in it switches clamping off, and () is the run's own. The
+    default precision is fp32, because rounding changes losses, and small gains count. `out` is a folder for
+    `recl.json`, `recl.npz` (all losses) and the pictures (Figures 3 and 4).
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit.
+        Mistake, OSError: a sentence for each mistake.
     """
     problems = Problems(_least(1, step=step, positions=positions, batch_size=batch_size, runs=len(runs)))
     problems += [*_least(0, seed=seed), *_clamp_problems(clamp_len)]
@@ -204,7 +204,7 @@ def _losses(
 
 
 def _as_json(found: Recl, names: Sequence[str]) -> dict[str, Any]:
-    """Of each run: its RECL, the one net of going back, and its curves."""
+    """For each run: its RECL, its RECL net of losses that rise again, and its curves."""
     runs = []
     for i, name in enumerate(names):
         length, net = _length(found.length, i), _length(found.net, i)
@@ -267,12 +267,12 @@ def length(
 ) -> dict[str, Any]:
     """Print perplexity or bits of each run at each attention length, the best, and the shortest that is as good.
 
-    Lengths are by default those of `attention_lengths`; `sweep` says how a run reads. `data` is another text than that
-    of the first run; `split` None is test, or all of a text without splits. `out` is a folder for `length.json` and the
-    picture.
+    `attention_lengths` gives the default lengths; `sweep` explains how a run reads. `data` replaces the text of the
+    first run; `split` None is test, or all of a text without splits. `clamp_len` is as in `recl`. `out` is a folder for
+    `length.json` and the picture.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit.
+        Mistake, OSError: a sentence for each mistake.
     """
     least = {"stride": stride, "attn_len": min(attn_len, default=1), "batch_size": batch_size, "runs": len(runs)}
     problems = Problems([*_least(0, max_tokens=max_tokens), *_least(1, **least), *_clamp_problems(clamp_len)])

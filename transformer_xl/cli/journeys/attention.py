@@ -1,4 +1,4 @@
-"""`txl analyse attention`: where the heads of a trained model look, as pictures, arrays and a table."""
+"""`txl analyse attention`: what the heads of a trained model attend to, as pictures, arrays and a table."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .texts import Part
 from .trained import Trained
 
 NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
-"""Those of Figure 7; (c), u·k, is among the arrays."""
+"""The panels of Figure 7; the arrays hold (c), u·k, too."""
 NOTABLE = 3
-"""Heads shown from single tokens where none is named: those that look furthest back, as the paper chose its three."""
+"""Number of heads to draw by default: the ones with the greatest mean distance, as in the paper."""
 TOP = 0.2
-"""How much of memory is marked, as in Figure 6."""
+"""Share of the memory that is marked, as in Figure 6."""
 Head = tuple[int, int]
-"""Layer and head, from 0; people are shown them from 1."""
+"""Layer and head, counted from 0; users see them counted from 1."""
 
 
 def attention(
@@ -50,14 +50,14 @@ def attention(
     precision: str = "auto",
     as_json: bool = False,
 ) -> dict[str, Any]:
-    """Average the attention of every head over a split (None: valid, or all of a text without splits), and look at some
-    `heads` ("layer.head", counted from 1) from some `positions` (the split's tokens, counted from 0; by default the
-    middle of what is read).
+    """Average the attention of every head over a split (None: valid, or all of a text without splits), and draw the
+    attention of some `heads` ("layer.head", counted from 1) from some `positions` (tokens of the split, counted from 0;
+    by default the middle of the text that is read).
 
     Pictures, `attention.npz` and `attention.json`, which names its axes, go to `out`, by default `RUN/attention`.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit.
+        Mistake, OSError: a sentence for each mistake.
     """
     trained = Trained(run, device, precision)
     problems, config, run = trained.problems, trained.config, trained.run
@@ -112,7 +112,7 @@ def _start(text: Split, place: int) -> int:
 
 
 def _figures(average: AverageAttention) -> dict[str, Any]:
-    """Each head's in numbers, and what the axes of the arrays are."""
+    """The figures of each head, and the axes of the arrays."""
     by_distance = ["kind", "layer", "head", "distance"]
     axes = {"probability": by_distance, "sums": by_distance, "counts": ["distance"]}
     _, layers, heads, _ = average.sums.shape
@@ -142,7 +142,7 @@ def _seen(looks: Sequence[Glance], chosen: Sequence[Head], vocab: Vocab) -> list
 
 
 def _tokens(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    """Each symbol as text, a line end as a sign."""
+    """Each token as text, a line end as ¶."""
     ends = {vocab.line_end}
     return ["¶" if i in ends else vocab.decode([i]) for i in ids.tolist()]
 

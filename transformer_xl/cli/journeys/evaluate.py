@@ -1,4 +1,4 @@
-"""`txl eval` and `txl score`: what a text costs a trained model, over a split or line by line."""
+"""`txl eval` and `txl score`: the loss of a trained model on a text, over a split or line by line."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from .trained import Text, Trained
 
 HIGHEST_RATE = 1e30
 _AUTO = (
-    "--tgt-len auto needs a window, --attn-len or --same-length, and neither --sliding nor --dynamic: else figures "
-    "depend on it."
+    "--tgt-len auto needs a window, --attn-len or --same-length, and neither --sliding nor --dynamic, because without "
+    "a window figures depend on tgt_len."
 )
 
 
@@ -140,7 +140,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a text is read, beyond the lengths; by default as the model does."""
+    """How a text is read, besides the lengths; by default as the model was trained."""
 
     sliding: int | None = None
     temperature: float = 1.0
@@ -162,7 +162,7 @@ class Reading:
         return cls(sliding, temperature, learning)
 
     def __str__(self) -> str:
-        """For a title: nothing where nothing was asked for."""
+        """The addition to a title; empty by default."""
         told = [] if self.sliding is None else [f"windows sliding by {self.sliding}"]
         told += [] if self.temperature == 1 else [f"temperature {self.temperature:g}"]
         if self.dynamic is not None:
@@ -172,7 +172,7 @@ class Reading:
 
     @property
     def scope(self) -> dict[str, int]:
-        """Windows stand side by side within one stream, and weights that follow a text follow one."""
+        """Defaults of `EvalConfig`: windows are a batch from one stream, and dynamic evaluation follows one stream."""
         if self.sliding is not None:
             return {"batch_size": 1, "context_len": 0}
         return {"batch_size": 1} if self.dynamic else {}
@@ -193,7 +193,7 @@ class Reading:
     def dress(
         self, loaded: LoadedModel, corpus: Corpus, lengths: Lengths, config: EvalConfig, precision: str
     ) -> LoadedModel:
-        """`loaded` with a model that reads so; what has to be measured before is."""
+        """`loaded` with a model that reads this way; gradients are measured first if they are needed."""
         model: Any = loaded.model
         if self.sliding is not None:
             model = Sliding(model, lengths.tgt_len, self.sliding)
@@ -219,8 +219,8 @@ def score_split(
     log: TokenLog | None = None,
     ranks: Ranks | None = None,
 ) -> EvalResult:
-    """Score one split at one set of lengths, as `config` says how much of it and how many streams side by side, which
-    are dealt out to `ranks`."""
+    """Score one split at one set of lengths. `config` gives the number of tokens and of streams, which are distributed
+    over `ranks`."""
     ranks = ranks or Ranks()
     device = next(loaded.model.parameters()).device
     chosen, _ = resolve_precision(precision, device)
@@ -252,14 +252,14 @@ def _segments(
 
 
 def refuse_infinite(nats: Sequence[float], sentence: str) -> None:
-    """Raise `FloatingPointError` after costs were shown of which some are no number."""
+    """Raise `FloatingPointError` if some costs are not finite; they were printed before."""
     infinite = sum(not math.isfinite(cost) for cost in nats)
     if infinite:
         raise FloatingPointError(f"{infinite:,} of {len(nats):,} {sentence}")
 
 
 def show_results(title: str, results: Sequence[EvalResult], *, unknown: int = 0) -> None:
-    """A row for each set of lengths; `unknown` tokens of the text make its bits per byte no figure to compare."""
+    """Print a row for each set of lengths. With `unknown` tokens, bits per byte cannot be compared."""
     unit = results[0].headline[0]
     bytes_differ = any(result.bytes not in (None, result.targets) for result in results)
     if bytes_differ and unknown:
@@ -290,7 +290,7 @@ def score(
 
     Raises:
         FileNotFoundError: no such run or file.
-        ValueError: a line holds a symbol the model has none for.
+        Mistake: a line holds a character that the vocabulary lacks.
     """
     trained = Trained(run, device, precision)
     found = trained.lengths(**lengths)

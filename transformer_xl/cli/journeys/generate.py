@@ -1,4 +1,4 @@
-"""`txl generate`: text from a trained model, shown as it is written."""
+"""`txl generate`: text from a trained model, printed while it is generated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .texts import CountingVocab, decoded, read_text
 from .trained import Trained
 
 MOST_CONTEXT = 512
-"""Tokens of the test set a prompt may hold: the paper's context (Appendix E)."""
+"""Maximum number of tokens of the test split in a prompt: the paper's context (Appendix E)."""
 MOST_ROWS = 1 << 16
 
 
@@ -42,12 +42,13 @@ def generate(
 ) -> None:
     """Continue each prompt `rows` times. One text streams to standard output; several are printed one after another.
 
-    `sampling` holds the fields of `Sampling`. A prompt is text, `@FILE`, or `-` for standard input; `from_test` takes
-    so many tokens of the test set instead. Text of a corpus with punctuation apart is shown as people write it, unless
-    `raw`; as JSON it is exact, with a readable form beside. A count of tokens and their speed goes to standard error.
+    `sampling` holds the fields of `Sampling`. A prompt is text, `@FILE`, or `-` for standard input; `from_test` is the
+    number of tokens of the test split to use instead. Text of a corpus with separate punctuation is printed as people
+    write it, unless `raw` is true; JSON has the exact text and a readable form. The number of tokens and the speed go
+    to standard error.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit.
+        Mistake, OSError: a sentence for each mistake.
     """
     trained = Trained(run, device, precision)
     problems, config, where = trained.problems, trained.config, trained.device
@@ -125,14 +126,14 @@ def _problems(max_tokens: int, rows: int, from_test: int | None, prompts: Sequen
     if from_test is not None and prompts:
         yield "--from-test takes the prompt from the test set, so give it or a prompt, not both."
     if list(prompts).count("-") > 1:
-        yield "Only one prompt can be -, for standard input is read once."
+        yield "Only one prompt can be -, because standard input is read once."
 
 
 def _compiling_problems(device: torch.device, lengths: Lengths, kind: str) -> Iterator[str]:
     if kind != "transformer-xl":
         yield f"--compile is for models of kind transformer-xl, and this one's is {kind}. Leave it out."
     if lengths.mem_len == 0:
-        yield "--compile needs a memory: without one a window of tokens is read anew for each. Give --mem-len."
+        yield "--compile needs a memory: without one each token reads a whole window again. Give --mem-len."
     if device.type != "cpu":
         yield f"--compile is for the CPU, got {device}, where a step is captured anyway. Leave it out."
     elif not has_compiler():

@@ -2,7 +2,7 @@
 
 runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and what trackers keep
 
-Under torchrun every process runs this; the first one alone writes and speaks.
+Under torchrun every rank runs this; only rank 0 writes and prints.
 """
 
 from __future__ import annotations
@@ -50,36 +50,36 @@ MAY_CHANGE = {
     *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
     *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
-"""Settings of [train] that a resumed run may have otherwise than it started with; all of [eval] may, too."""
+"""Settings of [train] that may change when a run is resumed; all settings of [eval] may change, too."""
 _DROPOUTS = (
     *("dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output"),
     *("locked_dropout", "weight_drop"),
 )
-"""Settings of [model] that a run with --init may have otherwise than the one it starts from."""
+"""Settings of [model] that may differ between a run with --init and the run it starts from."""
 
 
 class Origin(NamedTuple):
-    """What a new run is made from."""
+    """The sources of a new run."""
 
     recipe: str = ""
     """`recipe_identity` of its recipe."""
     init: Path | None = None
-    """A run whose weights, shape and vocabulary it starts from."""
+    """The run that gives its weights, shape and vocabulary."""
     given: Sequence[Setting] = ()
-    """Settings that somebody chose, which must not contradict `init`."""
+    """Settings that the user chose; they must not contradict `init`."""
 
 
 class Start(NamedTuple):
-    """What training begins with."""
+    """Everything that training needs at the first step."""
 
     corpus: Corpus
     model: TransformerXL
     config: RunConfig
-    """Settled: nothing in it is "auto"."""
+    """Nothing in it is "auto" any more."""
     chosen: dict[str, dict[str, str]]
-    """What "auto" became, and why."""
+    """The choice for each "auto", with its reason."""
     begun: dict[str, str]
-    """Its "recipe" and its "init", the run it started from; "" where there is none."""
+    """The "recipe" and the "init", the run it started from; "" if there is none."""
 
 
 def train(
@@ -88,12 +88,12 @@ def train(
     """Train by `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
 
     Args:
-        resume: go on from the last checkpoint in `run`.
-        afresh: start where a run began and saved nothing.
-        origin: what a new run is made from; a resumed one has it noted.
+        resume: continue from the last checkpoint in `run`.
+        afresh: start even in the folder of a run that saved nothing.
+        origin: the sources of a new run; a resumed run has recorded them.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit; nothing was written then.
+        Mistake, OSError: a sentence for a mistake; nothing was written then.
     """
     reuse_memory()
     with together(config.train.device) as ranks, ExitStack() as stack:
@@ -101,7 +101,7 @@ def train(
         if ranks.first:
             claim(run, stack, resume=resume, afresh=afresh)
         else:
-            ranks.wait()  # what the first one prepares, the others find
+            ranks.wait()  # until rank 0 has prepared the corpus
         start = prepare(config, run, resume=resume, origin=origin, ranks=ranks)
         if ranks.first:
             ranks.wait()
@@ -115,8 +115,8 @@ def train(
 
 
 def claim(run: Path, stack: ExitStack, *, resume: bool, afresh: bool) -> None:
-    """Keep the folder to this process while `stack` is open, and of its checkpoints those that are sound."""
-    if not (run / LOCK).exists():  # with one, a process that trains here is the better reason
+    """Lock the folder for this process while `stack` is open, and put its damaged checkpoints aside."""
+    if not (run / LOCK).exists():  # if there is a lock, a process that trains here is the better reason
         refuse_run(run, resume=resume, afresh=afresh)
     stack.enter_context(held(run))
     if resume:
@@ -142,14 +142,17 @@ def carry_out(
     ranks: Ranks | None = None,
     replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> int:
-    """Write down what is about to be done, and do it; `fit` explains `replan`. Returns the exit status."""
+    """Record the run in its folder, then train; `fit` explains `replan`. Returns the exit status."""
     ranks = ranks or Ranks()
     if ranks.first:
         facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen} | start.begun
         facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
-        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it says whose the run is
+        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run
         write_whole(run / "config.toml", write_toml(start.config))
-        for line in (f"{describe(start, ranks)}; {run}", *start.corpus.notes):  # a report knows a start by the first
+        for line in (
+            f"{describe(start, ranks)}; {run}",
+            *start.corpus.notes,
+        ):  # reports look for the first
             say(run, line)
         if resume and (last := latest(run)):
             say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
@@ -172,7 +175,7 @@ def carry_out(
         say(run, line)
         if left:
             print(line, file=sys.stderr)
-    ranks.wait()  # the launcher ends all when one has ended
+    ranks.wait()  # the launcher stops all ranks when one has ended
     return STOPPED
 
 
@@ -241,10 +244,10 @@ def _check_splits(config: RunConfig, corpus: Corpus) -> None:
 
 
 def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
-    """`config` with the shape and the vocabulary of the checkpoint `source`, which the run starts from.
+    """`config` with the shape and the vocabulary of `source`, the checkpoint that the run starts from.
 
     Raises:
-        ValueError: a line for each setting that somebody chose and that contradicts them.
+        Mistake: a line for each setting that the user chose and that contradicts them.
     """
     theirs = load_config(source)
     dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
@@ -267,25 +270,25 @@ def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> 
 
 
 def _init_name(init: Path | None) -> str:
-    """What a run notes of the one it started from: its name, because its path may name its owner."""
+    """The name that a run records of the run it started from. The path could reveal its owner."""
     return "" if init is None else init.resolve().name
 
 
 def ours(run: Path) -> bool:
-    """Whether the torchrun that started this process began the run before, with processes that failed since."""
+    """Whether the torchrun that started this process began the run, with processes that have failed since."""
     return bool(launch()) and noted(run, "launch") == launch()
 
 
 def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
-    """`config` with the vocabulary size, device, precision and backend that this corpus and machine give it.
+    """`config` with the vocabulary size of the corpus and the device, precision and backend for this machine.
 
     Raises:
-        ValueError: the recipe's vocabulary is not the corpus's, or the machine lacks what was asked for.
+        Mistake: the recipe has another vocabulary size than the corpus, or this machine lacks what was asked for.
     """
     symbols = len(corpus.vocab)
     if config.model.vocab_size not in (0, symbols):
         raise Mistake(
-            f"model.vocab_size must be {symbols}, as many symbols as the corpus {config.corpus.name} has, got "
+            f"model.vocab_size must be {symbols}, the vocabulary size of the corpus {config.corpus.name}, got "
             f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
         )
     chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
@@ -296,13 +299,13 @@ def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
 
 
 def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, init: Path | None = None) -> RunConfig:
-    """The settings a run goes on with: its own `config.toml`, and what the command line may still change.
+    """The settings of a resumed run: its own `config.toml`, with the changes of the command line that are allowed.
 
-    The rest of the command line, `recipe` included, must be what the run began with, as far as that is noted.
+    The rest of the command line, `recipe` included, must be what the run began with, if it recorded that.
 
     Raises:
         FileNotFoundError: there is no run to resume.
-        ValueError: a line for each setting that a run in progress cannot change.
+        Mistake: a line for each setting that cannot change.
     """
     asked, began = recipe_identity(recipe), noted(run, "recipe")
     if not (run / "config.toml").exists():
@@ -311,10 +314,10 @@ def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, 
     config, changes = changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     for setting in changes:
-        if _left_open(config, setting):  # as it was when the run began, and was settled then
+        if _left_open(config, setting):  # "auto" was replaced when the run began
             section = replace(getattr(config, setting.section), **{setting.field: _own(own, setting)})
             config = replace(config, **{setting.section: section})
-    advice = f"in {run}, and cannot change on the way. Start a new run from its weights with --init {run}."
+    advice = f"in {run}, and cannot change now. Start a new run from its weights with --init {run}."
     fixed = Problems(
         f"{setting.label} is {_own(own, setting)} {advice}"
         for setting in changes
@@ -332,8 +335,8 @@ def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, 
 
 
 def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
-    """Never write into what is there already, unless it is to go on; then there must be something to go on from. With
-    `afresh` a run that saved nothing may begin again."""
+    """Refuse a folder that holds something, unless a run there is resumed; then refuse one without a checkpoint. With
+    `afresh` a run that saved nothing may start again."""
     refuse_odd_name(run, "--out")
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
@@ -345,7 +348,7 @@ def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
 
 
 def say(run: Path, line: str) -> None:
-    """Print a line and keep it in the run's log."""
+    """Print a line and append it to the run's log."""
     print(line, flush=True)
     with explained(run / "log.txt"), (run / "log.txt").open("a", encoding="utf-8") as log:
         log.write(line + "\n")
@@ -365,7 +368,7 @@ def describe(start: Start, ranks: Ranks) -> str:
 
 
 def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
-    """Score the best checkpoint as `[eval]` says, print it, and keep it with the metrics."""
+    """Score the best checkpoint as `[eval]` says, print the result and append it to the metrics."""
     config = start.config
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)
