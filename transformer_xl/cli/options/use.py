@@ -68,26 +68,11 @@ class Eval:
     def run(self) -> int:
         from ..journeys.evaluate import evaluate
 
-        evaluate(
-            self.folder,
-            data=self.data,
-            scope={"split": self.split, "batch_size": self.batch_size, "max_tokens": self.max_tokens},
-            tgt_len=self.tgt_len,
-            mem_len=self.mem_len,
-            clamp_len=self.clamp_len,
-            attn_len=self.attn_len,
-            same_length=self.same_length,
-            sliding=self.sliding,
-            temperature=self.temperature,
-            dynamic={
-                "rule": self.dynamic,
-                **{name: getattr(self, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")},
-            },
-            device=self.device,
-            precision=self.precision,
-            as_json=self.json,
-            dump=self.dump,
-        )
+        given = dict(vars(self))
+        scope = {name: given.pop(name) for name in ("split", "batch_size", "max_tokens")}
+        dynamic = {name: given.pop(f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
+        dynamic |= {"rule": given.pop("dynamic")}
+        evaluate(given.pop("folder"), scope=scope, dynamic=dynamic, as_json=given.pop("json"), **given)
         return 0
 
 
@@ -189,12 +174,5 @@ class Convert:
     def run(self, overrides: Sequence[str]) -> int:
         from ..journeys.convert import convert
 
-        convert(
-            self.source,
-            self.to,
-            program=self.program,
-            to_format=self.to_format,
-            vocab=self.vocab,
-            overrides=overrides,
-        )
+        convert(**vars(self), overrides=overrides)
         return 0
