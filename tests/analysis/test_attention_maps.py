@@ -323,7 +323,7 @@ def test_the_command_prints_a_table_and_chooses_for_itself(home: Path, tmp_path:
         ({"positions": [0]}, "--positions must be from 1 to"),
         ({"positions": [10**6]}, r"--positions must be .* got 1000000"),
         ({"max_tokens": -1}, "--max-tokens must be at least 0, got -1"),
-        ({"tgt_len": 0}, "tgt_len must be at least 1, got 0"),
+        ({"tgt_len": 0}, "--tgt-len must be at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_is_said(home: Path, tmp_path: Path, options: dict, sentence: str):

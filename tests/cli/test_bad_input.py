@@ -167,8 +167,8 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("line", "told"),
         [
-            ("eval run --dynamic-tokens 1e3x", 'it must be a whole number (or none), got "1e3x"'),
-            ("eval run --tgt-len long", 'it must be a whole number or "auto" (or none), got "long"'),
+            ("eval run --dynamic-tokens 1e3x", 'it must be a whole number, got "1e3x"'),
+            ("eval run --tgt-len long", 'it must be a whole number or "auto", got "long"'),
             ("eval run --mem-len 3 b", 'it must be a list of whole numbers, got [3, "b"]'),
             ("eval run --mem-len", "it must be a list of whole numbers, got []"),
             ("generate run --temperature a", 'it must be a number, got "a"'),

@@ -172,15 +172,15 @@ class TestMistakes:
         sentences = refused(["train", "text-small", "--data", "text.txt", "--train.mem-len", "-5"], capsys)
         assert sentences == ["--train.mem-len must be at least 0, got -5."]
         assert refused(words("eval run --mem-len -5 3 --batch-size 0"), capsys) == [
-            "batch_size must be at least 1, got 0.",
-            "mem_len must be at least 0, got -5.",
+            "--batch-size must be at least 1, got 0.",
+            "--mem-len must be at least 0, got -5.",
         ]
 
     def test_attn_len_longer_than_memory_and_itself(self, home, capsys):
         [sentence] = refused(words("eval run --mem-len 5 --attn-len 7"), capsys)
-        assert sentence.startswith("attn_len must be at most mem_len + 1 = 6, got 7")
+        assert sentence.startswith("--attn-len must be at most --mem-len + 1 = 6, got 7")
         [sentence] = refused(words("train text-small --data text.txt --train.mem-len 5 --train.attn-len 7"), capsys)
-        assert "attn-len must be at most mem_len + 1 = 6, got 7" in sentence
+        assert "attn-len must be at most --train.mem-len + 1 = 6, got 7" in sentence
 
     def test_checkpoint_of_another_vocabulary(self, home, capsys):
         """A prepared corpus keeps its own symbols; text would be read with the run's."""

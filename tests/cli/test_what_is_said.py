@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from shlex import split as words
 
@@ -16,8 +18,9 @@ from transformer_xl import TransformerXLConfig, load_model
 from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe, split_overrides
-from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.config.settings import CorpusConfig, RunConfig
 from transformer_xl.data.datasets import open_corpus
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.runtime.device import resolve_device
 from transformer_xl.runtime.ranks import together
@@ -172,11 +175,39 @@ def test_none_is_spelled_alike_wherever_it_means_something(word, monkeypatch):
     assert load_recipe("text-small", ["--train.clamp-len", word]).train.clamp_len is None
 
 
+@pytest.mark.parametrize("part", ["recl", "length"])
+def test_analyse_reads_none_as_no_clamping_and_refuses_two_distances(part, home, monkeypatch, capsys):
+    seen = []
+    reads = {"recl": "feeding", "length": "sweep"}[part]
+
+    def stop(*given, **options):
+        config = next(each for each in given if isinstance(each, RunConfig))
+        seen.append((config.eval_lengths.clamp_len, options["clamp_len"]))
+        raise Mistake("Seen.")
+
+    monkeypatch.setattr(f"transformer_xl.cli.journeys.analyse.{reads}", stop)
+    run = load_model("run")
+    clamped = replace(run.config, eval=replace(run.config.eval, clamp_len=3))
+    save_checkpoint("clamped", model=run.model, vocab=run.vocab, config=clamped)
+    line = ["analyse", part, "clamped", "--data", "text.txt", *(words("--step 5 --max-context 10 --positions 10")
+            if part == "recl" else [])]  # fmt: skip
+    for more in ([], ["--clamp-len", "none"], ["--clamp-len", "7"]):
+        assert main([*line, *more]) == 2
+    assert seen == [(3, None), (None, None), (3, 7)]
+    shutil.rmtree("clamped")
+    capsys.readouterr()
+    assert main([*line, "--clamp-len", "0", "3"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "txl: --clamp-len must be at least 1, got 0.",
+        "txl: --clamp-len must be one distance or none, got 2 of them.",
+    ]
+
+
 def test_help_says_none_as_it_is_given(capsys):
     assert "--clamp-len N|none ..." in shown_help("eval", capsys)
 
 
-@pytest.mark.parametrize("option", ["eval run --tgt-len", "score run file --mem-len", "analyse recl run --clamp-len"])
+@pytest.mark.parametrize("option", ["eval run --tgt-len", "score run file --mem-len", "analyse recl run --step"])
 @pytest.mark.parametrize("word", ["none", "None"])
 def test_none_is_refused_where_it_would_mean_the_default(option, word, capsys):
     with pytest.raises(SystemExit) as exit:

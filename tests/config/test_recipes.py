@@ -248,7 +248,7 @@ def test_sentence_of_one_mistake(override: str, sentence: str):
 
 
 def test_test_lengths_that_do_not_go_with_the_training_ones_are_told_before_training():
-    with pytest.raises(ValueError, match="attn_len must be at most mem_len"):
+    with pytest.raises(ValueError, match=r"^--train.attn-len must be at most --eval.mem-len \+ 1 = 6, got 100"):
         load_recipe("demo", words("--train.attn-len 100 --eval.mem-len 5"))
 
 

@@ -351,7 +351,7 @@ def test_lengths_that_do_not_fit_the_model_are_refused_before_training() -> None
     assert RunConfig(model=model, train=TrainConfig(tgt_len=64, mem_len=0)).eval_lengths.tgt_len == 64
     with pytest.raises(ValueError, match=r"train.tgt_len must be at most model.positions = 64.*got 65"):
         RunConfig(model=model, train=TrainConfig(tgt_len=65))
-    with pytest.raises(ValueError, match=r"train.clamp_len is for distances, and kind = al-rfou has places"):
+    with pytest.raises(ValueError, match=r"train.clamp_len is for distances, and model.kind = al-rfou has positions"):
         RunConfig(model=model, train=TrainConfig(tgt_len=64, clamp_len=5))
 
 

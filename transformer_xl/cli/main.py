@@ -1,7 +1,8 @@
 """`txl`: the command line.
 
-tyro writes the help and reads everything but the settings of a recipe, `--section.field value`: those go to `recipe`,
-together with the file, so that all that is wrong with both is told at once. No torch is imported before a command runs.
+tyro writes the help and reads everything except the settings of a recipe, `--section.field value`. `config.recipe`
+reads those together with the file, so all mistakes in both are reported at once. No torch is imported before a command
+runs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -29,16 +32,16 @@ from .options import COMMANDS
 from .options.train import resume_spelled_out
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
-"""How torch says that there is no room for a tensor."""
+"""Torch's words for a tensor that does not fit into memory."""
 NARROWEST = 40
-"""Fewest columns for which help and tables are written."""
+"""Smallest number of columns for help and tables."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""The variables that tell GNU's OpenMP how its threads wait for each other."""
+"""The variables that control how threads of GNU's OpenMP wait for each other."""
 SPINS = "1000"
-"""How often a waiting thread looks before it sleeps. OpenMP's own 300,000 hold up a thread that shares its core with
-another process; what each number costs alone and beside one is in experiments/LOG.md (experiments/beside.py)."""
+"""How often a waiting thread checks before it sleeps. OpenMP's default of 300,000 delays a thread that shares its core
+with another process. experiments/LOG.md has the cost of each number (experiments/beside.py)."""
 MISTAKE = 2
-"""Exit status for a user's mistake; 75 is a run that a signal stopped after it saved."""
+"""Exit status for a user's mistake; 75 is the status of a run that saved after a signal stopped it."""
 
 
 REGISTRY = ConstructorRegistry()
@@ -54,11 +57,13 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     kinds = alternatives(each)
     if {int, float}.isdisjoint(kinds):
         return None
+    if not many:  # None is the default of an option that takes one number, and no word spells it
+        hint = each = reduce(or_, (kind for kind in kinds if kind is not type(None)))
 
     def read(words: list[str]) -> Any:
         value = from_words(words, hint)
         values = value if many else [value]
-        if not values or value is None or any(isinstance(one, str) and not fits(one, each) for one in values):
+        if not values or any(isinstance(one, str) and not fits(one, each) for one in values):
             raise Mistake(f"it must be {wanted(hint)}, got {shown(value)}")
         return tuple(value) if many else value
 
@@ -66,18 +71,18 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         nargs="*" if many else 1,
         metavar="FLOAT" if float in kinds else "INT",
         instance_from_str=read,
-        is_instance=lambda value: fits(value, hint),
+        is_instance=lambda value: fits(value, option.type),
         str_from_instance=lambda value: [*map(str, value)] if many else [str(value)],
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; a user's mistake is told in a sentence, a bug keeps its traceback."""
+    """Run one command and return its exit status. A user's mistake prints a sentence; a bug keeps its traceback."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     closed = sys.stdout is None
     fill_streams()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may know fewer signs than a model writes
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters that a model writes
             stream.reconfigure(errors="replace")
     if shutil.get_terminal_size().columns < NARROWEST:  # tyro does not end on fewer than 8
         os.environ["COLUMNS"] = str(NARROWEST)
@@ -90,12 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def status_of(arguments: list[str], *, closed: bool) -> int:
     """The exit status of one command, where standard output is open or `closed`."""
     try:
-        if closed and arguments[:1] != ["train"]:  # which keeps all it shows in log.txt
+        if closed and arguments[:1] != ["train"]:  # train writes everything to log.txt, too
             raise Mistake("Standard output is closed. Send it to a file, or to /dev/null.")
         status = dispatch(arguments)
-        sys.stdout.flush()  # here, where a failure gets a sentence, and not when the interpreter ends
+        sys.stdout.flush()  # here a failure gets a sentence; when the interpreter ends, it does not
         return status
-    except BrokenPipeError:  # the reader, `head` for one, has enough
+    except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
         return 141
     except KeyboardInterrupt as interrupt:
         complain([" ".join(["Interrupted.", *getattr(interrupt, "__notes__", [])])])
@@ -164,8 +169,8 @@ def users_sentence(error: Exception) -> str | None:
 
 
 def fill_streams() -> None:
-    """Open the null device in place of closed standard streams, because the next file opened would get their numbers
-    and all that is printed. Closed input stays None."""
+    """Open the null device in place of closed standard streams, because the next file opened would get their
+    descriptors and everything that is printed. Closed input stays None."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -174,16 +179,16 @@ def fill_streams() -> None:
 
 
 def rank_name() -> str:
-    """What stands before the words of one of several processes that torchrun started."""
+    """The prefix of what one of several ranks prints."""
     try:
         rank, size = launched()
-    except ValueError:  # which `dispatch` reports
+    except ValueError:  # `dispatch` reports it
         return ""
     return f"rank {rank}: " if size > 1 else ""
 
 
 def complain(sentences: Sequence[str]) -> None:
-    for sentence in sentences:  # which may name what stands in a file: no escape of a terminal gets through
+    for sentence in sentences:  # a sentence may quote a file, so control characters of a terminal are escaped
         print("txl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence), file=sys.stderr)
 
 

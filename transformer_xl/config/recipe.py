@@ -1,7 +1,7 @@
 """From a recipe (a TOML file) and what the command line adds to it, to a `RunConfig`, and back to TOML.
 
-A recipe has one table per section of `RunConfig`. A file and the command line (`--section.field value`) are checked by
-the same rules, and everything wrong with either is told at once, a line each, with what was probably meant.
+A recipe has one table per section of `RunConfig`. The same rules check a file and the command line (`--section.field
+value`). All mistakes in both are reported at once, a line each, with the name that was probably meant.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ..mistake import Mistake
+from .problems import Problem, Problems
 from .settings import GONE, RunConfig
 from .values import fits, from_words, listed, shown, wanted, widened
 
@@ -29,7 +31,7 @@ DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<val
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One setting somebody gave, and where: `label` is how they wrote it."""
+    """One setting that a user gave; `label` is its name as the user wrote it, `source` the file."""
 
     section: str
     field: str
@@ -66,7 +68,7 @@ def find_recipe(recipe: str) -> Path:
 
 
 def recipe_identity(recipe: str) -> str:
-    """What a run notes of its recipe: the name of a packaged one; for a file its name and its checksum."""
+    """The recipe as a run records it: the name of a packaged one; for a file its name and its checksum."""
     path = find_recipe(recipe)
     if path == packaged_recipes().get(recipe):
         return recipe
@@ -74,15 +76,15 @@ def recipe_identity(recipe: str) -> str:
 
 
 def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: Sequence[Setting] = ()) -> RunConfig:
-    """Read a recipe, by name or path, and what the command line changes in it.
+    """Read a recipe, by name or path, and apply the command line's settings.
 
     Args:
         overrides: words of a command line, `--section.field value ...`; the last one wins.
-        defaults: settings that stand above the recipe's and below `overrides`.
+        defaults: settings that replace the recipe's; `overrides` replace them.
 
     Raises:
         FileNotFoundError, IsADirectoryError: there is no such recipe.
-        ValueError: a line for each thing wrong, in file and command line together.
+        Mistake: a line for each mistake in the file and on the command line.
     """
     path = find_recipe(str(recipe))
     name = str(recipe)
@@ -94,18 +96,14 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
         raise Mistake(
             f"Recipe {name} must hold numbers of less than 4,300 digits and lists that are not hundreds of levels deep."
         ) from error
-    problems: list[str] = []
-    given = [*_settings_of(tables, name, problems), *defaults, *parse_overrides(overrides, problems)]
-    config = _assemble(given, problems)
-    if config is None or problems:
-        raise Mistake("\n".join(problems))
-    return config
+    problems = Problems()
+    return _assemble([*_settings_of(tables, name, problems), *defaults], overrides, problems)
 
 
 def data_settings(data: str) -> list[Setting]:
-    """What `--data` sets: the text, all its line ends, and a vocabulary as large as it has symbols.
+    """The settings that `--data` gives: the text, with its line ends and its own vocabulary size.
 
-    How a corpus treats line ends that is known by its name is the recipe's to say.
+    For a corpus known by its name, the recipe says how line ends are treated.
     """
     given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
     if Path(data).exists():
@@ -114,8 +112,8 @@ def data_settings(data: str) -> list[Setting]:
 
 
 def given_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Setting]) -> list[Setting]:
-    """The settings that somebody chose and `--init` may contradict: all of `overrides`, and the recipe's unit and line
-    ends unless `defaults` replace them."""
+    """The settings that the user chose and that `--init` may contradict: all of `overrides`, and the recipe's unit and
+    line ends unless `defaults` replace them."""
     source = f" in recipe {recipe}"
     own = [Setting("corpus", field, None, f"corpus.{field}", source) for field in ("unit", "newlines")]
     last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
@@ -123,15 +121,15 @@ def given_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Set
 
 
 def text_name(data: str) -> str:
-    """A path as seen from anywhere, so that a run's `config.toml` repeats it; the name of a corpus as it is."""
+    """An absolute path, so a run's `config.toml` works in any folder; the name of a corpus as it is."""
     return str(Path(data).resolve()) if data and Path(data).exists() else data
 
 
 def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:
-    """`config` with what a command line changes in it, and the settings that do change.
+    """`config` with a command line's settings, and those settings that differ from before.
 
     Raises:
-        ValueError: a line for each thing wrong.
+        Mistake: a line for each mistake.
     """
     changed = assembled(settings_in(config), overrides)
     given = parse_overrides(overrides, [])
@@ -145,16 +143,12 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
 
 
 def assembled(settings: Sequence[Setting], overrides: Sequence[str]) -> RunConfig:
-    """The run of these settings, the last of equals, and what a command line changes in it.
+    """The run of these settings and a command line's; of two settings with one name, the last one counts.
 
     Raises:
-        ValueError: a line for each thing wrong.
+        Mistake: a line for each mistake.
     """
-    problems: list[str] = []
-    config = _assemble([*settings, *parse_overrides(overrides, problems)], problems)
-    if config is None or problems:
-        raise Mistake("\n".join(problems))
-    return config
+    return _assemble(settings, overrides, Problems())
 
 
 def settings_in(config: RunConfig) -> list[Setting]:
@@ -167,38 +161,26 @@ def settings_in(config: RunConfig) -> list[Setting]:
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part a command line into `--section.field value ...` words and all others, each in their order.
+    """Split a command line into `--section.field value ...` words and all others, each in their order.
 
     How many words belong to a setting follows from its type, so `--train.compile enwik8-small` leaves the recipe alone.
     """
     overrides: list[str] = []
     others: list[str] = []
-    position = 0
-    while position < len(arguments):
-        match = DOTTED.fullmatch(arguments[position])
-        if match is None:
-            others.append(arguments[position])
-            position += 1
-            continue
-        words = 1 if match["value"] is not None else 1 + _count_values(match, arguments[position + 1 :])
-        overrides += arguments[position : position + words]
-        position += words
+    for match, words in _by_setting(arguments):
+        (others if match is None else overrides).extend(words)
     return overrides, others
 
 
 def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setting]:
-    """Settings of a command line's `--section.field value ...` words; what is wrong with them goes to `problems`."""
+    """The settings of a command line's `--section.field value ...` words; mistakes go to `problems`."""
     given: list[Setting] = []
-    position = 0
-    while position < len(overrides):
-        match = DOTTED.fullmatch(overrides[position])
-        assert match is not None, f"not an override: {overrides[position]}; split_overrides keeps them apart"
-        label = overrides[position].split("=", 1)[0]
-        values = [match["value"]] if match["value"] is not None else []
-        position += 1
-        while position < len(overrides) and DOTTED.fullmatch(overrides[position]) is None:
-            values.append(overrides[position])
-            position += 1
+    for match, words in _by_setting(overrides):
+        if match is None:
+            problems.append(f"{words[0]} is neither a setting nor a value of one. Leave it out.")
+            continue
+        label = words[0].split("=", 1)[0]
+        values = words[1:] if match["value"] is None else [match["value"]]
         section, field, hint = _lookup(match)
         if hint is None:
             problems.append(_unknown(section, field, label, ""))
@@ -210,8 +192,19 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
     return given
 
 
+def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[re.Match[str] | None, Sequence[str]]]:
+    """Each dotted option with its match and the words of its value; every other word alone."""
+    position = 0
+    while position < len(arguments):
+        match = DOTTED.fullmatch(arguments[position])
+        values = _count_values(match, arguments[position + 1 :]) if match and match["value"] is None else 0
+        end = position + 1 + values
+        yield match, arguments[position:end]
+        position = end
+
+
 def write_toml(config: RunConfig) -> str:
-    """A recipe that gives exactly `config`. TOML has no null: settings that are None, their default, are left out."""
+    """A recipe that gives exactly `config`. TOML has no null, so settings that are None are left out."""
     lines: list[str] = []
     for section in SECTIONS:
         lines.append(f"[{section}]")
@@ -227,13 +220,13 @@ def _toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
-    if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
+    if isinstance(value, str):  # TOML has JSON's escapes, but requires one for DEL, too
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
 
 
 def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> list[Setting]:
-    """The settings a recipe gives; unknown tables and stray values go to `problems`."""
+    """The settings of a recipe; unknown tables and values outside of tables go to `problems`."""
     given: list[Setting] = []
     for section, table in tables.items():
         if section in SECTIONS and isinstance(table, dict):
@@ -254,49 +247,64 @@ def _settings_of(tables: Mapping[str, Any], name: str, problems: list[str]) -> l
     return given
 
 
-def _assemble(given: Sequence[Setting], problems: list[str]) -> RunConfig | None:
-    """Build every section, and collect what is wrong in any of them."""
+def _assemble(settings: Sequence[Setting], overrides: Sequence[str], problems: Problems) -> RunConfig:
+    """The run of these settings; raises one `Mistake` for `problems` and all others."""
+    given = _fitting([*settings, *parse_overrides(overrides, problems)], problems)
     chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    origin: dict[tuple[str, str], Setting] = {}
-    refused: set[str] = set()
-    for setting in given:
-        hint = HINTS[setting.section].get(setting.field)
-        if hint is None:
-            name = setting.source.removeprefix(" in recipe ")
-            problems.append(_unknown(setting.section, setting.field, setting.label, name))
-            continue
-        value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
-        if not fits(value, hint):
-            problems.append(f"{setting.label}{setting.source} must be {wanted(hint)}, got {shown(setting.value)}.")
-            refused.add(setting.section)
-            continue
-        chosen[setting.section][setting.field] = widened(value, hint)
-        origin[setting.section, setting.field] = setting
-    chosen["model"].setdefault("vocab_size", 0)
-    sections: dict[str, Any] = {}
-    for section, owner in SECTIONS.items():
-        try:
-            sections[section] = owner(**chosen[section])
-        except ValueError as error:
-            for line in str(error).splitlines():
-                field, rest = line.split(" ", 1)
-                setting = origin.get((section, field))
-                if setting is not None:
-                    problems.append(f"{setting.label}{setting.source} {rest}")
-                elif section not in refused:  # else a default may stand in for what was meant
-                    problems.append(f"{section}.{line}")
-    if len(sections) < len(SECTIONS):
-        return None
-    try:
-        config = RunConfig(**sections)
-    except ValueError as error:
-        problems += str(error).splitlines()
-        return None
-    try:
-        _ = config.eval_lengths
-    except ValueError as error:
-        problems += [f"[eval] and [train] together: {line}" for line in str(error).splitlines()]
+    chosen["model"]["vocab_size"] = 0
+    for setting in filter(None, given.values()):
+        chosen[setting.section][setting.field] = setting.value
+    sections = {
+        section: problems.attempt(partial(owner, **chosen[section]), partial(_worded, given, section))
+        for section, owner in SECTIONS.items()
+    }
+    if None in sections.values():
+        problems.fail()
+    config = problems.attempt(partial(RunConfig, **sections), partial(_worded, given, ""))
+    if config is None:
+        problems.fail()
+    problems.attempt(lambda: config.eval_lengths, partial(_worded, given, "eval"))
+    problems.refuse()
     return config
+
+
+def _fitting(settings: Sequence[Setting], problems: list[str]) -> dict[str, Setting | None]:
+    """The last setting of each dotted name; None if its value has the wrong type."""
+    given: dict[str, Setting | None] = {}
+    for setting in settings:
+        name, hint = f"{setting.section}.{setting.field}", HINTS[setting.section].get(setting.field)
+        value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
+        if hint is None:
+            recipe = setting.source.removeprefix(" in recipe ")
+            problems.append(_unknown(setting.section, setting.field, setting.label, recipe))
+        elif fits(value, hint):
+            given[name] = dataclasses.replace(setting, value=widened(value, hint))
+        else:
+            problems.append(f"{setting.label}{setting.source} must be {wanted(hint)}, got {shown(setting.value)}.")
+            given[name] = None
+    return given
+
+
+def _worded(given: Mapping[str, Setting | None], section: str, problem: Problem) -> str:
+    """The sentence of a problem of a section, with each setting named as the user wrote it.
+
+    "" if one of the settings has the wrong type, because then its default was compared.
+    """
+    labels: list[str] = []
+    for field in problem.fields:
+        name = f"{section}.{field}" if section else field
+        setting = given.get(name)
+        unset = name not in given or (setting is not None and setting.value is None)
+        if section == "eval" and unset and f"train.{field}" in given:  # [eval] inherits from [train]
+            name = f"train.{field}"
+            setting = given[name]
+        if setting is None and name in given:
+            return ""
+        if not labels:
+            labels.append(f"{setting.label}{setting.source}" if setting else name)
+        else:
+            labels.append(setting.label if setting and setting.label.startswith("--") else field)
+    return problem.sentence.format(*labels)
 
 
 def _lookup(match: re.Match[str]) -> tuple[str, str, Any]:
@@ -309,7 +317,7 @@ def _lookup(match: re.Match[str]) -> tuple[str, str, Any]:
 
 
 def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
-    """How many of the words behind a dotted option are its value."""
+    """Number of words after a dotted option that are its value."""
     _, field, hint = _lookup(match)
     free = 0
     while free < len(following) and not following[free].startswith("--"):
@@ -326,14 +334,14 @@ def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
 
 
 def _ends_list(word: str, hint: Any) -> bool:
-    """Whether a word is no value of the list before it, but a recipe or a path."""
+    """Whether a word is a recipe or a path, and not a value of the list before it."""
     if all(fits(value, get_args(hint)[0]) for value in from_words([word], hint)):
         return False
     return word in packaged_recipes() or word.endswith(".toml") or Path(word).exists()
 
 
 def _unknown(section: str, field: str, label: str, recipe: str) -> str:
-    """The sentence for a setting that does not exist, with the nearest that does."""
+    """The sentence for a setting that does not exist, with the most similar one that does."""
     of = f" of recipe {recipe}" if recipe else ""
     prefix = "--" if label.startswith("--") else ""
     near = next(_nearest(section, field), None)
@@ -344,7 +352,7 @@ def _unknown(section: str, field: str, label: str, recipe: str) -> str:
 
 
 def _nearest(section: str, field: str) -> Iterator[str]:
-    """Dotted names of settings like this one: in its section first, then in the one that was meant, or in any."""
+    """Dotted names of similar settings: first in its section, then in the section that was meant, or in any."""
     field = field.replace("-", "_")
     for close in get_close_matches(field, HINTS.get(section, {}), n=1, cutoff=0.6):
         yield f"{section}.{close}"

@@ -1,4 +1,4 @@
-"""Values of settings by their types: what a word of a command line spells, what fits, and both in a user's words."""
+"""Values of settings by their types: read from words of a command line, checked, and described for a user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
 
 
 def from_words(words: Sequence[str], hint: Any) -> Any:
-    """The value that words of a command line spell; a word of the wrong kind stays a string, for `fits` to refuse."""
+    """The value that words of a command line spell. A word of the wrong type stays a string, which `fits` refuses."""
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
         return [_from_word(word, item) for word in re.split(r"[\s,\[\]()]+", " ".join(words)) if word]
@@ -36,12 +36,12 @@ def _from_word(word: str, hint: Any) -> Any:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of which a value must have one."""
+    """The types that a value may have."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the type a setting has. True is no number here, and neither is NaN."""
+    """Whether a value has the type of a setting. True and NaN are no numbers here."""
     if get_origin(hint) in (Union, types.UnionType):
         return any(fits(value, kind) for kind in get_args(hint))
     if get_origin(hint) is Literal:
@@ -61,7 +61,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def widened(value: Any, hint: Any) -> Any:
-    """Whole numbers given for fractions become floats, so that writing and reading a config gives the same one."""
+    """The value with whole numbers as floats if the type is float, so a config that is written and read stays equal."""
     if isinstance(value, tuple):
         items = get_args(hint)
         return tuple(widened(item, items[0]) for item in value)
@@ -69,10 +69,11 @@ def widened(value: Any, hint: Any) -> Any:
 
 
 def wanted(hint: Any) -> str:
-    """A type in a user's words."""
+    """The description of a type in an error message."""
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(wanted(kind) for kind in get_args(hint) if kind is not type(None)) + " (or none)"
+        kinds = [wanted(kind) for kind in get_args(hint) if kind is not type(None)]
+        return " or ".join(kinds) + (" (or none)" if len(kinds) < len(get_args(hint)) else "")
     if get_origin(hint) is Literal:
         return listed((f'"{choice}"' for choice in get_args(hint)), "or")
     if get_origin(hint) is tuple:
@@ -85,7 +86,7 @@ def wanted(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it was written, or the beginning of it."""
+    """A value as the user wrote it, or the beginning of it."""
     try:
         text = json.dumps(value) if isinstance(value, str | bool | list) else str(value)
     except TypeError:  # a date in a list
@@ -98,7 +99,7 @@ def shown(value: Any) -> str:
 
 
 def listed(words: Any, conjunction: str = "and") -> str:
-    """Words as a sentence lists them: a, b and c."""
+    """Words as a list in a sentence: a, b and c."""
     *first, last = words
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 

@@ -6,7 +6,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,55 +28,84 @@ from ...analysis.recl import (
     sample_positions,
     true_losses,
 )
-from ...checkpoint import find_checkpoint, load_config, load_model, load_vocab
-from ...config.settings import RunConfig
+from ...checkpoint import find_checkpoint, load_vocab
+from ...config.problems import Problems, as_options
+from ...config.settings import Lengths, RunConfig
 from ...data.corpus import Corpus
 from ...evaluation.measures import figure
-from ...interop import local
 from ...mistake import Mistake
-from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from ...runtime.files import write_whole
 from ...runtime.terminal import show_pairs, show_table
-from .evaluate import near
-from .texts import Part, corpus_for, part_of, title
+from .texts import Part, corpus_for, part_of
+from .trained import Text, Trained
 
 
-class Group(NamedTuple):
-    """Runs with the same symbols, and the text they are asked about."""
+@dataclass(frozen=True)
+class Group:
+    """Runs of one vocabulary, and the corpus they are compared on."""
 
-    folders: list[Path]
-    names: list[str]
+    runs: list[Trained]
     configs: list[RunConfig]
+    """The settings of each, without `clamp_len` if none was asked for."""
     corpus: Corpus
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each run's folder, or its path if another run has that name."""
+        repeated = Counter(each.run.name for each in self.runs)
+        return [each.run.name if repeated[each.run.name] == 1 else str(each.run) for each in self.runs]
+
+    @property
+    def precision(self) -> str:
+        return self.runs[0].precision
+
+    def text(self, asked: Part | None) -> Text:
+        return Text(self.corpus, part_of(self.corpus, asked, "test"))
 
     def about(self, i: int) -> dict[str, Any]:
         """What JSON says of a run."""
-        return {"run": str(self.folders[i]), "name": self.names[i], "kind": self.configs[i].model.kind}
+        return {"run": str(self.runs[i].run), "name": self.names[i], "kind": self.configs[i].model.kind}
 
     @property
     def unit(self) -> str:
-        """How losses are known: ppl or bpc."""
+        """The unit of figures: ppl or bpc."""
         return figure(self.corpus.unit, 0.0)[0]
 
 
-def _group(runs: Sequence[Path], data: str | None, asked: Part | None) -> Group:
-    folders = [local(run) for run in runs]
-    checkpoints = [find_checkpoint(folder) for folder in folders]
-    configs, vocabs = [load_config(each) for each in checkpoints], [load_vocab(each) for each in checkpoints]
-    _refuse(
-        f"All runs must have the same symbols, for they are compared target by target; {folder} has {vocab}, and "
-        f"{folders[0]} {'as many others' if str(vocab) == str(vocabs[0]) else vocabs[0]}. Leave one of them out."
-        for folder, vocab in zip(folders, vocabs, strict=True)
+def _group(
+    runs: Sequence[Path],
+    problems: Problems,
+    data: str | None,
+    asked: Part | None,
+    clamp_len: Sequence[int | None],
+    device: str,
+    precision: str,
+) -> Group:
+    """Open the runs and the corpus; a `Mistake` for `problems` comes before."""
+    problems.refuse()
+    found = [Trained(run, device, precision) for run in runs]
+    for each in found:
+        each.problems.refuse()
+    first, vocabs = found[0], [load_vocab(find_checkpoint(each.run)) for each in found]
+    problems += [
+        f"All runs must have the same vocabulary, because they are compared target by target; {each.run} has {vocab}, "
+        f"and {first.run} {'as many others' if str(vocab) == str(vocabs[0]) else vocabs[0]}. Leave one of them out."
+        for each, vocab in zip(found, vocabs, strict=True)
         if vocab != vocabs[0]
-    )
-    corpus = corpus_for(folders[0], configs[0].corpus, vocabs[0], data, asked)
-    repeated = Counter(folder.name for folder in folders)
-    names = [folder.name if repeated[folder.name] == 1 else str(folder) for folder in folders]
-    return Group(folders, names, configs, corpus)
+    ]
+    problems.refuse()
+    corpus = corpus_for(first.run, first.config.corpus, vocabs[0], data, asked)
+    configs = [_without_clamp(each.config) if None in clamp_len else each.config for each in found]
+    return Group(found, configs, corpus)
+
+
+def _without_clamp(config: RunConfig) -> RunConfig:
+    train, how = replace(config.train, clamp_len=None), replace(config.eval, clamp_len=None)
+    return replace(config, train=train, eval=how)
 
 
 class Measured(NamedTuple):
-    """A group's losses by context, and what they say."""
+    """A group's losses by context length, and the figures from them."""
 
     group: Group
     plans: list[Feeding]
@@ -108,7 +137,7 @@ def recl(
     max_context: int = 1000,
     positions: int = 2000,
     threshold: float = THRESHOLD,
-    clamp_len: int | None = None,
+    clamp_len: Sequence[int | None] = (),
     trained_context: bool = False,
     seed: int = 0,
     batch_size: int = 16,
@@ -119,38 +148,38 @@ def recl(
 ) -> dict[str, Any]:
     """Print the relative effective context length of each run in their group (Table 8), and their losses by context.
 
-    `data` is another text than that of the first run; `split` None is test, or all of a text without splits.
-    `clamp_len` and `trained_context` are those of `feeding`. The precision is fp32 unless asked, for rounding changes
-    losses, and f counts what falls. `out` is a folder for `recl.json`, `recl.npz` (all losses) and the pictures
-    (Figures 3 and 4).
+    `data` replaces the text of the first run; `split` None is test, or all of a text without splits. `feeding` explains
+    `trained_context` and the one value of `clamp_len`; None in it switches clamping off, and () is the run's own. The
+    default precision is fp32, because rounding changes losses, and small gains count. `out` is a folder for
+    `recl.json`, `recl.npz` (all losses) and the pictures (Figures 3 and 4).
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit.
+        Mistake, OSError: a sentence for each mistake.
     """
-    _refuse(_least(1, step=step, positions=positions, batch_size=batch_size, runs=len(runs)))
-    _refuse([*_least(0, seed=seed), *near(clamp_len)])
-    _refuse(_recl_problems(r, step, max_context, threshold))
-    group = _group(runs, data, split)
-    part = part_of(group.corpus, split, "test")
-    text = group.corpus.split(part)
-    sample = {"step": step, "longest": max_context, "seed": seed, "documents": text.documents}
-    places = sample_positions(len(text.ids), positions, **sample)
+    problems = Problems(_least(1, step=step, positions=positions, batch_size=batch_size, runs=len(runs)))
+    problems += [*_least(0, seed=seed), *_clamp_problems(clamp_len)]
+    problems.refuse()
+    problems += _recl_problems(r, step, max_context, threshold)
+    group = _group(runs, problems, data, split, clamp_len, device, precision)
+    text = group.text(split)
+    sample = {"step": step, "longest": max_context, "seed": seed, "documents": text.split.documents}
+    targets = sample_positions(len(text.split.ids), positions, **sample)
     contexts = np.arange(step, max_context + 1, step)
-    plans = [feeding(c, max_context, clamp_len=clamp_len, trained_context=trained_context) for c in group.configs]
-    chosen = resolve_device(device)
-    precision, _ = resolve_precision(precision, chosen)
-    score = partial(true_losses, ids=text.ids, positions=places, batch_size=batch_size, precision=precision)
-    losses, draws = _losses(group, plans, contexts, score, chosen), draw(places, max_context, seed)
+    given = next(iter(clamp_len), None)
+    plans = [feeding(c, max_context, clamp_len=given, trained_context=trained_context) for c in group.configs]
+    options = {"batch_size": batch_size, "precision": group.precision}
+    score = partial(true_losses, ids=text.split.ids, positions=targets, **options)
+    losses, draws = _losses(group, plans, contexts, score), draw(targets, max_context, seed)
     shares = [measure(losses, contexts, share, draws, threshold=threshold) for share in r]
-    found = Measured(group, plans, contexts, places, losses, shares, *mean_losses(losses, draws))
-    facts = group.corpus.about | {"split": part, "positions": positions, "seed": seed, "precision": precision}
+    found = Measured(group, plans, contexts, targets, losses, shares, *mean_losses(losses, draws))
+    facts = text.about | {"positions": positions, "seed": seed, "precision": group.precision}
     facts |= {"threshold": threshold} | found.facts
     if out is not None:
         _save_recl(out, facts, found)
     if as_json:
         print(json.dumps(facts))
     else:
-        _show_recl(f"RECL on {title(group.corpus, part)}: {positions:,} positions, threshold {threshold:g}", found)
+        _show_recl(f"RECL on {text.title}: {positions:,} positions, threshold {threshold:g}", found)
     return facts
 
 
@@ -163,21 +192,19 @@ def _recl_problems(r: Sequence[float], step: int, max_context: int, threshold: f
 
 
 def _losses(
-    group: Group, plans: Sequence[Feeding], contexts: Int[np.ndarray, " L"], score: Any, device: Any
+    group: Group, plans: Sequence[Feeding], contexts: Int[np.ndarray, " L"], score: Any
 ) -> Float[np.ndarray, "I L P"]:
-    """Those of each run, one model in memory at a time."""
-    reuse_memory()
+    """The losses of each run, one model in memory at a time."""
     found = []
-    for folder, plan in zip(group.folders, plans, strict=True):
-        model = load_model(folder, device=device).model
-        found.append(score(model, contexts=np.minimum(contexts, plan.most), lengths=plan.lengths))
+    for run, plan in zip(group.runs, plans, strict=True):
+        found.append(score(run.load().model, contexts=np.minimum(contexts, plan.most), lengths=plan.lengths))
         if not np.isfinite(found[-1]).all():
-            raise Mistake(f"{folder} gives losses that are not finite, so it cannot be compared. Leave it out.")
+            raise Mistake(f"{run.run} gives losses that are not finite, so it cannot be compared. Leave it out.")
     return np.stack(found)
 
 
 def _as_json(found: Recl, names: Sequence[str]) -> dict[str, Any]:
-    """Of each run: its RECL, the one net of going back, and its curves."""
+    """For each run: its RECL, its RECL net of losses that rise again, and its curves."""
     runs = []
     for i, name in enumerate(names):
         length, net = _length(found.length, i), _length(found.net, i)
@@ -231,7 +258,7 @@ def length(
     attn_len: Sequence[int] = (),
     max_tokens: int = 0,
     stride: int = 8,
-    clamp_len: int | None = None,
+    clamp_len: Sequence[int | None] = (),
     batch_size: int | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -240,28 +267,23 @@ def length(
 ) -> dict[str, Any]:
     """Print perplexity or bits of each run at each attention length, the best, and the shortest that is as good.
 
-    Lengths are by default those of `attention_lengths`; `sweep` says how a run reads. `data` is another text than that
-    of the first run; `split` None is test, or all of a text without splits. `out` is a folder for `length.json` and the
-    picture.
+    `attention_lengths` gives the default lengths; `sweep` explains how a run reads. `data` replaces the text of the
+    first run; `split` None is test, or all of a text without splits. `clamp_len` is as in `recl`. `out` is a folder for
+    `length.json` and the picture.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit.
+        Mistake, OSError: a sentence for each mistake.
     """
     least = {"stride": stride, "attn_len": min(attn_len, default=1), "batch_size": batch_size, "runs": len(runs)}
-    _refuse([*_least(0, max_tokens=max_tokens), *_least(1, **least), *near(clamp_len)])
-    group = _group(runs, data, split)
-    part = part_of(group.corpus, split, "test")
-    text, lengths = group.corpus.split(part), list(attn_len) or attention_lengths(group.configs)
-    chosen = resolve_device(device)
-    precision, _ = resolve_precision(precision, chosen)
-    reuse_memory()
+    problems = Problems([*_least(0, max_tokens=max_tokens), *_least(1, **least), *_clamp_problems(clamp_len)])
+    group = _group(runs, problems, data, split, clamp_len, device, precision)
+    text, lengths = group.text(split), list(attn_len) or attention_lengths(group.configs)
+    options = {"clamp_len": next(iter(clamp_len), None), "stride": stride, "precision": group.precision}
     sweeps = []
-    for folder, config in zip(group.folders, group.configs, strict=True):
+    for run, config in zip(group.runs, group.configs, strict=True):
         how = replace(config.eval, max_tokens=max_tokens, batch_size=batch_size or config.eval.batch_size)
-        options = {"how": how, "clamp_len": clamp_len, "stride": stride, "precision": precision}
-        model = load_model(folder, device=chosen).model
-        sweeps.append(sweep(model, config, text, lengths, group.corpus.vocab, **options))
-    facts = group.corpus.about | {"split": part, "tolerance": TOLERANCE, "precision": precision}
+        sweeps.append(sweep(run.load().model, config, text.split, lengths, text.corpus.vocab, how=how, **options))
+    facts = text.about | {"tolerance": TOLERANCE, "precision": group.precision}
     facts |= {"runs": [group.about(i) | _swept(each) for i, each in enumerate(sweeps)]}
     if out is not None:
         write_whole(out / "length.json", json.dumps(facts, indent=1) + "\n")
@@ -269,7 +291,7 @@ def length(
     if as_json:
         print(json.dumps(facts))
     else:
-        _show_lengths(title(group.corpus, part), group, sweeps)
+        _show_lengths(text.title, group, sweeps)
     return facts
 
 
@@ -308,6 +330,10 @@ def _least(bound: int, **given: int | None) -> Iterable[str]:
     )
 
 
-def _refuse(problems: Iterable[str]) -> None:
-    if found := list(problems):
-        raise Mistake("\n".join(found))
+def _clamp_problems(clamp_len: Sequence[int | None]) -> Problems:
+    problems = Problems()
+    for given in clamp_len:
+        problems.attempt(partial(Lengths, tgt_len=1, mem_len=0, clamp_len=given), as_options(["clamp_len"]))
+    if len(clamp_len) > 1:
+        problems.append(f"--clamp-len must be one distance or none, got {len(clamp_len)} of them.")
+    return problems

@@ -1,4 +1,4 @@
-"""`txl analyse attention`: where the heads of a trained model look, as pictures, arrays and a table."""
+"""`txl analyse attention`: what the heads of a trained model attend to, as pictures, arrays and a table."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ import numpy as np
 
 from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attending_layers, average_attention, glance
 from ...analysis.heatmaps import Passage, draw_by_distance, draw_passages
-from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
+from ...checkpoint import LoadedModel
 from ...config.settings import TransformerXLConfig
 from ...data.corpus import Split
 from ...data.loader import StreamLoader
 from ...data.vocab import Vocab
-from ...interop import local
 from ...mistake import Mistake
-from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from ...runtime.files import write_whole
 from ...runtime.terminal import followed, show_table
-from .evaluate import eval_lengths, told
-from .texts import Part, corpus_for, part_of, title
+from .texts import Part
+from .trained import Trained
 
 NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
-"""Those of Figure 7; (c), u·k, is among the arrays."""
+"""The panels of Figure 7; the arrays hold (c), u·k, too."""
 NOTABLE = 3
-"""Heads shown from single tokens where none is named: those that look furthest back, as the paper chose its three."""
+"""Number of heads to draw by default: the ones with the greatest mean distance, as in the paper."""
 TOP = 0.2
-"""How much of memory is marked, as in Figure 6."""
+"""Share of the memory that is marked, as in Figure 6."""
 Head = tuple[int, int]
-"""Layer and head, from 0; people are shown them from 1."""
+"""Layer and head, counted from 0; users see them counted from 1."""
 
 
 def attention(
@@ -52,49 +50,43 @@ def attention(
     precision: str = "auto",
     as_json: bool = False,
 ) -> dict[str, Any]:
-    """Average the attention of every head over a split (None: valid, or all of a text without splits), and look at some
-    `heads` ("layer.head", counted from 1) from some `positions` (the split's tokens, counted from 0; by default the
-    middle of what is read).
+    """Average the attention of every head over a split (None: valid, or all of a text without splits), and draw the
+    attention of some `heads` ("layer.head", counted from 1) from some `positions` (tokens of the split, counted from 0;
+    by default the middle of the text that is read).
 
     Pictures, `attention.npz` and `attention.json`, which names its axes, go to `out`, by default `RUN/attention`.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit.
+        Mistake, OSError: a sentence for each mistake.
     """
-    reuse_memory()
-    run = local(run)
-    config = load_config(find_checkpoint(run))
-    problems: list[str] = []
-    sizes = () if mem_len is None else (mem_len,)
-    lengths = told(problems, lambda: eval_lengths(config, tgt_len=tgt_len, mem_len=sizes)[0])
-    named = told(problems, lambda: [_head(name, config.model) for name in heads]) or []
+    trained = Trained(run, device, precision)
+    problems, config, run = trained.problems, trained.config, trained.run
+    found = trained.lengths(tgt_len=tgt_len, mem_len=() if mem_len is None else (mem_len,))
+    named = problems.attempt(lambda: [_head(name, config.model) for name in heads]) or []
     if max_tokens < 0:
         problems.append(f"--max-tokens must be at least 0, got {max_tokens}. 0 reads the whole split.")
-    if problems or lengths is None:
-        raise Mistake("\n".join(problems))
-    loaded = load_model(run, device=resolve_device(device))
+    loaded = trained.load()
+    [lengths] = found
     attending_layers(loaded.model)
-    corpus = corpus_for(run, config.corpus, loaded.vocab, data, split)
-    part = part_of(corpus, split, "valid")
-    text = corpus.split(part)
-    places = _places(positions, len(text.ids), max_tokens)
-    loader = StreamLoader(text, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=max_tokens)
-    precision, _ = resolve_precision(precision, resolve_device(device))
-    average = average_attention(loaded.model, followed(loader, "averaging"), lengths, precision=precision)
+    text = trained.text(loaded, data, split, "valid")
+    ids = text.split.ids
+    positions = _positions(positions, len(ids), max_tokens)
+    loader = StreamLoader(text.split, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=max_tokens)
+    average = average_attention(loaded.model, followed(loader, "averaging"), lengths, precision=trained.precision)
     looks = [
-        glance(loaded.model, text.ids, place, lengths, precision=precision, start=_start(text, place))
-        for place in places
+        glance(loaded.model, ids, position, lengths, precision=trained.precision, start=_start(text.split, position))
+        for position in positions
     ]
     chosen = named or average.widest(NOTABLE)
-    about = {"run": str(run), **corpus.about, "split": part, "queries": average.queries, "precision": precision}
+    about = {"run": str(run), **text.about, "queries": average.queries, "precision": trained.precision}
     facts = about | {"lengths": asdict(lengths)} | _figures(average) | {"positions": _seen(looks, chosen, loaded.vocab)}
     folder = run / "attention" if out is None else out
     _save(folder, average, looks, facts)
-    paths = _draw(folder, average, chosen, looks, loaded, f"{corpus.name}, {part}")
+    paths = _draw(folder, average, chosen, looks, loaded, f"{text.corpus.name}, {text.name}")
     if as_json:
         print(json.dumps(facts | {"files": [str(path) for path in paths]}))
     else:
-        _show(average, title(corpus, part), folder)
+        _show(average, text.title, folder)
     return facts
 
 
@@ -107,7 +99,7 @@ def _head(name: str, config: TransformerXLConfig) -> Head:
     raise Mistake(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
 
 
-def _places(positions: Sequence[int], tokens: int, max_tokens: int) -> list[int]:
+def _positions(positions: Sequence[int], tokens: int, max_tokens: int) -> list[int]:
     wrong = [position for position in positions if not 0 < position < tokens]
     if wrong:
         raise Mistake(f"--positions must be from 1 to {tokens - 1}, the split's last token, got {wrong[0]}.")
@@ -120,7 +112,7 @@ def _start(text: Split, place: int) -> int:
 
 
 def _figures(average: AverageAttention) -> dict[str, Any]:
-    """Each head's in numbers, and what the axes of the arrays are."""
+    """The figures of each head, and the axes of the arrays."""
     by_distance = ["kind", "layer", "head", "distance"]
     axes = {"probability": by_distance, "sums": by_distance, "counts": ["distance"]}
     _, layers, heads, _ = average.sums.shape
@@ -150,7 +142,7 @@ def _seen(looks: Sequence[Glance], chosen: Sequence[Head], vocab: Vocab) -> list
 
 
 def _tokens(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    """Each symbol as text, a line end as a sign."""
+    """Each token as text, a line end as ¶."""
     ends = {vocab.line_end}
     return ["¶" if i in ends else vocab.decode([i]) for i in ids.tolist()]
 

@@ -1,4 +1,4 @@
-"""`txl convert`: other programs' checkpoints in, and ours out to them."""
+"""`txl convert`: import checkpoints of other programs, and export ours to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_THE_CALL = {
     *("dropout", "dropatt", "init_std", "proj_init_std"),
     *("layer_norm_epsilon", "embedding_scale", "zero_memory", "pre_lnorm"),
 }
-"""Settings of a model that its weights may have otherwise; the other ones shape them."""
+"""Settings of a model that do not shape its weights."""
 
 
 def convert(
@@ -33,15 +33,15 @@ def convert(
     vocab: str | None = None,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Write what `source` holds to the folder `to`: as a checkpoint of ours, or in `to_format`.
+    """Write the model in `source` to the folder `to`: as a checkpoint of ours, or in `to_format`.
 
     Args:
-        source: a file or folder that `program` wrote; where that is None, a run of ours or `hf:NAME`.
-        vocab: a file with the symbols, or the name of a prepared corpus, where the source holds none.
+        source: a file or folder that `program` wrote; if that is None, a run of ours or `hf:NAME`.
+        vocab: a file with the vocabulary, or the name of a prepared corpus, if the source holds none.
         overrides: settings to change, `--section.field value ...`.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit; nothing is written then.
+        Mistake, OSError: a sentence for each mistake; nothing is written then.
     """
     if program is None and to_format is None:
         raise Mistake("Say which program wrote SRC by --from, or what to make of a run by --to-format.")
@@ -69,12 +69,12 @@ def _foreign(source: str, program: Program, vocab: str | None, overrides: Sequen
 
 def _own(run: str, vocab: str | None, overrides: Sequence[str]) -> Imported:
     if vocab is not None:
-        raise Mistake(f"--vocab is for what other programs wrote, and {run} has its own. Leave it out.")
+        raise Mistake(f"--vocab is for checkpoints of other programs, and {run} has its own vocabulary. Leave it out.")
     loaded = load_model(run)
     config, changed = changed_settings(loaded.config, overrides)
     shaping = [setting.label for setting in changed if setting.section == "model" and setting.field not in _OF_THE_CALL]
     if shaping:
-        raise Mistake(f"{', '.join(shaping)} shapes weights, and those of {run} have their shape. Leave it out.")
+        raise Mistake(f"{', '.join(shaping)} shapes weights, and the weights of {run} have their shape. Leave it out.")
     check_symbols(config, loaded.vocab)
     return Imported(config, dict(loaded.model.state_dict()), loaded.vocab, [])
 

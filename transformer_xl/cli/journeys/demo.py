@@ -1,7 +1,7 @@
-"""`txl demo`: on text that every Python has, its own library, show in minutes what a small Transformer-XL learns.
+"""`txl demo`: train a small Transformer-XL in minutes on text that every Python has, its own library.
 
-It is held against gzip, bzip2 and xz on the same bytes, files it has never seen. They have only those bytes to learn
-from, and the model has read the rest of the library: not a contest between equals, but a scale everyone knows.
+The model is compared with gzip, bzip2 and xz on files it has never seen. It has read the rest of the library, and they
+have only those files to learn from. The comparison is not fair, but everyone knows the scale.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ from .train import carry_out, prepare, refuse_run
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
 INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
 HELD_OUT, VALIDATION = 500_000, 100_000
-"""Bytes of whole files, at least."""
+"""Minimum number of bytes, in whole files."""
 PROMPT = "class Memory:\n"
 SAMPLE = 400
 """Tokens of text to write."""
 SPARE = 0.05
-"""The share of the time that is left for what ends the demo: compressors, the report."""
+"""Share of the time that is reserved for the end of the demo: compressors, the report."""
 AFTER = 0.3
-"""Of the time that is left when training begins, at most this share is kept for what follows training."""
+"""Maximum share of the time left after the first step that is reserved for the work after training."""
 SPEED_UP = 2.5
-"""In the time of training on one token, at least this many are scored."""
+"""Scoring is at least this many times as fast as training."""
 VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
 """Time for one validation, and between two lines of progress."""
 
 
 @dataclass
 class Plan:
-    """Ends training by the clock: after each step, as many steps as fit at the pace so far.
+    """Ends training by the clock: sets `max_steps` after each step, from the pace so far.
 
-    The learning rate follows `max_steps`, so it falls with the share of the time that has passed, and ends with it.
+    The learning rate follows `max_steps`, so it falls with the time that has passed.
     """
 
     train: TrainConfig
     end: float
-    """The time by which what follows training must be done."""
+    """The time by which the work after training must be done."""
     targets: int
-    """To score after training."""
+    """Number of targets to score after training."""
     first: float = 0.0
-    """When the first step was done, which takes longer than the others."""
+    """The time at the end of the first step, which takes longer than the others."""
     seconds: float = 0.0
-    """What all steps so far took."""
+    """Duration of all steps so far."""
 
     def __call__(self, trainer: Trainer) -> TrainConfig:
         """The settings for the rest of the run."""
@@ -130,7 +130,7 @@ def demo(*, out: Path | None = None, minutes: float = 5.0, begun: float | None =
 
 
 def own_folder(stack: ExitStack) -> Path:
-    """An empty folder in the cache, held while `stack` is open: the first one in which no other demo runs."""
+    """An empty folder in the cache, locked while `stack` is open: the first one without another demo."""
     for number in count(1):
         run = cache_folder() / "demo" / f"run-{number}"
         with suppress(BlockingIOError):
@@ -141,7 +141,7 @@ def own_folder(stack: ExitStack) -> Path:
 
 
 def prepared() -> Corpus:
-    """The library as a corpus, in a folder of the cache that its content names, so that no other text replaces it."""
+    """The library as a corpus, in a folder of the cache named by a hash of its content."""
     splits = library()
     sizes = {name: (len(files), sum(map(len, files.values()))) for name, files in splits.items()}
     listed = "; ".join(f"{name} {files} files, {size:,} bytes" for name, (files, size) in sizes.items())
@@ -155,7 +155,7 @@ def prepared() -> Corpus:
 
 
 def show(run: Path, corpus: Corpus, end: float) -> int:
-    """The demo itself, in the folder `run`; what takes long is done by the time `end`. Returns the exit status."""
+    """Run the demo in the folder `run`; everything slow ends by the time `end`. Returns the exit status."""
     config = load_recipe("demo")
     start = prepare(replace(config, corpus=replace(config.corpus, name=str(corpus.path))), run)
     lengths = memories(start.config)
@@ -182,7 +182,7 @@ def library() -> dict[str, dict[str, bytes]]:
     root = Path(sysconfig.get_path("stdlib"))
     kept: list[Path] = []
     for folder, below, files in os.walk(root):
-        below[:] = set(below) - LEFT_OUT - INSTALLED  # these are not even looked into
+        below[:] = set(below) - LEFT_OUT - INSTALLED  # os.walk does not enter these
         kept += [Path(folder, file).relative_to(root) for file in files if file.endswith(".py")]
     by_hash = sorted(kept, key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
     splits: dict[str, dict[str, bytes]] = {"train": {}, "valid": {}, "test": {}}
@@ -207,7 +207,7 @@ def memories(config: RunConfig) -> list[Lengths]:
 
 
 def write_sample(loaded: LoadedModel, end: float) -> None:
-    """Print text as the model writes it, until the time `end` at most."""
+    """Print text while the model generates it, at most until the time `end`."""
     print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}", end="", flush=True)
     sampling = Sampling(temperature=0.8, seed=loaded.config.train.seed)
     lengths = loaded.config.eval_lengths
@@ -219,10 +219,10 @@ def write_sample(loaded: LoadedModel, end: float) -> None:
 
 
 def measure(loaded: LoadedModel, held_out: Split, end: float) -> tuple[list[EvalResult], bytes]:
-    """Score the held-out text at each length of memory, the longest first, until the time `end` at most.
+    """Score the held-out text at each length of memory, the longest first, at most until the time `end`.
 
-    Every figure is over the same bytes, which are returned too: the first segments of each stream, as many as each
-    length had time for.
+    Every figure is over the same bytes, which are returned too: the first segments of each stream that every length had
+    time for.
     """
     config, lengths = loaded.config, memories(loaded.config)
     loader = StreamLoader(held_out, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
@@ -244,7 +244,7 @@ def measure(loaded: LoadedModel, held_out: Split, end: float) -> tuple[list[Eval
 
 
 def score_pass(loaded: LoadedModel, segments: Iterable[Segment], lengths: Lengths) -> tuple[EvalResult, list[float]]:
-    """Score these segments: all of them together, and nats of each."""
+    """Score these segments; returns the result and the nats of each segment."""
     nats: list[float] = []
 
     def keep(_: Segment, nll: Tensor) -> None:
@@ -254,7 +254,7 @@ def score_pass(loaded: LoadedModel, segments: Iterable[Segment], lengths: Length
 
 
 def timed(segments: Iterable[Segment], end: float) -> Iterator[Segment]:
-    """The first of these segments, and further ones while they fit before the time `end`, at the pace so far."""
+    """The first segment, and more of them while the pace so far lets them end before the time `end`."""
     begun = time.perf_counter()
     for done, segment in enumerate(segments):
         now = time.perf_counter()
@@ -264,7 +264,7 @@ def timed(segments: Iterable[Segment], end: float) -> Iterator[Segment]:
 
 
 def compare(results: list[EvalResult], trained: int, scored: bytes, held_out: int) -> None:
-    """The table of bits per byte on what was `scored` of the `held_out` bytes, best first, and the verdict on gzip."""
+    """Print bits per byte on the `scored` bytes (of `held_out`), best first, and the comparison with gzip."""
     figures = {name: 8 * size / len(scored) for name, size in compressed(scored).items()}
     for result in results:
         memory = result.lengths.mem_len
@@ -280,7 +280,7 @@ def compare(results: list[EvalResult], trained: int, scored: bytes, held_out: in
 
 
 def compressed(text: bytes) -> Mapping[str, int]:
-    """Bytes that everyday compressors need for `text`."""
+    """Size of `text` in bytes after common compressors."""
     return {
         "gzip -9": len(gzip.compress(text, 9)),
         "bzip2 -9": len(bz2.compress(text, 9)),

@@ -1,4 +1,4 @@
-"""What this machine has, what would run on it, and why: `txl env`, and `environment.json` in a run folder."""
+"""`txl env` and `environment.json` in a run folder: this machine, and the choices for it with their reasons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16
 
 
 def env(*, as_json: bool = False) -> None:
-    """Print what this machine has and what `auto` means on it."""
+    """Print the parts of this machine and the meaning of `auto` on it."""
     model = TransformerXLConfig(vocab_size=0)
     auto = choices(TrainConfig(), model)
     device = torch.device(auto["device"]["name"])
@@ -57,27 +57,26 @@ def environment() -> dict[str, Any]:
 
 
 def noted(run: Path, fact: str) -> Any:
-    """What a run's `environment.json` says: its "recipe", its "init" and its "corpus", with which it began, or its
-    "launch", whose processes began it; "" where it does not say.
+    """A fact in a run's `environment.json`: the "recipe", the "init" or the "corpus" it began with, or the "launch" of
+    the processes that began it; "" if it is not recorded.
 
     Raises:
-        ValueError: the file is damaged.
+        Mistake: the file is damaged.
     """
     file = run / "environment.json"
     try:
         return json.loads(plain_file(file).read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
     except (ValueError, RecursionError, AttributeError) as error:
         raise Mistake(
-            f"{file} is damaged ({error}), and says what the run began with. Restore it, or remove it: then nothing is "
-            "compared."
+            f"{file} is damaged ({error}); it records how the run began. Restore it, or remove it to compare nothing."
         ) from error
 
 
 def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
-    """Device, precision and attention backend that serve training by these settings, each with the reason.
+    """The device, precision and attention backend for training with these settings, each with the reason.
 
     Raises:
-        ValueError: this machine cannot serve what is asked for by name.
+        Mistake: this machine lacks what is asked for by name.
     """
     device = resolve_device(config.device)
     precision, why_precision = resolve_precision(config.precision, device)
@@ -94,13 +93,13 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
 
 
 def cpu_features() -> list[str]:
-    """The processor's features that matter here, by their Linux names; none are known elsewhere."""
+    """The processor's features that affect speed, by their Linux names; empty on other systems."""
     cpuinfo = Path("/proc/cpuinfo")
     return sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else []
 
 
 def _below_home(path: Path) -> str:
-    """A path that does not say whose machine this is."""
+    """A path without the name of the user."""
     home = os.path.expanduser("~")
     return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else "where TXL_HOME says"
 

@@ -1,4 +1,4 @@
-"""`txl generate`: text from a trained model, shown as it is written."""
+"""`txl generate`: text from a trained model, printed while it is generated."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from typing import Any
 
 import torch
 
-from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
+from ...checkpoint import LoadedModel
 from ...config.settings import Lengths
 from ...data.corpora.detokenise import Detokeniser, readable
 from ...data.datasets import tokenised
 from ...evaluation.generate import Sampling, stream_text
-from ...interop import local
-from ...mistake import Mistake
 from ...model.inference import has_compiler
-from ...runtime.device import resolve_device, resolve_precision, reuse_memory
-from .evaluate import eval_lengths, told
-from .texts import corpus_for, decoded, read_text, tell_unknown
+from .texts import CountingVocab, decoded, read_text
+from .trained import Trained
 
 MOST_CONTEXT = 512
-"""Tokens of the test set a prompt may hold: the paper's context (Appendix E)."""
+"""Maximum number of tokens of the test split in a prompt: the paper's context (Appendix E)."""
 MOST_ROWS = 1 << 16
 
 
@@ -45,37 +42,39 @@ def generate(
 ) -> None:
     """Continue each prompt `rows` times. One text streams to standard output; several are printed one after another.
 
-    `sampling` holds the fields of `Sampling`. A prompt is text, `@FILE`, or `-` for standard input; `from_test` takes
-    so many tokens of the test set instead. Text of a corpus with punctuation apart is shown as people write it, unless
-    `raw`; as JSON it is exact, with a readable form beside. A count of tokens and their speed goes to standard error.
+    `sampling` holds the fields of `Sampling`. A prompt is text, `@FILE`, or `-` for standard input; `from_test` is the
+    number of tokens of the test split to use instead. Text of a corpus with separate punctuation is printed as people
+    write it, unless `raw` is true; JSON has the exact text and a readable form. The number of tokens and the speed go
+    to standard error.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit.
+        Mistake, OSError: a sentence for each mistake.
     """
-    problems = list(_problems(max_tokens, rows, from_test, prompts))
-    draw = told(problems, lambda: Sampling(**sampling))
-    reuse_memory()
-    run = local(run)
-    config, sizes = load_config(find_checkpoint(run)), () if mem_len is None else (mem_len,)
-    lengths = told(problems, lambda: eval_lengths(config, mem_len=sizes)[0])
-    where = told(problems, lambda: resolve_device(device))
-    if compiled and where is not None and lengths is not None:
-        problems += _compiling_problems(where, lengths, config.model.kind)
-    if problems or draw is None or lengths is None or where is None:
-        raise Mistake("\n".join(problems))
-    lengths = config.writing(lengths)
+    trained = Trained(run, device, precision)
+    problems, config, where = trained.problems, trained.config, trained.device
+    problems += _problems(max_tokens, rows, from_test, prompts)
+    draw = problems.attempt(lambda: Sampling(**sampling))
+    found = trained.lengths(mem_len=() if mem_len is None else (mem_len,))
+    if compiled and where is not None and found:
+        problems += _compiling_problems(where, found[0], config.model.kind)
+    if draw is None:
+        problems.fail()
+    problems.refuse()
+    lengths = config.writing(found[0])
     texts: list[str | bytes] = [_read_prompt(prompt) for prompt in prompts]
-    loaded = load_model(run, device=where)
+    loaded = trained.load()
     if from_test is not None:
-        texts = [_test_prompt(run, loaded, from_test)]
+        texts = [_test_prompt(trained, loaded, from_test)]
     elif loaded.vocab.unit != "byte":
         read = zip(prompts, texts, strict=True)
         texts = [decoded(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in read]
-    tell_unknown(loaded.vocab, texts, "the prompt")
+    counted = CountingVocab(loaded.vocab)
+    for text in texts:
+        counted.encode(text)
+    counted.report("the prompt")
     texts = [text for text in texts or [""] for _ in range(rows)]
     neat, stream = tokenised(config.corpus.name) and not raw, len(texts) == 1 and not as_json
-    chosen, _ = resolve_precision(precision, where)
-    options = {"precision": chosen, "compiled": compiled}
+    options = {"precision": trained.precision, "compiled": compiled}
     written = _write(loaded, texts, lengths, draw, max_tokens, options, stream=stream, detokenise=neat)
     for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
         exact = _shown(prompt) + text
@@ -127,14 +126,14 @@ def _problems(max_tokens: int, rows: int, from_test: int | None, prompts: Sequen
     if from_test is not None and prompts:
         yield "--from-test takes the prompt from the test set, so give it or a prompt, not both."
     if list(prompts).count("-") > 1:
-        yield "Only one prompt can be -, for standard input is read once."
+        yield "Only one prompt can be -, because standard input is read once."
 
 
 def _compiling_problems(device: torch.device, lengths: Lengths, kind: str) -> Iterator[str]:
     if kind != "transformer-xl":
         yield f"--compile is for models of kind transformer-xl, and this one's is {kind}. Leave it out."
     if lengths.mem_len == 0:
-        yield "--compile needs a memory: without one a window of tokens is read anew for each. Give --mem-len."
+        yield "--compile needs a memory: without one each token reads a whole window again. Give --mem-len."
     if device.type != "cpu":
         yield f"--compile is for the CPU, got {device}, where a step is captured anyway. Leave it out."
     elif not has_compiler():
@@ -147,8 +146,8 @@ def _read_prompt(prompt: str) -> str | bytes:
     return read_text(prompt[1:]) if prompt.startswith("@") else prompt
 
 
-def _test_prompt(run: Path, loaded: LoadedModel, tokens: int) -> str | bytes:
-    ids = corpus_for(run, loaded.config.corpus, loaded.vocab, None, "test").split("test").ids
+def _test_prompt(trained: Trained, loaded: LoadedModel, tokens: int) -> str | bytes:
+    ids = trained.text(loaded, None, "test", "test").split.ids
     ids = ids[len(loaded.vocab.opening) :][:tokens]
     return loaded.vocab.decode_bytes(ids) if loaded.vocab.unit == "byte" else loaded.vocab.decode(ids)
 

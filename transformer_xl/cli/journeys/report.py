@@ -36,7 +36,7 @@ def report(runs: Sequence[Path], out: Path | None = None, *, title: str | None =
 
 
 def names(runs: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many as it takes to tell them apart; a run given twice is numbered."""
+    """The last component of each path, or the fewest that make all names differ; a run given twice is numbered."""
     parts = [run.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         found = ["/".join(each[-depth:]) for each in parts]

@@ -1,12 +1,14 @@
-"""Which text a command reads, and what a person should know of it."""
+"""The text that a command reads, and the notes about it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
+from jaxtyping import Integer
 
 from ...checkpoint import find_checkpoint
 from ...config.recipe import text_name
@@ -24,10 +26,9 @@ Part = Literal["train", "valid", "test", "all"]
 
 
 def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
-    """The run's own corpus, or another text, in the run's vocabulary, of which the split `asked` for is to be read.
+    """The run's own corpus, or the text `data`, in the run's vocabulary, with the split `asked`.
 
-    Another text without splits stays whole unless one of them is asked for. What a person should know of it goes to
-    standard error.
+    A text without splits stays whole unless a split is asked for. Notes about the text go to standard error.
 
     Raises:
         ValueError, OSError: there is no such text, the run's has changed since, or the vocabulary does not fit it.
@@ -50,8 +51,8 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
 
 
 def changed_splits(run: Path, corpus: Corpus) -> str:
-    """The splits whose ids differ from those that a run, or the run of a checkpoint, noted when it began; "" if none
-    does, or if it noted none."""
+    """The splits whose ids differ from the ones that a run, or the run of a checkpoint, recorded when it began; "" if
+    there are none, or if it recorded none."""
     folder = find_checkpoint(run, which="last").parent
     known = (noted(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
     splits = corpus.header.splits
@@ -60,25 +61,33 @@ def changed_splits(run: Path, corpus: Corpus) -> str:
 
 
 def part_of(corpus: Corpus, asked: Part | None, default: Part) -> Part:
-    """The split to read: the one asked for; else all of a text that was left whole, or the default one."""
+    """The split to read: the one asked for; without one, all of a text without splits, or the default split."""
     return asked or (WHOLE if WHOLE in corpus.header.splits else default)
 
 
 def title(corpus: Corpus, split: str) -> str:
-    """What figures are over: the text, how many of its tokens are unknown, and what is missing of a partial corpus."""
+    """The title of figures: the text, the number of unknown tokens, and what a partial corpus lacks."""
     unknown = corpus.unknown(split)
     return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
 
 
-def tell_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
-    """Say on standard error how much of `texts` the model has no symbol for, and what follows from that."""
-    if vocab.unk is None:
-        return
-    counts = [(len(ids), int((ids == vocab.unk).sum())) for ids in map(vocab.encode, texts)]
-    total, unknown = map(sum, zip((0, 0), *counts, strict=True))
-    if unknown:
-        told = f"{unknown:,} of {total:,} {vocab.unit}s of {name} are unknown to the model{consequence}."
-        print(told, file=sys.stderr)
+class CountingVocab(Vocab):
+    """A vocabulary that counts how much of the text it encodes is unknown to the model."""
+
+    def __init__(self, vocab: Vocab):
+        self.__dict__.update(vocab.__dict__, tokens=0, unknown=0)
+
+    def encode(self, text: str | bytes, *, start: int = 0) -> Integer[np.ndarray, " T"]:
+        ids = super().encode(text, start=start)
+        self.__dict__["tokens"] += len(ids)
+        self.__dict__["unknown"] += 0 if self.unk is None else int((ids == self.unk).sum())
+        return ids
+
+    def report(self, name: str, consequence: str = "") -> None:
+        """Print on standard error how much of the text `name` was unknown, and the consequence."""
+        if self.__dict__["unknown"]:
+            counts = "{unknown:,} of {tokens:,}".format(**self.__dict__)
+            print(f"{counts} {self.unit}s of {name} are unknown to the model{consequence}.", file=sys.stderr)
 
 
 def read_text(file: str) -> bytes:
@@ -102,14 +111,14 @@ def read_text(file: str) -> bytes:
 
 
 def writable(path: Path, option: str) -> Path:
-    """`path`, if a file may be written there in place of what is; `ValueError` else, before any work."""
+    """`path`, if it can be written as a file; a `Mistake` if not, before any work."""
     if path.exists() and not path.is_file():
         raise Mistake(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
     return path
 
 
 def decoded(text: bytes, file: str) -> str:
-    """UTF-8 as text; a `ValueError` where it is none, which only a model of bytes could read."""
+    """The text of UTF-8; a `Mistake` if it is not UTF-8, which only a model of bytes can read."""
     try:
         return text.decode()
     except UnicodeDecodeError as error:

@@ -2,7 +2,7 @@
 
 runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and what trackers keep
 
-Under torchrun every process runs this; the first one alone writes and speaks.
+Under torchrun every rank runs this; only rank 0 writes and prints.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from ...checkpoint import find_checkpoint, latest, load_config, load_model, load_vocab, load_weights, put_damaged_aside
+from ...config.problems import Problems
 from ...config.recipe import Setting, changed_settings, find_recipe, load_recipe, recipe_identity, text_name, write_toml
 from ...config.settings import RunConfig, TrainConfig
 from ...config.values import shown
@@ -38,7 +39,7 @@ from ...train import Trainer, fit
 from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require
 from .env import choices, environment, noted
-from .evaluate import eval_lengths, score_split, show_results
+from .evaluate import score_split, show_results
 from .report import report
 from .texts import changed_splits, title
 
@@ -49,36 +50,36 @@ MAY_CHANGE = {
     *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
     *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
-"""Settings of [train] that a resumed run may have otherwise than it started with; all of [eval] may, too."""
+"""Settings of [train] that may change when a run is resumed; all settings of [eval] may change, too."""
 _DROPOUTS = (
     *("dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output"),
     *("locked_dropout", "weight_drop"),
 )
-"""Settings of [model] that a run with --init may have otherwise than the one it starts from."""
+"""Settings of [model] that may differ between a run with --init and the run it starts from."""
 
 
 class Origin(NamedTuple):
-    """What a new run is made from."""
+    """The sources of a new run."""
 
     recipe: str = ""
     """`recipe_identity` of its recipe."""
     init: Path | None = None
-    """A run whose weights, shape and vocabulary it starts from."""
+    """The run that gives its weights, shape and vocabulary."""
     given: Sequence[Setting] = ()
-    """Settings that somebody chose, which must not contradict `init`."""
+    """Settings that the user chose; they must not contradict `init`."""
 
 
 class Start(NamedTuple):
-    """What training begins with."""
+    """Everything that training needs at the first step."""
 
     corpus: Corpus
     model: TransformerXL
     config: RunConfig
-    """Settled: nothing in it is "auto"."""
+    """Nothing in it is "auto" any more."""
     chosen: dict[str, dict[str, str]]
-    """What "auto" became, and why."""
+    """The choice for each "auto", with its reason."""
     begun: dict[str, str]
-    """Its "recipe" and its "init", the run it started from; "" where there is none."""
+    """The "recipe" and the "init", the run it started from; "" if there is none."""
 
 
 def train(
@@ -87,12 +88,12 @@ def train(
     """Train by `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
 
     Args:
-        resume: go on from the last checkpoint in `run`.
-        afresh: start where a run began and saved nothing.
-        origin: what a new run is made from; a resumed one has it noted.
+        resume: continue from the last checkpoint in `run`.
+        afresh: start even in the folder of a run that saved nothing.
+        origin: the sources of a new run; a resumed run has recorded them.
 
     Raises:
-        ValueError, OSError: a sentence for what does not fit; nothing was written then.
+        Mistake, OSError: a sentence for a mistake; nothing was written then.
     """
     reuse_memory()
     with together(config.train.device) as ranks, ExitStack() as stack:
@@ -100,7 +101,7 @@ def train(
         if ranks.first:
             claim(run, stack, resume=resume, afresh=afresh)
         else:
-            ranks.wait()  # what the first one prepares, the others find
+            ranks.wait()  # until rank 0 has prepared the corpus
         start = prepare(config, run, resume=resume, origin=origin, ranks=ranks)
         if ranks.first:
             ranks.wait()
@@ -114,8 +115,8 @@ def train(
 
 
 def claim(run: Path, stack: ExitStack, *, resume: bool, afresh: bool) -> None:
-    """Keep the folder to this process while `stack` is open, and of its checkpoints those that are sound."""
-    if not (run / LOCK).exists():  # with one, a process that trains here is the better reason
+    """Lock the folder for this process while `stack` is open, and put its damaged checkpoints aside."""
+    if not (run / LOCK).exists():  # if there is a lock, a process that trains here is the better reason
         refuse_run(run, resume=resume, afresh=afresh)
     stack.enter_context(held(run))
     if resume:
@@ -141,14 +142,17 @@ def carry_out(
     ranks: Ranks | None = None,
     replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> int:
-    """Write down what is about to be done, and do it; `fit` explains `replan`. Returns the exit status."""
+    """Record the run in its folder, then train; `fit` explains `replan`. Returns the exit status."""
     ranks = ranks or Ranks()
     if ranks.first:
         facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen} | start.begun
         facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
-        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it says whose the run is
+        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run
         write_whole(run / "config.toml", write_toml(start.config))
-        for line in (f"{describe(start, ranks)}; {run}", *start.corpus.notes):  # a report knows a start by the first
+        for line in (
+            f"{describe(start, ranks)}; {run}",
+            *start.corpus.notes,
+        ):  # reports look for the first
             say(run, line)
         if resume and (last := latest(run)):
             say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
@@ -171,7 +175,7 @@ def carry_out(
         say(run, line)
         if left:
             print(line, file=sys.stderr)
-    ranks.wait()  # the launcher ends all when one has ended
+    ranks.wait()  # the launcher stops all ranks when one has ended
     return STOPPED
 
 
@@ -180,16 +184,7 @@ def prepare(
 ) -> Start:
     """Open the corpus, settle every setting that was left open, and build the model."""
     require(config.train.trackers)
-    parts = config.train.batch_chunk * (ranks.size if ranks else 1)
-    if config.train.batch_size % parts:
-        raise Mistake(
-            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
-            f"{config.train.batch_size}. Change it, or start another number of ranks."
-        )
-    if not config.corpus.name:
-        raise Mistake("The recipe names no corpus: say with --data which file, folder or corpus to train on.")
-    for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
-        refuse_odd_name(name, option)
+    _check_before_reading(config, ranks or Ranks())
     origin = origin or Origin()
     begun = {"recipe": origin.recipe, "init": _init_name(origin.init)}
     if resume:
@@ -202,18 +197,8 @@ def prepare(
     if corpus.caution and (ranks is None or ranks.first):
         print(corpus.caution, file=sys.stderr)
     if resume:
-        changed = changed_splits(run, corpus)
-        if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
-            how = f"{changed} has another SHA-256" if changed else "it has other symbols"
-            raise Mistake(
-                f"{config.corpus.name} has changed since {run} began: {how}. Restore it, or start a new run from these "
-                f"weights with --init {run}."
-            )
-    for split in ("train", "valid", config.eval.split):  # one that lacks is told before hours of training, not after
-        corpus.split(split)
-    if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
-        lacks = "symbols have no line end" if corpus.vocab.line_end is None else "documents have their lines in order"
-        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
+        _refuse_changed(run, corpus, config.corpus.name)
+    _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     chosen = choices(config.train, config.model)
     config = settled(config, corpus)
@@ -224,18 +209,52 @@ def prepare(
     return Start(corpus, model, config, chosen, begun)
 
 
+def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse a batch that the ranks cannot share, and a corpus that cannot be read or named in a file."""
+    parts = config.train.batch_chunk * ranks.size
+    if config.train.batch_size % parts:
+        raise Mistake(
+            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
+            f"{config.train.batch_size}. Change it, or start another number of ranks."
+        )
+    if not config.corpus.name:
+        raise Mistake("The recipe names no corpus. Name a file, a folder or a corpus to train on by --data.")
+    for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
+        refuse_odd_name(name, option)
+
+
+def _refuse_changed(run: Path, corpus: Corpus, name: str) -> None:
+    """Refuse to resume on a text that is not the one the run began with."""
+    changed = changed_splits(run, corpus)
+    if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
+        how = f"{changed} has another SHA-256" if changed else "it has another vocabulary"
+        raise Mistake(
+            f"{name} has changed since {run} began: {how}. Restore it, or start a new run from these weights with "
+            f"--init {run}."
+        )
+
+
+def _check_splits(config: RunConfig, corpus: Corpus) -> None:
+    """Refuse a corpus without a split that will be needed, before hours of training and not after."""
+    for split in ("train", "valid", config.eval.split):
+        corpus.split(split)
+    if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
+        lacks = "vocabulary has no line end" if corpus.vocab.line_end is None else "documents have their lines in order"
+        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
+
+
 def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
-    """`config` with the shape and the vocabulary of the checkpoint `source`, which the run starts from.
+    """`config` with the shape and the vocabulary of `source`, the checkpoint that the run starts from.
 
     Raises:
-        ValueError: a line for each setting that somebody chose and that contradicts them.
+        Mistake: a line for each setting that the user chose and that contradicts them.
     """
     theirs = load_config(source)
     dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
     counted = {name: getattr(theirs.corpus, name) for name in ("min_count", "bpe_size")}
     corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, **counted)
     new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
-    problems = []
+    problems = Problems()
     for setting in origin.given:
         value, own = _own(config, setting), _own(new, setting)
         if value != own and not _left_open(config, setting):
@@ -245,32 +264,31 @@ def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> 
                 f"vocabulary ({vocab}) the new run takes, got {shown(value)}. {advice}"
             )
     if config.corpus.vocab:
-        problems.append(f"corpus.vocab must be left out with --init, because the vocabulary is that of {origin.init}.")
-    if problems:
-        raise Mistake("\n".join(problems))
+        problems.append(f"corpus.vocab must be left out with --init, because {origin.init} has the vocabulary.")
+    problems.refuse()
     return new
 
 
 def _init_name(init: Path | None) -> str:
-    """What a run notes of the one it started from: its name, because its path may name its owner."""
+    """The name that a run records of the run it started from. The path could reveal its owner."""
     return "" if init is None else init.resolve().name
 
 
 def ours(run: Path) -> bool:
-    """Whether the torchrun that started this process began the run before, with processes that failed since."""
+    """Whether the torchrun that started this process began the run, with processes that have failed since."""
     return bool(launch()) and noted(run, "launch") == launch()
 
 
 def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
-    """`config` with the vocabulary size, device, precision and backend that this corpus and machine give it.
+    """`config` with the vocabulary size of the corpus and the device, precision and backend for this machine.
 
     Raises:
-        ValueError: the recipe's vocabulary is not the corpus's, or the machine lacks what was asked for.
+        Mistake: the recipe has another vocabulary size than the corpus, or this machine lacks what was asked for.
     """
     symbols = len(corpus.vocab)
     if config.model.vocab_size not in (0, symbols):
         raise Mistake(
-            f"model.vocab_size must be {symbols}, as many symbols as the corpus {config.corpus.name} has, got "
+            f"model.vocab_size must be {symbols}, the vocabulary size of the corpus {config.corpus.name}, got "
             f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
         )
     chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
@@ -281,13 +299,13 @@ def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
 
 
 def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, init: Path | None = None) -> RunConfig:
-    """The settings a run goes on with: its own `config.toml`, and what the command line may still change.
+    """The settings of a resumed run: its own `config.toml`, with the changes of the command line that are allowed.
 
-    The rest of the command line, `recipe` included, must be what the run began with, as far as that is noted.
+    The rest of the command line, `recipe` included, must be what the run began with, if it recorded that.
 
     Raises:
         FileNotFoundError: there is no run to resume.
-        ValueError: a line for each setting that a run in progress cannot change.
+        Mistake: a line for each setting that cannot change.
     """
     asked, began = recipe_identity(recipe), noted(run, "recipe")
     if not (run / "config.toml").exists():
@@ -296,30 +314,29 @@ def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, 
     config, changes = changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     for setting in changes:
-        if _left_open(config, setting):  # as it was when the run began, and was settled then
+        if _left_open(config, setting):  # "auto" was replaced when the run began
             section = replace(getattr(config, setting.section), **{setting.field: _own(own, setting)})
             config = replace(config, **{setting.section: section})
-    advice = f"in {run}, and cannot change on the way. Start a new run from its weights with --init {run}."
-    fixed = [
+    advice = f"in {run}, and cannot change now. Start a new run from its weights with --init {run}."
+    fixed = Problems(
         f"{setting.label} is {_own(own, setting)} {advice}"
         for setting in changes
         if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
         if _own(config, setting) != _own(own, setting)
-    ]
+    )
     if data is not None and text_name(data) != own.corpus.name:
         fixed.append(f"--data is {own.corpus.name} {advice}")
     if init is not None and _init_name(init) != noted(run, "init"):
         fixed.append(f"--init is {noted(run, 'init') or 'not given'} {advice}")
     if began not in ("", asked) and find_recipe(recipe).resolve() != (run / "config.toml").resolve():
         fixed.append(f"RECIPE must be {began}, by which {run} began, or {run / 'config.toml'}, got {asked}.")
-    if fixed:
-        raise Mistake("\n".join(fixed))
+    fixed.refuse()
     return config
 
 
 def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
-    """Never write into what is there already, unless it is to go on; then there must be something to go on from. With
-    `afresh` a run that saved nothing may begin again."""
+    """Refuse a folder that holds something, unless a run there is resumed; then refuse one without a checkpoint. With
+    `afresh` a run that saved nothing may start again."""
     refuse_odd_name(run, "--out")
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
@@ -331,7 +348,7 @@ def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
 
 
 def say(run: Path, line: str) -> None:
-    """Print a line and keep it in the run's log."""
+    """Print a line and append it to the run's log."""
     print(line, flush=True)
     with explained(run / "log.txt"), (run / "log.txt").open("a", encoding="utf-8") as log:
         log.write(line + "\n")
@@ -351,12 +368,11 @@ def describe(start: Start, ranks: Ranks) -> str:
 
 
 def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
-    """Score the best checkpoint as `[eval]` says, print it, and keep it with the metrics."""
+    """Score the best checkpoint as `[eval]` says, print the result and append it to the metrics."""
     config = start.config
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)
-    lengths = eval_lengths(config)[0]
-    result = score_split(loaded, split, lengths, config.eval, precision=config.train.precision, ranks=ranks)
+    result = score_split(loaded, split, config.eval_lengths, config.eval, precision=config.train.precision, ranks=ranks)
     if not ranks.first:
         return
     unknown = start.corpus.unknown(config.eval.split)

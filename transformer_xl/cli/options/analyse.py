@@ -9,41 +9,46 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, Positional, arg, subcommand
 
 Runs = Annotated[
-    Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Run folders, or hf:NAME; all of one vocabulary.")
+    Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Run folders, or hf:NAME; all with the same vocabulary.")
 ]
 Split = Annotated[
     Literal["train", "valid", "test", "all"] | None,
-    arg(help="By default test, or all of a --data that names no splits; all: every split one after another."),
+    arg(help="By default test, or all if --data has no splits; all: every split, one after another."),
 ]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
+Clamp = Annotated[
+    tuple[int | None, ...],
+    arg(metavar="N|none", help="Encode distances beyond this one as this one; by default as the run does."),
+]
 Out = Annotated[
-    Path | None, arg(metavar="DIR", help="Keep the arrays, the JSON and, with matplotlib, the pictures here.")
+    Path | None,
+    arg(metavar="DIR", help="Write arrays, JSON and, with matplotlib, pictures to this folder."),
 ]
 
 
 @dataclass(frozen=True)
 class Recl:
-    """Relative effective context length of models side by side: Table 8, Figures 3 and 4."""
+    """Compare the relative effective context length of models: Table 8, Figures 3 and 4."""
 
     runs: Runs
     data: Annotated[str | None, arg(metavar="PATH")] = None
-    """Score this text instead of the first run's."""
+    """Score this text instead of the first run's corpus."""
     split: Split = None
     r: Annotated[tuple[float, ...], arg(metavar="R ...")] = (0.1, 0.5, 1.0)
-    """Shares of positions, the hardest ones."""
+    """Shares of positions; each takes the ones with the highest loss."""
     step: int = 100
-    """The paper's Delta: contexts are its multiples."""
+    """The paper's Delta: context lengths are multiples of it."""
     max_context: int = 1000
     positions: int = 2000
-    """How many targets to sample."""
+    """Number of targets to sample."""
     threshold: float = 0.01
-    """The relative gain that still counts."""
-    clamp_len: Annotated[int | None, arg(metavar="N")] = None
+    """The smallest relative gain that counts."""
+    clamp_len: Clamp = ()
     trained_context: bool = False
     """Give no model more context than in training."""
     seed: int = 0
     batch_size: int = 16
-    """Windows read side by side."""
+    """Number of windows in a batch."""
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     out: Out = None
@@ -58,19 +63,20 @@ class Recl:
 
 @dataclass(frozen=True)
 class Length:
-    """Perplexity or bits against attention length, the best, and the shortest as good as it: Table 6."""
+    """Measure perplexity or bits at each attention length, and find the shortest one that is as good as the best:
+    Table 6."""
 
     runs: Runs
     data: Annotated[str | None, arg(metavar="PATH")] = None
-    """Score this text instead of the first run's."""
+    """Score this text instead of the first run's corpus."""
     split: Split = None
     attn_len: Sizes = ()
-    """By default from a quarter of the training segment to eight of it."""
+    """By default from a quarter of tgt_len in training to eight times that."""
     max_tokens: int = 0
-    """Score the first so many tokens; 0: all."""
+    """Score at most this many tokens; 0: all."""
     stride: int = 8
-    """Models without memory read windows so many tokens apart."""
-    clamp_len: Annotated[int | None, arg(metavar="N")] = None
+    """Models without memory read windows that start this many tokens apart."""
+    clamp_len: Clamp = ()
     batch_size: Annotated[int | None, arg(metavar="N")] = None
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -86,23 +92,23 @@ class Length:
 
 @dataclass(frozen=True)
 class Attention:
-    """What each head attends to by distance, in chosen places, and term by term: Figures 5 to 7."""
+    """Draw what each head attends to: by distance, from chosen positions, and term by term. Figures 5 to 7."""
 
     folder: Annotated[Positional[Path], arg(metavar="RUN", help="A run folder, one of its checkpoints, or hf:NAME.")]
     data: Annotated[str | None, arg(metavar="PATH")] = None
     """Another text, in the run's vocabulary."""
     split: Annotated[
         Literal["train", "valid", "test", "all"] | None,
-        arg(help="By default valid, or all of a --data that names no splits; all: every split one after another."),
+        arg(help="By default valid, or all if --data has no splits; all: every split, one after another."),
     ] = None
     max_tokens: int = 0
-    """Average over the first so many tokens; 0: all."""
+    """Average over at most this many tokens; 0: all."""
     tgt_len: Annotated[int | None, arg(metavar="N")] = None
     mem_len: Annotated[int | None, arg(metavar="N")] = None
     heads: Annotated[tuple[str, ...], arg(metavar="LAYER.HEAD ...")] = ()
-    """Counted from 1; by default the three that look furthest."""
+    """Heads to draw, counted from 1; by default the three with the greatest mean distance."""
     positions: Sizes = ()
-    """Tokens to look back from; by default the middle of what is read."""
+    """Positions whose attention is drawn; by default the middle of the text that is read."""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
     """By default RUN/attention."""
     device: str = "auto"
@@ -143,7 +149,7 @@ def _arguments(command: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Analyse:
-    """The paper's tables and figures from trained models: recl, length, attention, speed."""
+    """Make the paper's tables and figures from trained models: recl, length, attention, speed."""
 
     part: OmitArgPrefixes[
         Annotated[Recl, subcommand("recl")]
@@ -158,7 +164,7 @@ class Analyse:
 
 @dataclass(frozen=True)
 class Report:
-    """One self-contained HTML page about a run, or several side by side."""
+    """Write one self-contained HTML page about a run, or about several side by side."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Folders that `txl train` wrote.")]
     out: Annotated[Path | None, arg(metavar="FILE")] = None

@@ -1,4 +1,4 @@
-"""To a trained model: `txl demo`, `txl data`, `txl train`."""
+"""The commands that lead to a trained model: `txl demo`, `txl data`, `txl train`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ...mistake import Mistake
 
 @dataclass(frozen=True)
 class Demo:
-    """Train, score and write text in minutes: no network, no data."""
+    """Train a small model, score it and generate text, in minutes; needs no network and no data."""
 
     out: Annotated[Path | None, arg(metavar="RUN")] = None
-    """Keep the run in this folder; by default the next demo takes its place."""
+    """Keep the run in this folder; by default the next demo replaces it."""
     minutes: float = 5.0
-    """Time for everything. The demo does less on a slow or busy machine."""
+    """Time for the whole demo, in minutes. It trains less on a slow or busy machine."""
 
     def run(self) -> int:
         begun = time.perf_counter()  # before torch is imported, which takes seconds
@@ -35,18 +35,18 @@ class Demo:
 
 @dataclass(frozen=True)
 class Data:
-    """Prepare a published corpus: download it, or take a local copy."""
+    """Prepare a published corpus: download it, or read a local copy."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
     """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
     source: Annotated[Path | None, arg(metavar="PATH")] = None
-    """A local copy instead: the folder with its files, as published or compressed; an archive; or the one file."""
+    """A local copy: the folder with its files, as published or compressed; an archive; or the one file."""
     partial: bool = False
-    """Take what there is of it in --source. Train on it as NAME-partial; all figures say so."""
+    """Accept a --source with some files missing. Train on it as NAME-partial; all figures say that it is partial."""
     vocab: Annotated[Path | None, arg(metavar="FILE")] = None
-    """The words in this file, one a line, with or without counts, are the vocabulary."""
+    """A file with the vocabulary: one word per line, with or without counts."""
     newlines: Literal["published", "drop", "keep"] = "published"
-    """enwik8: the published protocol drops line ends; "keep" is true to the byte."""
+    """Line ends of enwik8: the published protocol drops them; "keep" keeps every byte."""
 
     def run(self) -> int:
         from ..journeys.data import data
@@ -58,7 +58,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Train:
-    """Train by a recipe, then score the best checkpoint. Any setting can be given as --section.field value."""
+    """Train with a recipe, then score the best checkpoint. Any setting can be given as --section.field value."""
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """The name of a packaged recipe, or a TOML file."""
@@ -67,14 +67,14 @@ class Train:
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """The run folder; by default runs/ and the recipe's name."""
     init: Annotated[Path | None, arg(metavar="RUN")] = None
-    """Start from the weights, shape and vocabulary of that run."""
+    """Start from the weights, shape and vocabulary of this run."""
     resume: Annotated[Literal["no", "yes", "auto"], arg(metavar="[auto]")] = "no"
-    """Go on with the run in --out from its last checkpoint, by its own config.toml. --resume auto: start where nothing
-    is saved yet, and go on where something is."""
+    """Continue the run in --out from its last checkpoint, with its own config.toml. --resume auto: continue the run if
+    it saved a checkpoint, and start it otherwise."""
     print_config: bool = False
-    """Print the settings as TOML, and stop."""
+    """Print the settings as TOML and exit."""
     settings: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
-    """Only for the help: `run` reads the words themselves."""
+    """For the help only: `run` gets the settings as words."""
 
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)

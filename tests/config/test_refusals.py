@@ -1,0 +1,159 @@
+"""Refusals of settings name the option as it was typed, and report each mistake once."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from shlex import split as words
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.config.problems import Problem, WrongSettings, refuse_settings
+from transformer_xl.config.recipe import HINTS, load_recipe
+from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.config.values import alternatives
+from transformer_xl.mistake import Mistake
+
+REFUSALS = (
+    "--model.n-head 0",
+    "--model.n-layer 10001",
+    "--model.dropout-input 1",
+    "--model.layer-norm-epsilon 0",
+    "--model.d-model 7",
+    "--model.cutoffs 3 2",
+    "--model.cutoffs 3 5 --model.vocab-size 4",
+    "--model.div-val 2",
+    "--model.cutoffs 1 2 3 4 | --model.div-val 99",
+    "--model.tie-projs true false",
+    "--model.multiple-targets",
+    "--model.untie-r --model.share-position-projection",
+    "--model.kind lstm --model.n-head 8",
+    "--model.kind lstm --model.zero-memory",
+    "--model.kind shaw",
+    "--model.kind vaswani | --model.positions -1",
+    "--corpus.min-count 0",
+    "--corpus.bpe-size 256",
+    "--corpus.newlines sentence",
+    "--corpus.newlines drop --corpus.shuffle-lines",
+    "--corpus.reset-documents --corpus.shuffle-lines",
+    "--train.clamp-len 0",
+    "--train.mem-len 3000000000",
+    "--train.attn-len 200",
+    "--train.attn-len 7 --train.mem-len 5",
+    "--train.attn-len 7 --eval.mem-len 5",
+    "--eval.attn-len 7 --eval.mem-len 5",
+    "--train.context-len 5",
+    "--eval.context-len 5 --eval.mem-len 5",
+    "--train.average-from 3",
+    "--train.min-lr-ratio 0.1 | --train.parallel fsdp --train.average-from 3",
+    "--train.embedding-lr-ratio 0",
+    "--train.momentum 1",
+    "--train.betas 0 1",
+    "--train.lr 1e300",
+    "--train.batch-chunk 3",
+    "--train.batch-size 5 --train.batch-chunk 3",
+    "--train.random-tgt-len --corpus.reset-documents",
+    "--model.positions 128 | --model.kind al-rfou --train.tar-beta 1",
+    "--model.positions 128 | --model.kind al-rfou --train.random-tgt-len",
+    "--model.positions 128 | --model.kind al-rfou --train.clamp-len 3",
+    "--model.kind al-rfou | --model.positions 5",
+)
+"""At least one command line for each refusal, which names all of its options, or those after a bar."""
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe that sets nothing."""
+    file = tmp_path_factory.mktemp("recipe") / "empty.toml"
+    file.write_text("")
+    return file
+
+
+def typed(overrides: list[str]) -> set[str]:
+    return {word for word in overrides if word.startswith("--")}
+
+
+def refusals(recipe: Path | str, overrides: list[str]) -> list[str]:
+    """The sentences that a command line is refused with, if any."""
+    try:
+        load_recipe(recipe, overrides)
+    except Mistake as error:
+        return str(error).splitlines()
+    return []
+
+
+@pytest.mark.parametrize("line", REFUSALS)
+def test_a_refusal_names_every_option_as_typed(line: str, empty: Path):
+    named = typed(words(line.rpartition("|")[2]))
+    sentences = refusals(empty, words(line.replace("|", "")))
+    assert any(named <= set(re.split("[ ,:]", sentence)) for sentence in sentences), sentences
+
+
+def test_a_setting_of_a_recipe_is_named_with_its_recipe_and_the_option_that_contradicts_it_as_typed():
+    assert refusals("demo", words("--model.kind lstm --model.n-head 8")) == [
+        "--model.n-head, d_head, pre_lnorm, final_norm must be left out for --model.kind = lstm, which has no "
+        "attention and no norm."
+    ]
+    assert refusals("demo", words("--train.batch-chunk 3")) == [
+        "train.batch_size in recipe demo must be a multiple of --train.batch-chunk = 3, got 16."
+    ]
+
+
+def some_words(dice: random.Random, hint: Any) -> list[str]:
+    """Words for a setting: of its type as a rule, at or beyond its limits often."""
+    kind = dice.choice([kind for kind in alternatives(hint) if kind is not type(None)])
+    if get_origin(kind) is tuple:
+        items = get_args(kind)
+        count = dice.randrange(1, 4) if Ellipsis in items else len(items)
+        return [word for _ in range(count) for word in some_words(dice, items[0])]
+    if get_origin(kind) is Literal:
+        return [dice.choice([*get_args(kind)])]
+    pools = {int: ["-1", "0", "1", "3", "7", "99", str(10**12)], float: ["-1", "0", "0.5", "2", "1e300"]}
+    return [dice.choice((pools | {bool: ["true", "false"], str: ["auto"]})[kind] + ["wrong"] * (dice.random() < 0.05))]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(dice=st.integers(0, 2**32).map(random.Random))
+def test_no_mistake_is_reported_twice_and_each_names_an_option_as_typed(dice: random.Random, empty: Path):
+    overrides: list[str] = []
+    names = [(section, name) for section, hints in HINTS.items() for name in hints]
+    for section, name in dice.sample(names, dice.choice([1, 2, 3, 20])):
+        overrides.append(f"--{section}.{name.replace('_', '-')}={','.join(some_words(dice, HINTS[section][name]))}")
+    options, sentences = {word.split("=")[0] for word in overrides}, refusals(empty, overrides)
+    subjects = [sentence.split()[0].rstrip(",").removeprefix("--").replace("-", "_") for sentence in sentences]
+    assert len(set(subjects)) == len(subjects), sentences
+    for sentence in sentences:
+        assert options & set(re.split("[ ,:]", sentence)), sentence
+        subject = f"--{subjects[sentences.index(sentence)].replace('_', '-')}"
+        assert subject not in options or sentence.startswith(subject), sentence
+
+
+def test_a_refusal_carries_its_settings_and_reads_as_a_sentence_in_python():
+    with pytest.raises(WrongSettings) as caught:
+        TransformerXLConfig(vocab_size=5, cutoffs=(7,), dropout=2.0)
+    assert [problem.fields for problem in caught.value.problems] == [("dropout",), ("cutoffs", "vocab_size")]
+    assert str(caught.value).splitlines() == [
+        "dropout must be at least 0 and below 1, got 2.0.",
+        "cutoffs must be below vocab_size = 5, got [7].",
+    ]
+    with pytest.raises(WrongSettings, match=r"^attn_len must be at most mem_len \+ 1 = 4, got 9"):
+        Lengths(tgt_len=1, mem_len=3, attn_len=9)
+
+
+def test_a_setting_that_is_wrong_by_itself_is_compared_with_no_other():
+    alone, other = Problem(("a",), "{} is wrong."), Problem(("b", "c"), "{} contradicts {}.")
+    with pytest.raises(WrongSettings) as caught:
+        refuse_settings([alone, Problem(("a",), "{} is odd."), Problem(("b", "a"), "{} contradicts {}."), other])
+    assert caught.value.problems == [alone, other]
+    refuse_settings([])
+
+
+def test_a_value_of_another_type_hides_what_its_default_would_contradict(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text(f"[train]\nmem_len = {json.dumps('none')}\ncontext_len = 3\n")
+    assert refusals(file, []) == [f'train.mem_len in recipe {file} must be a whole number, got "none".']
