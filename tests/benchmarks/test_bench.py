@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.bench import data
-from transformer_xl.bench.measure import measured
-from transformer_xl.cli.main import main
+from benchmarks import data
+from benchmarks.__main__ import main
+from benchmarks.measure import measured
 
 
 def hold(megabytes: int) -> int:
@@ -38,7 +38,7 @@ def test_drawn_words_follow_their_counts(tmp_path: Path) -> None:
 
 
 def test_data_is_timed_beside_its_peers_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "data", "--megabytes", "1"]) == 0
+    assert main(["data", "--megabytes", "1"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     result = json.loads(last)
     rows = {(row["contender"], row["unit"]): row for row in result["rows"]}
@@ -46,7 +46,7 @@ def test_data_is_timed_beside_its_peers_and_bounds(capsys: pytest.CaptureFixture
     assert sum(row["is_bound"] for row in result["rows"]) == 2 and len(table) == len(rows) + 2
     for row in rows.values():
         assert row["megabytes_per_second"] == pytest.approx(result["bytes"] / 1e6 / row["seconds"])
-    assert main(["bench", "data", "--megabytes", "0"]) == 2
+    assert main(["data", "--megabytes", "0"]) == 2
 
 
 def test_other_ids_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +56,6 @@ def test_other_ids_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def data_measured(run, text: Path):
-    from transformer_xl.bench.measure import Measured
+    from benchmarks.measure import Measured
 
     return Measured({"_plain_loop": "a", "_words": "b"}.get(run.__name__), 1.0, 1)

@@ -16,14 +16,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import flex, gate, race
+from benchmarks.__main__ import main
+from benchmarks.options import Options
+from benchmarks.ours import op_inputs
+from benchmarks.textbook import Model, attend
+from benchmarks.vanilla import Vanilla
 from transformer_xl import ops
-from transformer_xl.bench import bound, gate, race, rates
-from transformer_xl.bench.options import Options
-from transformer_xl.bench.ours import op_inputs
-from transformer_xl.bench.textbook import Model, attend
-from transformer_xl.bench.vanilla import Vanilla
-from transformer_xl.bench.worker import Worker
-from transformer_xl.cli.main import main
+from transformer_xl.analysis import bound, rates
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -92,7 +92,6 @@ def test_flex_attention_is_given_the_whole_position_term() -> None:
     sizes = {"batch": 2, "heads": 3, "head_size": 16, "tgt_len": 7, "mem_len": 11}  # it wants heads of 16 at least
     inputs = op_inputs(sizes | {"precision": "fp32", "device": "cpu", "backward": False})
     mask = create_block_mask(lambda b, h, i, j: j <= i + 11, None, None, 7, 18, device="cpu")
-    flex = Worker()._module("flex.py")  # as a process loads it; dynamo cannot read what the tests' import hook wraps
     torch.testing.assert_close(flex._attend(**inputs, mask=mask), attend(**inputs))
 
 
@@ -198,7 +197,7 @@ def test_a_broken_backend_shows_no_speed(monkeypatch: pytest.MonkeyPatch, capsys
             monkeypatch.setitem(ops.BACKENDS, name, broken)
     for part in ("train", "op", "sliding"):
         with pytest.raises(AssertionError, match="No speed is shown: attention by"):
-            main(["bench", part, "--size", "toy", "--precision", "fp32"])
+            main([part, "--size", "toy", "--precision", "fp32"])
     assert capsys.readouterr().out == ""
 
 
@@ -215,17 +214,17 @@ def script(folder: Path, line: str) -> str:
         ("echo nonsense; cat > /dev/null", "answered 'nonsense"),
         ("echo 3; cat > /dev/null", "answered '3"),
         ("read request; echo so be it >&2; exit 3", "ended with status 3; its last words: so be it"),
-        (f"exec {sys.executable} -S $2", "must be the Python of an environment with torch and transformers"),
+        (f'exec {sys.executable} -S "$@"', "must be the Python of an environment with torch and transformers"),
     ],
 )
 def test_a_peer_that_is_none_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
 ) -> None:
     peer = script(tmp_path, line)
-    assert main(["bench", "train", "--size", "toy", "--precision", "fp32", "--peers", peer]) == 2
+    assert main(["train", "--size", "toy", "--precision", "fp32", "--peers", peer]) == 2
     out, err = capsys.readouterr()
     assert out == "" and told in err and peer in err
-    assert len(err.splitlines()) == 1 and err.startswith("txl: ")
+    assert len(err.splitlines()) == 1 and err.startswith("benchmarks: ")
 
 
 @pytest.mark.parametrize(
@@ -243,13 +242,13 @@ def test_a_peer_that_is_none_is_one_sentence(
 def test_options_that_do_not_fit(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     part, *others = words
     size = [] if part == "data" else ["--size", "toy", "--precision", "fp32"]
-    assert main(["bench", part, *size, *others]) == 2
+    assert main([part, *size, *others]) == 2
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.timeout(300)
 def test_all_of_it_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "all", "--size", "toy", "--precision", "fp32", "--repeats", "1"]) == 0
+    assert main(["all", "--size", "toy", "--precision", "fp32", "--repeats", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     results = {result["part"]: result for result in map(json.loads, (x for x in lines if x.startswith("{")))}
     assert list(results) == ["train", "eval", "decode", "op", "sliding", "memory"]

@@ -1,4 +1,4 @@
-"""`txl bench memory`: the most memory a training step holds, by length, each in a fresh process."""
+"""`python -m benchmarks memory`: the most memory a training step holds, by length, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _COLUMNS = {
 }
 
 
-def bench_memory(options: Options) -> dict[str, Any]:
-    """Take two steps, the memory full, and tell what was held above weights, gradients and optimizer state.
+def bench_memory(options: Options, _: Pool) -> dict[str, Any]:
+    """Take two steps with a full memory, and report the peak above weights, gradients and optimizer state.
+
+    Each row has a process of its own, so the common pool serves none.
 
     Raises:
         ChildProcessError: a process failed, for want of memory maybe.
@@ -34,7 +36,7 @@ def bench_memory(options: Options) -> dict[str, Any]:
     lengths = lengths if options.tgt_len is None else (options.tgt_len,)
     contenders = [c for c in options.contenders() if c.label in ("Hugging Face", "ours")]
     if not options.peers:
-        contenders.insert(0, Contender("textbook", "fp32", "textbook.py", "Textbook"))
+        contenders.insert(0, Contender("textbook", "fp32", "benchmarks.textbook", "Textbook"))
     rows = []
     for contender in contenders:
         for length in lengths:

@@ -1,4 +1,4 @@
-"""`txl bench train|eval|decode`: the same model at work, by this package and by its peers, beside its bound."""
+"""`python -m benchmarks train|eval|decode`: one model in this package and in its peers, beside its bound."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..config.settings import RunConfig
-from ..model.step import has_compiler
-from . import bound
+from transformer_xl.analysis import bound
+from transformer_xl.config.settings import RunConfig
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.step import has_compiler
+
 from .gate import check_op, check_same
 from .options import Options, finish, hardware, header, job, show, write_text, zipf_weights
 from .race import Contender, Pool, Prepared, Runner, Timing, race
@@ -23,7 +25,7 @@ PAPER = {
 }
 """Batch, tgt_len and mem_len of each case."""
 TOY = {"train": [(2, 16, 16)], "eval": [(1, 8, 32)], "decode": [(1, 1, 32), (3, 1, 16)]}
-WEIGHTS = Contender("weights", "fp32", "ours.py", "Weights")
+WEIGHTS = Contender("weights", "fp32", "benchmarks.ours", "Weights")
 _COLUMNS = {
     "contender": "",
     "precision": "precision",
@@ -41,7 +43,7 @@ def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
 
     Raises:
         AssertionError: results differ, so no speed is shown.
-        ValueError: an option does not fit.
+        Mistake: an option does not fit.
         ChildProcessError: a contender's process failed.
     """
     config = options.config()
@@ -79,7 +81,7 @@ def prepare_models(
     if first.label == "Hugging Face":
         ready = pool.prepare({first: jobs[first]}, refused)
         if first.key in refused:
-            raise ValueError(
+            raise Mistake(
                 f"--peers must be the Python of an environment with torch and transformers 4.37.2, and {first.python} "
                 f"says: {refused[first.key]}."
             )
@@ -100,7 +102,7 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     ready = prepare_models(jobs, pool, refused)
     yardstick = next(c.key for c in contenders if c.key in ready)
     if yardstick.startswith("ours"):
-        raise ValueError(f"--recipe must name a model to compare with, and {refused[contenders[0].key]}. Give --peers.")
+        raise Mistake(f"--recipe must name a model to compare with, and {refused[contenders[0].key]}. Give --peers.")
     same = {key: model for key, model in ready.items() if not key.startswith("x-transformers")}
     pieces = [2 * work.tgt_len] * 2 if work.tgt_len < 16 else [work.tgt_len] * 2
     differences = check_same(same, yardstick, [16] + [1] * 8 if part == "decode" else pieces)
@@ -133,7 +135,7 @@ def _compiled(part: str, options: Options) -> list[Contender]:
     """Ours with a compiled step, where `txl generate` has one; a toy has none, for compiling takes minutes."""
     if part != "decode" or options.toy or options.torch_device != "cpu" or not has_compiler():
         return []
-    return [Contender("ours, compiled", precision, "ours.py", "Compiled") for precision in options.precisions]
+    return [Contender("ours, compiled", precision, "benchmarks.ours", "Compiled") for precision in options.precisions]
 
 
 def _row(label: str, precision: str, timing: Timing, tokens: int, reference: float) -> dict[str, Any]:
@@ -177,24 +179,20 @@ class Bounds:
         if part != "decode":
             self.bytes = dict.fromkeys(options.precisions, bound.optimizer_bytes(model) if part == "train" else 0)
         device = options.torch_device
-        jobs: dict[Contender, dict[str, Any]] = {}
         cube = (1, 128, 128, 128) if options.toy else (1, *(8192 if device.startswith("cuda") else 2048,) * 3)
         self.cube_flop = 2.0 * cube[1] ** 3
+        self.runners: dict[str, Prepared] = {}
         for precision in options.precisions:
             common = {"device": device, "precision": precision}
             if part == "decode":
                 sizes = {"bytes": self.bytes[precision], "d_model": model.d_model, "d_head": model.d_head}
-                jobs[Contender("matrix-vector", precision, "rates.py", "MatrixVector")] = common | sizes
+                self.runners |= pool.prepare_rate(f"matrix-vector {precision}", "MatrixVector", common | sizes)
             else:
-                listed = [tuple(product[1:]) for product in self.products]
-                jobs[Contender("products", precision, "rates.py", "Products")] = common | {"products": listed}
-            jobs[Contender("peak", precision, "rates.py", "Products")] = common | {"products": [(*cube, 1)]}
+                products = {"products": [tuple(product[1:]) for product in self.products]}
+                self.runners |= pool.prepare_rate(f"products {precision}", "Products", common | products)
+            self.runners |= pool.prepare_rate(f"peak {precision}", "Products", common | {"products": [(*cube, 1)]})
         large = {"device": device, "bytes": 10**6 if options.toy else 1 << 29}
-        jobs[Contender("bandwidth", "fp32", "rates.py", "Bandwidth")] = large
-        self.runners: dict[str, Prepared] = {}
-        for contender, task in jobs.items():  # one after another, for they look at the clock
-            process = Contender("rates", "", contender.file, contender.name)
-            self.runners |= pool.prepare_in(process, contender, task)
+        self.runners |= pool.prepare_rate("bandwidth fp32", "Bandwidth", large)
 
     def seconds(self, timings: Mapping[str, Timing], precision: str) -> float:
         """The least time of one unit of work."""

@@ -1,4 +1,4 @@
-"""What is timed, how large, and on what: the options of `txl bench` settled."""
+"""What is timed, how large, and on what: the options of `python -m benchmarks`, settled."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ..config.recipe import load_recipe
-from ..config.settings import RunConfig
-from ..runtime.device import resolve_device
-from ..runtime.terminal import show_table
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.config.settings import RunConfig
+from transformer_xl.mistake import Mistake
+from transformer_xl.runtime.device import resolve_device
+from transformer_xl.runtime.terminal import show_table
+
 from .race import Contender
 
 _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "d_embed": None}
@@ -27,7 +29,7 @@ _ROWS, _TOKENS = 16, 8192
 
 @dataclass(frozen=True)
 class Options:
-    """One call of `txl bench`; None is the part's own."""
+    """One call of `python -m benchmarks`; None is the part's own."""
 
     size: Literal["paper", "toy"] = "paper"
     recipe: str = "enwik8-12l"
@@ -43,9 +45,9 @@ class Options:
         numbers = {"batch-size": self.batch_size, "tgt-len": self.tgt_len, "mem-len": self.mem_len}
         for name, value in (numbers | {"repeats": self.repeats}).items():
             if value is not None and value < (0 if name == "mem-len" else 1):
-                raise ValueError(f"--{name} must be at least {0 if name == 'mem-len' else 1}, got {value}.")
+                raise Mistake(f"--{name} must be at least {0 if name == 'mem-len' else 1}, got {value}.")
         if self.batch_size is not None and self.batch_size > _ROWS:
-            raise ValueError(f"--batch-size must be at most {_ROWS}, got {self.batch_size}.")
+            raise Mistake(f"--batch-size must be at most {_ROWS}, got {self.batch_size}.")
 
     @property
     def toy(self) -> bool:
@@ -67,7 +69,7 @@ class Options:
         """The recipe's settings, its model made small for a toy; dropout and training stay."""
         config = load_recipe(self.recipe)
         if not config.model.vocab_size:
-            raise ValueError(f"--recipe must name its vocab_size, and {self.recipe} takes it from its corpus.")
+            raise Mistake(f"--recipe must name its vocab_size, and {self.recipe} takes it from its corpus.")
         model = config.model
         if self.toy:
             cutoffs = tuple(100 * (band + 1) for band in range(len(model.cutoffs)))
@@ -78,13 +80,16 @@ class Options:
         """The language models, the yardstick first."""
         found = []
         if self.peers:
-            found.append(Contender("Hugging Face", "fp32", "peer_huggingface.py", "HuggingFace", self.peers))
-        each = [Contender("textbook", precision, "textbook.py", "Textbook") for precision in ("fp32", *self.precisions)]
+            found.append(Contender("Hugging Face", "fp32", "benchmarks.peer_huggingface", "HuggingFace", self.peers))
+        each = [
+            Contender("textbook", precision, "benchmarks.textbook", "Textbook")
+            for precision in ("fp32", *self.precisions)
+        ]
         found += dict.fromkeys(each)
         if self.peers:
-            file, name = "peer_x_transformers.py", "XTransformers"
+            file, name = "benchmarks.peer_x_transformers", "XTransformers"
             found += [Contender("x-transformers", p, file, name, self.peers) for p in self.precisions]
-        return found + [Contender("ours", p, "ours.py", "Ours") for p in self.precisions]
+        return found + [Contender("ours", p, "benchmarks.ours", "Ours") for p in self.precisions]
 
 
 def write_text(file: Path, vocab_size: int) -> None:

@@ -1,6 +1,6 @@
 """x-transformers in its nearest configuration, which is another model: a bias by distance and head (T5's), learned,
 stands for the relative encodings, so that there is neither a position table nor a shift. Norms stand behind the
-sublayers and embedding and softmax are tied, as here. Loaded by `worker.py`, by path.
+sublayers and embedding and softmax are tied, as here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One large attention with the paper's pad-and-view shift (appendix B) and a mask; queries, keys and values of memory and
 segment projected together in every segment, the position table in every layer; an adaptive softmax that picks the rows
-of each band by a mask. Its parameters have the names of `TransformerXL`'s. Loaded by `worker.py`, by path.
+of each band by a mask. Its parameters have the names of `TransformerXL`'s.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Textbook:
     """The model at work."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from transformer_xl.bench.ours import read_weights
+        from benchmarks.ours import read_weights
 
         self.job, sizes = job, job["model"]
         plain = sizes["div_val"] == 1 and not sizes["pre_lnorm"] and sizes["d_embed"] in (None, sizes["d_model"])
@@ -192,7 +192,7 @@ class TextbookOp:
     """The attention alone."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from transformer_xl.bench.ours import op_inputs
+        from benchmarks.ours import op_inputs
 
         self.inputs, self.backward = op_inputs(job), job["backward"]
         self.kept_bytes = sum(x.numel() * x.element_size() for x in self.inputs.values())

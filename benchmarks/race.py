@@ -14,15 +14,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-WORKER = Path(__file__).with_name("worker.py")
+from transformer_xl.mistake import Mistake
+
+ROOT = Path(__file__).parents[1]
+"""The folder from which every process imports this package, and `transformer_xl` where it is installed nowhere."""
 
 
 class Contender(NamedTuple):
-    """A class in a file of this folder, at a precision, in a Python."""
+    """A class in a module, at a precision, in a Python."""
 
     label: str
     precision: str
-    file: str
+    module: str
     name: str
     python: str = sys.executable
 
@@ -32,31 +35,28 @@ class Contender(NamedTuple):
 
     def place(self, job: dict[str, Any]) -> dict[str, Any]:
         """What a process has to know to prepare it."""
-        return {"key": self.key, "file": self.file, "name": self.name, "job": job}
+        return {"key": self.key, "module": self.module, "name": self.name, "job": job}
 
 
 class Process:
-    """A running `worker.py`."""
+    """A running `benchmarks.worker`."""
 
     def __init__(self, key: str, python: str) -> None:
         self.key, self.python = key, python
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = dict(os.environ)
-        if python == sys.executable:  # where it finds this package, installed or not
-            paths = [str(WORKER.parent.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self.running = subprocess.Popen(
-                [python, "-P", str(WORKER)],
+                [python, "-P", "-m", "benchmarks.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
-                env=environment,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
                 text=True,
             )
         except OSError as error:
             self.errors.close()
-            raise ValueError(
+            raise Mistake(
                 f"--peers must be a Python interpreter that can be run, got {python} ({error.strerror})."
             ) from error
 
@@ -155,7 +155,7 @@ class Pool:
         """Import side by side, the rest in turn; `refused` gets who will not take part, and why."""
         processes = {contender: self._process(contender) for contender in jobs}
         for contender, process in processes.items():
-            process.send("load", file=contender.file)
+            process.send("load", module=contender.module)
         ready, answers = {}, {contender: process.receive() for contender, process in processes.items()}
         for contender, process in processes.items():
             answer = answers[contender]
@@ -172,6 +172,13 @@ class Pool:
         process = self._process(owner)
         process.ask("prepare", **contender.place(job))
         return {contender.key: Prepared(process, contender.key)}
+
+    def prepare_rate(self, key: str, name: str, job: dict[str, Any]) -> dict[str, Prepared]:
+        """A measurement of this machine, a class of `transformer_xl.analysis.rates`; all are in one process."""
+        rates = Contender("rates", "", "transformer_xl.analysis.rates", name)
+        process = self._process(rates._replace(name=""))
+        process.ask("prepare", **rates.place(job) | {"key": key})
+        return {key: Prepared(process, key)}
 
     def release(self) -> None:
         """Let all processes forget what they prepared."""

@@ -1,11 +1,12 @@
-"""`txl bench op`: relative attention alone, forward and with all six gradients, by every backend the device has."""
+"""`python -m benchmarks op`: relative attention alone, forward and backward, by every backend of the device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..ops import BACKENDS
-from . import bound
+from transformer_xl.analysis import bound
+from transformer_xl.ops import BACKENDS
+
 from .gate import check_op
 from .options import Options, finish, header, show
 from .race import Contender, Pool, race
@@ -55,9 +56,9 @@ def _serves(backend: str, options: Options) -> bool:
 
 
 def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Pool) -> dict[str, Any]:
-    names = {"textbook": ("textbook.py", "TextbookOp")} | dict.fromkeys(backends, ("ours.py", "Op"))
+    names = {"textbook": ("benchmarks.textbook", "TextbookOp")} | dict.fromkeys(backends, ("benchmarks.ours", "Op"))
     if options.torch_device.startswith("cuda"):
-        names["FlexAttention"] = ("flex.py", "FlexOp")
+        names["FlexAttention"] = ("benchmarks.flex", "FlexOp")
     refused: dict[str, str] = {}
     rows: list[dict[str, Any]] = [{"contender": name, "precision": p} for p in options.precisions for name in names]
     work = bound.Work(sizes["batch"], sizes["tgt_len"], sizes["mem_len"])
@@ -70,9 +71,8 @@ def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Po
         contenders = [Contender(row["contender"], row["precision"], *names[row["contender"]]) for row in rows]
         ready = pool.prepare({c: common | {"precision": c.precision, "backend": c.label} for c in contenders}, refused)
         for precision in options.precisions:
-            owner, contender = (Contender(n, precision, "rates.py", "Products") for n in ("rates", "bound"))
             job = common | {"precision": precision, "products": listed}
-            runners |= pool.prepare_in(owner, contender, job)
+            runners |= pool.prepare_rate(f"bound {precision}", "Products", job)
         timings = race(ready | runners, options.repeats, turn_seconds=options.turn_seconds)
         for row in rows:
             key = f"{row['contender']} {row['precision']}"

@@ -2,7 +2,7 @@
 
 As fast as it can honestly be: weights in the precision of the products, fused causal attention, and in the last layer
 only what the last position needs: keys and values of all, one query, one feed-forward, one softmax. Several windows
-stand side by side. Positions are absolute, learned, and cost nothing. Loaded by `worker.py`, by path.
+stand side by side. Positions are absolute, learned, and cost nothing.
 """
 
 from __future__ import annotations

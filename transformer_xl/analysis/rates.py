@@ -1,4 +1,4 @@
-"""How fast this machine multiplies and reads: what bounds are made of. Loaded by `worker.py`, by path.
+"""How fast this machine multiplies and reads: what bounds are made of.
 
 Operands stay as warm as they come; of two layouts, or of several ways, the fastest counts.
 """

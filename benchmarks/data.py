@@ -1,4 +1,4 @@
-"""`txl bench data`: from text to ids, beside a plain Python loop and what only reads and splits the text.
+"""`python -m benchmarks data`: from text to ids, beside a plain Python loop and what only reads and splits the text.
 
 Words are drawn by their frequencies, from a file of counts or by Zipf's law, in lines as long as WikiText's; so the
 dictionary is as large, and its rare words as rare, as in the real thing. Characters and bytes are the same text.
@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..data.corpora.download import megabytes_per_second
-from ..data.corpus import Corpus
-from ..data.reading import read_file
-from ..data.vocab import EOS, id_type
-from ..runtime.terminal import show_table
+from transformer_xl.data.corpora.download import megabytes_per_second
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.reading import read_file
+from transformer_xl.data.vocab import EOS, id_type
+from transformer_xl.mistake import Mistake
+from transformer_xl.runtime.terminal import show_table
+
 from .measure import measured
 
 _PIECE = 1 << 22
@@ -46,11 +48,11 @@ def bench_data(
     """Time every contender `repeats` times in turn, print a table of medians and a last line of JSON, and return it.
 
     Raises:
-        ValueError: `counts` is no file of words and counts.
+        Mistake: `counts` is no file of words and counts.
         AssertionError: two contenders made other ids of the same text.
     """
     if megabytes < 1 or repeats < 1:
-        raise ValueError(f"--megabytes and --repeats must be at least 1, got {megabytes} and {repeats}.")
+        raise Mistake(f"--megabytes and --repeats must be at least 1, got {megabytes} and {repeats}.")
     words, weights = read_counts(counts) if counts else zipf(267_733)
     contenders = (
         Contender("read the file", "word", _read, is_bound=True),
@@ -93,7 +95,7 @@ def read_counts(file: Path) -> tuple[list[str], np.ndarray]:
     lines = [line.rsplit(maxsplit=1) for line in read_file(file).decode("utf-8", "replace").splitlines()]
     lines = [line for line in lines if line[:1] != [EOS]]
     if not lines or not all(len(line) == 2 and line[1].isdecimal() for line in lines):
-        raise ValueError(f"--counts must be a file with a word and its count on each line, and {file} is not.")
+        raise Mistake(f"--counts must be a file with a word and its count on each line, and {file} is not.")
     return [word for word, _ in lines], np.array([int(count) for _, count in lines], np.float64)
 
 

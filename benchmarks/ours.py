@@ -1,4 +1,4 @@
-"""This package's model and attention op as contenders; loaded by `worker.py`, by path."""
+"""This package's model and attention op as contenders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlexAttention with the position term materialised, for CUDA; loaded by `worker.py`, by path."""
+"""FlexAttention with the position term materialised, for CUDA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FlexOp:
     """The scores by distance as a full tensor [B H T S] that the fused kernel adds; content scores stay in tiles."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from transformer_xl.bench.ours import op_inputs
+        from benchmarks.ours import op_inputs
 
         self.inputs, self.backward = op_inputs(job), job["backward"]
         self.kept_bytes = sum(x.numel() * x.element_size() for x in self.inputs.values())

@@ -1,6 +1,6 @@
 """Hugging Face's TransfoXL (transformers 4.37.2), in fp32, its only mode: it fails under autocast.
 
-Loaded by `worker.py`, by path, in an environment that need not have this package.
+It runs in an environment of its own, and imports nothing of `transformer_xl`.
 """
 
 from __future__ import annotations
