@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from transformer_xl.analysis.bound import zipf
 from transformer_xl.data.corpora.download import megabytes_per_second
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.reading import read_file
@@ -28,6 +29,7 @@ from transformer_xl.runtime.terminal import show_table
 from .measure import measured
 
 _PIECE = 1 << 22
+_TYPES = 267_733
 _LINE = 57
 """Words of a line of WikiText-103 on average."""
 
@@ -53,7 +55,7 @@ def bench_data(
     """
     if megabytes < 1 or repeats < 1:
         raise Mistake(f"--megabytes and --repeats must be at least 1, got {megabytes} and {repeats}.")
-    words, weights = read_counts(counts) if counts else zipf(267_733)
+    words, weights = read_counts(counts) if counts else ([f"w{rank:x}" for rank in range(_TYPES)], zipf(_TYPES))
     contenders = (
         Contender("read the file", "word", _read, is_bound=True),
         Contender("read, decode and split it", "word", _split, is_bound=True),
@@ -97,11 +99,6 @@ def read_counts(file: Path) -> tuple[list[str], np.ndarray]:
     if not lines or not all(len(line) == 2 and line[1].isdecimal() for line in lines):
         raise Mistake(f"--counts must be a file with a word and its count on each line, and {file} is not.")
     return [word for word, _ in lines], np.array([int(count) for _, count in lines], np.float64)
-
-
-def zipf(types: int) -> tuple[list[str], np.ndarray]:
-    """Made-up words under Zipf's law: the n-th has a frequency like 1 / (n + 2.7)."""
-    return [f"w{rank:x}" for rank in range(types)], 1 / (np.arange(types) + 2.7)
 
 
 def write_text(file: Path, words: list[str], weights: np.ndarray, size: int, seed: int) -> int:

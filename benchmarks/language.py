@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformer_xl.mistake import Mistake
 from transformer_xl.model.step import has_compiler
 
 from .gate import check_op, check_same
-from .options import Options, finish, hardware, header, job, show, write_text, zipf_weights
+from .options import Options, finish, hardware, header, job, show, write_text
 from .race import Contender, Pool, Prepared, Runner, Timing, race
 
 PAPER = {
@@ -64,10 +63,7 @@ def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
         found = [(2, config.train.tgt_len, config.train.mem_len)]
     asked = (options.batch_size, options.tgt_len, options.mem_len)
     changed = [tuple(a if b is None else b for a, b in zip(case, asked, strict=True)) for case in found]
-    cuts, weights = config.model.cutoffs, zipf_weights(config.model.vocab_size)
-    edges = [*cuts, config.model.vocab_size] if cuts else []
-    shares = [float(weights[low:high].sum()) for low, high in pairwise(edges)]
-    return [bound.Work(b, t, m, tuple(b * t * share for share in shares)) for b, t, m in dict.fromkeys(changed)]
+    return [bound.expected_work(config.model, *case) for case in dict.fromkeys(changed)]
 
 
 def prepare_models(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from transformer_xl.analysis.bound import zipf_ids
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import RunConfig
 from transformer_xl.mistake import Mistake
@@ -93,15 +94,8 @@ class Options:
 
 
 def write_text(file: Path, vocab_size: int) -> None:
-    """Ids by Zipf's law, as frequent as words and bytes are in texts."""
-    weights = zipf_weights(vocab_size)
-    ids = np.random.default_rng(1111).choice(vocab_size, size=_ROWS * _TOKENS, p=weights)
-    file.write_bytes(ids.astype(np.int64).tobytes())
-
-
-def zipf_weights(vocab_size: int) -> np.ndarray:
-    weights = 1 / (np.arange(vocab_size) + 2.7)
-    return weights / weights.sum()
+    """Write ids drawn by Zipf's law."""
+    file.write_bytes(zipf_ids(vocab_size, _ROWS * _TOKENS).astype(np.int64).tobytes())
 
 
 _ADAM = {"optimizer": "adam", "weight_decay": 0.0, "recompute": False, "compile": False}

@@ -32,7 +32,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.analysis.peak import peak_memory, restart_peak
+from transformer_xl.analysis.peak import first_step, peak_memory, restart_peak
 
 
 class Worker:
@@ -55,7 +55,7 @@ class Worker:
         self.prepared.pop(key, None)
         gc.collect()
         if job.get("part") == "train":
-            _first_step()
+            first_step()
         device = job.get("device", "cpu")
         self.before[key] = device, restart_peak(device)
         try:
@@ -91,15 +91,6 @@ class Worker:
         if cuda := _cuda():
             cuda.empty_cache()
         return {}
-
-
-def _first_step() -> None:
-    """What torch loads for the first optimizer step of all is no contender's memory."""
-    import torch
-
-    weight = torch.nn.Parameter(torch.zeros(8, 8))
-    weight.square().sum().backward()
-    torch.optim.Adam([weight], fused=True).step()
 
 
 def _cuda() -> Any:

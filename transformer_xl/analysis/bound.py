@@ -26,6 +26,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from ..config.settings import TransformerXLConfig
 
 
@@ -53,6 +56,28 @@ class Work(NamedTuple):
     tail_rows: Sequence[float] = ()
     attn_len: int | None = None
     """A window: every query sees so many keys."""
+
+
+def zipf(count: int) -> Float[np.ndarray, " count"]:
+    """Probabilities of tokens under Zipf's law, 1 / (n + 2.7) for the n-th: as frequent as words and bytes in texts."""
+    weights = 1 / (np.arange(count) + 2.7)
+    return weights / weights.sum()
+
+
+def zipf_ids(vocab_size: int, count: int, seed: int = 1111) -> Int[np.ndarray, " count"]:
+    """A text by `zipf`; after a million tokens it repeats."""
+    ids = np.random.default_rng(seed).choice(vocab_size, min(count, 1 << 20), p=zipf(vocab_size))
+    return np.resize(ids.astype(np.int32), count)
+
+
+def expected_work(
+    config: TransformerXLConfig, batch: int, tgt_len: int, mem_len: int, attn_len: int | None = None
+) -> Work:
+    """A call whose targets follow `zipf`, which decides how many rows each band of the softmax has."""
+    edges = [*config.cutoffs, config.vocab_size] if config.cutoffs else []
+    cumulative = np.append(0, zipf(config.vocab_size).cumsum())
+    tails = (batch * tgt_len * float(cumulative[high] - cumulative[low]) for low, high in pairwise(edges))
+    return Work(batch, tgt_len, mem_len, tuple(tails), attn_len)
 
 
 def seen_share(work: Work) -> float:

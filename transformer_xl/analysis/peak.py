@@ -34,6 +34,15 @@ def peak_memory(device: str = "cpu") -> int:
     return _status("VmHWM")
 
 
+def first_step() -> None:
+    """Take a step with one small weight, because the code that torch loads for the first one is no model's memory."""
+    import torch
+
+    weight = torch.nn.Parameter(torch.zeros(8, 8))
+    weight.square().sum().backward()
+    torch.optim.Adam([weight], fused=True).step()
+
+
 def _status(name: str) -> int:
     """Bytes by the kernel's name; on a system without that file, the largest number since the process started."""
     status = Path("/proc/self/status")

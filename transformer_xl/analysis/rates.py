@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from ..config.settings import TransformerXLConfig
+from . import bound
+
 _SECONDS = 0.01
 """A measurement takes at least so long."""
 
@@ -99,3 +102,26 @@ class MatrixVector:
 
     def seconds(self) -> float:
         return min(_seconds(way, 1) for way in self.ways) / self.bytes
+
+
+def least_seconds(
+    config: TransformerXLConfig, work: bound.Work, precision: str, device: str, *, training: bool
+) -> Callable[[], float]:
+    """Measures the bound of a segment: the time of its products and, when training, of the bytes of an Adam step."""
+    listed = [tuple(product[1:]) for product in bound.products(config, work, training=training)]
+    products = Products({"device": device, "precision": precision, "products": listed})
+    if not training:
+        return products.seconds
+    bandwidth, moved = Bandwidth({"device": device, "bytes": 1 << 29}), bound.optimizer_bytes(config)
+    return lambda: products.seconds() + moved * bandwidth.seconds()
+
+
+def least_token_seconds(
+    config: TransformerXLConfig, work: bound.Work, precision: str, device: str
+) -> Callable[[], float]:
+    """Measures the bound of one generated token of each row: the time to read weights and cache once."""
+    keys = work.mem_len if work.attn_len is None else work.attn_len - 1
+    count = bound.token_bytes(config, work.batch, keys, precision)
+    sizes = {"bytes": count, "d_model": config.d_model, "d_head": config.d_head}
+    product = MatrixVector({"device": device, "precision": precision, **sizes})
+    return lambda: count * product.seconds()
