@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
 class FlexOp:
-    """The scores by distance as a full tensor [B H T S] that the fused kernel adds; content scores stay in tiles."""
+    """The scores by distance are a full tensor [B H T S], which the fused kernel adds to the content scores."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         from benchmarks.ours import op_inputs

@@ -38,10 +38,10 @@ _COLUMNS = {
 
 
 def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
-    """Time each case of a part, print its table, and a last line of JSON.
+    """Time each case of a part, and print its table and a line of JSON.
 
     Raises:
-        AssertionError: results differ, so no speed is shown.
+        AssertionError: results differ, so no time is reported.
         Mistake: an option does not fit.
         ChildProcessError: a contender's process failed.
     """
@@ -57,7 +57,7 @@ def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
 
 
 def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
-    """What is timed: the part's own sizes, WikiText's where the recipe trains on such, or those asked for."""
+    """The sizes to time: those of the part and of the recipe, with the options that were given."""
     found = (TOY if options.toy else PAPER)[part]
     if part == "train" and not options.toy:
         found = [(2, config.train.tgt_len, config.train.mem_len)]
@@ -69,7 +69,7 @@ def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
 def prepare_models(
     jobs: Mapping[Contender, dict[str, Any]], pool: Pool, refused: dict[str, str]
 ) -> dict[str, Prepared]:
-    """Contenders with the same weights: the first one writes them if it is Hugging Face's, else we do."""
+    """Contenders with the same weights, which Hugging Face's writes if it takes part."""
     first, *others = jobs
     weights = Path(jobs[first]["weights"])
     if weights.exists():
@@ -96,12 +96,12 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     }
     refused: dict[str, str] = {}
     ready = prepare_models(jobs, pool, refused)
-    yardstick = next(c.key for c in contenders if c.key in ready)
-    if yardstick.startswith("ours"):
+    reference = next(c.key for c in contenders if c.key in ready)
+    if reference.startswith("ours"):
         raise Mistake(f"--recipe must name a model to compare with, and {refused[contenders[0].key]}. Give --peers.")
     same = {key: model for key, model in ready.items() if not key.startswith("x-transformers")}
     pieces = [2 * work.tgt_len] * 2 if work.tgt_len < 16 else [work.tgt_len] * 2
-    differences = check_same(same, yardstick, [16] + [1] * 8 if part == "decode" else pieces)
+    differences = check_same(same, reference, [16] + [1] * 8 if part == "decode" else pieces)
 
     bounds = Bounds(part, options, config, work, pool)
     runners: dict[str, Runner] = {**ready, **bounds.runners}
@@ -112,23 +112,23 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     for contender in contenders:
         if contender.key in ready:
             timing = timings[contender.key]
-            row = _row(contender.label, contender.precision, timing, tokens, timings[yardstick].median)
+            row = _row(contender.label, contender.precision, timing, tokens, timings[reference].median)
             row["peak_megabytes"] = ready[contender.key].peak() / 1e6
             if contender.precision in least:
                 row["share_of_bound"] = least[contender.precision] / timing.median
             rows.append(row | {"difference": differences.get(contender.key)})
     rows += [
-        _row("bound", precision, Timing(seconds, seconds, seconds), tokens, timings[yardstick].median)
+        _row("bound", precision, Timing(seconds, seconds, seconds), tokens, timings[reference].median)
         for precision, seconds in least.items()
     ]
     about = {"flop_per_token": bounds.flop / tokens, "bytes": bounds.bytes, "machine": bounds.machine(timings)}
-    case = {**sizes, **about, "reference": yardstick, "rows": rows, "refused": refused}
-    _tell(part, options, case)
+    case = {**sizes, **about, "reference": reference, "rows": rows, "refused": refused}
+    _print_case(part, options, case)
     return case
 
 
 def _compiled(part: str, options: Options) -> list[Contender]:
-    """Ours with a compiled step, where `txl generate` has one; a toy has none, for compiling takes minutes."""
+    """Ours with a compiled step, where `txl generate` has one; not for a toy, because compiling takes minutes."""
     if part != "decode" or options.toy or options.torch_device != "cpu" or not has_compiler():
         return []
     return [Contender("ours, compiled", precision, "benchmarks.ours", "Compiled") for precision in options.precisions]
@@ -148,7 +148,7 @@ def _row(label: str, precision: str, timing: Timing, tokens: int, reference: flo
     }
 
 
-def _tell(part: str, options: Options, case: dict[str, Any]) -> None:
+def _print_case(part: str, options: Options, case: dict[str, Any]) -> None:
     unit = {"train": "step", "eval": "segment", "decode": "step"}[part]
     sizes = f"batch {case['batch']}, tgt_len {case['tgt_len']}, mem_len {case['mem_len']}"
     notes = [
@@ -157,15 +157,15 @@ def _tell(part: str, options: Options, case: dict[str, Any]) -> None:
         f"{case['flop_per_token'] / 1e6:.1f} MFLOP a token; {case['machine']['cpu']}",
     ]
     if not options.peers:
-        notes.append("Peers are missing: give --peers PYTHON, an environment with transformers 4.37.2.")
+        notes.append("There are no peers. Give --peers PYTHON, of an environment with transformers 4.37.2.")
     else:
-        notes.append("Hugging Face fails in bf16; x-transformers is another model, with T5's bias for the positions.")
-    notes += [f"{key} takes no part: {why}." for key, why in case["refused"].items()]
+        notes.append("Hugging Face fails in bf16; x-transformers is another model, with T5's bias for positions.")
+    notes += [f"{key} does not take part: {why}." for key, why in case["refused"].items()]
     show("\n".join(notes), _COLUMNS, case["rows"])
 
 
 class Bounds:
-    """What the least possible time of a case is measured by, as runners among the contenders."""
+    """Measures the least possible time of a case, by runners that take turns with the contenders."""
 
     def __init__(self, part: str, options: Options, config: RunConfig, work: bound.Work, pool: Pool) -> None:
         self.part, self.options, model = part, options, config.model
@@ -197,7 +197,7 @@ class Bounds:
         return timings[f"products {precision}"].median + self.bytes[precision] * timings["bandwidth fp32"].median
 
     def machine(self, timings: Mapping[str, Timing]) -> dict[str, Any]:
-        """The rates that were measured."""
+        """The measured rates."""
         facts = hardware(self.options.torch_device)
         found: dict[str, Any] = {"cpu": facts["gpu"] or facts["cpu"]}
         found["gigabytes_per_second"] = 1e-9 / timings["bandwidth fp32"].median

@@ -25,10 +25,10 @@ _COLUMNS = {
 
 
 def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
-    """Time all at each length, print a table each, and a last line of JSON.
+    """Time all backends at each length, and print a table for each and a line of JSON.
 
     Raises:
-        AssertionError: a backend fails the contract, so no speed is shown.
+        AssertionError: a backend fails the contract, so no time is reported.
     """
     backends = [name for name in BACKENDS if name != "reference" and _serves(name, options)]
     result = header("op", options) | {"cases": []}
@@ -46,12 +46,12 @@ def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
 
 
 def _serves(backend: str, options: Options) -> bool:
-    """Whether it passes the contract; one that cannot serve this device says so with a ValueError and is left out."""
+    """Whether it passes the contract. A backend that cannot serve this device raises a ValueError and is left out."""
     for backward in (False, True):
         try:
             check_op([backend], options.precisions, options.torch_device, backward=backward)
         except ValueError:
-            return backward  # an inference backend goes forward only
+            return backward  # an inference backend has no backward
     return True
 
 
@@ -86,8 +86,8 @@ def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Po
     case = sizes | {"rows": rows, "refused": refused}
     title = (
         f"op: batch {sizes['batch']}, {sizes['heads']} heads of {sizes['head_size']}, {sizes['tgt_len']} queries "
-        f"behind {sizes['mem_len']} keys; median of {options.repeats}; times as fast as the textbook form"
+        f"after {sizes['mem_len']} keys; median of {options.repeats}; times as fast as the textbook form"
     )
-    notes = [f"{key} takes no part in all of it: {why}" for key, why in refused.items()]
+    notes = [f"{key} has empty columns: {why}" for key, why in refused.items()]
     show("\n".join([title, *notes]), _COLUMNS, rows)
     return case

@@ -1,4 +1,4 @@
-"""What is timed, how large, and on what: the options of `python -m benchmarks`, settled."""
+"""The options of `python -m benchmarks`, and the tables and JSON that all parts print."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .race import Contender
 
 _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "d_embed": None}
 _INIT_STD = 1.1
-"""Times 1 / sqrt(d_model), more than training begins with: attention picks single tokens, and losses show it."""
+"""Times 1 / sqrt(d_model). This is more than at the start of training, so attention decides the losses."""
 _ROWS, _TOKENS = 16, 8192
 
 
 @dataclass(frozen=True)
 class Options:
-    """One call of `python -m benchmarks`; None is the part's own."""
+    """The options of one call; None is the default of the part."""
 
     size: Literal["paper", "toy"] = "paper"
     recipe: str = "enwik8-12l"
@@ -67,7 +67,7 @@ class Options:
         return str(resolve_device(self.device))
 
     def config(self) -> RunConfig:
-        """The recipe's settings, its model made small for a toy; dropout and training stay."""
+        """The settings of the recipe, with a small model for a toy."""
         config = load_recipe(self.recipe)
         if not config.model.vocab_size:
             raise Mistake(f"--recipe must name its vocab_size, and {self.recipe} takes it from its corpus.")
@@ -78,7 +78,7 @@ class Options:
         return replace(config, model=replace(model, zero_memory=False, init_std=_INIT_STD * model.d_model**-0.5))
 
     def contenders(self) -> list[Contender]:
-        """The language models, the yardstick first."""
+        """The language models, the reference first."""
         found = []
         if self.peers:
             found.append(Contender("Hugging Face", "fp32", "benchmarks.peer_huggingface", "HuggingFace", self.peers))
@@ -99,11 +99,11 @@ def write_text(file: Path, vocab_size: int) -> None:
 
 
 _ADAM = {"optimizer": "adam", "weight_decay": 0.0, "recompute": False, "compile": False}
-"""What peers do."""
+"""The settings that peers share."""
 
 
 def job(config: RunConfig, options: Options, folder: Path, part: str, **lengths: int) -> dict[str, Any]:
-    """What a language model needs to know; `lengths` are batch, tgt_len and mem_len."""
+    """The job of a language model; `lengths` are batch, tgt_len and mem_len."""
     train = asdict(config.train) | {"tgt_len": lengths["tgt_len"], "mem_len": lengths["mem_len"]}
     train |= {"batch_size": lengths["batch"], "device": options.torch_device, "max_steps": 10**6}
     return {
@@ -120,7 +120,7 @@ def job(config: RunConfig, options: Options, folder: Path, part: str, **lengths:
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """What it ran on."""
+    """The hardware and the versions."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -132,7 +132,7 @@ def hardware(device: str) -> dict[str, Any]:
 
 
 def header(part: str, options: Options) -> dict[str, Any]:
-    """What stands in front of every part's result."""
+    """The first fields of the result of every part."""
     return {
         "part": part,
         "date": date.today().isoformat(),
@@ -143,13 +143,13 @@ def header(part: str, options: Options) -> dict[str, Any]:
 
 
 def finish(result: dict[str, Any]) -> dict[str, Any]:
-    """Print the last line."""
+    """Print the result as a line of JSON, and return it."""
     print(json.dumps(_short(result)), flush=True)
     return result
 
 
 def _short(value: Any) -> Any:
-    """Numbers to six digits."""
+    """The value with its numbers rounded to six digits."""
     if isinstance(value, dict):
         return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -158,7 +158,7 @@ def _short(value: Any) -> Any:
 
 
 def show(title: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> None:
-    """A table of the named figures, `columns` giving a heading and how a number is written: "ms|.1f"."""
+    """Print a table; `columns` give each field a heading and a number format: "ms|.1f"."""
     cells = [[_written(row.get(name), spec.partition("|")[2]) for name, spec in columns.items()] for row in rows]
     show_table(title, [spec.partition("|")[0] for spec in columns.values()], cells)
 

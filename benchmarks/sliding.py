@@ -12,11 +12,12 @@ from .gate import check_op, check_same
 from .language import prepare_models
 from .options import Options, finish, header, job, show, write_text
 from .race import Contender, Pool, Prepared, race
+from .vanilla import vanilla_products
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-"""Attention length, and how many times faster the paper's Transformer-XL was."""
+"""Attention lengths, and how many times faster the paper's Transformer-XL was."""
 _MOST_TOKENS = 1 << 14
-"""Windows side by side stop being faster long before."""
+"""Tokens of windows side by side; the fastest number of windows has far fewer."""
 _COLUMNS = {
     "attn_len": "attn_len|,d",
     "precision": "precision",
@@ -33,10 +34,10 @@ _COLUMNS = {
 
 
 def bench_sliding(options: Options, pool: Pool) -> dict[str, Any]:
-    """Time both at each attention length, print one table, and a last line of JSON.
+    """Time both models at each attention length, and print one table and a line of JSON.
 
     Raises:
-        AssertionError: results differ, so no speed is shown.
+        AssertionError: results differ, so no time is reported.
     """
     precision = options.precisions[-1]
     lengths = [16, 32] if options.toy else list(PAPER)
@@ -60,7 +61,7 @@ def bench_sliding(options: Options, pool: Pool) -> dict[str, Any]:
 
 
 def _check(options: Options, folder: Path, pool: Pool) -> None:
-    """Ours reads as the textbook model does."""
+    """Check that ours has the losses of the textbook model."""
     queries, memory = (8, 16) if options.toy else (64, 128)
     common = job(options.config(), options, folder, "eval", batch=1, tgt_len=queries, mem_len=memory)
     precision = options.precisions[-1]
@@ -76,7 +77,7 @@ def _row(options: Options, precision: str, attn_len: int, folder: Path, pool: Po
     ours, tgt_len = _segments(options, precision, attn_len, folder, pool)
     work = bound.Work(1, tgt_len, attn_len - 1, attn_len=attn_len)
     lists = {
-        "vanilla's": bound.vanilla_products(model, 1, attn_len),
+        "vanilla's": vanilla_products(model, 1, attn_len),
         "ours'": bound.products(model, work, training=False),
     }
     runners = {"vanilla": vanilla, "ours": ours}
@@ -103,7 +104,7 @@ def _row(options: Options, precision: str, attn_len: int, folder: Path, pool: Po
 
 
 def _windows(options: Options, precision: str, attn_len: int, pool: Pool) -> tuple[Prepared, int]:
-    """The vanilla model, and how many windows side by side are fastest: twice as many while that is faster."""
+    """The vanilla model, and the fastest number of windows side by side, doubled as long as that is faster."""
     contender = Contender("vanilla", precision, "benchmarks.vanilla", "Sliding")
     common = {"model": job_model(options), "attn_len": attn_len, "precision": precision}
     best, count = float("inf"), 1
@@ -127,7 +128,7 @@ def job_model(options: Options) -> dict[str, Any]:
 
 
 def _segments(options: Options, precision: str, attn_len: int, folder: Path, pool: Pool) -> tuple[Prepared, int]:
-    """Our model under a window, where losses are the same whatever tgt_len is, at the fastest one."""
+    """Our model under a window at its fastest tgt_len, on which the losses do not depend."""
     contender = Contender("ours", precision, "benchmarks.ours", "Ours")
     best: tuple[float, int] = (float("inf"), 0)
     candidates = (8, 16) if options.toy else (64, 128, 256, 512)

@@ -18,7 +18,7 @@ State = list[Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, dropatt=0.0):
-    """[B H T K], keys [B H S K], positions [H S K]: scores in full, shifted by padding and viewing anew."""
+    """Attention of q [B H T K], k [B H S K], r [H S K]: scores in full, shifted by padding and a new view."""
     (queries, size), keys = q.shape[2:], k.shape[2]
     by_content = (q + content_bias[:, None]) @ k.mT
     by_distance = (q + position_bias[:, None]) @ r.mT
@@ -156,7 +156,7 @@ class Model(nn.Module):
 
 
 class Textbook:
-    """The model at work."""
+    """The model as a contender."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         from benchmarks.ours import read_weights
@@ -164,7 +164,7 @@ class Textbook:
         self.job, sizes = job, job["model"]
         plain = sizes["div_val"] == 1 and not sizes["pre_lnorm"] and sizes["d_embed"] in (None, sizes["d_model"])
         if not plain:
-            raise NotImplementedError("the textbook model has no projected embeddings and no norm in front")
+            raise NotImplementedError("the textbook model has no projected embeddings and no pre-norm")
         self.module = Model(sizes)
         self.module.load_state_dict(read_weights(job))
         self.module.to(job["device"])

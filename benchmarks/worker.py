@@ -1,21 +1,21 @@
 """One contender's process, in the Python of this environment or of another.
 
-It reads requests and answers them, a JSON object a line; what libraries print goes to standard error.
+It reads requests and answers them, one JSON object a line. The output of libraries goes to standard error.
 
     {"do": "load", "module": "benchmarks.ours"}      {} or {"refused": why}
     {"do": "prepare", "key": k, "module": "benchmarks.ours", "name": "Ours", "job": {...}}
                                              {} or {"refused": why}
     {"do": "run", "key": k, "times": 3}      {"seconds": of one}
-    {"do": "peak", "key": k}                 {"bytes": above what it began with and what it holds for good}
+    {"do": "peak", "key": k}                 {"bytes": above those at the start and `kept_bytes`}
     {"do": "call", "key": k, "name": "nll", "arguments": {...}}                    {"value": what that method returns}
     {"do": "release"}                        {}
 
-An answer {"error": ...} tells of an exception. A contender is a class in a module, made from a job:
+An answer {"error": ...} reports an exception. A contender is a class in a module, made from a job:
 
-    run()                     one unit of work, or seconds() where it reads the clock itself
-    kept_bytes (or none)      what its memory holds for good: inputs, or weights, gradients and optimizer state
+    run()                     one unit of work, or seconds() if it reads the clock itself
+    kept_bytes (optional)     bytes that stay in use: inputs, or weights, gradients and optimizer state
 
-It may be a language model instead, which `LanguageWork` puts to work.
+It may be a language model instead, which `LanguageWork` runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from transformer_xl.analysis.peak import first_step, peak_memory, restart_peak
 
 
 class Worker:
-    """What is prepared in this process, by key, and the answers to requests."""
+    """The contenders prepared in this process, by key, and the answers to requests."""
 
     def __init__(self) -> None:
         self.prepared: dict[str, Any] = {}
@@ -105,11 +105,11 @@ def _synchronise() -> None:
 
 
 class LanguageWork:
-    """A language model at a part of the work: training steps, evaluated segments or single tokens, memory full.
+    """A language model that trains steps, evaluates segments or reads single tokens, with a full memory.
 
     The model has `module`, a torch module; `empty(batch)`, the state at the start of a text; `full(batch)`, a full one;
     `score(ids, targets, state)`, the nats of each target [B, T] and the next state; `following(ids, state)`, the
-    log-probabilities behind the last token [B, V] and the next state; and maybe `learn(ids, targets, state)`, one
+    log-probabilities after the last token [B, V] and the next state; and maybe `learn(ids, targets, state)`, one
     optimizer step that returns the next state.
     """
 
@@ -120,7 +120,7 @@ class LanguageWork:
         self.training = job["part"] == "train"
         raw = torch.frombuffer(bytearray(Path(job["ids"]).read_bytes()), dtype=torch.int64)
         self.text = raw.view(job["rows"], -1)[: job["batch"]].to(job["device"])
-        self.place = 0
+        self.position = 0
         weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
         self.kept_bytes = weights * (4 if self.training else 1)  # Adam keeps two numbers a weight
         model.module.train(self.training)
@@ -150,8 +150,8 @@ class LanguageWork:
                 self.next_ids = log_probs.argmax(-1, keepdim=True)
 
     def nll(self, pieces: list[int]) -> list[float]:
-        """Nats of the text's first tokens from an empty start, in evaluation mode, read in pieces of these lengths."""
-        self.place, found = 0, []
+        """Nats of the first tokens of the text from an empty state, without dropout, in pieces of these lengths."""
+        self.position, found = 0, []
         self.model.module.eval()
         with self._reading():
             state = self.model.empty(self.job["batch"])
@@ -177,10 +177,10 @@ class LanguageWork:
         return state
 
     def _segment(self, length: int) -> tuple[Any, Any]:
-        if self.place + length >= self.text.shape[1]:
-            self.place = 0
-        window = self.text[:, self.place : self.place + length + 1]
-        self.place += length
+        if self.position + length >= self.text.shape[1]:
+            self.position = 0
+        window = self.text[:, self.position : self.position + length + 1]
+        self.position += length
         return window[:, :-1], window[:, 1:]
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Timings: a contender that makes other ids does not count, and what a process held is its own."""
+"""Timings of the data: contenders must make the same ids, and each has a peak of its own."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import pytest
 
 from benchmarks import data
 from benchmarks.__main__ import main
-from benchmarks.measure import measured
+from benchmarks.measure import measure_call
 
 
 def hold(megabytes: int) -> int:
     return int(np.ones(megabytes * 125_000).sum())
 
 
-def test_peak_memory_is_of_the_call_alone() -> None:
-    little, much = measured(hold, 1), measured(hold, 300)
-    assert hold(300) > 0, "now this process has held as much"
+def test_peak_memory_is_that_of_the_call_alone() -> None:
+    little, much = measure_call(hold, 1), measure_call(hold, 300)
+    assert hold(300) > 0, "now this process held as much"
     assert little.value == 125_000 and much.seconds > 0
     assert 290e6 < much.peak_bytes - little.peak_bytes < 330e6
-    assert measured(hold, 1).peak_bytes == pytest.approx(little.peak_bytes, rel=0.2), "not what this process held"
+    assert measure_call(hold, 1).peak_bytes == pytest.approx(little.peak_bytes, rel=0.2), (
+        "the peak of this process does not count"
+    )
 
 
 def test_drawn_words_follow_their_counts(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_drawn_words_follow_their_counts(tmp_path: Path) -> None:
         data.read_counts(tmp_path / "counts")
 
 
-def test_data_is_timed_beside_its_peers_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_is_timed_beside_peers_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "--megabytes", "1"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     result = json.loads(last)
@@ -49,9 +51,9 @@ def test_data_is_timed_beside_its_peers_and_bounds(capsys: pytest.CaptureFixture
     assert main(["data", "--megabytes", "0"]) == 2
 
 
-def test_other_ids_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "measured", lambda run, text: data_measured(run, text))
-    with pytest.raises(AssertionError, match="made other ids"):
+def test_different_ids_end_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "measure_call", lambda run, text: data_measured(run, text))
+    with pytest.raises(AssertionError, match="made different ids"):
         data.bench_data(megabytes=1)
 
 

@@ -1,6 +1,6 @@
-"""How fast this machine multiplies and reads: what bounds are made of.
+"""How fast this machine multiplies and reads, from which bounds are computed.
 
-Operands stay as warm as they come; of two layouts, or of several ways, the fastest counts.
+Operands stay in the cache where they fit. The fastest of several layouts or ways counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..config.settings import TransformerXLConfig
 from . import bound
 
 _SECONDS = 0.01
-"""A measurement takes at least so long."""
+"""The least duration of a measurement."""
 
 
 def _dtype(job: dict[str, Any]) -> torch.dtype:
@@ -40,7 +40,7 @@ def _times(call: Callable[[], Any]) -> int:
 
 
 class Products:
-    """Matrix products of given shapes: the time they take as often as they are asked for."""
+    """The seconds of a list of matrix products, each of a shape and a number of times."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.products: list[tuple[Callable[[], Any], int, float]] = []
@@ -56,7 +56,7 @@ class Products:
 
 
 def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callable[[], Any]:
-    """The faster of x @ w and x @ w.T, by a first look."""
+    """The faster of x @ w and x @ w.T, by one trial of each."""
     batch, m, k, n = shape
     x, w = torch.randn(batch, m, k, device=device).to(dtype), torch.randn(batch, k, n, device=device).to(dtype)
     w_turned, out = w.mT.contiguous().mT, torch.empty(batch, m, n, device=device, dtype=dtype)
@@ -70,7 +70,7 @@ def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callabl
 
 
 class Bandwidth:
-    """Seconds for reading a byte of a large array, by its sum."""
+    """The seconds to read a byte of a large array, by its sum."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.array = torch.ones(job["bytes"] // 4, device=job["device"])
@@ -80,7 +80,7 @@ class Bandwidth:
 
 
 class MatrixVector:
-    """Seconds for reading a byte in products with one row, by the best of a few ways; all bytes once in each."""
+    """The seconds to read a byte in products with one row, by the best of five ways; each reads all bytes once."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         dtype, device = _dtype(job), job["device"]
