@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl.bench.measure import peak_memory
+from transformer_xl.analysis.peak import peak_memory
 from transformer_xl.checkpoint import LoadedModel, TrainingState, load_model, load_training, save_checkpoint
 from transformer_xl.cli import main as cli
 from transformer_xl.config.recipe import HINTS, SECTIONS, load_recipe, packaged_recipes, split_overrides, write_toml

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from transformer_xl.bench.measure import peak_memory
+from transformer_xl.analysis.peak import peak_memory
 from transformer_xl.interop.pickles.unpickle import module_state, read_pickle
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

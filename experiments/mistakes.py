@@ -50,7 +50,6 @@ generate beta --max-tokens 3 --prompt -
 analyse recl alpha --step 5 --max-context 10 --positions 10 --out figures
 analyse length alpha --attn-len 3 --data story.txt --out figures
 analyse attention alpha --max-tokens 50 --out figures
-analyse speed --size toy --mem-len 16
 report alpha --out page.html
 report alpha beta --out page.html
 convert alpha --to fresh --to-format huggingface
@@ -58,8 +57,7 @@ convert alpha --to fresh --to-format original
 convert legacy --from original --to fresh
 convert hugged --from huggingface --to fresh
 data ptb --source shelf
-bench data --megabytes 1 --repeats 1 --counts counts.txt
-bench op --size toy --repeats 1
+bench alpha --seconds 0.01 --repeats 1
 demo --minutes 0
 env --json
 """
@@ -67,9 +65,9 @@ REFUSED = ("data", "demo")
 """Commands whose lines are refused in any case: one knows what is published, the other takes minutes."""
 TARGETS = {"--out", "--to", "--dump"}
 """Options that name what is written."""
-LONG = {"minutes", "max_steps", "megabytes", "repeats", "max_tokens", "dynamic_tokens"}
+LONG = {"minutes", "max_steps", "seconds", "repeats", "max_tokens", "dynamic_tokens"}
 """Options whose large values ask for much work, and are no mistake."""
-WORLD = ("story.txt", "shelf", "depot", "dish.toml", "lexicon.txt", "opening.txt", "counts.txt", "alpha", "beta")
+WORLD = ("story.txt", "shelf", "depot", "dish.toml", "lexicon.txt", "opening.txt", "alpha", "beta")
 WORLD = (*WORLD, "legacy", "hugged")
 Change = Callable[[Path], object]
 """What is done to the world, the folder in which a command runs."""
@@ -447,7 +445,7 @@ def wrong_lines(dice: random.Random) -> list[Line]:
         "train dish.toml --train.lr x --modle.d 1",
         "eval nowhere",
         "nonsense",
-        "bench op --size x",
+        "bench alpha --seconds x",
     ]
     return [Line.of(line) for line in own]
 

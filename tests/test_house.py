@@ -24,7 +24,6 @@ FLOORS = (
     {"evaluation"},
     {"train"},
     {"report", "analysis", "interop"},
-    {"bench"},
     {"cli"},
 )
 ROOF = {"__init__", "__main__", "hf"}

@@ -24,7 +24,7 @@ from transformer_xl.analysis.attention import (
     glance,
     seen_by_distance,
     terms_by_distance,
-    watched,
+    watch_attention,
 )
 from transformer_xl.analysis.heatmaps import Passage, draw_by_distance, draw_passages
 from transformer_xl.checkpoint import save_checkpoint
@@ -88,7 +88,7 @@ def attended(model: nn.Module, ids: torch.Tensor, memory: Any, call: Lengths) ->
         attention = layer.attention
         hooks.append(attention.output.register_forward_pre_hook(lambda _, args: heads.append(args[0])))
         hooks.append(attention.register_forward_pre_hook(lambda module, args: given.append((module, *args[:2]))))
-    with watched(model, maps.append), torch.no_grad():  # type: ignore[arg-type]
+    with watch_attention(model, maps.append), torch.no_grad():  # type: ignore[arg-type]
         _, memory = model.hidden(ids, memory, call)  # type: ignore[operator]
     for hook in hooks:
         hook.remove()
@@ -118,10 +118,10 @@ def test_maps_are_what_the_model_attended(changes: dict[str, Any], attn_len: int
                 torch.testing.assert_close(kind.sum(-1), sees)
 
 
-def test_what_watched_leaves_is_the_model_as_it_was():
+def test_what_watch_attention_leaves_is_the_model_as_it_was():
     model, ids = small_model(), text(2, 5)
     before = model.hidden(ids, None, lengths(4))[0]
-    with watched(model, lambda maps: None):
+    with watch_attention(model, lambda maps: None):
         torch.testing.assert_close(model.hidden(ids, None, lengths(4))[0], before, rtol=0, atol=0)
     assert not any(module._forward_pre_hooks for module in model.modules())
 

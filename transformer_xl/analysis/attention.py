@@ -1,11 +1,11 @@
-"""Where heads look: attention over distance, averaged over a text, whole and term by term, and at single tokens.
+"""Where heads attend: attention over distance, averaged over a text, whole and term by term, and from single tokens.
 
-Dai et al. 2019, section 3.3 and Appendix D, Figures 5 to 7. The score of a query and the key d places back is
+Dai et al. 2019, section 3.3 and Appendix D, Figures 5 to 7. The score of a query and the key d positions before it is
 
     (a) q . k  +  (b) q . r_d  +  (c) u . k  +  (d) v . r_d
 
-Attention is the softmax of the sum; each term alone goes through a softmax of its own. All is computed beside the
-model's own forward pass, from what each attention layer is given, some queries at a time, and only sums are kept.
+Attention is the softmax of the sum; each term alone goes through a softmax of its own. All of it is computed beside the
+model's own forward pass, from the inputs of each attention layer, by blocks of queries, and only sums are kept.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ..model.transformer_xl import DecoderLayer, TransformerXL
 from ..runtime.device import autocast
 
 KINDS = ("attention", "a", "b", "c", "d")
-"""What is averaged: attention itself, and the softmax of each term alone."""
+"""The averages: attention itself, and the softmax of each term alone."""
 TERMS = {"transformer-xl": "abcd", "shaw": "ab", "vaswani": "a", "al-rfou": "a"}
-"""Which terms the scores of each kind of model have; the others are 0 there, and their softmax is even."""
+"""The terms in the scores of each kind of model. The other terms are 0 there, and their softmax is uniform."""
 BLOCK = 1 << 23
-"""Numbers in the largest tensor kept at a time."""
+"""Numbers in the largest tensor held at a time."""
 
 
 class Maps(NamedTuple):
-    """Attention of some queries of one layer: column d holds the probability of the key d places back."""
+    """Attention of some queries of one layer; column d holds the probability of the key at distance d."""
 
     layer: int
     first: int
-    """The first query's place in its segment."""
+    """The first query's position in its segment."""
     probability: Float[Tensor, "kinds B H T S"]
     """0 where a query sees no key."""
     seen: Bool[Tensor, "#B 1 T S"]
@@ -54,15 +54,15 @@ def terms_by_distance(
     position_bias: Float[Tensor, "H K"],
     columns: int,
 ) -> Float[Tensor, "4 B H T columns"]:
-    """Terms (a) to (d), scaled, for distances 0 to columns - 1. Where a distance reaches before the first key: any."""
+    """Terms (a) to (d), scaled, for distances 0 to columns - 1. A distance beyond the first key gets any value."""
     B, H, T, K = q.shape
     keys = k.shape[2]
-    place = torch.arange(keys - T, keys, device=q.device)[:, None] - torch.arange(columns, device=q.device)
-    place = place.clamp(min=0)
+    key = torch.arange(keys - T, keys, device=q.device)[:, None] - torch.arange(columns, device=q.device)
+    key = key.clamp(min=0)
     r = r.flip(1)[:, :columns]
-    a = (q @ k.transpose(-1, -2)).gather(-1, place.expand(B, H, -1, -1))
+    a = (q @ k.transpose(-1, -2)).gather(-1, key.expand(B, H, -1, -1))
     b = torch.einsum("bhtk,hsk->bhts", q, r)
-    c = torch.einsum("hk,bhsk->bhs", content_bias, k)[:, :, place]
+    c = torch.einsum("hk,bhsk->bhs", content_bias, k)[:, :, key]
     d = torch.einsum("hk,hsk->hs", position_bias, r)[:, None].expand_as(a)
     return torch.stack([a, b, c, d]) * K**-0.5
 
@@ -70,18 +70,18 @@ def terms_by_distance(
 def seen_by_distance(
     queries: int, keys: int, columns: int, valid: Int[Tensor, " B"] | None, device=None
 ) -> Bool[Tensor, "#B 1 T columns"]:
-    """Whether there is a key so far back, in rows of which only the newest `valid` memory positions count."""
+    """Whether a key exists at each distance. Only the newest `valid` memory positions of a row count."""
     memory = torch.tensor([keys - queries], device=device) if valid is None else valid
     last = memory[:, None, None, None] + torch.arange(queries, device=device)[:, None]
     return torch.arange(columns, device=device) <= last
 
 
 @contextmanager
-def watched(model: TransformerXL, see: Callable[[Maps], None], *, block: int = BLOCK) -> Iterator[None]:
+def watch_attention(model: TransformerXL, see: Callable[[Maps], None], *, block: int = BLOCK) -> Iterator[None]:
     """While open, `see` gets the maps of all layers in every call of the model with a `Memory`, by blocks of queries.
 
     Raises:
-        ValueError: the model has another attention, or none.
+        Mistake: the model has another attention, or none.
     """
     hooks = [
         layer.register_forward_pre_hook(_hook(number, see, block), with_kwargs=True)
@@ -141,26 +141,26 @@ def _blocks(
 
 @dataclass(frozen=True)
 class AverageAttention:
-    """Sums over the queries of a text, which never need their maps again; float64."""
+    """Sums over the queries of a text, in float64, so maps need not be kept."""
 
     sums: Float[np.ndarray, "kinds N H S"]
     """Probability of each distance: `KINDS`, layers, heads, distances."""
     counts: Float[np.ndarray, " S"]
-    """Queries that had a key so far back."""
+    """Queries that had a key at each distance."""
     queries: int
     beyond: Float[np.ndarray, "N H"]
-    """Probability of what lies before the query's own segment."""
+    """Probability of the positions before the query's own segment."""
     nats: Float[np.ndarray, "N H"]
     """Entropy of the attention."""
 
     @property
     def probability(self) -> Float[np.ndarray, "kinds N H S"]:
-        """Of each distance, over the queries that have it: what the figures show."""
+        """The mean probability of each distance, over the queries that have it, as in the figures."""
         return self.sums / np.maximum(self.counts, 1)
 
     @property
     def mean_distance(self) -> Float[np.ndarray, "N H"]:
-        """In tokens; 0 is the query's own token."""
+        """The mean distance in tokens; 0 is the query's own token."""
         return self.sums[0] @ np.arange(len(self.counts)) / self.queries
 
     @property
@@ -170,11 +170,11 @@ class AverageAttention:
 
     @property
     def entropy(self) -> Float[np.ndarray, "N H"]:
-        """Nats; the logarithm of how many keys share the attention."""
+        """Mean entropy in nats: ln n where n keys share the attention evenly."""
         return self.nats / self.queries
 
     def widest(self, count: int) -> list[tuple[int, int]]:
-        """Layers and heads, from 0, that look back furthest on average, the furthest first."""
+        """The `count` heads with the largest mean distance, the largest first, as layer and head from 0."""
         flat = np.argsort(-self.mean_distance, axis=None, kind="stable")[:count].tolist()
         return [divmod(index, self.sums.shape[2]) for index in flat]
 
@@ -187,7 +187,7 @@ def average_attention(
     precision: str = "fp32",
     block: int = BLOCK,
 ) -> AverageAttention:
-    """The average over all queries whose target is scored, memory running from segment to segment."""
+    """The average over all queries whose target is scored; memory continues from segment to segment."""
     device = next(model.parameters()).device
     shape = (len(attending_layers(model)), model.config.n_head)
     reach = lengths.mem_len + lengths.tgt_len if lengths.attn_len is None else lengths.attn_len
@@ -201,36 +201,36 @@ def average_attention(
         counted = scored[:, None, first : first + T, None]
         probability = probability * counted
         sums[:, layer, :, :S] += probability.sum((1, 3), dtype=torch.float64)
-        place = torch.arange(first, first + T, device=device)[:, None]
-        memory_only = torch.arange(S, device=device) > place
+        position = torch.arange(first, first + T, device=device)[:, None]
+        memory_only = torch.arange(S, device=device) > position
         beyond[layer] += (probability[0] * memory_only).sum((0, 2, 3), dtype=torch.float64)
         nats[layer] += torch.special.entr(probability[0]).sum((0, 2, 3), dtype=torch.float64)
         if layer == 0:
             counts[:S] += (seen & counted).sum((0, 1, 2))
 
     reader = model.for_inference(precision)
-    with torch.no_grad(), autocast(precision, device), watched(reader, add, block=block):
+    with torch.no_grad(), autocast(precision, device), watch_attention(reader, add, block=block):
         for segment in loader:
             memory = reader.empty_memory(len(segment.ids), lengths) if memory is None else memory
             memory = memory if segment.reset is None else memory.reset(segment.reset)
             scored = (segment.targets >= 0).to(device)
             queries += int(scored.sum())
             _, memory = reader.hidden(segment.ids.to(device), memory, lengths)
-    assert queries, "a text without targets has no attention to average"
+    assert queries, "the text must have a target"
     return AverageAttention(sums.cpu().numpy(), counts.cpu().numpy(), queries, beyond.cpu().numpy(), nats.cpu().numpy())
 
 
 class Glance(NamedTuple):
-    """What one token attends, as the first of its segment: all its context is memory."""
+    """The attention of one token. It is the first of its segment, so all its context is memory."""
 
     position: int
-    """Of the query's token in the text."""
+    """The query's position in the text."""
     ids: Int[np.ndarray, " S"]
-    """The tokens it sees, oldest first, itself last."""
+    """The tokens that it sees, oldest first, itself last."""
     probability: Float[np.ndarray, "N H S"]
 
     def top(self, share: float = 0.2) -> Bool[np.ndarray, "N H S"]:
-        """The memory positions with the most attention, so large a part of them; never the query itself."""
+        """Marks this share of the memory positions, those with the most attention; never the query itself."""
         memory = self.probability[..., :-1]
         order = np.argsort(-memory, axis=-1, kind="stable")
         marked = np.zeros(self.probability.shape, bool)
@@ -248,9 +248,9 @@ def glance(
     precision: str = "fp32",
     start: int = 0,
 ) -> Glance:
-    """Attention of `ids[position]` in all layers and heads, behind all that could reach it through them since `start`.
+    """Attention of `ids[position]` in all layers and heads, after all tokens since `start` that can reach it.
 
-    Zeros in front of a text (`zero_memory`) are no tokens, and are left out.
+    Zeros before a text (`zero_memory`) are no tokens, and are left out.
     """
     device = next(model.parameters()).device
     seen: list[Tensor] = []
@@ -261,7 +261,7 @@ def glance(
     with autocast(precision, device):
         for first in range(start, position, lengths.tgt_len):
             _, memory = reader.hidden(context[:, first : min(first + lengths.tgt_len, position)], memory, lengths)
-        with watched(reader, lambda maps: seen.append(maps.probability[0, 0, :, 0])):
+        with watch_attention(reader, lambda maps: seen.append(maps.probability[0, 0, :, 0])):
             reader.hidden(context[:, position:], memory, lengths)
     probability = torch.stack(seen).double().flip(-1).cpu().numpy()
     columns = min(probability.shape[-1], position + 1 - start)

@@ -14,12 +14,12 @@ from .heatmaps import load_matplotlib, save_figure
 from .recl import Recl
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, told apart by everybody; markers repeat the difference."""
+"""Okabe and Ito's colours, which colour-blind readers can distinguish; markers repeat the difference."""
 MARKERS = "osD^vPX"
 
 
 class Curve(NamedTuple):
-    """One line, its interval if there is one, a dotted line that belongs to it, and words at places on it."""
+    """One line, with an interval, a dotted line of the same colour, and words at some of its points (by index)."""
 
     x: Int[np.ndarray, " n"]
     y: Float[np.ndarray, " n"]
@@ -32,16 +32,16 @@ class Panel(NamedTuple):
     title: str
     curves: Mapping[str, Curve]
     level: float | None = None
-    """Where a line is drawn across."""
+    """The height of a horizontal line."""
 
 
 def draw_gains(
     stem: Path, names: Sequence[str], contexts: Int[np.ndarray, " L"], shares: Sequence[Recl], threshold: float
 ) -> list[Path]:
-    """Figure 3: what the next step of context gains in perplexity, a panel for each share of positions; RECL is marked.
+    """Figure 3: the gain in perplexity from the next step of context, a panel for each share of positions, RECL marked.
 
-    Relative gains, which decide it, are in a second picture, `..._relative`: with the threshold, and dotted those of
-    going back.
+    A second picture, `..._relative`, shows the relative gains, which decide RECL, with the threshold. Dotted lines
+    are the gains of going back.
     """
     perplexity, relative = [], []
     for each in shares:
@@ -69,7 +69,7 @@ def draw_gains(
 
 
 def draw_curves(stem: Path, panels: Sequence[Panel], x: str, y: str, *, log: bool = False) -> list[Path]:
-    """Panels side by side; `log` shows what is far below the rest, on a logarithmic axis."""
+    """Draw panels side by side. `log` makes the axis logarithmic, so small values stay visible."""
     matplotlib = load_matplotlib()
     figure = matplotlib.figure.Figure(figsize=(1.2 + 4.4 * len(panels), 3.8), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -96,7 +96,7 @@ def _draw(axis: Any, name: str, curve: Curve, colour: str, marker: str) -> None:
         axis.fill_between(curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0)
     if curve.dotted is not None:
         axis.plot(curve.x, curve.dotted, ":", linewidth=1.4, color=colour)
-    for place, word in curve.marks.items():
-        at = (curve.x[place], curve.y[place])
+    for index, word in curve.marks.items():
+        at = (curve.x[index], curve.y[index])
         axis.plot(*at, "o", markersize=10, markerfacecolor="none", markeredgecolor=colour)
         axis.annotate(word, at, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8, color=colour)

@@ -1,5 +1,5 @@
 """The pictures of attention, each as PNG and SVG: heads over distance (Figures 5 and 7), and the text that one token
-looks back on (Figure 6)."""
+attends to (Figure 6)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..mistake import Mistake
 from ..runtime.files import write_whole
 
 COLOURS = "magma_r"
-"""Its lightness falls all the way, so darker is more on grey paper too."""
+"""Its lightness decreases monotonically, so darker is more in greyscale, too."""
 TICKS = (0, 2, 5, *(step * 10**power for power in range(1, 5) for step in (1, 2, 5)))
 LINE = 100
-"""Characters of text in a row."""
+"""Characters of text in a line."""
 CELL = (0.0627, 0.16)
 """Width and height of a character, inches; with `POINTS` they fit the monospaced font that matplotlib brings."""
 POINTS = 7.5
@@ -32,8 +32,10 @@ def draw_by_distance(
     title: str,
     mean_distance: Float[np.ndarray, "N H"] | None = None,
 ) -> list[Path]:
-    """A row for each head, the first layer on top, over the square root of distance; panels share their colours, which
-    go by the logarithm and end at a twentieth of even attention. `mean_distance` is a circle in each row.
+    """Draw a row for each head, the first layer on top, over the square root of distance.
+
+    All panels share one logarithmic colour scale, which ends at a twentieth of uniform attention. `mean_distance` is a
+    circle in each row.
     """
     matplotlib = load_matplotlib()
     layers, heads, columns = next(iter(panels.values())).shape
@@ -74,17 +76,17 @@ def _name_heads(axis: Any, layers: int, heads: int) -> None:
 
 
 class Passage(NamedTuple):
-    """A text as one head sees it from its last token."""
+    """A text with the attention of one head from its last token."""
 
     title: str
     tokens: Sequence[str]
-    """Oldest first, with the white space between them; the query's own last."""
+    """Oldest first, with the white space between them; the last is the query's own."""
     probability: Float[np.ndarray, " S"]
     marked: Bool[np.ndarray, " S"]
 
 
 def draw_passages(stem: Path, passages: Sequence[Passage], title: str) -> list[Path]:
-    """The text of each, shaded by attention, the marked tokens bold, the query's own in a frame."""
+    """Draw each text shaded by attention, the marked tokens bold, the query's own in a frame."""
     matplotlib = load_matplotlib()
     laid = [_lay_out(passage.tokens) for passage in passages]
     lines = [layout[-1][1] + 1 for layout in laid]
@@ -105,13 +107,13 @@ def draw_passages(stem: Path, passages: Sequence[Passage], title: str) -> list[P
 
 def _lay_out(tokens: Sequence[str]) -> list[tuple[int, int]]:
     """Column and row of each token in lines of `LINE` characters."""
-    places, column, row = [], 0, 0
+    corners, column, row = [], 0, 0
     for token in tokens:
         if column + len(token.rstrip()) > LINE:
             column, row = 0, row + 1
-        places.append((column, row))
+        corners.append((column, row))
         column += len(token)
-    return places
+    return corners
 
 
 def _write(matplotlib: ModuleType, axis: Any, passage: Passage, layout: Sequence[tuple[int, int]]) -> None:
@@ -131,6 +133,11 @@ def _write(matplotlib: ModuleType, axis: Any, passage: Passage, layout: Sequence
 
 
 def load_matplotlib() -> ModuleType:
+    """The module, with the parts that the pictures use.
+
+    Raises:
+        Mistake: it is not installed, or cannot be used.
+    """
     try:
         import matplotlib
         import matplotlib.colors
@@ -138,16 +145,16 @@ def load_matplotlib() -> ModuleType:
         import matplotlib.patches
     except ImportError as error:
         raise Mistake("Pictures need matplotlib, which is not installed. Run `pip install matplotlib`.") from error
-    except ValueError as error:  # which is all that the import says of an environment it cannot use
+    except ValueError as error:  # raised by the import for an MPLBACKEND that it does not know
         raise Mistake(f"MPLBACKEND must be unset or a backend of matplotlib: {error}.") from error
     return matplotlib
 
 
 def save_figure(matplotlib: ModuleType, figure: Any, stem: Path) -> list[Path]:
-    """Both files hold the same bytes each time."""
+    """Write PNG and SVG, the same bytes each time, and return both paths."""
     paths = []
     with matplotlib.rc_context({"svg.hashsalt": stem.name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font has no sign for it, and shows a box
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font shows a box for a character that it lacks
         for form, about in (("png", {}), ("svg", {"Date": None})):
             file = io.BytesIO()
             figure.savefig(file, format=form, dpi=160, metadata=about)

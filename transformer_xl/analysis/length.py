@@ -1,7 +1,8 @@
 """How well a model predicts at each attention length at test time (Dai et al. 2019, Table 6), and how short is enough.
 
-Behind a memory every query sees just so many keys, itself included, so figures do not depend on where segments end. A
-model without such a memory, by its positions (Vaswani, Al-Rfou) or its state (LSTM, QRNN), reads windows from nothing.
+With a memory every query sees exactly `attn_len` keys, itself included, so figures do not depend on where segments end.
+Models without such a memory (Vaswani and Al-Rfou for their positions, LSTM and QRNN for their state) read windows, each
+from an empty state.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from ..runtime.terminal import followed
 from .recl import ABSOLUTE, RECURRENT
 
 TOLERANCE = 0.001
-"""Share of the best figure by which another is as good."""
+"""A figure within this share of the best one is as good."""
 
 _CALL = 1024
-"""Targets of a call where windows are read, many side by side."""
+"""Targets of one call where windows are read side by side."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Figures of one model at attention lengths, which increase."""
+    """Figures of one model at increasing attention lengths."""
 
     attn_lens: Sequence[int]
     results: Sequence[EvalResult]
@@ -39,23 +40,23 @@ class Sweep:
 
     @property
     def figures(self) -> list[float]:
-        """Perplexities or bits per symbol, as the unit of the text has it."""
+        """Perplexities, or bits per character, by the unit of the text."""
         return [result.headline[1] for result in self.results]
 
     @property
     def best(self) -> int:
-        """The place of the lowest figure, of equals the shorter length."""
+        """The index of the lowest figure; among equals, of the shorter length."""
         return self.figures.index(min(self.figures))
 
     @property
     def shortest(self) -> int:
-        """The place of the shortest length whose figure is within `TOLERANCE` of the best."""
+        """The index of the shortest length whose figure is within `TOLERANCE` of the best."""
         most = min(self.figures) * (1 + TOLERANCE)
-        return next(place for place, figure in enumerate(self.figures) if figure <= most)
+        return next(index for index, figure in enumerate(self.figures) if figure <= most)
 
 
 def attention_lengths(configs: Sequence[RunConfig]) -> list[int]:
-    """From a quarter of the longest training segment to eight of it."""
+    """From a quarter of the longest training segment to eight times its length."""
     tgt_len = max(config.train.tgt_len for config in configs)
     return sorted({max(1, tgt_len * quarters // 4) for quarters in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)})
 
@@ -72,19 +73,19 @@ def sweep(
     stride: int = 8,
     precision: str = "fp32",
 ) -> Sweep:
-    """Score the part of a split that `how` names at each length; those an absolute position cannot have are left out.
+    """Score the first `how.max_tokens` targets of a split (0: all) at each length that the model's positions allow.
 
     `clamp_len` None is the run's own. Windows score `stride` targets each, so a target sees up to `stride` - 1 tokens
-    fewer than the attention length. One stream reads them, and `how.batch_size` streams all else.
+    fewer than the attention length. Windows are read in one stream, segments in `how.batch_size` streams.
 
     Raises:
-        ValueError: no length is left.
+        Mistake: no length is left.
     """
     kind, tgt_len = config.model.kind, config.train.tgt_len
     fit = [length for length in sorted(set(attn_lens)) if kind not in ABSOLUTE or length <= tgt_len]
     if not fit:
         raise Mistake(
-            f"attn_len must be at most {tgt_len:,} for a model of kind {kind}, which knows no positions beyond its "
+            f"attn_len must be at most {tgt_len:,} for a model of kind {kind}, which has no positions beyond its "
             f"tgt_len; got {', '.join(map(str, attn_lens))}."
         )
     windows = kind in ABSOLUTE + RECURRENT
@@ -102,5 +103,9 @@ def sweep(
         else:
             lengths = Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=clamp)
             results.append(score(model, segments, lengths=lengths))
-    told = f"windows from nothing, for {stride} targets each" if windows else f"segments of {tgt_len:,} behind a memory"
+    told = (
+        f"windows from an empty state, for {stride} targets each"
+        if windows
+        else f"segments of {tgt_len:,} after a memory"
+    )
     return Sweep(fit, results, told)

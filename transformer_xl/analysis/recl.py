@@ -1,23 +1,23 @@
 """RECL, the relative effective context length (Dai et al. 2019, section 4.4 and appendix C; Table 8, Figures 3 and 4).
 
-For each model i of a group, l_i(c, t) is the loss of target t given the c tokens before it, and no other. Then
+For each model i of a group, l_i(c, t) is the loss of target t given exactly the c tokens before it. Then
 
     b(c, t)     =  min_i l_i(c, t)                                   the baseline: the group's best, given less
     f_i(c, c')  =  mean over t in T of min(b(c, t), l_i(c', t))      T: the share r of targets with the largest b(c, t)
     g_i(c, c')  =  (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)  relative gain, c' = c + step
 
-and RECL is the first c, counted up in steps, at which g_i(c, c') is below the threshold, 0.01. All models have to
-improve on one baseline, so a group is compared as a whole: other models beside it change a model's RECL.
+and RECL is the first c, counted up in steps, at which g_i(c, c') is below the threshold, 0.01. All models must improve
+on one baseline, so the RECL of a model depends on the other models of its group.
 
-Where the paper leaves room, this is what is done. The first c is one step. T is chosen anew at each c, and holds
-round(r x positions) of them, at least one; of equals the earlier. Where gains stay above the threshold up to the
-longest context, that is the answer, marked as not reached. A model that cannot see c tokens is given the last it can.
-Positions lie in runs, a step apart from each other, so that a window serves several of them. Intervals are the middle
-95 % over draws of stretches of text, as long as the longest context, with replacement.
+The paper leaves details open; this file decides them so. The first c is one step. T is chosen again at each c and holds
+round(r x positions) targets, at least one; among equals the earlier ones. If gains stay above the threshold up to the
+longest context, that context is the answer, marked as not reached. A model that cannot see c tokens gets the last ones
+that it can see. Positions lie in runs, a step apart, so one window serves several of them. Intervals are the middle
+95 % over draws, with replacement, of stretches of text as long as the longest context.
 
-The minimum in f counts what falls and not what rises, so losses that merely change with the context gain, too: 5 %
-where each rises or falls by 0.1 nats. What changes alone gain is what going back gains, g_i(c', c), with the baseline
-at c'. So beside the paper's figure stands a net one, by g_i(c, c') - g_i(c', c); where losses only fall both are one.
+Noise alone counts as gain, because the minimum in f ignores losses that rise: 5 % where each loss rises or falls by
+0.1 nats. Going back, g_i(c', c) with the baseline at c', gains as much from noise. So a net figure is reported beside
+the paper's, by g_i(c, c') - g_i(c', c); the two are equal where losses only fall.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..runtime.device import autocast
 from ..runtime.terminal import followed
 
 ABSOLUTE = ("vaswani", "al-rfou")
-"""Kinds of model whose positions count from the start of a segment: they know none beyond their `tgt_len`."""
+"""Kinds of model whose positions count from the start of a segment: they have none beyond their `tgt_len`."""
 RECURRENT = ("lstm", "qrnn")
 """Kinds whose state is not a memory of tokens."""
 THRESHOLD = 0.01
@@ -46,28 +46,28 @@ _AT_A_TIME = 1 << 21
 
 
 class Gains(NamedTuple):
-    """What one step more gains on each context but the longest, for each draw of positions."""
+    """The gain from one more step on each context but the longest, for each draw of positions."""
 
     before: Float[np.ndarray, "R C"]
-    """f(c, c): the same for every model, for none is below the baseline."""
+    """f(c, c): the same for every model, because no model is below the baseline."""
     after: Float[np.ndarray, "R I C"]
     """f_i(c, c')."""
 
     @property
     def relative(self) -> Float[np.ndarray, "R I C"]:
-        """g_i(c, c'), from 0 up to 1: what a longer context makes worse does not count."""
+        """g_i(c, c'), from 0 to 1: losses that a longer context raises do not count."""
         return -np.expm1(self.after - self.before[:, None])
 
     @property
     def perplexity(self) -> Float[np.ndarray, "R I C"]:
-        """exp f_i(c, c) - exp f_i(c, c'), what Figure 3 shows."""
+        """exp f_i(c, c) - exp f_i(c, c'), as in Figure 3."""
         return np.exp(self.before)[:, None] - np.exp(self.after)
 
 
 def gains(losses: Float[np.ndarray, "I L P"], share: float, weights: Integer[np.ndarray, "R P"] | None = None) -> Gains:
     """The gains of each model, from its losses in nats at L contexts, shortest first, and P positions.
 
-    `weights` says how often each position counts in each of R draws; None: once, in one.
+    `weights` are the counts of each position in each of R draws; None: one draw with each position once.
     """
     if weights is None:
         weights = np.ones((1, losses.shape[2]), np.int64)
@@ -86,7 +86,7 @@ def gains(losses: Float[np.ndarray, "I L P"], share: float, weights: Integer[np.
 def effective(
     relative: Float[np.ndarray, "*R C"], contexts: Int[np.ndarray, " L"], threshold: float = THRESHOLD
 ) -> tuple[Int[np.ndarray, "*R"], Bool[np.ndarray, "*R"]]:
-    """RECL in tokens, from relative gains at each of `contexts` but the longest, and whether it was reached."""
+    """RECL in tokens from the relative gains at each of `contexts` but the longest, and whether it was reached."""
     below = relative < threshold
     reached = np.asarray(below.any(-1))
     return contexts[np.where(reached, below.argmax(-1), len(contexts) - 1)], reached
@@ -102,13 +102,13 @@ class Length(NamedTuple):
 
 
 class Recl(NamedTuple):
-    """What one share `r` of positions, the hardest, says of each model. Intervals hold a lower and an upper end."""
+    """The figures of each model over the hardest share `r` of positions. Intervals hold a lower and an upper end."""
 
     r: float
     length: Length
     """RECL."""
     net: Length
-    """By what is gained beyond what going back gains."""
+    """RECL of the gains minus the gains of going back."""
     relative: Float[np.ndarray, "I C"]
     """g_i(c, c')."""
     relative_interval: Float[np.ndarray, "2 I C"]
@@ -131,7 +131,7 @@ def measure(
     block = max(1, _AT_A_TIME // losses.shape[2])
     blocks = [None, *(draws[first : first + block] for first in range(0, len(draws), block))]
     forth = [gains(losses, share, weights) for weights in blocks]
-    # With the longest context first, a step goes back.
+    # A step goes back where the longest context comes first.
     back = np.concatenate([gains(losses[:, ::-1], share, weights).relative[..., ::-1] for weights in blocks])
     relative = np.concatenate([each.relative for each in forth])
     perplexity = np.concatenate([each.perplexity for each in forth])
@@ -141,7 +141,7 @@ def measure(
 
 
 def _length(relative: Float[np.ndarray, "R I C"], contexts: Int[np.ndarray, " L"], threshold: float) -> Length:
-    """The first curve's, with the interval over the others."""
+    """The length of the first curve, with the interval over the others."""
     tokens, reached = effective(relative, contexts, threshold)
     return Length(tokens[0], reached[0], middle(tokens[1:], method="inverted_cdf").astype(contexts.dtype))
 
@@ -149,18 +149,18 @@ def _length(relative: Float[np.ndarray, "R I C"], contexts: Int[np.ndarray, " L"
 def mean_losses(
     losses: Float[np.ndarray, "I L P"], draws: Integer[np.ndarray, "R P"]
 ) -> tuple[Float[np.ndarray, "I L"], Float[np.ndarray, "2 I L"]]:
-    """Nats per target at each context, over all positions (Figure 4), with their interval."""
+    """Nats per target at each context over all positions (Figure 4), and their interval."""
     again = losses @ (draws / draws.sum(1, keepdims=True)).T
     return losses.mean(-1), middle(np.moveaxis(again, -1, 0))
 
 
 def middle(values: np.ndarray, method: Any = "linear") -> np.ndarray:
-    """Where the middle 95 % of the draws, which are the rows, begins and ends."""
+    """The ends of the middle 95 % of the draws, which are the rows."""
     return np.quantile(values, (0.025, 0.975), axis=0, method=method)
 
 
 def draw(positions: Int[np.ndarray, " P"], stretch: int, seed: int, replicates: int = 1000) -> Int[np.ndarray, "R P"]:
-    """How often each position is in each of so many draws of whole stretches of text, for neighbours are alike."""
+    """The counts of each position in each draw. Stretches of text are drawn, because neighbours are correlated."""
     stretches, owner = np.unique(positions // stretch, return_inverse=True)
     number = len(stretches)
     return np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), replicates)[:, owner]
@@ -169,12 +169,12 @@ def draw(positions: Int[np.ndarray, " P"], stretch: int, seed: int, replicates: 
 def sample_positions(
     tokens: int, count: int, *, step: int, longest: int, seed: int, documents: Sequence[int] | np.ndarray | None = None
 ) -> Int[np.ndarray, " P"]:
-    """Places of `count` targets among so many tokens, in order, each with `longest` tokens before it in its document.
+    """Positions of `count` targets in a text, in order, each with `longest` tokens before it in its document.
 
-    Each stretch of text gives a run of places a step apart, and a second run only when all others have given one.
+    Each stretch of text gives a run of positions a step apart, and a second run only after all others gave one.
 
     Raises:
-        ValueError: the text has fewer such places.
+        Mistake: the text has fewer such positions.
     """
     edges = [*([0] if documents is None else documents), tokens]
     most = max(1, min(4 * longest // step, count // 8))
@@ -186,7 +186,7 @@ def sample_positions(
     ]
     if count > (there := step * sum(size for _, size in runs)):
         raise Mistake(
-            f"positions must be at most {there:,}, the places in the text with {longest:,} tokens before them, got "
+            f"positions must be at most {there:,}, the targets with {longest:,} tokens before them, got "
             f"{count:,}. Give more text, a lower max_context or fewer positions."
         )
     chosen, left, random = [], count, np.random.default_rng(seed)
@@ -197,23 +197,23 @@ def sample_positions(
             left -= len(chosen[-1])
             if left == 0:
                 return np.sort(np.concatenate(chosen))
-    raise AssertionError("there were enough")
+    raise AssertionError("there are enough positions")
 
 
 class Feeding(NamedTuple):
-    """How a model is given contexts."""
+    """How contexts are given to a model."""
 
     most: int
-    """Tokens it is given where the context has more: the last ones."""
+    """The largest number of tokens it gets, the last ones of a longer context."""
     lengths: Lengths
     told: str
 
 
 def feeding(config: RunConfig, longest: int, *, clamp_len: int | None = None, trained_context: bool = False) -> Feeding:
-    """How to read windows of so many tokens with the model of that run.
+    """How to read windows of `longest` tokens with the model of a run.
 
-    `clamp_len` None is the run's own. With `trained_context` a model that trained without memory is given no more than
-    its training length, even where its positions are relative and it could read on.
+    `clamp_len` None is the run's own. With `trained_context` a model that trained without memory gets at most its
+    training length, even if its positions are relative and allow more.
     """
     kind, train = config.model.kind, config.train
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
@@ -224,13 +224,13 @@ def feeding(config: RunConfig, longest: int, *, clamp_len: int | None = None, tr
     lengths = Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp)
     if kind in RECURRENT:
         return Feeding(longest, lengths, f"state carried through the window; trained on segments of {train.tgt_len:,}")
-    told = f"segments of {train.tgt_len:,} behind a memory of the whole window; trained with {train.mem_len:,}"
+    told = f"segments of {train.tgt_len:,} after a memory of the whole window; trained with {train.mem_len:,}"
     return Feeding(longest, lengths, told if clamp is None else f"{told}, distances beyond {clamp:,} as that one")
 
 
 @runtime_checkable
 class Reading(Protocol):
-    """What is asked of a model here, of its `TransformerXL`'s calls."""
+    """The calls of `TransformerXL` that are used here."""
 
     parameters: Callable[..., Iterator[nn.Parameter]]
     for_inference: Callable[..., Any]
@@ -250,10 +250,10 @@ def true_losses(
     batch_size: int = 16,
     precision: str = "fp32",
 ) -> Float[np.ndarray, "L P"]:
-    """Nats of each target given exactly so many tokens before it.
+    """Nats of each target given exactly the tokens of each context.
 
-    A window is read once, from an empty memory, for all positions and contexts that begin where it does: in segments
-    of `tgt_len` behind a memory that must hold all of it, or in one call where `mem_len` is 0.
+    A window is read once, from an empty memory, for all positions and contexts that begin with it: in segments of
+    `tgt_len` with a memory that must hold all of it, or in one call if `mem_len` is 0.
     """
     assert lengths.mem_len == 0 or lengths.mem_len >= contexts.max(), "memory must hold the window"
     starts, window = np.unique(positions - contexts[:, None], return_inverse=True)
@@ -269,8 +269,8 @@ def true_losses(
         for first in followed(range(0, len(starts), batch_size), "scoring windows"):
             rows = longest_first[first : first + batch_size]
             width = int(widths[rows[0]])
-            places = starts[rows, None] + np.arange(width + 1)
-            tokens = torch.from_numpy(ids[np.minimum(places, len(ids) - 1)].astype(np.int64)).to(device)
+            span = starts[rows, None] + np.arange(width + 1)
+            tokens = torch.from_numpy(ids[np.minimum(span, len(ids) - 1)].astype(np.int64)).to(device)
             scored = offsets[offsets <= width]
             found[rows, : len(scored)] = _window_losses(reader, tokens, scored.tolist(), lengths).double().cpu().numpy()
     return found[window, column[:, None]]
@@ -279,7 +279,7 @@ def true_losses(
 def _window_losses(
     model: Any, tokens: Int[Tensor, "B W"], offsets: list[int], lengths: Lengths
 ) -> Float[Tensor, "B O"]:
-    """Nats of the tokens at `offsets`; no other is scored, where memory lets a window be cut."""
+    """Nats of the tokens at `offsets`. With a memory the window is cut, so that few others are scored."""
     memory, width = model.empty_cache(len(tokens), lengths), tokens.shape[1] - 1
     if lengths.mem_len == 0:
         nll, _ = model(tokens[:, :-1], tokens[:, 1:], memory, lengths)

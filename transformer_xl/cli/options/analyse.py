@@ -123,25 +123,6 @@ class Attention:
         return 0
 
 
-@dataclass(frozen=True)
-class Speed:
-    """What attention length costs, beside a model without memory that slides token by token: Table 9."""
-
-    recipe: Annotated[str | None, arg(metavar="RECIPE")] = None
-    """Whose model; by default enwik8-12l."""
-    size: Literal["paper", "toy"] | None = None
-    mem_len: Annotated[int | None, arg(metavar="N")] = None
-    """One attention length; by default the paper's four."""
-    device: str | None = None
-    precision: Literal["fp32", "bf16"] | None = None
-
-    def run(self) -> int:
-        from ...bench import bench
-
-        bench("sliding", vars(self))
-        return 0
-
-
 def _arguments(command: object) -> dict[str, Any]:
     named = dict(vars(command))
     return named | {"as_json": named.pop("json")}
@@ -149,13 +130,12 @@ def _arguments(command: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Analyse:
-    """Make the paper's tables and figures from trained models: recl, length, attention, speed."""
+    """Make the paper's tables and figures from trained models: recl, length, attention."""
 
     part: OmitArgPrefixes[
         Annotated[Recl, subcommand("recl")]
         | Annotated[Length, subcommand("length")]
         | Annotated[Attention, subcommand("attention")]
-        | Annotated[Speed, subcommand("speed")]
     ]
 
     def run(self) -> int:

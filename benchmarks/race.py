@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, which live through the whole measurement and take turns."""
+"""Contenders in processes of their own, which live as long as the measurement and take turns."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-WORKER = Path(__file__).with_name("worker.py")
+from transformer_xl.mistake import Mistake
+
+ROOT = Path(__file__).parents[1]
+"""The folder from which every process imports this package, and `transformer_xl` where it is installed nowhere."""
 
 
 class Contender(NamedTuple):
-    """A class in a file of this folder, at a precision, in a Python."""
+    """A class in a module, at a precision, in a Python."""
 
     label: str
     precision: str
-    file: str
+    module: str
     name: str
     python: str = sys.executable
 
@@ -30,33 +33,30 @@ class Contender(NamedTuple):
     def key(self) -> str:
         return f"{self.label} {self.precision}"
 
-    def place(self, job: dict[str, Any]) -> dict[str, Any]:
-        """What a process has to know to prepare it."""
-        return {"key": self.key, "file": self.file, "name": self.name, "job": job}
+    def request(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The request that prepares it in a process."""
+        return {"key": self.key, "module": self.module, "name": self.name, "job": job}
 
 
 class Process:
-    """A running `worker.py`."""
+    """A running `benchmarks.worker`."""
 
     def __init__(self, key: str, python: str) -> None:
         self.key, self.python = key, python
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = dict(os.environ)
-        if python == sys.executable:  # where it finds this package, installed or not
-            paths = [str(WORKER.parent.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self.running = subprocess.Popen(
-                [python, "-P", str(WORKER)],
+                [python, "-P", "-m", "benchmarks.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
-                env=environment,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
                 text=True,
             )
         except OSError as error:
             self.errors.close()
-            raise ValueError(
+            raise Mistake(
                 f"--peers must be a Python interpreter that can be run, got {python} ({error.strerror})."
             ) from error
 
@@ -64,7 +64,7 @@ class Process:
         """Send a request and wait for its answer.
 
         Raises:
-            ChildProcessError: the process ended, said what is no answer, or tells of an exception.
+            ChildProcessError: the process ended, gave no valid answer, or reported an exception.
         """
         self.send(do, **request)
         return self.receive()
@@ -88,7 +88,7 @@ class Process:
             answer = None
         if not isinstance(answer, dict):
             raise ChildProcessError(
-                f"The process of {self.key} ({self.python}) answered {line[:80]!r}, which is no JSON."
+                f"The process of {self.key} ({self.python}) answered {line[:80]!r}, which is not a JSON object."
             )
         if "error" in answer:
             raise ChildProcessError(
@@ -116,7 +116,7 @@ class Process:
 
 @runtime_checkable
 class Runner(Protocol):
-    """What can take turns: gives seconds for one unit of work."""
+    """Takes turns; `run` returns the seconds of one unit of work."""
 
     def run(self, times: int) -> float: ...
 
@@ -138,7 +138,7 @@ class Prepared:
 
 
 class Pool:
-    """Processes by key, started when first asked for; all end with the block."""
+    """Processes by key, each started at its first use; all end with the block."""
 
     def __init__(self) -> None:
         self.processes: dict[str, Process] = {}
@@ -152,15 +152,15 @@ class Pool:
         self.processes.clear()
 
     def prepare(self, jobs: Mapping[Contender, dict[str, Any]], refused: dict[str, str]) -> dict[str, Prepared]:
-        """Import side by side, the rest in turn; `refused` gets who will not take part, and why."""
+        """Import in parallel, then prepare in turn. `refused` gets the reasons of those that cannot take part."""
         processes = {contender: self._process(contender) for contender in jobs}
         for contender, process in processes.items():
-            process.send("load", file=contender.file)
+            process.send("load", module=contender.module)
         ready, answers = {}, {contender: process.receive() for contender, process in processes.items()}
         for contender, process in processes.items():
             answer = answers[contender]
             if "refused" not in answer:
-                answer = process.ask("prepare", **contender.place(jobs[contender]))
+                answer = process.ask("prepare", **contender.request(jobs[contender]))
             if "refused" in answer:
                 refused[contender.key] = answer["refused"]
             else:
@@ -168,13 +168,20 @@ class Pool:
         return ready
 
     def prepare_in(self, owner: Contender, contender: Contender, job: dict[str, Any]) -> dict[str, Prepared]:
-        """One more thing in the process of `owner`."""
+        """Prepare one more contender in the process of `owner`."""
         process = self._process(owner)
-        process.ask("prepare", **contender.place(job))
+        process.ask("prepare", **contender.request(job))
         return {contender.key: Prepared(process, contender.key)}
 
+    def prepare_rate(self, key: str, name: str, job: dict[str, Any]) -> dict[str, Prepared]:
+        """A measurement of this machine, a class of `transformer_xl.analysis.rates`; all are in one process."""
+        rates = Contender("rates", "", "transformer_xl.analysis.rates", name)
+        process = self._process(rates._replace(name=""))
+        process.ask("prepare", **rates.request(job) | {"key": key})
+        return {key: Prepared(process, key)}
+
     def release(self) -> None:
-        """Let all processes forget what they prepared."""
+        """Let all processes drop the contenders that they prepared."""
         for process in self.processes.values():
             process.ask("release")
 
@@ -198,7 +205,7 @@ class Timing(NamedTuple):
 
 
 def race(runners: Mapping[str, Runner], repeats: int, *, turn_seconds: float = 0.3) -> dict[str, Timing]:
-    """Warm up, then `repeats` turns, round-robin; a turn is so many units of work as take `turn_seconds`."""
+    """Warm up, then take `repeats` turns, round-robin; a turn has as many units of work as fit `turn_seconds`."""
     times = {}
     for key, runner in runners.items():
         first = runner.run(1)

@@ -2,7 +2,7 @@
 
 One large attention with the paper's pad-and-view shift (appendix B) and a mask; queries, keys and values of memory and
 segment projected together in every segment, the position table in every layer; an adaptive softmax that picks the rows
-of each band by a mask. Its parameters have the names of `TransformerXL`'s. Loaded by `worker.py`, by path.
+of each band by a mask. Its parameters have the names of `TransformerXL`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ State = list[Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, dropatt=0.0):
-    """[B H T K], keys [B H S K], positions [H S K]: scores in full, shifted by padding and viewing anew."""
+    """Attention of q [B H T K], k [B H S K], r [H S K]: scores in full, shifted by padding and a new view."""
     (queries, size), keys = q.shape[2:], k.shape[2]
     by_content = (q + content_bias[:, None]) @ k.mT
     by_distance = (q + position_bias[:, None]) @ r.mT
@@ -156,15 +156,15 @@ class Model(nn.Module):
 
 
 class Textbook:
-    """The model at work."""
+    """The model as a contender."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from transformer_xl.bench.ours import read_weights
+        from benchmarks.ours import read_weights
 
         self.job, sizes = job, job["model"]
         plain = sizes["div_val"] == 1 and not sizes["pre_lnorm"] and sizes["d_embed"] in (None, sizes["d_model"])
         if not plain:
-            raise NotImplementedError("the textbook model has no projected embeddings and no norm in front")
+            raise NotImplementedError("the textbook model has no projected embeddings and no pre-norm")
         self.module = Model(sizes)
         self.module.load_state_dict(read_weights(job))
         self.module.to(job["device"])
@@ -192,7 +192,7 @@ class TextbookOp:
     """The attention alone."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from transformer_xl.bench.ours import op_inputs
+        from benchmarks.ours import op_inputs
 
         self.inputs, self.backward = op_inputs(job), job["backward"]
         self.kept_bytes = sum(x.numel() * x.element_size() for x in self.inputs.values())

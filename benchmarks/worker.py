@@ -1,83 +1,70 @@
-"""One contender's process. It is run by its path, so that the Python of another environment can run it.
+"""One contender's process, in the Python of this environment or of another.
 
-It reads requests and answers them, a JSON object a line; what libraries print goes to standard error.
+It reads requests and answers them, one JSON object a line. The output of libraries goes to standard error.
 
-    {"do": "load", "file": "ours.py"}        {} or {"refused": why}
-    {"do": "prepare", "key": k, "file": "ours.py", "name": "Ours", "job": {...}}   {} or {"refused": why}
+    {"do": "load", "module": "benchmarks.ours"}      {} or {"refused": why}
+    {"do": "prepare", "key": k, "module": "benchmarks.ours", "name": "Ours", "job": {...}}
+                                             {} or {"refused": why}
     {"do": "run", "key": k, "times": 3}      {"seconds": of one}
-    {"do": "peak", "key": k}                 {"bytes": above what it began with and what it holds for good}
+    {"do": "peak", "key": k}                 {"bytes": above those at the start and `kept_bytes`}
     {"do": "call", "key": k, "name": "nll", "arguments": {...}}                    {"value": what that method returns}
     {"do": "release"}                        {}
 
-An answer {"error": ...} tells of an exception. A contender is a class in a file beside this one, made from a job:
+An answer {"error": ...} reports an exception. A contender is a class in a module, made from a job:
 
-    run()                     one unit of work, or seconds() where it reads the clock itself
-    kept_bytes (or none)      what its memory holds for good: inputs, or weights, gradients and optimizer state
+    run()                     one unit of work, or seconds() if it reads the clock itself
+    kept_bytes (optional)     bytes that stay in use: inputs, or weights, gradients and optimizer state
 
-It may be a language model instead, which `LanguageWork` puts to work.
+It may be a language model instead, which `LanguageWork` runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import importlib.util
 import json
 import math
 import os
 import sys
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-
-def peak_memory() -> int:
-    """Bytes of memory this process has held at most."""
-    return memory_status("VmHWM")
-
-
-def memory_status(name: str) -> int:
-    """Bytes, by the kernel's name; where there is no such figure, the most this process has held."""
-    status = Path("/proc/self/status")
-    if status.exists():  # the kernel's figure for this program alone; ru_maxrss knows what forked it, too
-        [line] = [line for line in status.read_text().splitlines() if line.startswith(f"{name}:")]
-        return int(line.split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+from transformer_xl.analysis.peak import first_step, peak_memory, restart_peak
 
 
 class Worker:
-    """What is prepared in this process, by key, and the answers to requests."""
+    """The contenders prepared in this process, by key, and the answers to requests."""
 
     def __init__(self) -> None:
         self.prepared: dict[str, Any] = {}
-        self.modules: dict[str, Any] = {}
-        self.before: dict[str, int] = {}
+        self.before: dict[str, tuple[str, int]] = {}
+        """Of each key: its device, and the bytes in use before it was prepared."""
 
-    def load(self, file: str) -> dict[str, Any]:
+    def load(self, module: str) -> dict[str, Any]:
         try:
-            self._module(file)
+            import_module(module)
         except ImportError as error:
             return {"refused": str(error)}
         return {}
 
-    def prepare(self, key: str, file: str, name: str, job: dict[str, Any]) -> dict[str, Any]:
-        contender = getattr(self._module(file), name)
+    def prepare(self, key: str, module: str, name: str, job: dict[str, Any]) -> dict[str, Any]:
+        contender = getattr(import_module(module), name)
         self.prepared.pop(key, None)
         gc.collect()
         if job.get("part") == "train":
-            _first_step()
-        self.before[key] = self._forget_peak(job)
+            first_step()
+        device = job.get("device", "cpu")
+        self.before[key] = device, restart_peak(device)
         try:
             self.prepared[key] = contender(job)
         except NotImplementedError as refusal:
             return {"refused": str(refusal)}
         if hasattr(contender, "score"):
             self.prepared[key] = LanguageWork(self.prepared[key], job)
-        self._forget_peak(job)
+        restart_peak(device)
         return {}
 
     def run(self, key: str, times: int) -> dict[str, Any]:
@@ -92,9 +79,8 @@ class Worker:
         return {"seconds": (time.perf_counter() - start) / times}
 
     def peak(self, key: str) -> dict[str, Any]:
-        cuda = _cuda()
-        peak = cuda.max_memory_allocated() if cuda else peak_memory()
-        return {"bytes": peak - self.before[key] - getattr(self.prepared[key], "kept_bytes", 0)}
+        device, before = self.before[key]
+        return {"bytes": peak_memory(device) - before - getattr(self.prepared[key], "kept_bytes", 0)}
 
     def call(self, key: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"value": getattr(self.prepared[key], name)(**arguments)}
@@ -105,34 +91,6 @@ class Worker:
         if cuda := _cuda():
             cuda.empty_cache()
         return {}
-
-    def _module(self, file: str) -> Any:
-        if file not in self.modules:
-            spec = importlib.util.spec_from_file_location(Path(file).stem, Path(__file__).with_name(file))
-            assert spec is not None and spec.loader is not None, f"{file} is no Python file"
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            self.modules[file] = module
-        return self.modules[file]
-
-    def _forget_peak(self, job: dict[str, Any]) -> int:
-        """Let the figure for the most memory start anew, where the system can; returns what is held now."""
-        if job.get("device", "cpu") != "cpu" and (cuda := _cuda()):
-            cuda.reset_peak_memory_stats()
-            return cuda.memory_allocated()
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")
-        return memory_status("VmRSS")
-
-
-def _first_step() -> None:
-    """What torch loads for the first optimizer step of all is no contender's memory."""
-    import torch
-
-    weight = torch.nn.Parameter(torch.zeros(8, 8))
-    weight.square().sum().backward()
-    torch.optim.Adam([weight], fused=True).step()
 
 
 def _cuda() -> Any:
@@ -147,11 +105,11 @@ def _synchronise() -> None:
 
 
 class LanguageWork:
-    """A language model at a part of the work: training steps, evaluated segments or single tokens, memory full.
+    """A language model that trains steps, evaluates segments or reads single tokens, with a full memory.
 
     The model has `module`, a torch module; `empty(batch)`, the state at the start of a text; `full(batch)`, a full one;
     `score(ids, targets, state)`, the nats of each target [B, T] and the next state; `following(ids, state)`, the
-    log-probabilities behind the last token [B, V] and the next state; and maybe `learn(ids, targets, state)`, one
+    log-probabilities after the last token [B, V] and the next state; and maybe `learn(ids, targets, state)`, one
     optimizer step that returns the next state.
     """
 
@@ -162,7 +120,7 @@ class LanguageWork:
         self.training = job["part"] == "train"
         raw = torch.frombuffer(bytearray(Path(job["ids"]).read_bytes()), dtype=torch.int64)
         self.text = raw.view(job["rows"], -1)[: job["batch"]].to(job["device"])
-        self.place = 0
+        self.position = 0
         weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
         self.kept_bytes = weights * (4 if self.training else 1)  # Adam keeps two numbers a weight
         model.module.train(self.training)
@@ -192,8 +150,8 @@ class LanguageWork:
                 self.next_ids = log_probs.argmax(-1, keepdim=True)
 
     def nll(self, pieces: list[int]) -> list[float]:
-        """Nats of the text's first tokens from an empty start, in evaluation mode, read in pieces of these lengths."""
-        self.place, found = 0, []
+        """Nats of the first tokens of the text from an empty state, without dropout, in pieces of these lengths."""
+        self.position, found = 0, []
         self.model.module.eval()
         with self._reading():
             state = self.model.empty(self.job["batch"])
@@ -219,10 +177,10 @@ class LanguageWork:
         return state
 
     def _segment(self, length: int) -> tuple[Any, Any]:
-        if self.place + length >= self.text.shape[1]:
-            self.place = 0
-        window = self.text[:, self.place : self.place + length + 1]
-        self.place += length
+        if self.position + length >= self.text.shape[1]:
+            self.position = 0
+        window = self.text[:, self.position : self.position + length + 1]
+        self.position += length
         return window[:, :-1], window[:, 1:]
 
     @contextlib.contextmanager

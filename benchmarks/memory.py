@@ -1,4 +1,4 @@
-"""`txl bench memory`: the most memory a training step holds, by length, each in a fresh process."""
+"""`python -m benchmarks memory`: the peak memory of a training step by length, each in a new process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .race import Contender, Pool
 
 PAPER, TOY = (512, 1024, 2048, 4096), (32,)
 _LONGEST_PEER = 1024
-"""Peers keep all scores of all layers, which grow with the square of the length."""
+"""The longest length for peers, because they keep all scores of all layers, which grow with its square."""
 _COLUMNS = {
     "contender": "",
     "precision": "precision",
@@ -24,17 +24,19 @@ _COLUMNS = {
 }
 
 
-def bench_memory(options: Options) -> dict[str, Any]:
-    """Take two steps, the memory full, and tell what was held above weights, gradients and optimizer state.
+def bench_memory(options: Options, _: Pool) -> dict[str, Any]:
+    """Take two steps with a full memory, and report the peak above weights, gradients and optimizer state.
+
+    Each row has a process of its own, so the common pool serves none.
 
     Raises:
-        ChildProcessError: a process failed, for want of memory maybe.
+        ChildProcessError: a process failed, perhaps because memory was short.
     """
     lengths = TOY if options.toy else PAPER
     lengths = lengths if options.tgt_len is None else (options.tgt_len,)
     contenders = [c for c in options.contenders() if c.label in ("Hugging Face", "ours")]
     if not options.peers:
-        contenders.insert(0, Contender("textbook", "fp32", "textbook.py", "Textbook"))
+        contenders.insert(0, Contender("textbook", "fp32", "benchmarks.textbook", "Textbook"))
     rows = []
     for contender in contenders:
         for length in lengths:

@@ -1,7 +1,7 @@
-"""No speed before the results are right: the op's contract, and the same losses from the same weights.
+"""Results are compared before times: the op must pass its contract, and losses from the same weights must agree.
 
-A contender's loss of a token may differ from the yardstick's (Hugging Face, else the textbook form in fp32) by so much,
-root mean square over all tokens, as a share of the mean loss. Weights are as large as that attention decides the loss.
+The reference is Hugging Face, or the textbook form in fp32. The root mean square of a contender's differences from it,
+over all tokens, is at most a share of the mean loss. Weights are so large that attention decides the loss.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from ..ops.contract import CASES, Case, assert_contract
+from transformer_xl.ops.contract import CASES, Case, assert_contract
 
 
 @runtime_checkable
 class Reader(Protocol):
-    """A contender that can be asked for its losses: `Prepared`."""
+    """A contender that reports its losses: `Prepared`."""
 
     def call(self, name: str, **arguments: Any) -> Any: ...
 
@@ -30,10 +30,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def check_op(backends: Sequence[str], precisions: Sequence[str], device: str, *, backward: bool) -> None:
-    """Hold backends to the contract.
+    """Check that backends pass the contract.
 
     Raises:
-        AssertionError: one is not right, so nothing is timed.
+        AssertionError: one does not, so nothing is timed.
     """
     for precision in precisions:
         for backend in backends:
@@ -46,24 +46,24 @@ def check_op(backends: Sequence[str], precisions: Sequence[str], device: str, *,
                     ) from error
 
 
-def check_same(prepared: Mapping[str, Reader], yardstick: str, pieces: Sequence[int]) -> dict[str, float]:
-    """Let all read the same tokens; returns each one's difference, by the rule above.
+def check_same(prepared: Mapping[str, Reader], reference: str, pieces: Sequence[int]) -> dict[str, float]:
+    """Let all read the same tokens, and return the difference of each, as a share of the mean loss.
 
     Raises:
-        AssertionError: one reads something else, so nothing is timed.
+        AssertionError: a difference is too large, so nothing is timed.
     """
-    expected = prepared[yardstick].call("nll", pieces=list(pieces))
+    expected = prepared[reference].call("nll", pieces=list(pieces))
     mean = sum(expected) / len(expected)
     found = {}
     for key, contender in prepared.items():
-        nll = expected if key == yardstick else contender.call("nll", pieces=list(pieces))
-        assert len(nll) == len(expected), f"{key} scored {len(nll)} tokens, {yardstick} {len(expected)}"
+        nll = expected if key == reference else contender.call("nll", pieces=list(pieces))
+        assert len(nll) == len(expected), f"{key} scored {len(nll)} tokens, {reference} {len(expected)}"
         square = sum((a - b) ** 2 for a, b in zip(nll, expected, strict=True)) / len(expected)
         found[key] = math.sqrt(square) / mean
         precision = key.rsplit(" ", 1)[1]
         if not found[key] <= TOLERANCES[precision]:
             raise AssertionError(
-                f"No speed is shown: losses of {key} differ from those of {yardstick} by {found[key]:.2g} of their "
+                f"No speed is shown: losses of {key} differ from those of {reference} by {found[key]:.2g} of their "
                 f"mean, more than {TOLERANCES[precision]:g}."
             )
     return found

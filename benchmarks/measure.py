@@ -1,4 +1,4 @@
-"""How long something takes and how much memory at most, in a fresh process, so that nothing before it counts."""
+"""The time and peak memory of a call in a new process, where nothing before it counts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
-from .worker import peak_memory
+from transformer_xl.analysis.peak import peak_memory
 
 
 class Measured(NamedTuple):
-    """What one call gave, and what it took."""
+    """The result of a call, its duration and its peak memory."""
 
     value: Any
     seconds: float
     peak_bytes: int
-    """The most memory its process held, the interpreter and its libraries included."""
+    """The peak of its process, the interpreter and its libraries included."""
 
 
-def measured(function: Callable[..., Any], *arguments: Any) -> Measured:
-    """Call `function` in a process of its own; it and its arguments must be things that can be pickled."""
+def measure_call(function: Callable[..., Any], *arguments: Any) -> Measured:
+    """Call `function` in a process of its own. The function and its arguments must be picklable."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_call, function, arguments).result()
 

@@ -1,6 +1,6 @@
-"""x-transformers in its nearest configuration, which is another model: a bias by distance and head (T5's), learned,
-stands for the relative encodings, so that there is neither a position table nor a shift. Norms stand behind the
-sublayers and embedding and softmax are tied, as here. Loaded by `worker.py`, by path.
+"""x-transformers in its nearest configuration, which is another model: a learned bias by distance and head (T5's)
+replaces the relative encodings, so it has no position table and no shift. Norms follow the sublayers, and embedding and
+softmax are tied, as in ours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ State = list[Tensor] | None
 
 
 class XTransformers:
-    """The model at work."""
+    """The model."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         model = job["model"]

@@ -1,4 +1,4 @@
-"""Timings of the model: bounds count what is multiplied, nothing wrong is timed, and processes fail in one sentence."""
+"""Timings of the model: bounds count every product, wrong results are not timed, and processes fail in one sentence."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import flex, gate, race
+from benchmarks.__main__ import main
+from benchmarks.options import Options
+from benchmarks.ours import op_inputs
+from benchmarks.textbook import Model, attend
+from benchmarks.vanilla import Vanilla, vanilla_products
 from transformer_xl import ops
-from transformer_xl.bench import bound, gate, race, rates
-from transformer_xl.bench.options import Options
-from transformer_xl.bench.ours import op_inputs
-from transformer_xl.bench.textbook import Model, attend
-from transformer_xl.bench.vanilla import Vanilla
-from transformer_xl.bench.worker import Worker
-from transformer_xl.cli.main import main
+from transformer_xl.analysis import bound, rates
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -44,7 +44,7 @@ def empty_state(model: Model, length: int = 0, batch: int = B) -> list[torch.Ten
 
 
 @pytest.mark.parametrize("config", [SIZES, BANDS], ids=["plain", "bands"])
-def test_the_textbook_reads_as_ours(config: TransformerXLConfig) -> None:
+def test_the_textbook_has_the_losses_of_ours(config: TransformerXLConfig) -> None:
     torch.manual_seed(0)
     ours = TransformerXL(replace(config, untie_r=True)).eval()
     textbook = textbook_of(ours).eval()
@@ -73,37 +73,36 @@ def counted(config: TransformerXLConfig, *, training: bool) -> float:
 
 @pytest.mark.parametrize("config", [SIZES, BANDS], ids=["plain", "bands"])
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
-def test_the_formula_counts_what_the_textbook_multiplies(config: TransformerXLConfig, training: bool) -> None:
+def test_the_formula_counts_the_products_of_the_textbook(config: TransformerXLConfig, training: bool) -> None:
     targets = text(B, T + 1)[:, 1:]
     tails = [int(((targets >= low) & (targets < high)).sum()) for low, high in ((5, 13), (13, 23))]
     unmasked = bound.Work(B, T, M, tails if config.cutoffs else (), attn_len=M + T)
     total = sum(product.flop for product in bound.products(config, unmasked, training=training))
     inside, layers = config.n_head * config.d_head, config.n_layer
     memory = 2 * B * M * config.d_model * inside * layers  # one projection of the memory
-    if training:  # the textbook projects the memory's queries, to and fro, and sends gradients to the memory
+    if training:  # the textbook projects the memory's queries, forward and backward, and gives the memory a gradient
         total += memory * (2 + 3)
-    else:  # it projects the memory and the positions anew
+    else:  # it projects the memory and the positions again
         total += memory * 3 + 2 * (M + T) * config.d_model * inside * layers
     assert counted(config, training=training) == pytest.approx(total, rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_given_the_whole_position_term() -> None:
+def test_flex_attention_gets_the_whole_position_term() -> None:
     sizes = {"batch": 2, "heads": 3, "head_size": 16, "tgt_len": 7, "mem_len": 11}  # it wants heads of 16 at least
     inputs = op_inputs(sizes | {"precision": "fp32", "device": "cpu", "backward": False})
     mask = create_block_mask(lambda b, h, i, j: j <= i + 11, None, None, 7, 18, device="cpu")
-    flex = Worker()._module("flex.py")  # as a process loads it; dynamo cannot read what the tests' import hook wraps
     torch.testing.assert_close(flex._attend(**inputs, mask=mask), attend(**inputs))
 
 
-def test_a_mask_leaves_out_what_no_query_sees() -> None:
+def test_masked_scores_are_left_out() -> None:
     seen = bound.seen_share(bound.Work(B, T, M)) * T * (M + T)
     assert seen == pytest.approx(sum(M + i + 1 for i in range(T)))
     assert bound.seen_share(bound.Work(B, T, M, attn_len=5)) * T * (M + T) == pytest.approx(5 * T)
 
 
 @pytest.mark.parametrize("name", ["enwik8-12l", "wikitext103-standard", "wikitext103-large", "lm1b-base"])
-def test_weights_are_those_of_the_models_matrices(name: str) -> None:
+def test_weights_count_the_matrices_of_the_model(name: str) -> None:
     config = load_recipe(name).model
     with torch.device("meta"):
         model = TransformerXL(config)
@@ -113,7 +112,7 @@ def test_weights_are_those_of_the_models_matrices(name: str) -> None:
     assert bound.weights(config) == pytest.approx(every - tied, rel=2e-3)
 
 
-def test_vanilla_works_only_for_the_last_position() -> None:
+def test_vanilla_computes_only_the_last_position() -> None:
     sizes, windows, attn_len = asdict(SIZES), 3, 13
     torch.manual_seed(0)
     model = Vanilla(sizes, attn_len).eval()
@@ -124,14 +123,14 @@ def test_vanilla_works_only_for_the_last_position() -> None:
     for layer in model.layers:
         x = layer(x, last=False)
     torch.testing.assert_close(found, model.softmax(x[:, -1]).log_softmax(-1))
-    products = bound.vanilla_products(SIZES, windows, attn_len)
+    products = vanilla_products(SIZES, windows, attn_len)
     causal = (attn_len + 1) / 2 / attn_len
     whole = [p._replace(times=p.times / causal) if p.n == attn_len or p.k == attn_len else p for p in products]
     whole = [p._replace(times=1) if p.name.startswith("last") else p for p in whole]
     assert counter.get_total_flops() == pytest.approx(sum(p.flop for p in whole))
 
 
-def test_time_of_products_is_the_sum_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_products_is_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"products": [(1, 2, 3, 5, 4), (7, 2, 3, 5, 0.5)], "precision": "fp32", "device": "cpu"}
     products = rates.Products(job)
     monkeypatch.setattr(rates, "_seconds", lambda call, times: 1.0)
@@ -139,7 +138,7 @@ def test_time_of_products_is_the_sum_of_theirs(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Recorded:
-    """Takes the seconds it is given, and notes its turns."""
+    """Takes the given seconds, and records its turns."""
 
     def __init__(self, name: str, seconds: float, turns: list[tuple[str, int]]) -> None:
         self.name, self.seconds, self.turns = name, seconds, turns
@@ -158,7 +157,7 @@ def test_contenders_take_turns() -> None:
 
 
 class Reads:
-    """A contender that says these losses."""
+    """A contender that reports these losses."""
 
     def __init__(self, *nll: float) -> None:
         self.nll = list(nll)
@@ -167,7 +166,7 @@ class Reads:
         return self.nll
 
 
-def test_other_losses_end_it() -> None:
+def test_different_losses_end_the_benchmark() -> None:
     near: Any = {"textbook fp32": Reads(2.0, 4.0), "ours fp32": Reads(2.0001, 4.0), "ours bf16": Reads(2.015, 4.015)}
     found = gate.check_same(near, "textbook fp32", [2])
     assert found["ours bf16"] == pytest.approx(0.005) and found["textbook fp32"] == 0
@@ -176,7 +175,7 @@ def test_other_losses_end_it() -> None:
             gate.check_same(near | {"ours bf16": Reads(*far)}, "textbook fp32", [2])
 
 
-def test_losses_tell_a_wrong_attention() -> None:
+def test_losses_show_a_wrong_attention() -> None:
     model = TransformerXL(Options(size="toy").config().model).eval()
     ids, mean_square = text(B, 65), torch.zeros(())
     for change in ("position_bias", "layers.0.attention.position.weight"):
@@ -191,14 +190,14 @@ def test_losses_tell_a_wrong_attention() -> None:
     assert mean_square > gate.TOLERANCES["bf16"], "without a position term"
 
 
-def test_a_broken_backend_shows_no_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_backend_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, whole in list(ops.BACKENDS.items()):
         if name != "reference":
             broken = lambda *a, whole=whole, **k: whole(*a, **k) * 1.01  # noqa: E731
             monkeypatch.setitem(ops.BACKENDS, name, broken)
     for part in ("train", "op", "sliding"):
         with pytest.raises(AssertionError, match="No speed is shown: attention by"):
-            main(["bench", part, "--size", "toy", "--precision", "fp32"])
+            main([part, "--size", "toy", "--precision", "fp32"])
     assert capsys.readouterr().out == ""
 
 
@@ -215,17 +214,17 @@ def script(folder: Path, line: str) -> str:
         ("echo nonsense; cat > /dev/null", "answered 'nonsense"),
         ("echo 3; cat > /dev/null", "answered '3"),
         ("read request; echo so be it >&2; exit 3", "ended with status 3; its last words: so be it"),
-        (f"exec {sys.executable} -S $2", "must be the Python of an environment with torch and transformers"),
+        (f'exec {sys.executable} -S "$@"', "must be the Python of an environment with torch and transformers"),
     ],
 )
-def test_a_peer_that_is_none_is_one_sentence(
+def test_a_python_that_is_no_peer_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
 ) -> None:
     peer = script(tmp_path, line)
-    assert main(["bench", "train", "--size", "toy", "--precision", "fp32", "--peers", peer]) == 2
+    assert main(["train", "--size", "toy", "--precision", "fp32", "--peers", peer]) == 2
     out, err = capsys.readouterr()
     assert out == "" and told in err and peer in err
-    assert len(err.splitlines()) == 1 and err.startswith("txl: ")
+    assert len(err.splitlines()) == 1 and err.startswith("benchmarks: ")
 
 
 @pytest.mark.parametrize(
@@ -243,13 +242,13 @@ def test_a_peer_that_is_none_is_one_sentence(
 def test_options_that_do_not_fit(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     part, *others = words
     size = [] if part == "data" else ["--size", "toy", "--precision", "fp32"]
-    assert main(["bench", part, *size, *others]) == 2
+    assert main([part, *size, *others]) == 2
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.timeout(300)
-def test_all_of_it_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "all", "--size", "toy", "--precision", "fp32", "--repeats", "1"]) == 0
+def test_all_parts_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["all", "--size", "toy", "--precision", "fp32", "--repeats", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     results = {result["part"]: result for result in map(json.loads, (x for x in lines if x.startswith("{")))}
     assert list(results) == ["train", "eval", "decode", "op", "sliding", "memory"]

@@ -1,4 +1,4 @@
-"""What is timed, how large, and on what: the options of `txl bench` settled."""
+"""The options of `python -m benchmarks`, and the tables and JSON that all parts print."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ..config.recipe import load_recipe
-from ..config.settings import RunConfig
-from ..runtime.device import resolve_device
-from ..runtime.terminal import show_table
+from transformer_xl.analysis.bound import zipf_ids
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.config.settings import RunConfig
+from transformer_xl.mistake import Mistake
+from transformer_xl.runtime.device import resolve_device
+from transformer_xl.runtime.terminal import show_table
+
 from .race import Contender
 
 _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "d_embed": None}
 _INIT_STD = 1.1
-"""Times 1 / sqrt(d_model), more than training begins with: attention picks single tokens, and losses show it."""
+"""Times 1 / sqrt(d_model). This is more than at the start of training, so attention decides the losses."""
 _ROWS, _TOKENS = 16, 8192
 
 
 @dataclass(frozen=True)
 class Options:
-    """One call of `txl bench`; None is the part's own."""
+    """The options of one call; None is the default of the part."""
 
     size: Literal["paper", "toy"] = "paper"
     recipe: str = "enwik8-12l"
@@ -43,9 +46,9 @@ class Options:
         numbers = {"batch-size": self.batch_size, "tgt-len": self.tgt_len, "mem-len": self.mem_len}
         for name, value in (numbers | {"repeats": self.repeats}).items():
             if value is not None and value < (0 if name == "mem-len" else 1):
-                raise ValueError(f"--{name} must be at least {0 if name == 'mem-len' else 1}, got {value}.")
+                raise Mistake(f"--{name} must be at least {0 if name == 'mem-len' else 1}, got {value}.")
         if self.batch_size is not None and self.batch_size > _ROWS:
-            raise ValueError(f"--batch-size must be at most {_ROWS}, got {self.batch_size}.")
+            raise Mistake(f"--batch-size must be at most {_ROWS}, got {self.batch_size}.")
 
     @property
     def toy(self) -> bool:
@@ -64,10 +67,10 @@ class Options:
         return str(resolve_device(self.device))
 
     def config(self) -> RunConfig:
-        """The recipe's settings, its model made small for a toy; dropout and training stay."""
+        """The settings of the recipe, with a small model for a toy."""
         config = load_recipe(self.recipe)
         if not config.model.vocab_size:
-            raise ValueError(f"--recipe must name its vocab_size, and {self.recipe} takes it from its corpus.")
+            raise Mistake(f"--recipe must name its vocab_size, and {self.recipe} takes it from its corpus.")
         model = config.model
         if self.toy:
             cutoffs = tuple(100 * (band + 1) for band in range(len(model.cutoffs)))
@@ -75,36 +78,32 @@ class Options:
         return replace(config, model=replace(model, zero_memory=False, init_std=_INIT_STD * model.d_model**-0.5))
 
     def contenders(self) -> list[Contender]:
-        """The language models, the yardstick first."""
+        """The language models, the reference first."""
         found = []
         if self.peers:
-            found.append(Contender("Hugging Face", "fp32", "peer_huggingface.py", "HuggingFace", self.peers))
-        each = [Contender("textbook", precision, "textbook.py", "Textbook") for precision in ("fp32", *self.precisions)]
+            found.append(Contender("Hugging Face", "fp32", "benchmarks.peer_huggingface", "HuggingFace", self.peers))
+        each = [
+            Contender("textbook", precision, "benchmarks.textbook", "Textbook")
+            for precision in ("fp32", *self.precisions)
+        ]
         found += dict.fromkeys(each)
         if self.peers:
-            file, name = "peer_x_transformers.py", "XTransformers"
+            file, name = "benchmarks.peer_x_transformers", "XTransformers"
             found += [Contender("x-transformers", p, file, name, self.peers) for p in self.precisions]
-        return found + [Contender("ours", p, "ours.py", "Ours") for p in self.precisions]
+        return found + [Contender("ours", p, "benchmarks.ours", "Ours") for p in self.precisions]
 
 
 def write_text(file: Path, vocab_size: int) -> None:
-    """Ids by Zipf's law, as frequent as words and bytes are in texts."""
-    weights = zipf_weights(vocab_size)
-    ids = np.random.default_rng(1111).choice(vocab_size, size=_ROWS * _TOKENS, p=weights)
-    file.write_bytes(ids.astype(np.int64).tobytes())
-
-
-def zipf_weights(vocab_size: int) -> np.ndarray:
-    weights = 1 / (np.arange(vocab_size) + 2.7)
-    return weights / weights.sum()
+    """Write ids drawn by Zipf's law."""
+    file.write_bytes(zipf_ids(vocab_size, _ROWS * _TOKENS).astype(np.int64).tobytes())
 
 
 _ADAM = {"optimizer": "adam", "weight_decay": 0.0, "recompute": False, "compile": False}
-"""What peers do."""
+"""The settings that peers share."""
 
 
 def job(config: RunConfig, options: Options, folder: Path, part: str, **lengths: int) -> dict[str, Any]:
-    """What a language model needs to know; `lengths` are batch, tgt_len and mem_len."""
+    """The job of a language model; `lengths` are batch, tgt_len and mem_len."""
     train = asdict(config.train) | {"tgt_len": lengths["tgt_len"], "mem_len": lengths["mem_len"]}
     train |= {"batch_size": lengths["batch"], "device": options.torch_device, "max_steps": 10**6}
     return {
@@ -121,7 +120,7 @@ def job(config: RunConfig, options: Options, folder: Path, part: str, **lengths:
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """What it ran on."""
+    """The hardware and the versions."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -133,7 +132,7 @@ def hardware(device: str) -> dict[str, Any]:
 
 
 def header(part: str, options: Options) -> dict[str, Any]:
-    """What stands in front of every part's result."""
+    """The first fields of the result of every part."""
     return {
         "part": part,
         "date": date.today().isoformat(),
@@ -144,13 +143,13 @@ def header(part: str, options: Options) -> dict[str, Any]:
 
 
 def finish(result: dict[str, Any]) -> dict[str, Any]:
-    """Print the last line."""
+    """Print the result as a line of JSON, and return it."""
     print(json.dumps(_short(result)), flush=True)
     return result
 
 
 def _short(value: Any) -> Any:
-    """Numbers to six digits."""
+    """The value with its numbers rounded to six digits."""
     if isinstance(value, dict):
         return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -159,7 +158,7 @@ def _short(value: Any) -> Any:
 
 
 def show(title: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> None:
-    """A table of the named figures, `columns` giving a heading and how a number is written: "ms|.1f"."""
+    """Print a table; `columns` give each field a heading and a number format: "ms|.1f"."""
     cells = [[_written(row.get(name), spec.partition("|")[2]) for name, spec in columns.items()] for row in rows]
     show_table(title, [spec.partition("|")[0] for spec in columns.values()], cells)
 

@@ -1,4 +1,4 @@
-"""This package's model and attention op as contenders; loaded by `worker.py`, by path."""
+"""This package's model and attention op as contenders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformer_xl.train.optim import build_optimizers
 
 
 def random_weights(job: dict[str, Any]) -> None:
-    """Write new weights where the job says."""
+    """Write random weights into the folder of the job."""
     torch.manual_seed(0)
     model = TransformerXL(model_config(job))
     Path(job["weights"]).mkdir()
@@ -43,7 +43,7 @@ def model_config(job: dict[str, Any]) -> TransformerXLConfig:
 
 
 class Weights:
-    """Nothing to time: it draws the weights that all contenders begin with, where Hugging Face does not."""
+    """Draws the weights of all contenders where Hugging Face does not; nothing is timed."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         random_weights(job)
@@ -127,7 +127,7 @@ class Op:
 
 
 def op_inputs(job: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the op, unit normal, leaves of a graph where it goes backward."""
+    """Arguments of the op, unit normal; they require gradients if the job has a backward."""
     dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
     batch, heads, size, queries = job["batch"], job["heads"], job["head_size"], job["tgt_len"]
     keys = queries + job["mem_len"]

@@ -1,4 +1,4 @@
-"""`txl bench sliding`: the paper's Table 9, evaluation by a sliding window against segments with memory, per token."""
+"""`python -m benchmarks sliding`: the paper's Table 9, a sliding window against segments with memory, per token."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import bound
+from transformer_xl.analysis import bound
+
 from .gate import check_op, check_same
 from .language import prepare_models
 from .options import Options, finish, header, job, show, write_text
 from .race import Contender, Pool, Prepared, race
+from .vanilla import vanilla_products
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-"""Attention length, and how many times faster the paper's Transformer-XL was."""
+"""Attention lengths, and how many times faster the paper's Transformer-XL was."""
 _MOST_TOKENS = 1 << 14
-"""Windows side by side stop being faster long before."""
+"""Tokens of windows side by side; the fastest number of windows has far fewer."""
 _COLUMNS = {
     "attn_len": "attn_len|,d",
     "precision": "precision",
@@ -32,10 +34,10 @@ _COLUMNS = {
 
 
 def bench_sliding(options: Options, pool: Pool) -> dict[str, Any]:
-    """Time both at each attention length, print one table, and a last line of JSON.
+    """Time both models at each attention length, and print one table and a line of JSON.
 
     Raises:
-        AssertionError: results differ, so no speed is shown.
+        AssertionError: results differ, so no time is reported.
     """
     precision = options.precisions[-1]
     lengths = [16, 32] if options.toy else list(PAPER)
@@ -59,11 +61,11 @@ def bench_sliding(options: Options, pool: Pool) -> dict[str, Any]:
 
 
 def _check(options: Options, folder: Path, pool: Pool) -> None:
-    """Ours reads as the textbook model does."""
+    """Check that ours has the losses of the textbook model."""
     queries, memory = (8, 16) if options.toy else (64, 128)
     common = job(options.config(), options, folder, "eval", batch=1, tgt_len=queries, mem_len=memory)
     precision = options.precisions[-1]
-    models = [("textbook", "fp32", "textbook.py", "Textbook"), ("ours", precision, "ours.py", "Ours")]
+    models = [("textbook", "fp32", "benchmarks.textbook", "Textbook"), ("ours", precision, "benchmarks.ours", "Ours")]
     contenders = [Contender(*model) for model in models]
     ready = prepare_models({c: common | {"precision": c.precision} for c in contenders}, pool, {})
     check_same(ready, "textbook fp32", [queries] * 4)
@@ -75,15 +77,14 @@ def _row(options: Options, precision: str, attn_len: int, folder: Path, pool: Po
     ours, tgt_len = _segments(options, precision, attn_len, folder, pool)
     work = bound.Work(1, tgt_len, attn_len - 1, attn_len=attn_len)
     lists = {
-        "vanilla's": bound.vanilla_products(model, 1, attn_len),
+        "vanilla's": vanilla_products(model, 1, attn_len),
         "ours'": bound.products(model, work, training=False),
     }
     runners = {"vanilla": vanilla, "ours": ours}
     for name, products in lists.items():
-        owner, contender = (Contender(n, precision, "rates.py", "Products") for n in ("rates", f"{name} bound"))
         listed = [tuple(product[1:]) for product in products]
         task = {"precision": precision, "device": options.torch_device, "products": listed}
-        [runners[name]] = pool.prepare_in(owner, contender, task).values()
+        runners |= pool.prepare_rate(name, "Products", task)
     timings = race(runners, options.repeats, turn_seconds=options.turn_seconds)
     by_window, by_segment = timings["vanilla"].median / windows, timings["ours"].median / tgt_len
     return {
@@ -103,8 +104,8 @@ def _row(options: Options, precision: str, attn_len: int, folder: Path, pool: Po
 
 
 def _windows(options: Options, precision: str, attn_len: int, pool: Pool) -> tuple[Prepared, int]:
-    """The vanilla model, and how many windows side by side are fastest: twice as many while that is faster."""
-    contender = Contender("vanilla", precision, "vanilla.py", "Sliding")
+    """The vanilla model, and the fastest number of windows side by side, doubled as long as that is faster."""
+    contender = Contender("vanilla", precision, "benchmarks.vanilla", "Sliding")
     common = {"model": job_model(options), "attn_len": attn_len, "precision": precision}
     best, count = float("inf"), 1
     while count == 1 or count * attn_len <= _MOST_TOKENS:
@@ -127,8 +128,8 @@ def job_model(options: Options) -> dict[str, Any]:
 
 
 def _segments(options: Options, precision: str, attn_len: int, folder: Path, pool: Pool) -> tuple[Prepared, int]:
-    """Our model under a window, where losses are the same whatever tgt_len is, at the fastest one."""
-    contender = Contender("ours", precision, "ours.py", "Ours")
+    """Our model under a window at its fastest tgt_len, on which the losses do not depend."""
+    contender = Contender("ours", precision, "benchmarks.ours", "Ours")
     best: tuple[float, int] = (float("inf"), 0)
     candidates = (8, 16) if options.toy else (64, 128, 256, 512)
     for tgt_len in (*candidates, 0):

@@ -1,11 +1,12 @@
-"""`txl bench op`: relative attention alone, forward and with all six gradients, by every backend the device has."""
+"""`python -m benchmarks op`: relative attention alone, forward and backward, by every backend of the device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..ops import BACKENDS
-from . import bound
+from transformer_xl.analysis import bound
+from transformer_xl.ops import BACKENDS
+
 from .gate import check_op
 from .options import Options, finish, header, show
 from .race import Contender, Pool, race
@@ -24,10 +25,10 @@ _COLUMNS = {
 
 
 def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
-    """Time all at each length, print a table each, and a last line of JSON.
+    """Time all backends at each length, and print a table for each and a line of JSON.
 
     Raises:
-        AssertionError: a backend fails the contract, so no speed is shown.
+        AssertionError: a backend fails the contract, so no time is reported.
     """
     backends = [name for name in BACKENDS if name != "reference" and _serves(name, options)]
     result = header("op", options) | {"cases": []}
@@ -45,19 +46,19 @@ def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
 
 
 def _serves(backend: str, options: Options) -> bool:
-    """Whether it passes the contract; one that cannot serve this device says so with a ValueError and is left out."""
+    """Whether it passes the contract. A backend that cannot serve this device raises a ValueError and is left out."""
     for backward in (False, True):
         try:
             check_op([backend], options.precisions, options.torch_device, backward=backward)
         except ValueError:
-            return backward  # an inference backend goes forward only
+            return backward  # an inference backend has no backward
     return True
 
 
 def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Pool) -> dict[str, Any]:
-    names = {"textbook": ("textbook.py", "TextbookOp")} | dict.fromkeys(backends, ("ours.py", "Op"))
+    names = {"textbook": ("benchmarks.textbook", "TextbookOp")} | dict.fromkeys(backends, ("benchmarks.ours", "Op"))
     if options.torch_device.startswith("cuda"):
-        names["FlexAttention"] = ("flex.py", "FlexOp")
+        names["FlexAttention"] = ("benchmarks.flex", "FlexOp")
     refused: dict[str, str] = {}
     rows: list[dict[str, Any]] = [{"contender": name, "precision": p} for p in options.precisions for name in names]
     work = bound.Work(sizes["batch"], sizes["tgt_len"], sizes["mem_len"])
@@ -70,9 +71,8 @@ def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Po
         contenders = [Contender(row["contender"], row["precision"], *names[row["contender"]]) for row in rows]
         ready = pool.prepare({c: common | {"precision": c.precision, "backend": c.label} for c in contenders}, refused)
         for precision in options.precisions:
-            owner, contender = (Contender(n, precision, "rates.py", "Products") for n in ("rates", "bound"))
             job = common | {"precision": precision, "products": listed}
-            runners |= pool.prepare_in(owner, contender, job)
+            runners |= pool.prepare_rate(f"bound {precision}", "Products", job)
         timings = race(ready | runners, options.repeats, turn_seconds=options.turn_seconds)
         for row in rows:
             key = f"{row['contender']} {row['precision']}"
@@ -86,8 +86,8 @@ def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Po
     case = sizes | {"rows": rows, "refused": refused}
     title = (
         f"op: batch {sizes['batch']}, {sizes['heads']} heads of {sizes['head_size']}, {sizes['tgt_len']} queries "
-        f"behind {sizes['mem_len']} keys; median of {options.repeats}; times as fast as the textbook form"
+        f"after {sizes['mem_len']} keys; median of {options.repeats}; times as fast as the textbook form"
     )
-    notes = [f"{key} takes no part in all of it: {why}" for key, why in refused.items()]
+    notes = [f"{key} has empty columns: {why}" for key, why in refused.items()]
     show("\n".join([title, *notes]), _COLUMNS, rows)
     return case

@@ -1,19 +1,20 @@
-"""`txl bench train|eval|decode`: the same model at work, by this package and by its peers, beside its bound."""
+"""`python -m benchmarks train|eval|decode`: one model in this package and in its peers, beside its bound."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..config.settings import RunConfig
-from ..model.inference import has_compiler
-from . import bound
+from transformer_xl.analysis import bound
+from transformer_xl.config.settings import RunConfig
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.inference import has_compiler
+
 from .gate import check_op, check_same
-from .options import Options, finish, hardware, header, job, show, write_text, zipf_weights
+from .options import Options, finish, hardware, header, job, show, write_text
 from .race import Contender, Pool, Prepared, Runner, Timing, race
 
 PAPER = {
@@ -23,7 +24,7 @@ PAPER = {
 }
 """Batch, tgt_len and mem_len of each case."""
 TOY = {"train": [(2, 16, 16)], "eval": [(1, 8, 32)], "decode": [(1, 1, 32), (3, 1, 16)]}
-WEIGHTS = Contender("weights", "fp32", "ours.py", "Weights")
+WEIGHTS = Contender("weights", "fp32", "benchmarks.ours", "Weights")
 _COLUMNS = {
     "contender": "",
     "precision": "precision",
@@ -37,11 +38,11 @@ _COLUMNS = {
 
 
 def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
-    """Time each case of a part, print its table, and a last line of JSON.
+    """Time each case of a part, and print its table and a line of JSON.
 
     Raises:
-        AssertionError: results differ, so no speed is shown.
-        ValueError: an option does not fit.
+        AssertionError: results differ, so no time is reported.
+        Mistake: an option does not fit.
         ChildProcessError: a contender's process failed.
     """
     config = options.config()
@@ -56,22 +57,19 @@ def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
 
 
 def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
-    """What is timed: the part's own sizes, WikiText's where the recipe trains on such, or those asked for."""
+    """The sizes to time: those of the part and of the recipe, with the options that were given."""
     found = (TOY if options.toy else PAPER)[part]
     if part == "train" and not options.toy:
         found = [(2, config.train.tgt_len, config.train.mem_len)]
     asked = (options.batch_size, options.tgt_len, options.mem_len)
     changed = [tuple(a if b is None else b for a, b in zip(case, asked, strict=True)) for case in found]
-    cuts, weights = config.model.cutoffs, zipf_weights(config.model.vocab_size)
-    edges = [*cuts, config.model.vocab_size] if cuts else []
-    shares = [float(weights[low:high].sum()) for low, high in pairwise(edges)]
-    return [bound.Work(b, t, m, tuple(b * t * share for share in shares)) for b, t, m in dict.fromkeys(changed)]
+    return [bound.expected_work(config.model, *case) for case in dict.fromkeys(changed)]
 
 
 def prepare_models(
     jobs: Mapping[Contender, dict[str, Any]], pool: Pool, refused: dict[str, str]
 ) -> dict[str, Prepared]:
-    """Contenders with the same weights: the first one writes them if it is Hugging Face's, else we do."""
+    """Contenders with the same weights, which Hugging Face's writes if it takes part."""
     first, *others = jobs
     weights = Path(jobs[first]["weights"])
     if weights.exists():
@@ -79,7 +77,7 @@ def prepare_models(
     if first.label == "Hugging Face":
         ready = pool.prepare({first: jobs[first]}, refused)
         if first.key in refused:
-            raise ValueError(
+            raise Mistake(
                 f"--peers must be the Python of an environment with torch and transformers 4.37.2, and {first.python} "
                 f"says: {refused[first.key]}."
             )
@@ -98,12 +96,12 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     }
     refused: dict[str, str] = {}
     ready = prepare_models(jobs, pool, refused)
-    yardstick = next(c.key for c in contenders if c.key in ready)
-    if yardstick.startswith("ours"):
-        raise ValueError(f"--recipe must name a model to compare with, and {refused[contenders[0].key]}. Give --peers.")
+    reference = next(c.key for c in contenders if c.key in ready)
+    if reference.startswith("ours"):
+        raise Mistake(f"--recipe must name a model to compare with, and {refused[contenders[0].key]}. Give --peers.")
     same = {key: model for key, model in ready.items() if not key.startswith("x-transformers")}
     pieces = [2 * work.tgt_len] * 2 if work.tgt_len < 16 else [work.tgt_len] * 2
-    differences = check_same(same, yardstick, [16] + [1] * 8 if part == "decode" else pieces)
+    differences = check_same(same, reference, [16] + [1] * 8 if part == "decode" else pieces)
 
     bounds = Bounds(part, options, config, work, pool)
     runners: dict[str, Runner] = {**ready, **bounds.runners}
@@ -114,26 +112,26 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     for contender in contenders:
         if contender.key in ready:
             timing = timings[contender.key]
-            row = _row(contender.label, contender.precision, timing, tokens, timings[yardstick].median)
+            row = _row(contender.label, contender.precision, timing, tokens, timings[reference].median)
             row["peak_megabytes"] = ready[contender.key].peak() / 1e6
             if contender.precision in least:
                 row["share_of_bound"] = least[contender.precision] / timing.median
             rows.append(row | {"difference": differences.get(contender.key)})
     rows += [
-        _row("bound", precision, Timing(seconds, seconds, seconds), tokens, timings[yardstick].median)
+        _row("bound", precision, Timing(seconds, seconds, seconds), tokens, timings[reference].median)
         for precision, seconds in least.items()
     ]
     about = {"flop_per_token": bounds.flop / tokens, "bytes": bounds.bytes, "machine": bounds.machine(timings)}
-    case = {**sizes, **about, "reference": yardstick, "rows": rows, "refused": refused}
-    _tell(part, options, case)
+    case = {**sizes, **about, "reference": reference, "rows": rows, "refused": refused}
+    _print_case(part, options, case)
     return case
 
 
 def _compiled(part: str, options: Options) -> list[Contender]:
-    """Ours with a compiled step, where `txl generate` has one; a toy has none, for compiling takes minutes."""
+    """Ours with a compiled step, where `txl generate` has one; not for a toy, because compiling takes minutes."""
     if part != "decode" or options.toy or options.torch_device != "cpu" or not has_compiler():
         return []
-    return [Contender("ours, compiled", precision, "ours.py", "Compiled") for precision in options.precisions]
+    return [Contender("ours, compiled", precision, "benchmarks.ours", "Compiled") for precision in options.precisions]
 
 
 def _row(label: str, precision: str, timing: Timing, tokens: int, reference: float) -> dict[str, Any]:
@@ -150,7 +148,7 @@ def _row(label: str, precision: str, timing: Timing, tokens: int, reference: flo
     }
 
 
-def _tell(part: str, options: Options, case: dict[str, Any]) -> None:
+def _print_case(part: str, options: Options, case: dict[str, Any]) -> None:
     unit = {"train": "step", "eval": "segment", "decode": "step"}[part]
     sizes = f"batch {case['batch']}, tgt_len {case['tgt_len']}, mem_len {case['mem_len']}"
     notes = [
@@ -159,15 +157,15 @@ def _tell(part: str, options: Options, case: dict[str, Any]) -> None:
         f"{case['flop_per_token'] / 1e6:.1f} MFLOP a token; {case['machine']['cpu']}",
     ]
     if not options.peers:
-        notes.append("Peers are missing: give --peers PYTHON, an environment with transformers 4.37.2.")
+        notes.append("There are no peers. Give --peers PYTHON, of an environment with transformers 4.37.2.")
     else:
-        notes.append("Hugging Face fails in bf16; x-transformers is another model, with T5's bias for the positions.")
-    notes += [f"{key} takes no part: {why}." for key, why in case["refused"].items()]
+        notes.append("Hugging Face fails in bf16; x-transformers is another model, with T5's bias for positions.")
+    notes += [f"{key} does not take part: {why}." for key, why in case["refused"].items()]
     show("\n".join(notes), _COLUMNS, case["rows"])
 
 
 class Bounds:
-    """What the least possible time of a case is measured by, as runners among the contenders."""
+    """Measures the least possible time of a case, by runners that take turns with the contenders."""
 
     def __init__(self, part: str, options: Options, config: RunConfig, work: bound.Work, pool: Pool) -> None:
         self.part, self.options, model = part, options, config.model
@@ -177,24 +175,20 @@ class Bounds:
         if part != "decode":
             self.bytes = dict.fromkeys(options.precisions, bound.optimizer_bytes(model) if part == "train" else 0)
         device = options.torch_device
-        jobs: dict[Contender, dict[str, Any]] = {}
         cube = (1, 128, 128, 128) if options.toy else (1, *(8192 if device.startswith("cuda") else 2048,) * 3)
         self.cube_flop = 2.0 * cube[1] ** 3
+        self.runners: dict[str, Prepared] = {}
         for precision in options.precisions:
             common = {"device": device, "precision": precision}
             if part == "decode":
                 sizes = {"bytes": self.bytes[precision], "d_model": model.d_model, "d_head": model.d_head}
-                jobs[Contender("matrix-vector", precision, "rates.py", "MatrixVector")] = common | sizes
+                self.runners |= pool.prepare_rate(f"matrix-vector {precision}", "MatrixVector", common | sizes)
             else:
-                listed = [tuple(product[1:]) for product in self.products]
-                jobs[Contender("products", precision, "rates.py", "Products")] = common | {"products": listed}
-            jobs[Contender("peak", precision, "rates.py", "Products")] = common | {"products": [(*cube, 1)]}
+                products = {"products": [tuple(product[1:]) for product in self.products]}
+                self.runners |= pool.prepare_rate(f"products {precision}", "Products", common | products)
+            self.runners |= pool.prepare_rate(f"peak {precision}", "Products", common | {"products": [(*cube, 1)]})
         large = {"device": device, "bytes": 10**6 if options.toy else 1 << 29}
-        jobs[Contender("bandwidth", "fp32", "rates.py", "Bandwidth")] = large
-        self.runners: dict[str, Prepared] = {}
-        for contender, task in jobs.items():  # one after another, for they look at the clock
-            process = Contender("rates", "", contender.file, contender.name)
-            self.runners |= pool.prepare_in(process, contender, task)
+        self.runners |= pool.prepare_rate("bandwidth fp32", "Bandwidth", large)
 
     def seconds(self, timings: Mapping[str, Timing], precision: str) -> float:
         """The least time of one unit of work."""
@@ -203,7 +197,7 @@ class Bounds:
         return timings[f"products {precision}"].median + self.bytes[precision] * timings["bandwidth fp32"].median
 
     def machine(self, timings: Mapping[str, Timing]) -> dict[str, Any]:
-        """The rates that were measured."""
+        """The measured rates."""
         facts = hardware(self.options.torch_device)
         found: dict[str, Any] = {"cpu": facts["gpu"] or facts["cpu"]}
         found["gigabytes_per_second"] = 1e-9 / timings["bandwidth fp32"].median

@@ -1,7 +1,7 @@
-"""`txl bench data`: from text to ids, beside a plain Python loop and what only reads and splits the text.
+"""`python -m benchmarks data`: from text to ids, beside a plain Python loop, and beside reading and splitting alone.
 
-Words are drawn by their frequencies, from a file of counts or by Zipf's law, in lines as long as WikiText's; so the
-dictionary is as large, and its rare words as rare, as in the real thing. Characters and bytes are the same text.
+Words are drawn by their frequencies, from a file of counts or by Zipf's law, in lines as long as WikiText's, so the
+vocabulary is as large and its rare words are as rare as in a real text. Characters and bytes are of the same text.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..data.corpora.download import megabytes_per_second
-from ..data.corpus import Corpus
-from ..data.reading import read_file
-from ..data.vocab import EOS, id_type
-from ..runtime.terminal import show_table
-from .measure import measured
+from transformer_xl.analysis.bound import zipf
+from transformer_xl.data.corpora.download import megabytes_per_second
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.reading import read_file
+from transformer_xl.data.vocab import EOS, id_type
+from transformer_xl.mistake import Mistake
+from transformer_xl.runtime.terminal import show_table
+
+from .measure import measure_call
 
 _PIECE = 1 << 22
+_TYPES = 267_733
 _LINE = 57
-"""Words of a line of WikiText-103 on average."""
+"""The mean number of words in a line of WikiText-103."""
 
 
 class Contender(NamedTuple):
@@ -36,22 +40,22 @@ class Contender(NamedTuple):
     name: str
     unit: str
     run: Callable[[Path], Any]
-    """Gives the SHA-256 of the ids, or None where it makes none."""
+    """Returns the SHA-256 of the ids, or None if it makes none."""
     is_bound: bool = False
 
 
 def bench_data(
     *, megabytes: int = 540, counts: Path | None = None, repeats: int = 1, seed: int = 1111
 ) -> dict[str, Any]:
-    """Time every contender `repeats` times in turn, print a table of medians and a last line of JSON, and return it.
+    """Time every contender `repeats` times in turn, print a table of medians and a line of JSON, and return the result.
 
     Raises:
-        ValueError: `counts` is no file of words and counts.
-        AssertionError: two contenders made other ids of the same text.
+        Mistake: `counts` is no file of words and counts.
+        AssertionError: two contenders made different ids of the same text.
     """
     if megabytes < 1 or repeats < 1:
-        raise ValueError(f"--megabytes and --repeats must be at least 1, got {megabytes} and {repeats}.")
-    words, weights = read_counts(counts) if counts else zipf(267_733)
+        raise Mistake(f"--megabytes and --repeats must be at least 1, got {megabytes} and {repeats}.")
+    words, weights = read_counts(counts) if counts else ([f"w{rank:x}" for rank in range(_TYPES)], zipf(_TYPES))
     contenders = (
         Contender("read the file", "word", _read, is_bound=True),
         Contender("read, decode and split it", "word", _split, is_bound=True),
@@ -64,11 +68,11 @@ def bench_data(
         text = Path(folder) / "text"
         tokens = write_text(text, words, weights, megabytes * 10**6, seed)
         size = text.stat().st_size
-        runs = [[measured(contender.run, text) for contender in contenders] for _ in range(repeats)]
+        runs = [[measure_call(contender.run, text) for contender in contenders] for _ in range(repeats)]
     ids = {
         run.value for turn in runs for run, contender in zip(turn, contenders, strict=True) if contender.unit == "word"
     }
-    assert len(ids - {None}) == 1, "the plain loop and transformer_xl made other ids of the same text"
+    assert len(ids - {None}) == 1, "the plain loop and transformer_xl made different ids of the same text"
     rows = []
     for contender, results in zip(contenders, zip(*runs, strict=True), strict=True):
         seconds = statistics.median(result.seconds for result in results)
@@ -89,21 +93,16 @@ def bench_data(
 
 
 def read_counts(file: Path) -> tuple[list[str], np.ndarray]:
-    """Words and how often they occur, from a file with both on each line."""
+    """Words and their counts, from a file with both on each line."""
     lines = [line.rsplit(maxsplit=1) for line in read_file(file).decode("utf-8", "replace").splitlines()]
     lines = [line for line in lines if line[:1] != [EOS]]
     if not lines or not all(len(line) == 2 and line[1].isdecimal() for line in lines):
-        raise ValueError(f"--counts must be a file with a word and its count on each line, and {file} is not.")
+        raise Mistake(f"--counts must be a file with a word and its count on each line, and {file} is not.")
     return [word for word, _ in lines], np.array([int(count) for _, count in lines], np.float64)
 
 
-def zipf(types: int) -> tuple[list[str], np.ndarray]:
-    """Made-up words under Zipf's law: the n-th has a frequency like 1 / (n + 2.7)."""
-    return [f"w{rank:x}" for rank in range(types)], 1 / (np.arange(types) + 2.7)
-
-
 def write_text(file: Path, words: list[str], weights: np.ndarray, size: int, seed: int) -> int:
-    """Write lines of words drawn by their weights until the file has `size` bytes; returns how many words."""
+    """Write lines of words drawn by their weights until the file has `size` bytes; returns the number of words."""
     random, table = np.random.default_rng(seed), np.array(words, object)
     cumulative = np.cumsum(weights) / np.sum(weights)
     written = drawn = 0
@@ -130,7 +129,7 @@ def _split(text: Path) -> None:
 
 
 def _plain_loop(text: Path) -> str:
-    """Two looks at every line, as most implementations have it: one to count, one to look up."""
+    """Read every line twice, as most implementations do: once to count, once to look up."""
     counts: Counter[str] = Counter()
     with text.open(encoding="utf-8") as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""FlexAttention with the position term materialised, for CUDA; loaded by `worker.py`, by path."""
+"""FlexAttention with the position term materialised, for CUDA."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
 class FlexOp:
-    """The scores by distance as a full tensor [B H T S] that the fused kernel adds; content scores stay in tiles."""
+    """The scores by distance are a full tensor [B H T S], which the fused kernel adds to the content scores."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from transformer_xl.bench.ours import op_inputs
+        from benchmarks.ours import op_inputs
 
         self.inputs, self.backward = op_inputs(job), job["backward"]
         self.kept_bytes = sum(x.numel() * x.element_size() for x in self.inputs.values())

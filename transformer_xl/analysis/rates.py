@@ -1,6 +1,6 @@
-"""How fast this machine multiplies and reads: what bounds are made of. Loaded by `worker.py`, by path.
+"""How fast this machine multiplies and reads, from which bounds are computed.
 
-Operands stay as warm as they come; of two layouts, or of several ways, the fastest counts.
+Operands stay in the cache where they fit. The fastest of several layouts or ways counts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
+from ..config.settings import TransformerXLConfig
+from . import bound
+
 _SECONDS = 0.01
-"""A measurement takes at least so long."""
+"""The least duration of a measurement."""
 
 
 def _dtype(job: dict[str, Any]) -> torch.dtype:
@@ -37,7 +40,7 @@ def _times(call: Callable[[], Any]) -> int:
 
 
 class Products:
-    """Matrix products of given shapes: the time they take as often as they are asked for."""
+    """The seconds of a list of matrix products, each of a shape and a number of times."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.products: list[tuple[Callable[[], Any], int, float]] = []
@@ -53,7 +56,7 @@ class Products:
 
 
 def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callable[[], Any]:
-    """The faster of x @ w and x @ w.T, by a first look."""
+    """The faster of x @ w and x @ w.T, by one trial of each."""
     batch, m, k, n = shape
     x, w = torch.randn(batch, m, k, device=device).to(dtype), torch.randn(batch, k, n, device=device).to(dtype)
     w_turned, out = w.mT.contiguous().mT, torch.empty(batch, m, n, device=device, dtype=dtype)
@@ -67,7 +70,7 @@ def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callabl
 
 
 class Bandwidth:
-    """Seconds for reading a byte of a large array, by its sum."""
+    """The seconds to read a byte of a large array, by its sum."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.array = torch.ones(job["bytes"] // 4, device=job["device"])
@@ -77,7 +80,7 @@ class Bandwidth:
 
 
 class MatrixVector:
-    """Seconds for reading a byte in products with one row, by the best of a few ways; all bytes once in each."""
+    """The seconds to read a byte in products with one row, by the best of five ways; each reads all bytes once."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         dtype, device = _dtype(job), job["device"]
@@ -99,3 +102,26 @@ class MatrixVector:
 
     def seconds(self) -> float:
         return min(_seconds(way, 1) for way in self.ways) / self.bytes
+
+
+def least_seconds(
+    config: TransformerXLConfig, work: bound.Work, precision: str, device: str, *, training: bool
+) -> Callable[[], float]:
+    """Measures the bound of a segment: the time of its products and, when training, of the bytes of an Adam step."""
+    listed = [tuple(product[1:]) for product in bound.products(config, work, training=training)]
+    products = Products({"device": device, "precision": precision, "products": listed})
+    if not training:
+        return products.seconds
+    bandwidth, moved = Bandwidth({"device": device, "bytes": 1 << 29}), bound.optimizer_bytes(config)
+    return lambda: products.seconds() + moved * bandwidth.seconds()
+
+
+def least_token_seconds(
+    config: TransformerXLConfig, work: bound.Work, precision: str, device: str
+) -> Callable[[], float]:
+    """Measures the bound of one generated token of each row: the time to read weights and cache once."""
+    keys = work.mem_len if work.attn_len is None else work.attn_len - 1
+    count = bound.token_bytes(config, work.batch, keys, precision)
+    sizes = {"bytes": count, "d_model": config.d_model, "d_head": config.d_head}
+    product = MatrixVector({"device": device, "precision": precision, **sizes})
+    return lambda: count * product.seconds()

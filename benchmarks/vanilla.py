@@ -1,8 +1,8 @@
-"""The vanilla Transformer of the paper's Table 9, read by a sliding window: each token anew behind a whole window.
+"""The vanilla Transformer of the paper's Table 9, read by a sliding window: a whole window again for each token.
 
-As fast as it can honestly be: weights in the precision of the products, fused causal attention, and in the last layer
-only what the last position needs: keys and values of all, one query, one feed-forward, one softmax. Several windows
-stand side by side. Positions are absolute, learned, and cost nothing. Loaded by `worker.py`, by path.
+It is as fast as it can be: weights have the precision of the products, causal attention is fused, and the last layer
+computes only what the last position needs: all keys and values, one query, one feed-forward, one softmax. Several
+windows are read side by side. Positions are absolute and learned, and cost nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from transformer_xl.analysis.bound import Product
+from transformer_xl.config.settings import TransformerXLConfig
 
 
 class Layer(nn.Module):
@@ -26,7 +29,7 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(2))
 
     def forward(self, x: Tensor, last: bool) -> Tensor:
-        """All positions, or the last one of each window only."""
+        """All positions, or only the last one of each window."""
         k, v = (self._heads(part) for part in self.keys_values(x).chunk(2, -1))
         x = x[:, -1:] if last else x
         attended = F.scaled_dot_product_attention(self._heads(self.query(x)), k, v, is_causal=not last)
@@ -38,7 +41,7 @@ class Layer(nn.Module):
 
 
 class Vanilla(nn.Module):
-    """Log-probabilities of what follows each window [W, L]."""
+    """Log-probabilities of the token after each window [W, L]."""
 
     def __init__(self, sizes: dict[str, Any], attn_len: int) -> None:
         super().__init__()
@@ -55,7 +58,7 @@ class Vanilla(nn.Module):
 
 
 class Sliding:
-    """Windows that move on by one token; one unit of work is `batch` of them."""
+    """Windows that advance by one token; one unit of work has `batch` of them."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         torch.manual_seed(0)
@@ -68,3 +71,26 @@ class Sliding:
     @torch.no_grad()
     def run(self) -> None:
         self.model(self.windows)
+
+
+def vanilla_products(config: TransformerXLConfig, windows: int, attn_len: int) -> list[Product]:
+    """The matrix products of `Vanilla` over windows, as few as they can be."""
+    heads, size, width = config.n_head, config.d_head, config.d_model
+    rows, inside, pairs, below = windows * attn_len, heads * size, windows * heads, config.n_layer - 1
+    causal = below * (attn_len + 1) / 2 / attn_len
+    return [
+        Product("keys, values", 1, rows, width, 2 * inside, config.n_layer),
+        Product("queries", 1, rows, width, inside, below),
+        Product("scores", pairs, attn_len, size, attn_len, causal),
+        Product("weighted values", pairs, attn_len, attn_len, size, causal),
+        Product("output", 1, rows, inside, width, below),
+        Product("inner", 1, rows, width, config.d_inner, below),
+        Product("outer", 1, rows, config.d_inner, width, below),
+        Product("last query", 1, windows, width, inside, 1),
+        Product("last scores", pairs, 1, size, attn_len, 1),
+        Product("last weighted values", pairs, 1, attn_len, size, 1),
+        Product("last output", 1, windows, inside, width, 1),
+        Product("last inner", 1, windows, width, config.d_inner, 1),
+        Product("last outer", 1, windows, config.d_inner, width, 1),
+        Product("softmax", 1, windows, width, config.vocab_size, 1),
+    ]

@@ -1,23 +1,23 @@
-"""What a part of the work must multiply and read, at least.
+"""The bound: the matrix products and bytes without which a model cannot be trained, evaluated or generate.
 
-Matrix products, each as [batch, m, k] x [batch, k, n], `times` often; 2 batch m k n FLOP each time. No recomputation,
-of attention only what is not masked, and no product whose result nobody needs: in training memory and sinusoids have no
-gradient; in evaluation keys, values and the position table were projected once. With T queries behind M keys of memory
-a share (M + (T + 1) / 2) / (M + T) of the scores is seen. Letters are those of docs/math.md, F is d_inner.
+A product is [batch, m, k] x [batch, k, n], `times` times, with 2 batch m k n FLOP each time. Nothing is recomputed, and
+masked scores are left out. Products whose result nobody needs are left out, too: in training, memory and sinusoids have
+no gradient; in evaluation, keys, values and the position table were projected once. T queries after M keys of memory
+see a share (M + (T + 1) / 2) / (M + T) of the scores. The letters are defined in docs/math.md; F is d_inner.
 
     product, every layer      rows x inside x outside               also backward: to the weight, to the input
     queries, keys, values     B T x D x 3 H K                       both
     keys, values of memory    B M x D x 2 H K    training only      weight
     positions                 S x D x H K        training only      weight
-    content scores            B H: T x K x S     what is seen       both
-    position scores           H: B T x K x S     what is seen       both
-    weighted values           B H: T x S x K     what is seen       both
+    content scores            B H: T x K x S     unmasked           both
+    position scores           H: B T x K x S     unmasked           both
+    weighted values           B H: T x S x K     unmasked           both
     output                    B T x H K x D                         both
     feed-forward              B T x D x F, B T x F x D              both
-    softmax                   B T x D x V; in bands: the head, and each tail for the rows it has     both
+    softmax                   B T x D x V; in bands: the head, and each tail for its own rows     both
 
 Bytes: an optimizer step reads weight, gradient and two moments and writes three of them, after the gradient's norm is
-known; a token that is generated reads every weight of a product, each row's keys and values, and the position table.
+known; a generated token reads every weight of a product, the keys and values of each row, and the position table.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
 
 from ..config.settings import TransformerXLConfig
 
@@ -45,14 +48,37 @@ class Product(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One call of the model: B rows of T tokens behind M of memory; rows of each band of the softmax but the first."""
+    """The sizes of one call of the model: `batch` rows of `tgt_len` tokens after `mem_len` tokens of memory."""
 
     batch: int
     tgt_len: int
     mem_len: int
     tail_rows: Sequence[float] = ()
+    """Targets in each band of the softmax but the first."""
     attn_len: int | None = None
-    """A window: every query sees so many keys."""
+    """The number of keys that every query sees; None: all."""
+
+
+def zipf(count: int) -> Float[np.ndarray, " count"]:
+    """Probabilities by Zipf's law, 1 / (n + 2.7) for the n-th token, which words and bytes of texts follow."""
+    weights = 1 / (np.arange(count) + 2.7)
+    return weights / weights.sum()
+
+
+def zipf_ids(vocab_size: int, count: int, seed: int = 1111) -> Int[np.ndarray, " count"]:
+    """A random text by `zipf`; it repeats after a million tokens."""
+    ids = np.random.default_rng(seed).choice(vocab_size, min(count, 1 << 20), p=zipf(vocab_size))
+    return np.resize(ids.astype(np.int32), count)
+
+
+def expected_work(
+    config: TransformerXLConfig, batch: int, tgt_len: int, mem_len: int, attn_len: int | None = None
+) -> Work:
+    """The sizes of a call whose targets follow `zipf`, which gives the expected `tail_rows`."""
+    edges = [*config.cutoffs, config.vocab_size] if config.cutoffs else []
+    cumulative = np.append(0, zipf(config.vocab_size).cumsum())
+    tails = (batch * tgt_len * float(cumulative[high] - cumulative[low]) for low, high in pairwise(edges))
+    return Work(batch, tgt_len, mem_len, tuple(tails), attn_len)
 
 
 def seen_share(work: Work) -> float:
@@ -63,7 +89,7 @@ def seen_share(work: Work) -> float:
 
 
 def products(config: TransformerXLConfig, work: Work, *, training: bool) -> list[Product]:
-    """All of one step, or of one evaluated segment."""
+    """The products of one training step, or of one evaluated segment."""
     heads, size, width, layers = config.n_head, config.d_head, config.d_model, config.n_layer
     rows, keys, inside = work.batch * work.tgt_len, work.mem_len + work.tgt_len, heads * size
     both = (True, True) if training else (False, False)
@@ -81,7 +107,7 @@ def products(config: TransformerXLConfig, work: Work, *, training: bool) -> list
 
 
 def attention_products(work: Work, heads: int, size: int, *, training: bool, times: int = 1) -> list[Product]:
-    """Those of the op, `times` often."""
+    """The products of the attention op, `times` times."""
     keys, pairs, seen = work.mem_len + work.tgt_len, work.batch * heads, times * seen_share(work)
     return [
         *_product("content scores", pairs, work.tgt_len, size, keys, seen, training, training),
@@ -105,46 +131,23 @@ def _softmax(config: TransformerXLConfig, rows: int, tail_rows: Sequence[float],
     projected = config.div_val > 1 or config.embed_width != config.d_model
     for band, (low, high) in enumerate(pairwise(edges)):
         count = round(tail_rows[band - 1]) if band else rows
-        symbols = high - low + (0 if band else len(config.cutoffs))
+        tokens = high - low + (0 if band else len(config.cutoffs))
         embed = config.embed_width // config.div_val**band
         if projected:
             yield from _product(f"softmax's projection {band}", 1, count, config.d_model, embed, 1, *both)
         looked_up = count if band else rows - (round(sum(tail_rows)) if config.div_val > 1 else 0)
         if projected and (config.div_val > 1 or band == 0):
             yield from _product(f"embedding's projection {band}", 1, looked_up, embed, config.d_model, 1, *both)
-        yield from _product(f"softmax {band}", 1, count, embed, symbols, 1, *both)
-
-
-def vanilla_products(config: TransformerXLConfig, windows: int, attn_len: int) -> list[Product]:
-    """The vanilla model over windows, of each of which the last position is wanted: see `vanilla.py`."""
-    heads, size, width = config.n_head, config.d_head, config.d_model
-    rows, inside, pairs, below = windows * attn_len, heads * size, windows * heads, config.n_layer - 1
-    causal = below * (attn_len + 1) / 2 / attn_len
-    return [
-        Product("keys, values", 1, rows, width, 2 * inside, config.n_layer),
-        Product("queries", 1, rows, width, inside, below),
-        Product("scores", pairs, attn_len, size, attn_len, causal),
-        Product("weighted values", pairs, attn_len, attn_len, size, causal),
-        Product("output", 1, rows, inside, width, below),
-        Product("inner", 1, rows, width, config.d_inner, below),
-        Product("outer", 1, rows, config.d_inner, width, below),
-        Product("last query", 1, windows, width, inside, 1),
-        Product("last scores", pairs, 1, size, attn_len, 1),
-        Product("last weighted values", pairs, 1, attn_len, size, 1),
-        Product("last output", 1, windows, inside, width, 1),
-        Product("last inner", 1, windows, width, config.d_inner, 1),
-        Product("last outer", 1, windows, config.d_inner, width, 1),
-        Product("softmax", 1, windows, width, config.vocab_size, 1),
-    ]
+        yield from _product(f"softmax {band}", 1, count, embed, tokens, 1, *both)
 
 
 def optimizer_bytes(config: TransformerXLConfig) -> int:
-    """What an Adam step over all weights reads and writes, in fp32."""
+    """Bytes that an Adam step over all weights reads and writes, in fp32."""
     return 7 * 4 * weights(config)
 
 
 def weights(config: TransformerXLConfig) -> int:
-    """Numbers in the matrices; norms and biases are left out."""
+    """The number of weights in the matrices; norms and biases are left out."""
     inside = config.n_head * config.d_head
     layer = config.d_model * (5 * inside + 2 * config.d_inner)
     edges = (0, *config.cutoffs, config.vocab_size)
@@ -155,7 +158,7 @@ def weights(config: TransformerXLConfig) -> int:
 
 
 def token_bytes(config: TransformerXLConfig, batch: int, mem_len: int, precision: str) -> int:
-    """What one step of generation reads: weights but those of the positions, keys and values, the position table."""
+    """Bytes that one generated token of each row reads: weights but the positions', keys and values, position table."""
     inside, size = config.n_head * config.d_head, 2 if precision == "bf16" else 4
     read = weights(config) - config.n_layer * config.d_model * inside
     return size * (read + config.n_layer * inside * (mem_len + 1) * (2 * batch + 1))

@@ -1,4 +1,4 @@
-"""Timings: a contender that makes other ids does not count, and what a process held is its own."""
+"""Timings of the data: contenders must make the same ids, and each has a peak of its own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.bench import data
-from transformer_xl.bench.measure import measured
-from transformer_xl.cli.main import main
+from benchmarks import data
+from benchmarks.__main__ import main
+from benchmarks.measure import measure_call
 
 
 def hold(megabytes: int) -> int:
     return int(np.ones(megabytes * 125_000).sum())
 
 
-def test_peak_memory_is_of_the_call_alone() -> None:
-    little, much = measured(hold, 1), measured(hold, 300)
-    assert hold(300) > 0, "now this process has held as much"
+def test_peak_memory_is_that_of_the_call_alone() -> None:
+    little, much = measure_call(hold, 1), measure_call(hold, 300)
+    assert hold(300) > 0, "now this process held as much"
     assert little.value == 125_000 and much.seconds > 0
     assert 290e6 < much.peak_bytes - little.peak_bytes < 330e6
-    assert measured(hold, 1).peak_bytes == pytest.approx(little.peak_bytes, rel=0.2), "not what this process held"
+    assert measure_call(hold, 1).peak_bytes == pytest.approx(little.peak_bytes, rel=0.2), (
+        "the peak of this process does not count"
+    )
 
 
 def test_drawn_words_follow_their_counts(tmp_path: Path) -> None:
@@ -37,8 +39,8 @@ def test_drawn_words_follow_their_counts(tmp_path: Path) -> None:
         data.read_counts(tmp_path / "counts")
 
 
-def test_data_is_timed_beside_its_peers_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "data", "--megabytes", "1"]) == 0
+def test_data_is_timed_beside_peers_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "--megabytes", "1"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     result = json.loads(last)
     rows = {(row["contender"], row["unit"]): row for row in result["rows"]}
@@ -46,16 +48,16 @@ def test_data_is_timed_beside_its_peers_and_bounds(capsys: pytest.CaptureFixture
     assert sum(row["is_bound"] for row in result["rows"]) == 2 and len(table) == len(rows) + 2
     for row in rows.values():
         assert row["megabytes_per_second"] == pytest.approx(result["bytes"] / 1e6 / row["seconds"])
-    assert main(["bench", "data", "--megabytes", "0"]) == 2
+    assert main(["data", "--megabytes", "0"]) == 2
 
 
-def test_other_ids_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "measured", lambda run, text: data_measured(run, text))
-    with pytest.raises(AssertionError, match="made other ids"):
+def test_different_ids_end_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "measure_call", lambda run, text: data_measured(run, text))
+    with pytest.raises(AssertionError, match="made different ids"):
         data.bench_data(megabytes=1)
 
 
 def data_measured(run, text: Path):
-    from transformer_xl.bench.measure import Measured
+    from benchmarks.measure import Measured
 
     return Measured({"_plain_loop": "a", "_words": "b"}.get(run.__name__), 1.0, 1)

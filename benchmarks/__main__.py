@@ -1,0 +1,108 @@
+"""`python -m benchmarks`: time a part of the work beside its peers and its bound."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tyro
+from tyro.conf import DisallowNone, Positional, arg
+
+from transformer_xl.mistake import Mistake
+
+Part = Literal["train", "eval", "decode", "op", "sliding", "memory", "data", "all"]
+_ALWAYS = ("size", "recipe", "device", "precision", "repeats")
+TAKES = {
+    "train": (*_ALWAYS, "peers", "batch_size", "tgt_len", "mem_len"),
+    "eval": (*_ALWAYS, "peers", "batch_size", "tgt_len", "mem_len"),
+    "decode": (*_ALWAYS, "peers", "batch_size", "mem_len"),
+    "op": (*_ALWAYS, "batch_size", "tgt_len", "mem_len"),
+    "sliding": (*_ALWAYS, "mem_len"),
+    "memory": ("size", "recipe", "device", "precision", "peers", "batch_size", "tgt_len", "mem_len"),
+    "data": ("megabytes", "counts", "repeats"),
+    "all": (*_ALWAYS, "peers"),
+}
+"""The options that each part uses."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Time a part of the work beside its peers and its bound; the last line is JSON."""
+
+    part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
+    """train: optimizer steps; eval: segments; decode: a token at a time; op: attention alone; sliding: the paper's
+    Table 9; memory: the most memory of a training step; data: from text to ids; all: all but data."""
+    size: Literal["paper", "toy"] | None = None
+    """toy: the same code at sizes that take seconds. By default paper."""
+    recipe: Annotated[str | None, arg(metavar="RECIPE")] = None
+    """The recipe of the model; by default enwik8-12l."""
+    peers: Annotated[str | None, arg(metavar="PYTHON")] = None
+    """The Python of an environment with torch, transformers 4.37.2 and, if wanted, x-transformers."""
+    device: str | None = None
+    precision: Literal["fp32", "bf16"] | None = None
+    """Ours and the textbook's; by default both."""
+    batch_size: Annotated[int | None, arg(metavar="N")] = None
+    tgt_len: Annotated[int | None, arg(metavar="N")] = None
+    mem_len: Annotated[int | None, arg(metavar="N")] = None
+    """Tokens of memory; sliding: the attention length."""
+    repeats: Annotated[int | None, arg(metavar="N")] = None
+    """Turns of each contender; medians are reported. By default 5, for data 1."""
+    megabytes: Annotated[int | None, arg(metavar="N")] = None
+    """data: size of the text; by default 540, as WikiText-103 has."""
+    counts: Annotated[Path | None, arg(metavar="FILE")] = None
+    """data: draw words by the counts in this file; by default made-up words under Zipf's law."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one part and return the exit status: 2 for a user's mistake, which is reported in one sentence."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `txl` sets it, before torch loads OpenMP
+    command = tyro.cli(Command, prog="python -m benchmarks", args=arguments, config=(DisallowNone,))
+    given = {name: value for name, value in vars(command).items() if name != "part" and value is not None}
+    try:
+        bench(command.part, given)
+    except (Mistake, OSError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def bench(part: Part, given: dict[str, Any]) -> None:
+    """Time a part of the work with the options that were given.
+
+    Raises:
+        Mistake: an option has no effect on this part, or does not fit.
+        AssertionError: results differ, so no time is reported.
+    """
+    for name in given:
+        if name not in TAKES[part]:
+            known = ", ".join(f"--{option.replace('_', '-')}" for option in TAKES[part])
+            raise Mistake(f"--{name.replace('_', '-')} has no effect on {part}, which takes {known}. Leave it out.")
+    if part == "data":
+        from .data import bench_data
+
+        bench_data(**given)
+        return
+    from .language import bench_language
+    from .memory import bench_memory
+    from .op import bench_op
+    from .options import Options
+    from .race import Pool
+    from .sliding import bench_sliding
+
+    options = Options(**given)
+    own = {"op": bench_op, "sliding": bench_sliding, "memory": bench_memory}
+    with Pool() as pool:
+        for name in [name for name in TAKES if name not in ("data", "all")] if part == "all" else [part]:
+            if name in own:
+                own[name](options, pool)
+            else:
+                bench_language(name, options, pool)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""`txl bench`: every row is measured on this machine, and its figures fit each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.cli.journeys import bench
+from transformer_xl.cli.main import main
+
+TINY = """
+[model]
+vocab_size = 101
+n_layer = 2
+n_head = 2
+d_head = 8
+d_model = 16
+d_inner = 32
+cutoffs = [20]
+tie_projs = [false, true]
+[train]
+tgt_len = 5
+mem_len = 11
+batch_size = 3
+[eval]
+tgt_len = 7
+batch_size = 2
+"""
+QUICK = ["--seconds", "0.001", "--repeats", "2", "--device", "cpu"]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return str(tmp_path / "tiny.toml")
+
+
+def test_each_row_reports_speed_memory_and_bound(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", recipe, *QUICK, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    rows = {row["part"]: row for row in result["rows"]}
+    sizes = {part: (row["batch"], row["lengths"]["tgt_len"], row["lengths"]["mem_len"]) for part, row in rows.items()}
+    assert sizes == {"train": (3, 5, 11), "eval": (2, 7, 11), "generate": (1, 1, 11)}
+    for row in rows.values():
+        tokens = row["batch"] * row["lengths"]["tgt_len"]
+        assert row["tokens_per_second"] == pytest.approx(tokens / row["seconds"])
+        bound_seconds = tokens / row["bound_tokens_per_second"]
+        assert row["share_of_bound"] == pytest.approx(bound_seconds / row["seconds"])
+        assert row["peak_bytes"] < 100e6
+
+
+@pytest.mark.parametrize(
+    ("setting", "lacking"),
+    [('[model]\nkind = "shaw"\npositions = 16', {"train", "eval", "generate"}), ("[eval]\nmem_len = 0", {"generate"})],
+)
+def test_a_row_without_a_bound_still_has_a_speed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, lacking: set[str]
+) -> None:
+    section = setting.split("\n")[0]
+    (tmp_path / "other.toml").write_text(TINY.replace(section, setting))
+    assert main(["bench", str(tmp_path / "other.toml"), *QUICK, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert all(row["tokens_per_second"] > 0 for row in rows)
+    assert {row["part"] for row in rows if row["share_of_bound"] is None} == lacking
+
+
+def test_units_are_timed_with_a_full_memory(recipe: str) -> None:
+    config = bench._settings(recipe, "cpu", "fp32")
+    unit = bench._training(config)
+    for _ in range(unit.warm_up):
+        unit.run()
+    assert unit.run.__self__.memory.length == config.train.mem_len
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--repeats", "0"], "--repeats must be at least 1"),
+        (["--device", "abacus"], "device must be auto, cpu"),
+    ],
+)
+def test_options_that_do_not_fit(
+    recipe: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", recipe, *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("target", "sentence"), [("text-small", "Give a run of it"), ("nowhere", "no recipe")])
+def test_targets_that_do_not_fit(target: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", target]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_run_is_measured_as_it_was_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(__file__).parents[1] / "golden/first_house/trained/ptb"
+    assert main(["bench", str(run), *QUICK]) == 0
+    _, heading, *rows = capsys.readouterr().out.splitlines()
+    assert "tokens/s" in heading and [row.split()[0] for row in rows] == ["train", "eval", "generate"]

@@ -1,0 +1,54 @@
+"""The most memory that this process holds at once: on a GPU by PyTorch's count, elsewhere by the kernel's.
+
+Importing this file imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from pathlib import Path
+
+
+def restart_peak(device: str = "cpu") -> int:
+    """Begin the count of `peak_memory` anew, where the system can, and return the bytes in use now."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.init()
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak_memory(device: str = "cpu") -> int:
+    """The largest number of bytes in use since `restart_peak`, or since the process started."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    return _status("VmHWM")
+
+
+def first_step() -> None:
+    """Take a step with one small weight, because the code that torch loads for the first one is no model's memory."""
+    import torch
+
+    weight = torch.nn.Parameter(torch.zeros(8, 8))
+    weight.square().sum().backward()
+    torch.optim.Adam([weight], fused=True).step()
+
+
+def _status(name: str) -> int:
+    """Bytes by the kernel's name; on a system without that file, the largest number since the process started."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would include the process that forked this one
+        [line] = [line for line in status.read_text().splitlines() if line.startswith(f"{name}:")]
+        return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

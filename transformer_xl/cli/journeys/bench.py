@@ -1,0 +1,198 @@
+"""`txl bench`: how fast this machine trains, evaluates and writes with a recipe or a run, and how close to its bound.
+
+Weights are random and the text is drawn by Zipf's law, because neither changes the speed. Each row repeats one unit of
+work, with a full memory: a training step, an evaluated segment, or one token.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ...analysis import bound
+from ...analysis.peak import first_step, peak_memory, restart_peak
+from ...analysis.rates import least_seconds, least_token_seconds
+from ...checkpoint import find_checkpoint, load_config
+from ...config.recipe import load_recipe
+from ...config.settings import Lengths, RunConfig
+from ...data.loader import StreamLoader
+from ...evaluation.generate import Sampling, stream
+from ...interop import local
+from ...mistake import Mistake
+from ...model.baselines import build_model
+from ...runtime.device import autocast, reuse_memory
+from ...runtime.terminal import followed, show_table
+from ...train import Trainer
+from .env import choices, environment
+
+
+class Unit(NamedTuple):
+    """What one row of the table repeats."""
+
+    run: Callable[[], object]
+    batch: int
+    lengths: Lengths
+    """Of one unit: a token that is written has a `tgt_len` of 1."""
+
+    @property
+    def warm_up(self) -> int:
+        """Units until the memory is full, and two more."""
+        return 2 + math.ceil(self.lengths.mem_len / self.lengths.tgt_len)
+
+
+def bench(
+    target: str,
+    *,
+    device: str = "auto",
+    precision: str | None = None,
+    seconds: float = 1.0,
+    repeats: int = 5,
+    as_json: bool = False,
+) -> dict[str, Any]:
+    """Print tokens per second, peak memory and the share of the bound of training, evaluating and writing.
+
+    `target` is a recipe, a run folder or `hf:NAME`; `precision` None is its own. A turn takes at least `seconds`.
+
+    Raises:
+        Mistake, OSError: a sentence for what does not fit.
+    """
+    if not 0 < seconds < math.inf:
+        raise Mistake(f"--seconds must be above 0 and finite, got {seconds:g}.")
+    if repeats < 1:
+        raise Mistake(f"--repeats must be at least 1, got {repeats}.")
+    reuse_memory()
+    config = _settings(target, device, precision)
+    first_step()
+    rows = [_row(part, config, seconds, repeats) for part in followed(list(PARTS), "timing")]
+    device, precision = config.train.device, config.train.precision
+    facts = {"model": target, "device": device, "precision": precision, "repeats": repeats, "rows": rows}
+    if as_json:
+        print(json.dumps(facts | {"machine": environment()}))
+    else:
+        columns = ["", "tokens/s", "peak MB", "bound tokens/s", "of the bound", "rows", "tgt_len", "mem_len"]
+        show_table(f"{target} on {device}, {precision}; median of {repeats}", columns, [*map(_cells, rows)])
+    return facts
+
+
+def _settings(target: str, device: str, precision: str | None) -> RunConfig:
+    """The settings of a recipe or a run, with the device, precision and backend that this machine gives them."""
+    if target.startswith("hf:") or Path(target).is_dir():
+        config = load_config(find_checkpoint(local(target)))
+        config = replace(config, train=replace(config.train, backend="auto"))
+    else:
+        config = load_recipe(target)
+    if not config.model.vocab_size:
+        raise Mistake(f"RECIPE must set model.vocab_size, and {target} takes it from its corpus. Give a run of it.")
+    train = replace(config.train, device=device, precision=precision or config.train.precision)
+    chosen = {name: choice["name"] for name, choice in choices(train, config.model).items()}
+    return replace(config, train=replace(train, **chosen, random_tgt_len=False))
+
+
+def _row(part: str, config: RunConfig, seconds: float, repeats: int) -> dict[str, Any]:
+    device = config.train.device
+    gc.collect()
+    before = restart_peak(device)
+    torch.manual_seed(config.train.seed)
+    unit = PARTS[part](config)
+    for _ in range(unit.warm_up):
+        unit.run()
+    times = max(1, math.ceil(seconds / max(_timed(unit.run, 1), 1e-6)))
+    peak = peak_memory(device) - before
+    least = _bound(part, config, unit)
+    turns, bounds = [], []
+    for _ in range(repeats):
+        turns.append(_timed(unit.run, times))
+        bounds += [least()] if least else []
+    taken = statistics.median(turns)
+    bound_seconds = statistics.median(bounds) if bounds else None
+    tokens = unit.batch * unit.lengths.tgt_len
+    return {
+        "part": part,
+        "batch": unit.batch,
+        "lengths": asdict(unit.lengths),
+        "peak_bytes": peak,
+        "seconds": taken,
+        "tokens_per_second": tokens / taken,
+        "bound_tokens_per_second": bound_seconds and tokens / bound_seconds,
+        "share_of_bound": bound_seconds and bound_seconds / taken,
+    }
+
+
+def _timed(run: Callable[[], object], times: int) -> float:
+    """Seconds of one unit. Each unit waits for the device, because it reads a number from it."""
+    start = time.perf_counter()
+    for _ in range(times):
+        run()
+    return (time.perf_counter() - start) / times
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    share, lengths = row["share_of_bound"], row["lengths"]
+    limit = ["", ""] if share is None else [f"{row['bound_tokens_per_second']:,.0f}", f"{share:.0%}"]
+    sizes = [f"{size:,}" for size in (row["batch"], lengths["tgt_len"], lengths["mem_len"])]
+    return [row["part"], f"{row['tokens_per_second']:,.0f}", f"{row['peak_bytes'] / 1e6:,.0f}", *limit, *sizes]
+
+
+def _segments(config: RunConfig, batch: int, lengths: Lengths, context_len: int) -> StreamLoader:
+    """A text so long that the memory is almost always full, although it is emptied where the text starts again."""
+    count = 256 + 16 * lengths.mem_len // lengths.tgt_len
+    text = bound.zipf_ids(config.model.vocab_size, batch * lengths.tgt_len * count + 1)
+    return StreamLoader(text, batch_size=batch, tgt_len=lengths.tgt_len, context_len=context_len)
+
+
+def _training(config: RunConfig) -> Unit:
+    train = config.train
+    model = build_model(config.model, backend=train.backend, recompute=train.recompute).to(train.device)
+    loader = _segments(config, train.batch_size, train.lengths, train.context_len)
+    return Unit(Trainer(model, loader, train).advance, train.batch_size, train.lengths)
+
+
+def _evaluating(config: RunConfig) -> Unit:
+    lengths, device, precision = config.eval_lengths, torch.device(config.train.device), config.train.precision
+    model = build_model(config.model).to(device).for_inference(precision)
+    loader = _segments(config, config.eval.batch_size, lengths, config.context_len(lengths))
+    with torch.no_grad(), autocast(precision, device):
+        memory, step = model.empty_cache(config.eval.batch_size, lengths), 0
+
+    def run() -> None:
+        nonlocal memory, step
+        segment, step = loader.segment(step), step + 1
+        with torch.no_grad(), autocast(precision, device):
+            nll, memory = model(segment.ids.to(device), segment.targets.to(device), memory, lengths)
+        nll.sum().item()
+
+    return Unit(run, config.eval.batch_size, lengths)
+
+
+def _writing(config: RunConfig) -> Unit:
+    lengths = config.writing(config.eval_lengths)
+    prompt = bound.zipf_ids(config.model.vocab_size, max(lengths.mem_len, lengths.tgt_len) + 1)
+    model = build_model(config.model).to(config.train.device)
+    tokens = stream(model, [prompt], lengths, Sampling(), 1 << 62, precision=config.train.precision)
+    attn_len = lengths.attn_len
+    next(tokens)  # the prompt fills the memory
+    return Unit(lambda: next(tokens), 1, Lengths(tgt_len=1, mem_len=lengths.mem_len, attn_len=attn_len))
+
+
+def _bound(part: str, config: RunConfig, unit: Unit) -> Callable[[], float] | None:
+    """Measures the least seconds of a unit; None for a baseline, and where tokens are written without a memory."""
+    lengths, how = unit.lengths, (config.train.precision, config.train.device)
+    if config.model.kind != "transformer-xl" or (part == "generate" and not lengths.mem_len):
+        return None
+    work = bound.expected_work(config.model, unit.batch, lengths.tgt_len, lengths.mem_len, lengths.attn_len)
+    if part == "generate":
+        return least_token_seconds(config.model, work, *how)
+    return least_seconds(config.model, work, *how, training=part == "train")
+
+
+PARTS = {"train": _training, "eval": _evaluating, "generate": _writing}
+"""How each row of the table is prepared."""
