@@ -259,7 +259,7 @@ class Trainer:
         if self.memory.valid is not None:
             tensors["memory.valid"] = torch.cat(self.ranks.gather(self.memory.valid)).cpu()
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
-        owners = {weight: name for name, weight in self.model.named_parameters()}
+        owners: dict[Any, str] = {weight: name for name, weight in self.model.named_parameters()}
         for optimizer in self.optimizers:
             for weight, values in optimizer.state.items():
                 moments = {f"optimizer.{owners[weight]}.{name}": value for name, value in values.items()}
