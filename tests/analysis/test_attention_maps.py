@@ -106,7 +106,7 @@ def test_maps_are_what_the_model_attended(changes: dict[str, Any], attn_len: int
     clamp_len = 3 if changes.get("kind") not in ("vaswani", "al-rfou") else None
     call, memory = lengths(6, attn_len, clamp_len), None
     if model.takes_padding:
-        memory = model.empty_memory(3, torch.tensor([0, -2, 0]))
+        memory = model.empty_memory(3, call, torch.tensor([0, -2, 0]))
     for part in text(3, 15).split((5, 3, 7), dim=1):
         memory, found, heads = attended(model, part, memory, call)
         assert len(found) == 3
@@ -331,7 +331,7 @@ def test_what_cannot_be_is_said(home: Path, tmp_path: Path, options: dict, sente
         looked(home, tmp_path, **options)
 
 
-@pytest.mark.parametrize("changes", [{"kind": "shaw", "positions": 7, "score_biases": True}])
+@pytest.mark.parametrize("changes", [{"kind": "lstm"}])
 def test_another_attention_is_refused(changes: dict):
     with pytest.raises(ValueError, match=r'"al-rfou" without score_biases, and the model is of kind "shaw" with'):
         averaged(small_model(**changes), text(1, 9)[0].numpy(), Lengths(tgt_len=4, mem_len=3))

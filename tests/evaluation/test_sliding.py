@@ -79,9 +79,11 @@ def test_rows_begin_late_are_reset_chosen_and_joined(sizes: tuple[int, int], dat
     reset = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
     order = data.draw(st.permutations(range(3)))
     with torch.no_grad():
-        late, state = sliding.hidden(ids[:, :6], sliding.empty_memory(3, -torch.tensor(padding)), CALL)
+        late, state = sliding.hidden(ids[:, :6], sliding.empty_memory(3, CALL, -torch.tensor(padding)), CALL)
         state = state.reset(torch.tensor(reset)).select(torch.tensor(order))
-        state = Window.cat([state.select(torch.tensor([0])), sliding.empty_memory(1), state.select(slice(1, None))])
+        state = Window.cat(
+            [state.select(torch.tensor([0])), sliding.empty_memory(1, CALL), state.select(slice(1, None))]
+        )
         rows = [order[0], 0, *order[1:]]
         later, _ = sliding.hidden(ids[rows, 6:], state, CALL)
     for row, pad in enumerate(padding):

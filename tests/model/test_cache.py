@@ -51,7 +51,7 @@ def test_rows_that_begin_late_or_are_reset_are_as_with_memory(variant: dict, dat
     model, ids, call = small_model(**variant), text(3, 12), lengths(5, tgt_len=4)
     valid = data.draw(st.lists(st.integers(-4, 0), min_size=3, max_size=3))
     marks = data.draw(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=3, max_size=3))
-    states: list[Any] = [model.empty_memory(3, torch.tensor(valid)), empty(model, 3, call, valid)]
+    states: list[Any] = [model.empty_memory(3, call, torch.tensor(valid)), empty(model, 3, call, valid)]
     for part, rows in zip(ids.split(4, dim=1), marks, strict=True):
         outs = []
         for which, state in enumerate(states):
@@ -156,7 +156,7 @@ def test_a_cache_of_short_texts_is_short() -> None:
 
 def test_a_short_memory_of_zeros_becomes_a_cache_that_attends_them() -> None:
     model, call = small_model(zero_memory=True, pre_lnorm=True), lengths(5, tgt_len=4)
-    memory = model.empty_memory(2)
+    memory = model.empty_memory(2, call)
     found, expected = (step(model, text(2, 4), state, call)[0] for state in (model.cached(memory, call), memory))
     torch.testing.assert_close(found, expected)
 

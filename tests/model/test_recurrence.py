@@ -250,7 +250,7 @@ def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> N
     zeros = Memory.zeros(3, 2, 7, 14, dtype=torch.float64)
     assert not torch.isclose(read(model, ids, call, memory=zeros).hidden, nothing.hidden).all(-1).any()
     for empty in (
-        model.empty_memory(2),
+        model.empty_memory(2, lengths(4)),
         zeros.reset(torch.tensor([True, True])),
         Memory.empty(3, 2, 14, dtype=torch.float64),
     ):
@@ -284,7 +284,7 @@ def test_a_batch_of_unequal_rows_equals_each_row_alone(variant: dict, data: st.D
     call = lengths(mem_len, data.draw(st.none() | st.integers(1, mem_len + 1)))
     ids = text(3, longest + 5, seed=2)
     missing = torch.tensor([count - longest for count in prompts])
-    found = read(model, ids, call, pieces=[longest, 2, 3], memory=model.empty_memory(3, valid=missing))
+    found = read(model, ids, call, pieces=[longest, 2, 3], memory=model.empty_memory(3, call, valid=missing))
     assert found.hidden.isfinite().all()
     assert used(found.memory) == [min(mem_len, count + 5) for count in prompts]
     for row, count in enumerate(prompts):
@@ -299,7 +299,7 @@ def test_padding_may_span_segments(variant: dict, pieces: list[int]) -> None:
     # Long prompts are read in segments; a short row may still be padding in the second one.
     model, ids, call = small_model(**variant), text(3, 11), lengths(4)
     missing = [0, 4, 6]
-    found = read(model, ids, call, pieces=pieces, memory=model.empty_memory(3, valid=-torch.tensor(missing)))
+    found = read(model, ids, call, pieces=pieces, memory=model.empty_memory(3, call, valid=-torch.tensor(missing)))
     for row, pad in enumerate(missing):
         ends, parts = 0, []
         for size in pieces:
@@ -312,7 +312,7 @@ def test_padding_may_span_segments(variant: dict, pieces: list[int]) -> None:
 @each_variant
 def test_nothing_sees_padding(variant: dict) -> None:
     model, ids, call = small_model(**variant), text(2, 9), lengths(7)
-    start = model.empty_memory(2, valid=torch.tensor([-4, 0]))
+    start = model.empty_memory(2, call, valid=torch.tensor([-4, 0]))
     other = ids.clone()
     other[0, :4] = (other[0, :4] + 3) % VOCAB
     here, there = (read(model, x, call, pieces=[6, 3], memory=start) for x in (ids, other))
@@ -324,7 +324,7 @@ def test_nothing_sees_padding(variant: dict) -> None:
 def test_rows_of_different_age_share_a_batch(variant: dict) -> None:
     model, call = small_model(**variant), lengths(7)
     ages = [3, 0, 11]
-    rows = [read(model, text(1, age, seed=age), call).memory if age else model.empty_memory(1) for age in ages]
+    rows = [read(model, text(1, age, seed=age), call).memory if age else model.empty_memory(1, call) for age in ages]
     ids = text(3, 5, seed=9)
     found = read(model, ids, call, pieces=[2, 3], memory=Memory.cat(rows))
     assert used(found.memory) == [7, 5, 7]
@@ -377,7 +377,7 @@ from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
 sizes = dict(n_layer=1, n_head=2, d_head=4, d_model=8, d_inner=8, dropout=0.1)
 model, counter = TransformerXL(TransformerXLConfig(vocab_size=23, **sizes)).train(), CompileCounter()
 model.compile(backend=counter)
-memory = model.empty_memory(2)
+memory = None
 for _ in range(6):
     ids = torch.randint(23, (2, 4))
     nll, memory = model(ids, ids, memory, Lengths(tgt_len=4, mem_len=16))

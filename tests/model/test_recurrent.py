@@ -72,7 +72,7 @@ def test_it_is_what_its_equations_say_and_so_are_gradients(kind, by_hand, shape)
     model = small(kind, **SHAPES[shape])
     ids = text(3, 9)
     x = model.embedding(ids)
-    got, want = (f(x) for f in (lambda x: model._run(x, None, LONG)[0], lambda x: by_hand(model, x)))
+    got, want = (f(x) for f in (lambda x: model.backbone(x, None, LONG)[0][-1], lambda x: by_hand(model, x)))
     torch.testing.assert_close(got, want)
     if kind == "qrnn":
         weights = list(model.backbone.layers.parameters())
@@ -110,12 +110,12 @@ def test_rows_go_their_own_ways(kind):
     reset = read(model, later, LONG, memory=state.reset(torch.tensor([False, True, False]))).hidden
     torch.testing.assert_close(reset[1:2], read(model, later[1:2], LONG).hidden)
     torch.testing.assert_close(reset[[0, 2]], read(model, later, LONG, memory=state).hidden[[0, 2]])
-    chosen = Memory.cat([state.select(torch.tensor([2])), model.empty_memory(1), state.select(slice(0, 1))])
+    chosen = Memory.cat([state.select(torch.tensor([2])), model.empty_memory(1, LONG), state.select(slice(0, 1))])
     mixed = read(model, later, LONG, memory=chosen).hidden
     torch.testing.assert_close(mixed[1:2], read(model, later[1:2], LONG).hidden)
     torch.testing.assert_close(mixed[:1], read(model, later[:1], LONG, memory=state.select(slice(2, 3))).hidden)
     with pytest.raises(AssertionError, match="one length"):
-        model.empty_memory(2, torch.tensor([0, -1]))
+        model.empty_memory(2, LONG, torch.tensor([0, -1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,7 +158,9 @@ def test_dropouts_act_in_training_only_and_state_is_not_dropped(kind):
     for name in DROPOUTS:
         model = small(kind, train=True, **{name: DROPOUTS[name]})
         if name != "dropout_output":
-            assert not torch.equal(model._run(model.embedding(ids), None, LONG)[0], plain.hidden(ids, None, LONG)[0])
+            assert not torch.equal(
+                model.backbone(model.embedding(ids), None, LONG)[0][-1], plain.hidden(ids, None, LONG)[0]
+            )
         assert not torch.equal(score(model, ids, LONG), score(model, ids, LONG)), name
 
 

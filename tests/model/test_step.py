@@ -45,7 +45,7 @@ def behind(
 ) -> tuple[KVCache, Any]:
     """A cache and a memory behind the same prompt."""
     rows = None if valid is None else torch.tensor(valid)
-    states = [model.empty_cache(len(prompt), call, rows), model.empty_memory(len(prompt), rows)]
+    states = [model.empty_cache(len(prompt), call, rows), model.empty_memory(len(prompt), call, rows)]
     cache, memory = (model.log_probs(prompt, state, call)[1] for state in states)
     return cache, memory
 

@@ -15,12 +15,11 @@ from torch import nn
 
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment
-from transformer_xl.model.transformer_xl import activity
 from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import trained
 from transformer_xl.train.averaging import Average
-from transformer_xl.train.objective import Objective
+from transformer_xl.train.objective import Counts, Objective
 from transformer_xl.train.step import train_step
 
 ALL = {
@@ -72,7 +71,7 @@ def test_dropouts_act_in_training_only_and_where_they_are_said_to():
     torch.testing.assert_close(read(full, ids, lengths(4)).hidden, read(plain, ids, lengths(4)).hidden)
     for name in ("dropout_words", "dropout_input", "dropout_output"):
         model = small_model(train=True, **{name: 0.5, "locked_dropout": True})
-        outputs = [model._run(model.embedding(ids), None, lengths(4))[0] for _ in range(2)]
+        outputs = [model.backbone(model.embedding(ids), None, lengths(4))[0][-1] for _ in range(2)]
         assert torch.equal(*outputs) == (name == "dropout_output")
     hidden = small_model(train=True, dropout_output=0.5, locked_dropout=True).hidden(ids, None, lengths(4))[0]
     assert torch.equal(hidden == 0, (hidden == 0)[:, :1].expand_as(hidden)) and (hidden == 0).any()
@@ -83,8 +82,10 @@ def test_memory_and_segment_are_projected_under_one_mask():
     seen = []
     attention.dropout.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out)))
     x = torch.randn(2, 3, 14, dtype=torch.float64)
-    r = attention.positions(torch.randn(7, 14, dtype=torch.float64))
-    attention(x, torch.randn(2, 4, 14, dtype=torch.float64), r, torch.zeros(2, 5).double(), torch.zeros(2, 5).double())
+    bias = torch.zeros(2, 5, dtype=torch.float64)
+    attention.positions(torch.randn(7, 14, dtype=torch.float64), bias, bias)
+    q, *_ = attention.heads(x, torch.randn(2, 4, 14, dtype=torch.float64))
+    attention.add(x, q)
     assert [out.shape[-2] for _, out in seen] == [7, 3, 7, 7, 3]  # positions; q, k, v; what heads give together
     for given_, out in seen:
         ratio = out / given_
@@ -116,9 +117,14 @@ def test_shared_positions_are_words_keys_and_the_query_of_distance_0():
 def test_activity_counts_scored_positions():
     output = torch.tensor([[[1.0, 3.0], [2.0, 0.0], [5.0, 5.0]]])
     scored = torch.tensor([[True, True, False]])
-    assert activity(output, scored, alpha=2.0, beta=0.0).item() == 2 * (5 + 2) / 2
-    assert activity(output, scored, alpha=0.0, beta=3.0).item() == 3 * 5
-    assert activity(output, ~scored, alpha=1.0, beta=1.0).item() == 25
+
+    def activity(scored: torch.Tensor, alpha: float, beta: float) -> float:
+        objective = Objective(nn.Identity(), alpha=alpha, beta=beta)
+        return objective.activity(output, scored, Counts.of(scored)).item()
+
+    assert activity(scored, 2.0, 0.0) == 2 * (5 + 2) / 2
+    assert activity(scored, 0.0, 3.0) == 3 * 5
+    assert activity(~scored, 1.0, 1.0) == 25
 
 
 def test_regularised_adds_activity_of_the_output_before_dropout():
@@ -145,7 +151,7 @@ class Apart(Ranks):
 def gradients_of(shape: dict, segment: Segment, config: TrainConfig, ranks: Ranks | None = None) -> list[torch.Tensor]:
     """Those of a first step."""
     model, ranks = small_model(train=True, **shape), ranks or Ranks()
-    memory = model.empty_memory(len(segment.ids) // ranks.size)
+    memory = model.empty_memory(len(segment.ids) // ranks.size, config.lengths)
     train_step(model, [torch.optim.SGD(model.parameters())], segment, memory, config, 0, ranks=ranks)
     return [p.grad for p in model.parameters() if p.grad is not None]
 

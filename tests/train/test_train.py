@@ -259,18 +259,20 @@ def test_rates_follow_the_length_of_a_segment(corpus):
 COMPILED = """
 import torch
 from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
-from transformer_xl.runtime.ranks import Ranks, parallelise
+from transformer_xl.runtime.ranks import Ranks
+from transformer_xl.train.objective import Objective
+from transformer_xl.train.parallel import parallelise
 
 torch.manual_seed(0)
 model = TransformerXL(TransformerXLConfig(vocab_size=7, n_layer=1, n_head=2, d_head=3, d_model=6, d_inner=5))
 ids = torch.randint(7, (2, 13))
 lengths, results = Lengths(tgt_len=4, mem_len=4), []
 for compiled in (False, True):
-    objective = parallelise(model, "ddp", Ranks(), compiled=compiled)
-    memory, losses = model.empty_memory(2), []
+    objective = parallelise(Objective(model, alpha=0.2, beta=0.1), "ddp", Ranks(), compiled=compiled)
+    memory, losses = model.empty_memory(2, lengths), []
     for start in (0, 4, 8):
         rows = ids[:, start : start + 4], ids[:, start + 1 : start + 5]
-        loss, _, memory = objective(*rows, memory, lengths, alpha=0.2, beta=0.1)
+        loss, _, memory = objective(*rows, memory, lengths)
         losses.append(loss)
     results.append((torch.stack(losses), *torch.autograd.grad(sum(losses), list(model.parameters()))))
 torch.testing.assert_close(*results)

@@ -72,12 +72,13 @@ class Objective(nn.Module):
         prediction, memory = self.model.predict(ids, targets, memory, lengths)
         loss = self._nll(prediction, targets, progress).sum() / counts.targets
         if self.alpha or self.beta:
-            loss = loss + self._activity(prediction.outputs[-1], scored, counts)
+            loss = loss + self.activity(prediction.outputs[-1], scored, counts)
         return loss, prediction.nll, memory
 
-    def _activity(
+    def activity(
         self, output: Float[Tensor, "B T D"], scored: Bool[Tensor, "B T"], counts: Counts
     ) -> Float[Tensor, ""]:
+        """AR and TAR where `scored`."""
         change = output[:, 1:] - output[:, :-1]
         pairs = scored[:, 1:] & scored[:, :-1]
         squares = (_square(output, scored) / counts.targets, _square(change, pairs) / counts.pairs)
