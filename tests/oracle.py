@@ -37,7 +37,7 @@ def read(
         x = attention(weights, config, lengths, n, x, past)
         x = feed_forward(weights, config, n, x)
     if config.final_norm:
-        x = norm(weights, config, "final_norm", x)
+        x = norm(weights, config, "backbone.final_norm", x)
     return np.stack([log_distribution(weights, config, hidden) for hidden in x]), after
 
 

@@ -79,7 +79,7 @@ def trainer_of(
     shape, settings = CASES[case]
     config = replace(TRAIN, **(settings | changes))
     model = small_model(train=True, dropout=dropout, dropatt=dropout, **shape)
-    model.recompute = config.recompute
+    model.backbone.recompute = config.recompute
     if stored is not None:
         set_weights(model, stored, "what was saved")
     loader = StreamLoader(

@@ -29,9 +29,10 @@ from transformer_xl.analysis.attention import (
 from transformer_xl.analysis.heatmaps import Passage, draw_by_distance, draw_passages
 from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli.journeys.attention import attention
-from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
+from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
+from transformer_xl.model.baselines import build_model
 from transformer_xl.ops.masks import visible
 from transformer_xl.ops.reference import scores_by_term
 
@@ -87,15 +88,14 @@ def attended(model: nn.Module, ids: torch.Tensor, memory: Any, call: Lengths) ->
     for layer in layers_of(model):  # type: ignore[arg-type]
         attention = layer.attention
         hooks.append(attention.output.register_forward_pre_hook(lambda _, args: heads.append(args[0])))
-        hooks.append(attention.register_forward_pre_hook(lambda module, args: given.append((module, *args[:2]))))
+        hooks.append(layer.register_forward_pre_hook(lambda module, args: given.append((module.attention, *args[:2]))))
     with watch_attention(model, maps.append), torch.no_grad():  # type: ignore[arg-type]
         _, memory = model.hidden(ids, memory, call)  # type: ignore[operator]
     for hook in hooks:
         hook.remove()
     values = []
     for module, x, past in given:
-        _, _, v = module._heads(module.qkv(module.norm(x) if module.pre_lnorm else x), 3)
-        values.append(torch.cat([module.keys_values(past)[1], v], dim=2))
+        values.append(module.heads(x, past)[2])
     return memory, list(zip(maps, values, strict=True)), heads
 
 
@@ -331,10 +331,10 @@ def test_what_cannot_be_is_said(home: Path, tmp_path: Path, options: dict, sente
         looked(home, tmp_path, **options)
 
 
-@pytest.mark.parametrize("changes", [{"kind": "lstm"}])
-def test_another_attention_is_refused(changes: dict):
-    with pytest.raises(ValueError, match=r'"al-rfou" without score_biases, and the model is of kind "shaw" with'):
-        averaged(small_model(**changes), text(1, 9)[0].numpy(), Lengths(tgt_len=4, mem_len=3))
+def test_a_model_without_attention_is_refused():
+    model = build_model(TransformerXLConfig(vocab_size=23, kind="lstm", n_layer=2, d_model=14, d_inner=11))
+    with pytest.raises(ValueError, match=r'or "al-rfou", and the model is of kind "lstm"'):
+        averaged(model, text(1, 9)[0].numpy(), Lengths(tgt_len=4, mem_len=3))
 
 
 def test_pictures_are_the_same_bytes_each_time_and_many_heads_have_room(tmp_path: Path):

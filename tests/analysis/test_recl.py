@@ -306,7 +306,7 @@ def test_what_a_model_is_given():
     alone = config("shaw", mem_len=0, positions=9)
     assert feeding(alone, 400).most == 400 and feeding(alone, 400, trained_context=True).most == 32
     for kind in ("vaswani", "al-rfou"):
-        absolute = config(kind, mem_len=0, positions=32)
+        absolute = config(kind, mem_len=0, positions=32 if kind == "al-rfou" else 0)
         told = feeding(absolute, 400)
         assert (told.most, told.lengths.mem_len) == (32, 0) and "last 32" in told.told
         assert feeding(absolute, 20).most == 20

@@ -34,6 +34,7 @@ from transformer_xl.runtime.files import SEAL, check_seal, held, seal
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train import metric_log as metrics
 from transformer_xl.train.metric_log import read_metrics
+from transformer_xl.train.objective import Objective
 from transformer_xl.train.writer import Aside
 
 RECIPE = """
@@ -303,10 +304,10 @@ def test_a_run_needs_no_output(home, tmp_path, monkeypatch):
 def test_a_second_interrupt_ends_at_once_with_a_sentence(home, tmp_path, monkeypatch, capsys):
     advance = Trainer.advance
 
-    def interrupted(trainer):
+    def interrupted(trainer, signals):
         for _ in range(2 * (trainer.step == 7)):  # what step 6 saves may be half-written
             os.kill(os.getpid(), signal.SIGINT)
-        return advance(trainer)
+        return advance(trainer, signals)
 
     monkeypatch.setattr(Trainer, "advance", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -393,10 +394,10 @@ def test_holding_a_folder_leaves_nothing_where_nothing_was(tmp_path):
 def test_checkpoints_leave_no_garbage_but_the_last_ones(home, tmp_path, monkeypatch):
     found, advance = {}, Trainer.advance
 
-    def collected(trainer):
+    def collected(trainer, signals):
         if trainer.step in (7, 87):
             found[trainer.step] = gc.collect()
-        return advance(trainer)
+        return advance(trainer, signals)
 
     monkeypatch.setattr(Trainer, "advance", collected)
     assert main(words(home, tmp_path / "run", "--train.max-steps", "90", "--train.save-every", "2")) == 0
@@ -529,14 +530,14 @@ def test_what_is_not_finite_first_is_named(where, told):
 
 def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is(monkeypatch):
     trainer = trainer_of("plain", ALONE)
-    regular = trainer.objective
+    regular = Objective.forward
 
-    def infinite(*call, **options):
-        loss, nll, after = regular(*call, **options)
+    def infinite(self, *call, **options):
+        loss, nll, after = regular(self, *call, **options)
         return loss, nll + float("inf"), after
 
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    monkeypatch.setattr(trainer, "objective", infinite)
+    monkeypatch.setattr(Objective, "forward", infinite)
     assert trainer.advance().skipped and trainer.memory.length == 0
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 

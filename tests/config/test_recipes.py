@@ -125,7 +125,7 @@ def test_recipe_of_the_paper_has_its_settings_and_tells_their_source(name: str):
     assert config.eval_lengths == Lengths(tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len, attn_len=attn_len)
     assert (config.train.clamp_len, config.train.attn_len) == (None, None)
     assert (config.train.optimizer, config.train.schedule, config.train.clip) == ("adam", "cosine", 0.25)
-    assert not (config.model.pre_lnorm or config.model.backbone.final_norm)
+    assert not (config.model.pre_lnorm or config.model.final_norm)
     assert re.search(r"published: (perplexity )?\d+\.\d+ .*\(paper, Tables? \d", text)
     assert "Source: " in text and "\n# Measured here: " in text
     assert f"txl data {config.corpus.name}\n" in text and f"txl eval runs/{name}" in text

@@ -203,7 +203,7 @@ def test_rows_that_begin_with_zeros_are_read_apart_and_written_together():
     alone = [ids_of_rows(model, [each], GREEDY, 6)[0] for each in prompts]
     assert ids_of_rows(model, prompts, GREEDY, 6) == alone
     with pytest.raises(AssertionError, match="rows of one length"):
-        model.empty_memory(2, lengths(4), valid=torch.tensor([0, -1]))
+        model.empty_memory(2, Lengths(tgt_len=1, mem_len=4), valid=torch.tensor([0, -1]))
 
 
 def test_the_state_stays_as_small_as_mem_len(monkeypatch):

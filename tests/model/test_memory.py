@@ -152,7 +152,7 @@ def test_a_state_moves_to_another_dtype_and_device() -> None:
     for a, b in zip(narrow.to(torch.float64).layers, memory.layers, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # rounded once to float32
     assert {x.device.type for x in [*memory.to("meta").layers, memory.to("meta").valid]} == {"meta"}
-    window = Sliding(model, 4).empty_memory(2, Lengths(tgt_len=1, mem_len=4))
+    window = Sliding(model, 4).empty_memory(2, lengths(4))
     assert {x.device.type for x in window.to("meta")} == {"meta"}
 
 

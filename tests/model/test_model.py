@@ -408,7 +408,7 @@ def test_what_a_call_cannot_take_is_told_in_one_sentence() -> None:
     for line in lines:
         what = line.split()[0].replace("row", "ids").replace("windows", "memory").replace("states", "memory")
         what = what.replace("cache", "memory")
-        assert f"| ValueError {what} must " in line and line.endswith(".") and "\n" not in line, line
+        assert f"| Mistake {what} must " in line and line.endswith(".") and "\n" not in line, line
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.int32, torch.uint32])

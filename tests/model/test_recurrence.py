@@ -350,7 +350,7 @@ def test_layers_computed_again_in_backward_give_the_same_gradients_and_keep_less
 
     def step(recompute: bool) -> tuple[list[torch.Tensor], int]:
         model, kept = small_model(train=True, dropout=0.3, dropatt=0.3, **variant), 0
-        model.recompute = recompute
+        model.backbone.recompute = recompute
 
         def count(x: torch.Tensor) -> torch.Tensor:
             nonlocal kept
@@ -377,10 +377,11 @@ from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
 sizes = dict(n_layer=1, n_head=2, d_head=4, d_model=8, d_inner=8, dropout=0.1)
 model, counter = TransformerXL(TransformerXLConfig(vocab_size=23, **sizes)).train(), CompileCounter()
 model.compile(backend=counter)
-memory = None
+lengths = Lengths(tgt_len=4, mem_len=16)
+memory = model.empty_memory(2, lengths)
 for _ in range(6):
     ids = torch.randint(23, (2, 4))
-    nll, memory = model(ids, ids, memory, Lengths(tgt_len=4, mem_len=16))
+    nll, memory = model(ids, ids, memory, lengths)
     nll.sum().backward()
     print(counter.frame_count)
 """

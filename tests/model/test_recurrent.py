@@ -38,7 +38,7 @@ def small(kind: str, *, train: bool = False, dtype: torch.dtype = torch.float64,
     torch.manual_seed(1)
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "d_model": 14, "d_inner": 11, "proj_init_std": 0.3}
     model = build_model(TransformerXLConfig(kind=kind, **sizes | changes)).to(dtype).train(train)
-    assert isinstance(model, Recurrent)
+    assert isinstance(model.backbone, Recurrent)
     with torch.no_grad():  # large enough that every influence shows
         for parameter in model.parameters():
             parameter.mul_(3)

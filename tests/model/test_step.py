@@ -18,8 +18,7 @@ from small_models import VARIANTS, lengths, small_model, text
 from transformer_xl.cli.journeys.generate import _compiling_problems
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling, stream
-from transformer_xl.model.inference import Step, Way, has_compiler, stepping
-from transformer_xl.model.memory import KVCache
+from transformer_xl.model.inference import KVCache, Step, Way, has_compiler, stepping
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -102,7 +101,7 @@ def test_nothing_grows_or_moves(way: Way) -> None:
     held = set()
     for token in text(2, 12).split(1, dim=1):
         step(token)
-        held.add(tuple(x.data_ptr() for x in (*step.rings, step.place, step.held)))
+        held.add(tuple(x.data_ptr() for x in (*step.rings, step.slot, step.held)))
     assert len(held) == 1
 
 

@@ -180,10 +180,10 @@ from transformer_xl.cli.main import main
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 if os.environ["RANK"] == "1" and attempt < 2:
     advance = train.Trainer.advance
-    def dying(trainer):
+    def dying(trainer, *signals):
         if trainer.step == (2, 10)[attempt]:
             os.kill(os.getpid(), signal.SIGKILL)
-        return advance(trainer)
+        return advance(trainer, *signals)
     train.Trainer.advance = dying
 sys.exit(main(sys.argv[1:]))
 """

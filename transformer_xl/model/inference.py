@@ -92,7 +92,7 @@ class KVCache:
             cache.ground = [(k[0], v[0]) for k, v in (project(zeros) for project in projections)]
         return cache
 
-    def grown(self, mem_len: int) -> KVCache:
+    def grown(self, mem_len: int, *, zero_ground: bool = False) -> KVCache:
         """Itself: it was made as long as its lengths want it."""
         return self
 
@@ -286,7 +286,7 @@ def stepping(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False
     A `KVCache` of Transformer-XL, and of no baseline, becomes a step: on CUDA one that is captured as a CUDA graph, on
     a CPU one that is compiled, if `compiled` asks for it. Other states go on through `log_probs`.
     """
-    if not isinstance(state, KVCache) or model.config.kind != "transformer-xl":
+    if not isinstance(state, KVCache) or not hasattr(model, "backbone") or model.config.kind != "transformer-xl":
         return state
     if state.device.type == "cuda":
         return Step(model, state, lengths, "captured")

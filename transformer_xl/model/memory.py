@@ -50,12 +50,19 @@ class Memory(NamedTuple):
         full = torch.full((layer.shape[0],), self.length, device=layer.device)
         return full if self.valid is None else self.valid
 
-    def grown(self, mem_len: int) -> Memory:
-        """With `zero_ground`: as long as `mem_len`, with zeros in front. Other memories stay as they are."""
-        lacking = mem_len - self.length
-        if not self.zero_ground or lacking <= 0:
+    def grown(self, mem_len: int, *, zero_ground: bool = False) -> Memory:
+        """With `zero_ground`, its own or the given one: as long as `mem_len`, where zeros that count fill what a row
+        lacks. Other memories stay as they are."""
+        lacking = max(mem_len - self.length, 0)
+        if not (self.zero_ground or zero_ground):
             return self
-        return self._replace(layers=tuple(pad(x, (0, 0, lacking, 0)) for x in self.layers))
+        if self.valid is None and not lacking:
+            return self._replace(zero_ground=True)
+        length = self.length + lacking
+        unused = torch.arange(length, device=self.layers[0].device) < length - self.counts[:, None]
+        padded = (pad(x, (0, 0, lacking, 0)) for x in self.layers)
+        layers = tuple(x.masked_fill(unused[..., None], 0) for x in padded)
+        return Memory(layers, None if length <= mem_len else self.counts.clamp(min=mem_len), zero_ground=True)
 
     def context(
         self, x: Float[Tensor, "B T D"], lengths: Lengths, encode: Callable[..., Iterable[Any]]

@@ -137,7 +137,7 @@ class TransformerXLBackbone(nn.Module):
         """
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
-        state = state.grown(lengths.mem_len)
+        state = state.grown(lengths.mem_len, zero_ground=self.config.zero_memory)
         x = self.dropout(x)
         recompute = self.recompute and torch.is_grad_enabled()
         call: Any = partial(checkpoint, use_reentrant=False) if recompute else nn.Module.__call__
@@ -183,7 +183,8 @@ class TransformerXLBackbone(nn.Module):
         """A memory as the cache that gives the same numbers, in the precision it is made in."""
         layers: Any = self.layers
         projections = [layer.attention.keys_values for layer in layers]
-        return KVCache.of_memory(memory.grown(lengths.mem_len), lengths, projections)
+        memory = memory.grown(lengths.mem_len, zero_ground=self.config.zero_memory)
+        return KVCache.of_memory(memory, lengths, projections)
 
 
 class Prediction(NamedTuple):
