@@ -78,7 +78,7 @@ class Ours:
 
     def _state(self, batch: int, length: int) -> Any:
         sizes = self.module.config
-        memory = Memory.zeros(sizes.n_layer, batch, length, sizes.d_model, device=self.module.content_bias.device)
+        memory = Memory.zeros(sizes.n_layer, batch, length, sizes.d_model, device=self.module.softmax.bias.device)
         return self.module.cached(memory, self.lengths) if self.caching else memory
 
     def score(self, ids: Tensor, targets: Tensor, state: Any) -> tuple[Tensor, Any]:

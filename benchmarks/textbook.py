@@ -166,7 +166,7 @@ class Textbook:
         if not plain:
             raise NotImplementedError("the textbook model has no projected embeddings and no pre-norm")
         self.module = Model(sizes)
-        self.module.load_state_dict(read_weights(job))
+        self.module.load_state_dict({name.removeprefix("backbone."): x for name, x in read_weights(job).items()})
         self.module.to(job["device"])
 
     def empty(self, batch: int) -> State:

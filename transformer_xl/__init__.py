@@ -12,14 +12,23 @@ if TYPE_CHECKING:
     from .config.settings import Lengths, TransformerXLConfig
     from .interop import load_model
     from .model.memory import Memory
-    from .model.transformer_xl import TransformerXL
+    from .model.transformer_xl import TransformerXL, TransformerXLBackbone
 
     __version__: str
 
-__all__ = ["Lengths", "Memory", "TransformerXL", "TransformerXLConfig", "__version__", "load_model"]
+__all__ = [
+    "Lengths",
+    "Memory",
+    "TransformerXL",
+    "TransformerXLBackbone",
+    "TransformerXLConfig",
+    "__version__",
+    "load_model",
+]
 
 _HOMES = {
     "TransformerXL": "model.transformer_xl",
+    "TransformerXLBackbone": "model.transformer_xl",
     "TransformerXLConfig": "config.settings",
     "Lengths": "config.settings",
     "Memory": "model.memory",

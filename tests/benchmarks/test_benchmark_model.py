@@ -35,7 +35,7 @@ B, T, M = 3, 7, 11
 
 def textbook_of(model: TransformerXL) -> Model:
     textbook = Model(asdict(model.config))
-    textbook.load_state_dict(model.state_dict())
+    textbook.load_state_dict({name.removeprefix("backbone."): value for name, value in model.state_dict().items()})
     return textbook
 
 
@@ -178,7 +178,7 @@ def test_different_losses_end_the_benchmark() -> None:
 def test_losses_show_a_wrong_attention() -> None:
     model = TransformerXL(Options(size="toy").config().model).eval()
     ids, mean_square = text(B, 65), torch.zeros(())
-    for change in ("position_bias", "layers.0.attention.position.weight"):
+    for change in ("backbone.position_bias", "backbone.layers.0.attention.position.weight"):
         read = []
         for changed in (False, True):
             with torch.no_grad():

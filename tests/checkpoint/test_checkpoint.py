@@ -6,7 +6,7 @@ import json
 import pickle
 import resource
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -153,8 +153,9 @@ def test_the_layout_is_the_documented_one_and_nothing_is_pickled(tmp_path, model
     training = {"training.safetensors", "training.json"}
     assert names == {"model.safetensors", "config.json", "vocab.json", "SHA256SUMS"} | training
     for content in snapshot(folder).values():
-        with pytest.raises((pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, AttributeError)):
-            pickle.loads(content)
+        with suppress(pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, AttributeError):
+            value = pickle.loads(content)  # the first bytes may by chance be those of a constant
+            assert value is None or isinstance(value, bool | int)
 
 
 def test_all_files_are_as_readable_as_new_ones_are(tmp_path, model):
@@ -179,9 +180,12 @@ def test_one_sentence_lists_every_mismatch(tmp_path, model):
     with pytest.raises(ValueError) as caught:
         load_weights(other, folder)
     message = str(caught.value)
-    assert "missing: layers.2." in message and "and 5 more" in message
-    assert "wrong shape: layers.0.feed_forward.inner.weight is 11x14 in the file and 13x14 in the model" in message
-    with pytest.raises(ValueError, match=r"unexpected: layers\.1"):
+    assert "missing: backbone.layers.2." in message and "and 5 more" in message
+    assert (
+        "wrong shape: backbone.layers.0.feed_forward.inner.weight is 11x14 in the file and 13x14 in the model"
+        in message
+    )
+    with pytest.raises(ValueError, match=r"unexpected: backbone\.layers\.1"):
         load_weights(TransformerXL(replace(SHAPE, n_layer=1)), folder)
     for name, value in other.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
@@ -229,8 +233,8 @@ def test_other_settings_in_the_config_are_named(tmp_path, model):
     path.write_text(json.dumps(content | {"model": content["model"] | {"n_layers": 3}, "train": {"speed": "fast"}}))
     with pytest.raises(ValueError, match=r"does not know: model\.n_layers, train\.speed"):
         load_config(folder)
-    path.write_text(json.dumps(content | {"version": 2}))
-    with pytest.raises(ValueError, match="format version 2"):
+    path.write_text(json.dumps(content | {"version": 3}))
+    with pytest.raises(ValueError, match="format version 3"):
         load_config(folder)
     path.write_text(json.dumps(content | {"model": content["model"] | {"n_layer": "three"}}))
     with pytest.raises(ValueError, match="wrong type"):

@@ -149,7 +149,7 @@ def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
         ({"untie_r": True}, "one pair of biases, and this one has model.untie_r"),
         (
             {"final_norm": True, "layer_norm_epsilon": 1e-12},
-            "has model.backbone.final_norm; its model.layer_norm_epsilon is 1e-5, and this one's 1e-12",
+            "has model.final_norm; its model.layer_norm_epsilon is 1e-5, and this one's 1e-12",
         ),
         ({"kind": "shaw", "positions": 9}, r"its model\.kind is transformer-xl, and this one's is shaw"),
         ({"embedding_scale": 1.0}, r"its model.embedding_scale is sqrt\(d_model\), and this one's 1.0"),

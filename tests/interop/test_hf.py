@@ -438,7 +438,12 @@ def test_the_code_of_the_folder_imports_only_itself_and_transformers(pair):
                 assert ({node.module} if node.module else {alias.name for alias in node.names}) <= here
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-                assert {name.partition(".")[0] for name in names} <= {"torch", "transformers", *sys.stdlib_module_names}
+                assert {name.partition(".")[0] for name in names} <= {
+                    "torch",
+                    "transformers",
+                    "typing_extensions",
+                    *sys.stdlib_module_names,
+                }
 
 
 @pytest.mark.parametrize(

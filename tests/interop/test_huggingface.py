@@ -77,7 +77,7 @@ def test_losses_memories_and_gradients_equal_theirs(case):
     model, lengths, memory = imported.model(), imported.config.eval_lengths, None
     bar = {"rtol": 0, "atol": BAR[expected["nll"].dtype]}
     if "memory.0.0" in expected:
-        model.config = replace(model.config, zero_memory=False)
+        model.backbone.config = replace(model.config, zero_memory=False)
         memory = Memory(
             tuple(expected[f"memory.0.{layer}"].transpose(0, 1) for layer in range(len(model.backbone.layers)))
         )

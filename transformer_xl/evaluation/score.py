@@ -40,7 +40,7 @@ class Scoring(Protocol):
     for_inference: Callable[..., Any]
     empty_cache: Callable[..., Any]
 
-    def __call__(self, *args: Any) -> tuple[Tensor, Any]: ...
+    __call__: Callable[..., Any]
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import TypeVar
 
 from ..config.settings import Lengths, TransformerXLConfig
 from ..ops import relative_attention
@@ -25,7 +26,7 @@ from .attention import Linear, Positions, Projected, RelativeMultiheadAttention,
 from .inference import KVCache, check_state, inference_copy
 from .memory import Memory
 
-State = TypeVar("State", Memory, KVCache)
+State = TypeVar("State", Memory, KVCache, default=Memory)
 
 
 class FeedForward(nn.Module):
@@ -151,6 +152,12 @@ class TransformerXLBackbone(nn.Module):
             outputs[-1] = self.final_norm(x)
         return outputs, state.extend(inputs, mem_len=lengths.mem_len)
 
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, memory: State | None, lengths: Lengths
+        ) -> tuple[list[Float[Tensor, "B T D"]], State]: ...
+
     def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[Positions | tuple[()]]:
         """Each layer's encodings of the distances length - 1, ..., 0, and its biases."""
         encodings = sinusoids(length, self.config.d_model, clamp_len=clamp_len, device=like.device, dtype=like.dtype)
@@ -197,6 +204,16 @@ class Prediction(NamedTuple):
     """What the embedding's `lookup` returned."""
 
 
+def draw_weight(model: TransformerXL, name: str, weight: Tensor) -> None:
+    """Projections N(0, proj_init_std), biases of the softmax 0, others by the backbone's rule."""
+    if "projections" in name:
+        nn.init.normal_(weight, 0.0, model.config.proj_init_std)
+    elif "softmax" in name and name.endswith("bias"):
+        nn.init.zeros_(weight)
+    else:
+        model.backbone.init_weight(name, weight)
+
+
 class TransformerXL(nn.Module):
     """A language model: embedding, backbone, softmax. Its state is a `Memory`; None starts with an empty one."""
 
@@ -226,16 +243,7 @@ class TransformerXL(nn.Module):
         """Draw new weights."""
         own = self.backbone.named_parameters(prefix="backbone", recurse=False)
         for name, weight in dict([*own, *self.named_parameters()]).items():  # in this order: a seed means the same
-            self.init_weight(name, weight)
-
-    def init_weight(self, name: str, weight: Tensor) -> None:
-        """Projections N(0, proj_init_std), biases of the softmax 0, others by the backbone's rule."""
-        if "projections" in name:
-            nn.init.normal_(weight, 0.0, self.config.proj_init_std)
-        elif "softmax" in name and name.endswith("bias"):
-            nn.init.zeros_(weight)
-        else:
-            self.backbone.init_weight(name, weight)
+            draw_weight(self, name, weight)
 
     def forward(
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
@@ -243,6 +251,12 @@ class TransformerXL(nn.Module):
         """Nats of each target, in order (0 where it is -1: not scored), and the memory for the next segment."""
         prediction, after = self.predict(ids, targets, memory, lengths)
         return prediction.nll, after
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, ids: Tensor, targets: Tensor, memory: State | None, lengths: Lengths
+        ) -> tuple[Float[Tensor, "B T"], State]: ...
 
     def predict(
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths

@@ -33,7 +33,7 @@ from .tokenizer import fast_tokenizer
 
 _PACKAGE = Path(__file__).parents[2]
 _FIRST = ("interop", "hf", "modeling_transformer_xl")
-_FOUND_THERE = {"torch", "transformers", *sys.stdlib_module_names}
+_FOUND_THERE = {"torch", "transformers", "typing_extensions", *sys.stdlib_module_names}
 
 
 def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:

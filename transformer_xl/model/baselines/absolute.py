@@ -24,7 +24,7 @@ from ...mistake import Mistake
 from ..adaptive import AdaptiveSoftmax
 from ..attention import content_attention, sinusoids
 from ..inference import check_state
-from ..transformer_xl import State, TransformerXL, TransformerXLBackbone
+from ..transformer_xl import State, TransformerXL, TransformerXLBackbone, draw_weight
 
 
 class Vaswani(TransformerXLBackbone):
@@ -84,7 +84,7 @@ class Auxiliary(TransformerXL):
             sizes = (config.vocab_size, config.embed_width, config.d_model)
             self.second_softmax = AdaptiveSoftmax(*sizes, cutoffs=config.cutoffs, div_val=config.div_val)
             for name, weight in self.second_softmax.named_parameters(prefix="second_softmax"):
-                self.init_weight(name, weight)
+                draw_weight(self, name, weight)
 
     def auxiliary_nll(
         self,
