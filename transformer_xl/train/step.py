@@ -24,7 +24,7 @@ from ..evaluation.measures import figure, tokens_per_second
 from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.memory import Memory
-from ..model.transformer_xl import TransformerXL
+from ..model.transformer_xl import TransformerXL, ordered_weights
 from ..runtime.device import autocast
 from ..runtime.ranks import Ranks
 from .averaging import Average
@@ -90,7 +90,7 @@ def train_step(
             (loss * ranks.size).backward()  # ranks take the mean of their gradients
         totals[0] += nll.detach().sum(dtype=torch.float64)
         left.append(after)
-    totals[1] = whole(nn.utils.clip_grad_norm_(model.parameters(), config.clip or math.inf))
+    totals[1] = whole(nn.utils.clip_grad_norm_(ordered_weights(model).values(), config.clip or math.inf))
     nats, norm = totals.tolist()  # the one time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])
     result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops))
