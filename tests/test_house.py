@@ -242,3 +242,45 @@ def test_constraints_pin_everything_and_nothing_of_this_machine():
     pins = [line for line in lines if line and not line.startswith("#")]
     assert pins[0].startswith("torch==")
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", pin) for pin in pins)
+
+
+def test_the_models_page_stays_a_page():
+    tree = ast.parse((PACKAGE / "model" / "transformer_xl.py").read_text())
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("TransformerXL")]
+    assert [node.name for node in classes] == ["TransformerXLBackbone", "TransformerXL"]
+    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in classes) <= 220
+    for node in classes:
+        assert len([inner for inner in node.body if isinstance(inner, ast.FunctionDef)]) <= 10, node.name
+
+
+FRAMES = """
+import sys, torch, transformer_xl
+from pathlib import Path
+from transformer_xl import Lengths, TransformerXL, TransformerXLConfig
+from transformer_xl.train.objective import Objective
+
+model = TransformerXL(TransformerXLConfig(vocab_size=7, n_layer=1, n_head=2, d_head=3, d_model=6, d_inner=5))
+op, home, found = model.backbone.layers[0].attend, str(Path(transformer_xl.__file__).parent), []
+
+def seen(*inputs, **options):
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(home):
+            found.append(frame.f_code.co_qualname)
+        frame = frame.f_back
+    return op(*inputs, **options)
+
+model.backbone.layers[0].attend = seen
+ids = torch.zeros(1, 4, dtype=torch.int64)
+Objective(model)(ids, ids, None, Lengths(tgt_len=4, mem_len=4))
+print(*reversed(found), op.__name__)
+"""
+
+
+def test_few_frames_lie_between_the_objective_and_the_op():
+    # A process of its own: what checks types in tests adds frames.
+    done = subprocess.run([sys.executable, "-c", FRAMES], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout.split() == [
+        *("Objective.forward", "TransformerXL.predict", "TransformerXLBackbone.forward", "DecoderLayer.forward"),
+        "relative_attention",
+    ], done.stderr
