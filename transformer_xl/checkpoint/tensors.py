@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ..config.values import listing
 from ..mistake import Mistake
 
 
@@ -71,12 +72,7 @@ def _misfits(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iter
     ]
     for kind, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)):
         if found:
-            yield f"{kind}: {some(found)}"
-
-
-def some(names: Iterable[str], shown: int = 8) -> str:
-    names = list(names)
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+            yield f"{kind}: {listing(found)}"
 
 
 def dimensions(shape: torch.Size) -> str:

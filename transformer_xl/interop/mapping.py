@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checkpoint.tensors import current_name, dimensions, some
+from ..checkpoint.tensors import current_name, dimensions
 from ..config.settings import TransformerXLConfig
+from ..config.values import listing
 from ..mistake import Mistake
 from ..model.baselines import build_model
 from .source import Source
@@ -124,7 +125,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
             problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
     problems += _lacking(source, placed, parts, first.values())
     if problems:
-        raise Mistake(f"{source.path} does not hold the model it should: {some(problems, 12)}.")
+        raise Mistake(f"{source.path} does not hold the model it should: {listing(problems, 12)}.")
     exact = any(array.dtype == torch.float64 for array in source.arrays.values())
     pieces: dict[str, list[Tensor]] = {}
     for (name, _), part in sorted(parts.items(), key=lambda item: item[0]):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import LoadedModel
-from ..checkpoint.tensors import some
 from ..config.settings import RunConfig
+from ..config.values import listing
 from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.baselines import build_model
@@ -119,7 +119,7 @@ def _report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> l
     lines = [f"{len(source.spelled)} arrays ({numbers:,} numbers{tied}), each used once."]
     for reason in dict.fromkeys(source.left_out.values()):
         names = [printable(name) for name, why in source.left_out.items() if why == reason]
-        lines.append(f"Left out ({reason}): {some(names, 1000)}.")
+        lines.append(f"Left out ({reason}): {listing(names, 1000)}.")
     if source.run is None and source.dialect.clusters_reversed and config.model.cutoffs:
         lines.append("The columns of the softmax's clusters were in reverse order, and were turned around.")
     if any(array.dtype == torch.float64 for array in source.arrays.values()):

@@ -14,9 +14,9 @@ from ...checkpoint import find_checkpoint
 from ...config.recipe import text_name
 from ...config.settings import CorpusConfig
 from ...config.values import listed
-from ...data.corpora.published import WHOLE
 from ...data.corpus import Corpus
 from ...data.datasets import open_corpus
+from ...data.header import WHOLE
 from ...data.reading import read_text_file
 from ...data.vocab import Vocab
 from ...mistake import Mistake
