@@ -161,7 +161,7 @@ class Stores:
             for segment in map(loader.segment, range(min(len(loader), 5))):
                 if max(segment.ids.max(), segment.targets.max()) >= len(corpus.vocab):
                     raise Finding("an id is outside the vocabulary")
-        _ = (corpus.about, corpus.caveat, corpus.vocab.symbol_bytes(), corpus.vocab.opening, str(corpus.vocab))
+        _ = (corpus.about, corpus.caveat, corpus.vocab.token_sizes(), corpus.vocab.opening, str(corpus.vocab))
 
 
 class Checkpoints:
@@ -304,7 +304,7 @@ class Tokenisers:
             text += b"\n"  # as `pieces` does
         ids, kept = vocab.encode(text), text.replace(b"\n", b" " if vocab.unit == "word" else b"")
         back, kept = vocab.decode_bytes(ids), kept if vocab.newlines == "drop" else text
-        if vocab.symbol_bytes().shape != (len(vocab),):
+        if vocab.token_sizes().shape != (len(vocab),):
             raise Finding("a symbol has no size")
         if vocab.unit == "word":
             back, kept = (b" ".join(word.encode() for word in side.decode().split()) for side in (back, kept))

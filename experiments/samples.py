@@ -12,7 +12,7 @@ import argparse
 
 from transformer_xl import load_model
 from transformer_xl.data.corpora.detokenise import readable
-from transformer_xl.data.datasets import open_corpus, tokenised
+from transformer_xl.data.datasets import is_tokenised, open_corpus
 from transformer_xl.evaluation.generate import Sampling, generate
 from transformer_xl.runtime.device import reuse_memory
 
@@ -33,7 +33,7 @@ def main() -> None:
     decode = vocab.decode if vocab.is_text else vocab.decode_bytes
     contexts = [decode(ids[start:end]) for start, end in zip(starts, ends, strict=True)]
     written = generate(model, vocab, contexts, config.eval_lengths, Sampling(seed=given.seed), given.tokens)
-    show = readable if tokenised(config.corpus.name) else str
+    show = readable if is_tokenised(config.corpus.name) else str
     for number, (context, text, end) in enumerate(zip(contexts, written, ends, strict=True), start=1):
         shown = context if isinstance(context, str) else context.decode("utf-8", "replace")
         parts = {"Context": shown, "Transformer-XL": text, "Reference": vocab.decode(ids[end : end + given.tokens])}

@@ -22,7 +22,7 @@ from transformer_xl.checkpoint import set_weights, weights
 from transformer_xl.config.settings import TrainConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
-from transformer_xl.runtime.ranks import Ranks, together
+from transformer_xl.runtime.ranks import Ranks, join_ranks
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.objective import Objective
 from transformer_xl.train.parallel import whole
@@ -168,7 +168,7 @@ def all_findings(ranks: Ranks, parallel: str) -> dict[str, dict[str, Tensor]]:
 
 
 def main(folder: Path) -> None:
-    with together(torch.device("cpu")) as ranks:
+    with join_ranks(torch.device("cpu")) as ranks:
         for parallel in ("ddp", "fsdp"):
             found = all_findings(ranks, parallel)
             if ranks.first:

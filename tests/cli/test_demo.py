@@ -22,7 +22,7 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.model.transformer_xl import DecoderLayer
-from transformer_xl.runtime.files import held
+from transformer_xl.runtime.files import lock_folder
 from transformer_xl.train.metric_log import read_metrics
 
 TEXT = Path(os.__file__).read_bytes()[:20_000]
@@ -142,7 +142,7 @@ def test_a_second_one_leaves_the_folder_of_one_that_runs(demo, capsys):
 
     assert demo(Machine(4)) == 0
     first = folder()
-    with held(first):  # as the one that runs there does
+    with lock_folder(first):  # as the one that runs there does
         assert demo(Machine(4)) == 0
     second = folder()
     assert first != second and find_checkpoint(first) and find_checkpoint(second)

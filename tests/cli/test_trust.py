@@ -30,12 +30,12 @@ from transformer_xl.checkpoint.parts import FILES
 from transformer_xl.cli.journeys.train import STOPPED, refuse_run
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe
-from transformer_xl.runtime.files import SEAL, check_seal, held, seal
+from transformer_xl.runtime.files import SEAL, check_seal, lock_folder, seal
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train import metric_log as metrics
 from transformer_xl.train.metric_log import read_metrics
 from transformer_xl.train.objective import Objective
-from transformer_xl.train.writer import Aside
+from transformer_xl.train.writer import BackgroundWriter
 
 RECIPE = """
 [model]
@@ -254,7 +254,7 @@ def test_a_folder_that_is_no_run_is_left_alone(home, tmp_path, capsys):
 def test_a_run_in_progress_is_in_use_whether_it_saved_or_not(home, run, more, saved, capsys):
     if not saved:
         shutil.rmtree(run / "checkpoints")
-    with held(run):
+    with lock_folder(run):
         assert refusal(words(home, run, *more), capsys).startswith(f"txl: {run} is in use by another process. Wait")
 
 
@@ -365,7 +365,7 @@ def test_what_is_whole_stays(run):
 
 
 def _hold(folder: Path, ready, done) -> None:
-    with held(folder):
+    with lock_folder(folder):
         ready.set()
         done.wait(60)
 
@@ -376,17 +376,17 @@ def test_a_folder_is_held_by_one_process_until_that_ends(tmp_path):
     other = context.Process(target=_hold, args=(tmp_path / "run", ready, done))
     other.start()
     assert ready.wait(60)
-    with pytest.raises(BlockingIOError, match="in use by another process"), held(tmp_path / "run"):
+    with pytest.raises(BlockingIOError, match="in use by another process"), lock_folder(tmp_path / "run"):
         pass
     os.kill(other.pid or 0, 9)
     other.join()
-    with held(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         (tmp_path / "run" / "kept").touch()
     assert (tmp_path / "run" / "kept").exists()
 
 
 def test_holding_a_folder_leaves_nothing_where_nothing_was(tmp_path):
-    with held(tmp_path / "a" / "b"):
+    with lock_folder(tmp_path / "a" / "b"):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -405,7 +405,7 @@ def test_checkpoints_leave_no_garbage_but_the_last_ones(home, tmp_path, monkeypa
 
 
 def test_copies_stay_as_they_are_until_the_work_on_them_is_done_and_their_memory_is_used_again():
-    aside, tensor, found = Aside(), torch.arange(6.0).view(2, 3).T, []
+    aside, tensor, found = BackgroundWriter(), torch.arange(6.0).view(2, 3).T, []
     for number in range(3):
         copy = aside.snapshot().take("tensor", tensor + number)
         aside.begin(lambda copy=copy: (threading.Event().wait(0.05), found.append((copy.clone(), copy.data_ptr()))))
@@ -414,11 +414,11 @@ def test_copies_stay_as_they_are_until_the_work_on_them_is_done_and_their_memory
     assert all(torch.equal(copy, tensor + number) for number, (copy, _) in enumerate(found))
     assert len({place for _, place in found}) == 1
     assert aside.snapshot().take("tensor", tensor.double()).dtype == torch.float64
-    assert Aside(kept=False).snapshot().take("tensor", tensor).numel() == 0
+    assert BackgroundWriter(kept=False).snapshot().take("tensor", tensor).numel() == 0
 
 
 def test_work_goes_on_aside_in_order_and_its_failure_is_told():
-    gate, done, aside = threading.Event(), [], Aside()
+    gate, done, aside = threading.Event(), [], BackgroundWriter()
 
     def work():
         gate.wait(60)

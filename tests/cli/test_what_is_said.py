@@ -23,7 +23,7 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.runtime.device import resolve_device
-from transformer_xl.runtime.ranks import together
+from transformer_xl.runtime.ranks import join_ranks
 
 MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
 TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 2 --train.log-every 2")
@@ -85,7 +85,7 @@ def environment(monkeypatch):
 def test_what_is_no_whole_launch_is_one_process(missing, value, environment, capsys):
     given = {name: word for name, word in LAUNCH.items() if name != missing}
     environment(**given, **({} if value is None else {missing: value}))
-    with together("cpu") as ranks:
+    with join_ranks("cpu") as ranks:
         assert (ranks.rank, ranks.size) == (0, 1)
     told = capsys.readouterr().err
     if missing == "WORLD_SIZE":

@@ -27,7 +27,7 @@ from transformer_xl.data.corpora.download import Origin
 from transformer_xl.data.corpora.preparing import prepare
 from transformer_xl.data.corpora.published import DATASETS, SPLITS, Counts, Dataset, File, Package, Protocol, Substitute
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.datasets import open_corpus, tokenised
+from transformer_xl.data.datasets import is_tokenised, open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.texts import read_splits
@@ -62,7 +62,7 @@ class TestVocab:
         vocab = Vocab.build("char", [text], closed=closed)
         assert vocab.decode(vocab.encode(text)) == text
         assert len(vocab.encode(text)) == len(text)
-        assert vocab.symbol_bytes()[vocab.encode(text)].sum() == len(text.encode())
+        assert vocab.token_sizes()[vocab.encode(text)].sum() == len(text.encode())
 
     @settings(deadline=None)
     @given(lines=st.lists(st.lists(st.sampled_from(["the", "cat", "\u00e9t\u00e9", "<unk>"]), max_size=4), max_size=6))
@@ -115,8 +115,8 @@ class TestVocab:
 
     def test_bytes_of_a_word_include_the_space_after_it(self) -> None:
         vocab = Vocab.build("word", ["\u00e9t\u00e9 a\n"])
-        assert vocab.symbol_bytes().tolist() == [1, 6, 2, 6]
-        assert Vocab.build("byte", []).symbol_bytes().sum() == 256
+        assert vocab.token_sizes().tolist() == [1, 6, 2, 6]
+        assert Vocab.build("byte", []).token_sizes().sum() == 256
 
     @pytest.mark.parametrize("unit", UNITS)
     def test_json_holds_the_whole_vocabulary(self, unit) -> None:
@@ -750,9 +750,9 @@ class TestPublished:
         assert corpus.path == home / "corpora" / "words+mine" and corpus.name == "words+mine"
         assert corpus.vocab.symbols == ("<S>", "dog", "cat", "<UNK>") and corpus.vocab.unk == 3
         for name in ("words", "words-partial", "words+mine", "words+mine-partial", "wikitext-2-raw"):
-            assert tokenised(name)
+            assert is_tokenised(name)
         for name in ("wordsmith", "ptb-char", "enwik8", "text8-partial", "a/path"):
-            assert not tokenised(name)
+            assert not is_tokenised(name)
 
     def test_a_list_replaces_the_training_split_only_where_that_is_not_whole(self, words: Path, monkeypatch):
         known = DATASETS["words"]
@@ -915,7 +915,7 @@ class TestBytePairs:
         corpus = open_corpus(config)
         vocab, ids = corpus.vocab, corpus.split("train").ids
         assert vocab.decode_bytes(ids) == self.TEXT.encode()[: len(self.TEXT.encode()) * 9 // 10]
-        assert vocab.symbol_bytes()[ids].sum() == corpus.header.splits["train"].bytes
+        assert vocab.token_sizes()[ids].sum() == corpus.header.splits["train"].bytes
         counts = np.bincount(ids, minlength=len(vocab))
         assert (np.diff(counts) <= 0).all(), "ids go by frequency"
         assert vocab.line_end == vocab.encode("\n").item() and len(vocab) == 270

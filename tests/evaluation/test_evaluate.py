@@ -141,9 +141,9 @@ def test_a_dump_is_in_corpus_order(batch_size, documents, tmp_path):
 def test_bits_per_byte_count_the_bytes_of_targets():
     model, text = TableModel(len(WORDS)), WORDS.encode(TEXT)
     loader = StreamLoader(text, batch_size=2, tgt_len=3)
-    result = evaluate(model, loader, LENGTHS, unit="word", symbol_bytes=WORDS.symbol_bytes())
-    assert result.bytes == WORDS.symbol_bytes()[text[1:]].sum()
-    assert result.bits_per_byte == result.nats / math.log(2) / WORDS.symbol_bytes()[text[1:]].sum()
+    result = evaluate(model, loader, LENGTHS, unit="word", token_sizes=WORDS.token_sizes())
+    assert result.bytes == WORDS.token_sizes()[text[1:]].sum()
+    assert result.bits_per_byte == result.nats / math.log(2) / WORDS.token_sizes()[text[1:]].sum()
     assert evaluate(model, loader, LENGTHS).bits_per_byte is None
 
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from transformer_xl.runtime.terminal import ProgressPrinter, clock, followed, seconds_left
+from transformer_xl.runtime.terminal import ProgressPrinter, clock, report_progress, seconds_left
 
 TEXT = "loss 1.3863  1:01 left"
 LINE = f"step   50/1000  {TEXT}"
@@ -40,7 +40,7 @@ def test_long_work_reports_its_progress(monkeypatch, capsys):
     """In a pipe a line every four seconds, and none for short work; the items pass unchanged."""
     now = iter(range(0, 1000, 2))
     monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: next(now))
-    assert list(followed(range(8), "scoring")) == [*range(8)]
+    assert list(report_progress(range(8), "scoring")) == [*range(8)]
     assert capsys.readouterr().err.splitlines() == [
         "scoring:  12% done, 0:28 left",
         "scoring:  38% done, 0:13 left",
@@ -48,14 +48,14 @@ def test_long_work_reports_its_progress(monkeypatch, capsys):
         "scoring:  88% done, 0:02 left",
     ]
     monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: 7.0)
-    assert list(followed(range(8), "scoring")) == [*range(8)] and capsys.readouterr().err == ""
+    assert list(report_progress(range(8), "scoring")) == [*range(8)] and capsys.readouterr().err == ""
 
 
 def test_a_terminal_has_one_line_of_progress_which_is_erased_at_the_end(monkeypatch):
     now, terminal = iter(range(100)), Terminal()
     monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: next(now))
     monkeypatch.setattr("sys.stderr", terminal)
-    assert list(followed(range(3), "scoring")) == [0, 1, 2]
+    assert list(report_progress(range(3), "scoring")) == [0, 1, 2]
     assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
     assert "scoring:  67% done, 0:02 left" in terminal.getvalue()
 

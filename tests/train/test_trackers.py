@@ -19,7 +19,7 @@ from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe, write_toml
 from transformer_xl.config.settings import RunConfig, TrainConfig
 from transformer_xl.train.metric_log import read_metrics
-from transformer_xl.train.trackers import Trackers, figures, open_trackers, require
+from transformer_xl.train.trackers import Trackers, figures, open_trackers, require_installed
 
 CONFIG = RunConfig(train=TrainConfig(max_steps=5))
 TINY = words(
@@ -272,11 +272,11 @@ def test_a_folder_named_like_a_tracker_is_not_its_package(tmp_path, monkeypatch)
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(ValueError, match="got trackio"):
-        require(("trackio",))
+        require_installed(("trackio",))
 
 
 def test_no_named_tracker_opens_nothing(tmp_path):
-    require(())
+    require_installed(())
     with open_trackers((), tmp_path / "run", CONFIG) as trackers:
         trackers.log({"step": 1, "split": "train"})
         trackers.log({"step": 1, "sample": "text"})

@@ -19,7 +19,7 @@ from ..data.vocab import Vocab
 from ..evaluation.score import EvalResult, evaluate
 from ..evaluation.sliding import Sliding
 from ..mistake import Mistake
-from ..runtime.terminal import followed
+from ..runtime.terminal import report_progress
 from .recl import ABSOLUTE, RECURRENT
 
 TOLERANCE = 0.001
@@ -92,10 +92,10 @@ def sweep(
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
     streams, call = (1, _CALL) if windows else (how.batch_size, tgt_len)
     loader = StreamLoader(split, batch_size=streams, tgt_len=call, max_tokens=how.max_tokens)
-    score = partial(evaluate, precision=precision, unit=vocab.unit, symbol_bytes=vocab.symbol_bytes())
+    score = partial(evaluate, precision=precision, unit=vocab.unit, token_sizes=vocab.token_sizes())
     results = []
     for length in fit:
-        segments = followed(loader, f"scoring with an attention length of {length:,}")
+        segments = report_progress(loader, f"scoring with an attention length of {length:,}")
         if windows:
             results.append(
                 score(Sliding(model, length, min(stride, length)), segments, lengths=Lengths(tgt_len=length, mem_len=0))

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ..config.settings import Lengths, RunConfig
 from ..mistake import Mistake
 from ..runtime.device import autocast
-from ..runtime.terminal import followed
+from ..runtime.terminal import report_progress
 
 ABSOLUTE = ("vaswani", "al-rfou")
 """Kinds of model whose positions count from the start of a segment: they have none beyond their `tgt_len`."""
@@ -266,7 +266,7 @@ def true_losses(
     device = next(model.parameters()).device
     with torch.no_grad(), autocast(precision, device):
         reader = model.for_inference(precision)
-        for first in followed(range(0, len(starts), batch_size), "scoring windows"):
+        for first in report_progress(range(0, len(starts), batch_size), "scoring windows"):
             rows = longest_first[first : first + batch_size]
             width = int(widths[rows[0]])
             span = starts[rows, None] + np.arange(width + 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..runtime.files import check_seal, remove_folder
-from .parts import FILES, read_header, whole_and_ours
+from .parts import FILES, name_damage, read_header
 
 
 def step_folder(run: str | Path, step: int) -> Path:
@@ -69,7 +69,7 @@ def put_damaged_aside(run: str | Path, warn: Callable[[str], None]) -> None:
     for folder in checkpoints(run):
         try:
             for name in FILES:
-                with whole_and_ours(folder / name):
+                with name_damage(folder / name):
                     (folder / name).stat()
                     check_seal(folder / name)
         except (ValueError, OSError) as error:

@@ -18,7 +18,7 @@ from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
 from .history import find_checkpoint
-from .parts import read_header, read_json, read_tensors, whole_and_ours
+from .parts import name_damage, read_header, read_json, read_tensors
 from .saving import TrainingState
 from .tensors import set_weights
 
@@ -55,7 +55,7 @@ def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
     size = (folder / "model.safetensors").stat().st_size
     layer = model.d_model * max(model.d_inner, 1 if model.kind in ("lstm", "qrnn") else model.n_head * model.d_head)
     if max(model.n_layer * layer, model.vocab_size, model.positions) > size:
-        with whole_and_ours(folder / "model.safetensors"):
+        with name_damage(folder / "model.safetensors"):
             raise Mistake("config.json tells of more weights")
 
 

@@ -46,7 +46,7 @@ def _own_storage(value: Tensor) -> Tensor:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors in a file, after comparing its checksum."""
-    with whole_and_ours(path):
+    with name_damage(path):
         check_seal(path)
         return load_file(plain_file(path))
 
@@ -58,7 +58,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """The JSON in a file, after comparing its checksum."""
-    with whole_and_ours(path):
+    with name_damage(path):
         check_seal(path)
         return json.loads(plain_file(path).read_text(encoding="utf-8"))
 
@@ -80,7 +80,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def whole_and_ours(path: Path) -> Iterator[None]:
+def name_damage(path: Path) -> Iterator[None]:
     """Turn an error of reading a file of a checkpoint into a sentence that names the file."""
     try:
         yield

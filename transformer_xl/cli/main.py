@@ -26,7 +26,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from ..config import recipe as recipes
 from ..config.values import alternatives, fits, from_words, shown, wanted
 from ..mistake import Mistake
-from ..runtime.launcher import launched
+from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput, Output
 from .options import COMMANDS
 from .options.train import resume_spelled_out
@@ -123,7 +123,7 @@ def dispatch(arguments: list[str]) -> int:
 
         print(f"txl {__version__}")
         return 0
-    if launched()[1] > 1 and arguments[:1] not in ([], ["train"]):
+    if rank_and_size()[1] > 1 and arguments[:1] not in ([], ["train"]):
         raise Mistake(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
     try:
         Path.cwd()
@@ -181,7 +181,7 @@ def fill_streams() -> None:
 def rank_name() -> str:
     """The prefix of what one of several ranks prints."""
     try:
-        rank, size = launched()
+        rank, size = rank_and_size()
     except ValueError:  # `dispatch` reports it
         return ""
     return f"rank {rank}: " if size > 1 else ""

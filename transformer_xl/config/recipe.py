@@ -131,7 +131,7 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
     Raises:
         Mistake: a line for each mistake.
     """
-    changed = assembled(settings_in(config), overrides)
+    changed = run_of(settings_in(config), overrides)
     given = parse_overrides(overrides, [])
     values = {(setting.section, setting.field): setting for setting in given}
     different = [
@@ -142,7 +142,7 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
     return changed, different
 
 
-def assembled(settings: Sequence[Setting], overrides: Sequence[str]) -> RunConfig:
+def run_of(settings: Sequence[Setting], overrides: Sequence[str]) -> RunConfig:
     """The run of these settings and a command line's; of two settings with one name, the last one counts.
 
     Raises:

@@ -21,7 +21,7 @@ from filelock import FileLock
 from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
-from ..runtime.files import digest_of, explained, remove_unfinished, whole_folder
+from ..runtime.files import digest_of, explain_write_error, remove_unfinished, whole_folder
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
 from .numbering import Numbering, PairNumbering, WordNumbering
 from .reading import Text, pieces
@@ -226,7 +226,7 @@ class Corpus:
             )
         how = _Tokenising(unit, newlines, vocab, counted, min_count, closed, bpe_size, documents)
         about = {"name": name or path.name, "source": source, "partial": partial}
-        with explained(path):
+        with explain_write_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f".{path.name}.lock")):
                 if reuse:

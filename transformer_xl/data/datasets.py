@@ -84,7 +84,7 @@ def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
         )
 
 
-def tokenised(name: str) -> bool:
+def is_tokenised(name: str) -> bool:
     """Whether the corpus of that name separates punctuation by spaces, so people should see it as `readable` text."""
     own = name.removesuffix("-partial").partition("+")[0]
     return own in DATASETS and DATASETS[own].tokenised

@@ -222,7 +222,7 @@ class Vocab:
             return b"".join(self._pairs.token_bytes()[i] for i in self._checked(ids).tolist())
         return np.array(self.symbols, np.uint8)[self._checked(ids)].tobytes()
 
-    def symbol_bytes(self) -> Int[np.ndarray, " V"]:
+    def token_sizes(self) -> Int[np.ndarray, " V"]:
         """Bytes of UTF-8 text of each token, for converting nats to bits per byte.
 
         A word includes the space after it; a line end and an unknown character count as 1.

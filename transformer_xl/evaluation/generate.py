@@ -22,7 +22,7 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.inference import Step, stepping
 from ..runtime.device import autocast
-from ..runtime.terminal import followed
+from ..runtime.terminal import report_progress
 from .sliding import Sliding
 
 
@@ -177,7 +177,8 @@ def _read_prompts(
         state = model.empty_cache(len(ids), lengths, valid=-padding if uneven else None)
     log_probs = None
     ids = ids.to(device)
-    for end in followed(range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len), "reading the prompt"):
+    ends = range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len)
+    for end in report_progress(ends, "reading the prompt"):
         log_probs, state = _advance(model, ids[:, max(end - lengths.tgt_len, 0) : end], state, lengths, precision)
     assert log_probs is not None, "there is a prompt, so there is a segment"
     return log_probs, state

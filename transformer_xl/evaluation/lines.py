@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake
-from ..runtime.terminal import followed
+from ..runtime.terminal import report_progress
 from .measures import bits, perplexity
 from .score import Scoring, _device, _figures, _inference, _ratio
 
@@ -60,12 +60,12 @@ def score_lines(
     reads at most two positions per target, padding included.
     """
     tokens = [_framed(vocab, line, number) for number, line in enumerate(lines, start=1)]
-    symbol_bytes = vocab.symbol_bytes()
+    token_sizes = vocab.token_sizes()
     nats = [0.0] * len(tokens)
     device = _device(model)
     batches = list(_batches([len(ids) - 1 for ids in tokens], lengths.tgt_len, batch_tokens))
     calls = sum(-(-(len(tokens[longest]) - 1) // lengths.tgt_len) for longest, *_ in batches)
-    shown = followed(range(calls), "scoring lines")
+    shown = report_progress(range(calls), "scoring lines")
     with _inference(model, precision) as model:
         for batch in batches:
             costs = _batch_nats(model, [torch.from_numpy(tokens[i]) for i in batch], lengths, device, shown)
@@ -73,7 +73,7 @@ def score_lines(
                 nats[i] = cost
     scored = (ids[1:] for ids in tokens)
     return [
-        LineScore(cost, len(ids), int(symbol_bytes[ids].sum(dtype=np.int64)))
+        LineScore(cost, len(ids), int(token_sizes[ids].sum(dtype=np.int64)))
         for cost, ids in zip(nats, scored, strict=True)
     ]
 

@@ -103,13 +103,13 @@ def evaluate(
     *,
     precision: str = "fp32",
     unit: str = "byte",
-    symbol_bytes: Int[np.ndarray, " V"] | None = None,
+    token_sizes: Int[np.ndarray, " V"] | None = None,
     dump: Callable[[Segment, Float[Tensor, "B T"]], None] | None = None,
     total: Callable[[Sequence[float]], Sequence[float]] | None = None,
 ) -> EvalResult:
     """Score every target of `loader` once, memory running from segment to segment.
 
-    `symbol_bytes` gives the UTF-8 length of each id, for bits per byte; `dump(segment, nll)` sees every segment, and
+    `token_sizes` gives the UTF-8 length of each id, for bits per byte; `dump(segment, nll)` sees every segment, and
     `TokenLog` puts them in order; `total` makes one sum of those of several readers, each with a part of the streams.
     A text without a target raises `ValueError`.
     """
@@ -128,8 +128,8 @@ def evaluate(
             nats += nll.sum(dtype=torch.float64)
             scored = segment.targets[segment.targets >= 0]
             targets += len(scored)
-            if symbol_bytes is not None:
-                text_bytes += int(symbol_bytes[scored.numpy()].sum(dtype=np.int64))
+            if token_sizes is not None:
+                text_bytes += int(token_sizes[scored.numpy()].sum(dtype=np.int64))
             if dump is not None:
                 dump(segment, nll)
     cost = nats.item()  # waits for the device, so the clock is read after it
@@ -139,7 +139,7 @@ def evaluate(
     if targets == 0:
         raise Mistake("The text must hold at least 2 tokens to be scored, for the first one is context only.")
     seconds = time.perf_counter() - start
-    return EvalResult(cost, targets, seconds, lengths, text_bytes if symbol_bytes is not None else None, unit)
+    return EvalResult(cost, targets, seconds, lengths, text_bytes if token_sizes is not None else None, unit)
 
 
 class Tempered(nn.Module):

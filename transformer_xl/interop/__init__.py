@@ -2,7 +2,7 @@
 
 from .hub import load_model, local
 from .original import write_original
-from .reading import Imported, check_symbols, read_model
+from .reading import Imported, check_vocabulary, read_model
 from .source import PROGRAMS, Program
 from .vocabulary import read_vocabulary
 
@@ -10,7 +10,7 @@ __all__ = [
     "PROGRAMS",
     "Imported",
     "Program",
-    "check_symbols",
+    "check_vocabulary",
     "load_model",
     "local",
     "read_model",

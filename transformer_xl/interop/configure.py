@@ -8,11 +8,11 @@ from typing import Any
 
 from ..config.recipe import (
     Setting,
-    assembled,
     changed_settings,
     load_recipe,
     packaged_recipes,
     parse_overrides,
+    run_of,
     settings_in,
 )
 from ..config.settings import CorpusConfig, RunConfig
@@ -71,7 +71,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         for name, value in values.items()
     ]
     base = _with_corpus(source, example or RunConfig())
-    return assembled([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
+    return run_of([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
 
 
 def _with_corpus(source: Source, run: RunConfig) -> RunConfig:

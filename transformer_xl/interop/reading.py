@@ -88,12 +88,12 @@ def read_model(
         source.vocab, notes = source.symbols()
         source.notes += notes
     config = run_settings(source, overrides)
-    check_symbols(config, source.vocab)
+    check_vocabulary(config, source.vocab)
     state = to_ours(source, config.model)
     return Imported(config, state, source.vocab, _report(source, config, state))
 
 
-def check_symbols(config: RunConfig, vocab: Vocab | None) -> None:
+def check_vocabulary(config: RunConfig, vocab: Vocab | None) -> None:
     """Check that the settings fit the vocabulary, if there is one.
 
     Raises:

@@ -70,7 +70,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def _unfinished(path: Path) -> Iterator[Path]:
     """Yield a free name beside `path`, to be renamed to it. Remove what is left under that name; sync the folder."""
     unfinished = _beside(path)
-    with explained(path):
+    with explain_write_error(path):
         try:
             make_folder(path.parent)
             yield unfinished
@@ -130,7 +130,7 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process, and remove it afterwards if it was made for this and is still empty.
 
     The system releases the lock however the process ends.
@@ -204,7 +204,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_write_error(path: Path) -> Iterator[None]:
     """Turn an OSError into a sentence: which path could not be written and why. Its type and `errno` stay."""
     try:
         yield

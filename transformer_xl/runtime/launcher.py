@@ -11,7 +11,7 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Ranks need all of these variables. A scheduler may export some of them without launching anything."""
 
 
-def launched() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """The rank of this process and the number of ranks: (0, 1) unless all variables of a launch are set.
 
     Raises:

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ..mistake import Mistake
-from .launcher import launch_warning, launched, variable
+from .launcher import launch_warning, rank_and_size, variable
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Ranks:
         self.total([0.0])
 
 
-def launch() -> str:
+def launch_id() -> str:
     """An id that all processes of one torchrun share, also after a restart; "" without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return f"process {os.getppid()}" if name == "none" else name
 
 
 @contextmanager
-def together(device: str) -> Iterator[Ranks]:
+def join_ranks(device: str) -> Iterator[Ranks]:
     """Join the other ranks until the block ends; on CUDA each rank takes the device of its local rank.
 
     Raises:
@@ -77,7 +77,7 @@ def together(device: str) -> Iterator[Ranks]:
     """
     if warning := launch_warning():
         print(warning, file=sys.stderr)
-    ranks = Ranks(*launched())
+    ranks = Ranks(*rank_and_size())
     if ranks.size == 1:
         yield ranks
         return

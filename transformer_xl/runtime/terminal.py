@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .files import explained
+from .files import explain_write_error
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -105,7 +105,7 @@ ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
 """Seconds between two reports of progress."""
 
 
-def followed(
+def report_progress(
     items: Iterable[T],
     what: str,
     total: int | None = None,
@@ -183,10 +183,10 @@ class ProgressPrinter:
             self._write(line)
 
     def follow(self, items: Iterable[T], what: str) -> Iterator[T]:
-        """`followed`, which reports in the bar, or in lines of its own."""
+        """`report_progress`, which reports in the bar, or in lines of its own."""
         if self._bar is None:
-            return followed(items, what, report=self._write)
-        return followed(items, what, report=lambda line: self._update(description=line), every=ON_A_TERMINAL)
+            return report_progress(items, what, report=self._write)
+        return report_progress(items, what, report=lambda line: self._update(description=line), every=ON_A_TERMINAL)
 
     def note(self, text: str) -> None:
         """Print a text that stays: an evaluation, a warning, a sample."""
@@ -208,7 +208,7 @@ class ProgressPrinter:
 
     def _write_log(self, line: str) -> None:
         if self._log is not None:
-            with explained(self._log), self._log.open("a", encoding="utf-8") as file:
+            with explain_write_error(self._log), self._log.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
 

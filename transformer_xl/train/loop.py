@@ -21,7 +21,7 @@ from ..checkpoint import latest, load_training, load_weights, save_checkpoint, s
 from ..config.settings import RunConfig, TrainConfig
 from ..data.corpora.detokenise import readable
 from ..data.corpus import Corpus
-from ..data.datasets import tokenised
+from ..data.datasets import is_tokenised
 from ..data.loader import LineShuffle, StreamLoader
 from ..evaluation.generate import Sampling, generate
 from ..evaluation.score import EvalResult, evaluate
@@ -34,7 +34,7 @@ from .metric_log import MetricLog, progress_text
 from .optim import learning_rate
 from .step import Pace, Trainer
 from .trackers import Trackers
-from .writer import Aside
+from .writer import BackgroundWriter
 
 
 def fit(
@@ -80,7 +80,7 @@ def fit(
     with ExitStack() as stack:
         journal = stack.enter_context(_journal(trainer, run, trackers)) if ranks.first else Journal()
         received = stack.enter_context(_deferred_signals(ranks))
-        aside = stack.enter_context(Aside(kept=ranks.first))  # waited for while signals still wait
+        aside = stack.enter_context(BackgroundWriter(kept=ranks.first))  # waited for while signals still wait
         stack.enter_context(_little_garbage())
         _loop(trainer, corpus, config, run, journal, aside, received, replan)
         aside.wait()
@@ -148,7 +148,7 @@ def _loop(
     config: RunConfig,
     run: Path,
     journal: Journal,
-    aside: Aside,
+    aside: BackgroundWriter,
     received: list[str],
     replan: Callable[[Trainer], TrainConfig] | None,
 ) -> None:
@@ -225,7 +225,7 @@ def validate(
         lengths,
         precision=config.train.precision,
         unit=corpus.unit,
-        symbol_bytes=corpus.vocab.symbol_bytes(),
+        token_sizes=corpus.vocab.token_sizes(),
         total=ranks.total,
     )
 
@@ -237,7 +237,7 @@ def _save(
     run: Path,
     valid_loss: float | None,
     journal: Journal,
-    aside: Aside,
+    aside: BackgroundWriter,
 ) -> None:
     """Take down everything as it is, and have it written aside."""
     snapshot = aside.snapshot()
@@ -261,7 +261,7 @@ def _sample(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Journa
     tokens, precision = config.train.sample_tokens, config.train.precision
     lengths = config.writing(config.eval_lengths)
     [text] = generate(model, corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
-    sample = readable(text) if tokenised(config.corpus.name) else text
+    sample = readable(text) if is_tokenised(config.corpus.name) else text
     journal.note(f"sample: {sample}")
     journal.log({"step": trainer.step, "sample": sample})
 

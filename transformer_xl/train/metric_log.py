@@ -11,7 +11,7 @@ from typing import Any
 
 from ..evaluation.measures import figure
 from ..mistake import Mistake
-from ..runtime.files import explained, plain_file, sync, write_whole
+from ..runtime.files import explain_write_error, plain_file, sync, write_whole
 from ..runtime.terminal import clock
 
 
@@ -28,7 +28,7 @@ class MetricLog:
             OSError: one sentence with the reason, for instance a full disk.
         """
         line = json.dumps({name: _finite(value) for name, value in entry.items()}, allow_nan=False)
-        with explained(self.path):
+        with explain_write_error(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
@@ -36,7 +36,7 @@ class MetricLog:
     def sync(self) -> None:
         """Wait until the disk holds all entries."""
         if self.path.exists():
-            with explained(self.path):
+            with explain_write_error(self.path):
                 sync(self.path)
 
     def truncate(self, step: int) -> None:

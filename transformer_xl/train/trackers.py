@@ -67,7 +67,7 @@ class Trackers:
                 self._warn(_switched_off(name, error))
 
 
-def require(names: Sequence[str]) -> None:
+def require_installed(names: Sequence[str]) -> None:
     """Refuse trackers that are not installed, in one message.
 
     Raises:

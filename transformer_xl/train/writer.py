@@ -32,7 +32,7 @@ class Snapshot:
         return copy.copy_(full)
 
 
-class Aside:
+class BackgroundWriter:
     """Does one piece of work at a time in a thread. An exception there is raised at training's next call.
 
     Use it in a `with`: on an error the block waits for the work; on a second signal it does not, and the file that was
@@ -44,7 +44,7 @@ class Aside:
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
-    def __enter__(self) -> Aside:
+    def __enter__(self) -> BackgroundWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

@@ -21,7 +21,7 @@ from ...data.loader import StreamLoader
 from ...data.vocab import Vocab
 from ...mistake import Mistake
 from ...runtime.files import write_whole
-from ...runtime.terminal import followed, show_table
+from ...runtime.terminal import report_progress, show_table
 from .texts import Part
 from .trained import Trained
 
@@ -72,7 +72,8 @@ def attention(
     ids = text.split.ids
     positions = _positions(positions, len(ids), max_tokens)
     loader = StreamLoader(text.split, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=max_tokens)
-    average = average_attention(loaded.model, followed(loader, "averaging"), lengths, precision=trained.precision)
+    segments = report_progress(loader, "averaging")
+    average = average_attention(loaded.model, segments, lengths, precision=trained.precision)
     looks = [
         glance(loaded.model, ids, position, lengths, precision=trained.precision, start=_start(text.split, position))
         for position in positions

@@ -30,7 +30,7 @@ from ...interop import local
 from ...mistake import Mistake
 from ...model.baselines import build_model
 from ...runtime.device import autocast, reuse_memory
-from ...runtime.terminal import followed, show_table
+from ...runtime.terminal import report_progress, show_table
 from ...train import Trainer
 from .env import choices, environment
 
@@ -72,7 +72,7 @@ def bench(
     reuse_memory()
     config = _settings(target, device, precision)
     first_step()
-    rows = [_row(part, config, seconds, repeats) for part in followed(list(PARTS), "timing")]
+    rows = [_row(part, config, seconds, repeats) for part in report_progress(list(PARTS), "timing")]
     device, precision = config.train.device, config.train.precision
     facts = {"model": target, "device": device, "precision": precision, "repeats": repeats, "rows": rows}
     if as_json:

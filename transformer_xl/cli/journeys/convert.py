@@ -12,7 +12,7 @@ from ...config.recipe import changed_settings
 from ...data.corpus import Corpus
 from ...data.datasets import store_folder
 from ...data.vocab import Vocab
-from ...interop import Imported, Program, check_symbols, load_model, read_model, read_vocabulary, write_original
+from ...interop import Imported, Program, check_vocabulary, load_model, read_model, read_vocabulary, write_original
 from ...mistake import Mistake
 
 Format = Literal["huggingface", "original"]
@@ -75,7 +75,7 @@ def _own(run: str, vocab: str | None, overrides: Sequence[str]) -> Imported:
     shaping = [setting.label for setting in changed if setting.section == "model" and setting.field not in _OF_THE_CALL]
     if shaping:
         raise Mistake(f"{', '.join(shaping)} shapes weights, and the weights of {run} have their shape. Leave it out.")
-    check_symbols(config, loaded.vocab)
+    check_vocabulary(config, loaded.vocab)
     return Imported(config, dict(loaded.model.state_dict()), loaded.vocab, [])
 
 

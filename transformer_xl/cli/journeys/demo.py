@@ -33,8 +33,8 @@ from ...evaluation.generate import Sampling, stream_text
 from ...evaluation.score import EvalResult, evaluate
 from ...mistake import Mistake
 from ...runtime.device import reuse_memory
-from ...runtime.files import empty_folder, held
-from ...runtime.terminal import followed, show_table
+from ...runtime.files import empty_folder, lock_folder
+from ...runtime.terminal import report_progress, show_table
 from ...train import Trainer
 from ...train.metric_log import MetricLog
 from .report import report
@@ -118,7 +118,7 @@ def demo(*, out: Path | None = None, minutes: float = 5.0, begun: float | None =
                     f"--minutes must be at least {least:g} here and now, where to start took {spent:.0f} seconds; got "
                     f"{minutes:g}."
                 )
-            run = own_folder(stack) if out is None else stack.enter_context(held(out)) or out
+            run = own_folder(stack) if out is None else stack.enter_context(lock_folder(out)) or out
             status = show(run, corpus, begun + (1 - SPARE) * 60 * minutes)
         except KeyboardInterrupt:
             print("\nThe demo was stopped.", flush=True)
@@ -134,7 +134,7 @@ def own_folder(stack: ExitStack) -> Path:
     for number in count(1):
         run = cache_folder() / "demo" / f"run-{number}"
         with suppress(BlockingIOError):
-            stack.enter_context(held(run))
+            stack.enter_context(lock_folder(run))
             empty_folder(run)
             return run
     raise AssertionError("numbers do not end")
@@ -230,7 +230,7 @@ def measure(loaded: LoadedModel, held_out: Split, end: float) -> tuple[list[Eval
     segments = len(loader)
     for index, each in enumerate(lengths):
         now = time.perf_counter()
-        shown = followed(islice(loader, segments), f"scoring with a memory of {each.mem_len}", segments)
+        shown = report_progress(islice(loader, segments), f"scoring with a memory of {each.mem_len}", segments)
         one_pass = timed(shown, now + (end - now) / (len(lengths) - index))
         passes.append(score_pass(loaded, one_pass, each))
         segments = len(passes[-1][1])

@@ -56,7 +56,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def noted(run: Path, fact: str) -> Any:
+def recorded_fact(run: Path, fact: str) -> Any:
     """A fact in a run's `environment.json`: the "recipe", the "init" or the "corpus" it began with, or the "launch" of
     the processes that began it; "" if it is not recorded.
 

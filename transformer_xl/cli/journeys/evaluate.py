@@ -22,7 +22,7 @@ from ...evaluation.score import evaluate as evaluate_stream
 from ...evaluation.sliding import Sliding
 from ...runtime.device import resolve_precision
 from ...runtime.ranks import Ranks
-from ...runtime.terminal import followed, show_table
+from ...runtime.terminal import report_progress, show_table
 from .texts import CountingVocab, Part, decoded, read_text, writable
 from .trained import Text, Trained
 
@@ -204,7 +204,7 @@ class Reading:
             if self.dynamic.rule == "rms":
                 part = replace(config, batch_size=1, max_tokens=self.dynamic.tokens)
                 loader = _segments(loaded, corpus.split("train"), lengths, part)
-                rms = relative_rms(model, followed(loader, "measuring gradients"), lengths, precision=precision)
+                rms = relative_rms(model, report_progress(loader, "measuring gradients"), lengths, precision=precision)
             model = Dynamic(model, self.dynamic, rms)
         return loaded._replace(model=model)
 
@@ -224,15 +224,17 @@ def score_split(
     ranks = ranks or Ranks()
     device = next(loaded.model.parameters()).device
     chosen, _ = resolve_precision(precision, device)
-    loader = _segments(loaded, split, lengths, config, ranks.rows(config.batch_size))
+    segments = _segments(loaded, split, lengths, config, ranks.rows(config.batch_size))
+    if ranks.first:
+        segments = report_progress(segments, f"scoring {split.name} with a memory of {lengths.mem_len:,}")
     vocab = loaded.vocab
     return evaluate_stream(
         loaded.model,
-        followed(loader, f"scoring {split.name} with a memory of {lengths.mem_len:,}") if ranks.first else loader,
+        segments,
         lengths,
         precision=chosen,
         unit=vocab.unit,
-        symbol_bytes=vocab.symbol_bytes(),
+        token_sizes=vocab.token_sizes(),
         dump=log,
         total=ranks.total,
     )

@@ -14,7 +14,7 @@ import torch
 from ...checkpoint import LoadedModel
 from ...config.settings import Lengths
 from ...data.corpora.detokenise import Detokeniser, readable
-from ...data.datasets import tokenised
+from ...data.datasets import is_tokenised
 from ...evaluation.generate import Sampling, stream_text
 from ...model.inference import has_compiler
 from .texts import CountingVocab, decoded, read_text
@@ -73,7 +73,7 @@ def generate(
         counted.encode(text)
     counted.report("the prompt")
     texts = [text for text in texts or [""] for _ in range(rows)]
-    neat, stream = tokenised(config.corpus.name) and not raw, len(texts) == 1 and not as_json
+    neat, stream = is_tokenised(config.corpus.name) and not raw, len(texts) == 1 and not as_json
     options = {"precision": trained.precision, "compiled": compiled}
     written = _write(loaded, texts, lengths, draw, max_tokens, options, stream=stream, detokenise=neat)
     for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):

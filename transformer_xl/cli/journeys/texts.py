@@ -20,7 +20,7 @@ from ...data.header import WHOLE
 from ...data.reading import read_text_file
 from ...data.vocab import Vocab
 from ...mistake import Mistake
-from .env import noted
+from .env import recorded_fact
 
 Part = Literal["train", "valid", "test", "all"]
 
@@ -54,7 +54,7 @@ def changed_splits(run: Path, corpus: Corpus) -> str:
     """The splits whose ids differ from the ones that a run, or the run of a checkpoint, recorded when it began; "" if
     there are none, or if it recorded none."""
     folder = find_checkpoint(run, which="last").parent
-    known = (noted(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
+    known = (recorded_fact(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
     splits = corpus.header.splits
     changed = [name for name in splits if splits[name].sha256 != known.get(name, splits[name].sha256)]
     return listed(changed) if changed else ""

@@ -32,13 +32,13 @@ from ...mistake import Mistake
 from ...model.baselines import build_model
 from ...model.transformer_xl import TransformerXL
 from ...runtime.device import reuse_memory
-from ...runtime.files import LOCK, explained, held, holds_anything, refuse_odd_name, write_whole
-from ...runtime.ranks import Ranks, launch, together
+from ...runtime.files import LOCK, explain_write_error, holds_anything, lock_folder, refuse_odd_name, write_whole
+from ...runtime.ranks import Ranks, join_ranks, launch_id
 from ...runtime.terminal import LastingOutput
 from ...train import Trainer, fit
 from ...train.metric_log import MetricLog
-from ...train.trackers import Trackers, open_trackers, require
-from .env import choices, environment, noted
+from ...train.trackers import Trackers, open_trackers, require_installed
+from .env import choices, environment, recorded_fact
 from .evaluate import score_split, show_results
 from .report import report
 from .texts import changed_splits, title
@@ -96,7 +96,7 @@ def train(
         Mistake, OSError: a sentence for a mistake; nothing was written then.
     """
     reuse_memory()
-    with together(config.train.device) as ranks, ExitStack() as stack:
+    with join_ranks(config.train.device) as ranks, ExitStack() as stack:
         stack.enter_context(redirect_stdout(LastingOutput(sys.stdout)))
         if ranks.first:
             claim(run, stack, resume=resume, afresh=afresh)
@@ -118,7 +118,7 @@ def claim(run: Path, stack: ExitStack, *, resume: bool, afresh: bool) -> None:
     """Lock the folder for this process while `stack` is open, and put its damaged checkpoints aside."""
     if not (run / LOCK).exists():  # if there is a lock, a process that trains here is the better reason
         refuse_run(run, resume=resume, afresh=afresh)
-    stack.enter_context(held(run))
+    stack.enter_context(lock_folder(run))
     if resume:
         put_damaged_aside(run, partial(say, run))
     refuse_run(run, resume=resume, afresh=afresh)
@@ -145,7 +145,7 @@ def carry_out(
     """Record the run in its folder, then train; `fit` explains `replan`. Returns the exit status."""
     ranks = ranks or Ranks()
     if ranks.first:
-        facts = environment() | {"ranks": ranks.size, "launch": launch(), "chosen": start.chosen} | start.begun
+        facts = environment() | {"ranks": ranks.size, "launch": launch_id(), "chosen": start.chosen} | start.begun
         facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run
         write_whole(run / "config.toml", write_toml(start.config))
@@ -183,12 +183,12 @@ def prepare(
     config: RunConfig, run: Path, *, resume: bool = False, origin: Origin | None = None, ranks: Ranks | None = None
 ) -> Start:
     """Open the corpus, settle every setting that was left open, and build the model."""
-    require(config.train.trackers)
+    require_installed(config.train.trackers)
     _check_before_reading(config, ranks or Ranks())
     origin = origin or Origin()
     begun = {"recipe": origin.recipe, "init": _init_name(origin.init)}
     if resume:
-        begun = {fact: noted(run, fact) for fact in begun}
+        begun = {fact: recorded_fact(run, fact) for fact in begun}
     source = find_checkpoint(local(origin.init)) if origin.init is not None else None
     vocab = load_vocab(source or find_checkpoint(run, which="last")) if begun["init"] else None
     if source is not None and vocab is not None:
@@ -276,7 +276,7 @@ def _init_name(init: Path | None) -> str:
 
 def ours(run: Path) -> bool:
     """Whether the torchrun that started this process began the run, with processes that have failed since."""
-    return bool(launch()) and noted(run, "launch") == launch()
+    return bool(launch_id()) and recorded_fact(run, "launch") == launch_id()
 
 
 def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -307,7 +307,7 @@ def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, 
         FileNotFoundError: there is no run to resume.
         Mistake: a line for each setting that cannot change.
     """
-    asked, began = recipe_identity(recipe), noted(run, "recipe")
+    asked, began = recipe_identity(recipe), recorded_fact(run, "recipe")
     if not (run / "config.toml").exists():
         raise FileNotFoundError(f"{run} holds no run to resume. Leave out --resume to start one there.")
     own = load_recipe(run / "config.toml")
@@ -326,8 +326,8 @@ def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, 
     )
     if data is not None and text_name(data) != own.corpus.name:
         fixed.append(f"--data is {own.corpus.name} {advice}")
-    if init is not None and _init_name(init) != noted(run, "init"):
-        fixed.append(f"--init is {noted(run, 'init') or 'not given'} {advice}")
+    if init is not None and _init_name(init) != recorded_fact(run, "init"):
+        fixed.append(f"--init is {recorded_fact(run, 'init') or 'not given'} {advice}")
     if began not in ("", asked) and find_recipe(recipe).resolve() != (run / "config.toml").resolve():
         fixed.append(f"RECIPE must be {began}, by which {run} began, or {run / 'config.toml'}, got {asked}.")
     fixed.refuse()
@@ -350,7 +350,7 @@ def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
 def say(run: Path, line: str) -> None:
     """Print a line and append it to the run's log."""
     print(line, flush=True)
-    with explained(run / "log.txt"), (run / "log.txt").open("a", encoding="utf-8") as log:
+    with explain_write_error(run / "log.txt"), (run / "log.txt").open("a", encoding="utf-8") as log:
         log.write(line + "\n")
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 from filelock import FileLock
 
 from ...mistake import Mistake
-from ...runtime.files import UNFINISHED, explained, remove_unfinished
+from ...runtime.files import UNFINISHED, explain_write_error, remove_unfinished
 from ..reading import DAMAGE, read_errors
 
 _PIECE = 1 << 16
@@ -113,7 +113,7 @@ def _write(member: _Member, archive: Path, path: Path, most: int, written: dict[
     if written.setdefault(str(path), path) is not path:
         raise RefusedArchive(f"{refused} is the second of the name {path.name}.")
     size = 0
-    with explained(path):
+    with explain_write_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # writing must not follow a link that is there
         with path.open("xb") as file:
@@ -137,11 +137,11 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
     if not path.is_file() or not is_archive(path):
         yield path
         return
-    with explained(home):
+    with explain_write_error(home):
         home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / f".{path.name}.lock"):
         remove_unfinished(home, path.name)  # left by a process that was killed
-        with explained(home):
+        with explain_write_error(home):
             temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{path.name}-", dir=home)
         with temporary as folder:
             inside = Path(folder) / path.name  # a sentence about a file in it then names the archive

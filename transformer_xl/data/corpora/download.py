@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 
 from ... import __version__
 from ...mistake import Mistake
-from ...runtime.files import digest_of, explained, write_whole
+from ...runtime.files import digest_of, explain_write_error, write_whole
 
 _PIECE = 1 << 18
 _LONGEST_PAUSE = 30.0
@@ -90,7 +90,7 @@ def download(
     for origin, path in files:
         if _is_there(path, origin):
             return path
-    with explained(folder):
+    with explain_write_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files.sort(key=lambda file: _Part(file[1]).usable(file[0])[0] == 0)  # first a file that an earlier run began
     reasons = []
@@ -164,13 +164,13 @@ class _Part:
         write_whole(self.note, json.dumps({"url": origin.url, "digest": origin.digest, "version": version}))
 
     def remove(self) -> None:
-        with explained(self.path):
+        with explain_write_error(self.path):
             self.path.unlink(missing_ok=True)
             self.note.unlink(missing_ok=True)
 
     def rename(self) -> None:
         """Give the file its name after the disk holds it."""
-        with explained(self.whole):
+        with explain_write_error(self.whole):
             with self.path.open("rb+") as file:
                 os.fsync(file.fileno())
             self.path.replace(self.whole)
@@ -254,7 +254,7 @@ class _Download:
         return start
 
     def _append(self, response: Any, size: int, total: int | None, meter: _Meter) -> None:
-        with explained(self.part.path), self.part.path.open("ab") as file:
+        with explain_write_error(self.part.path), self.part.path.open("ab") as file:
             for piece in _pieces(response):
                 size += len(piece)
                 if total is not None and size > total:
@@ -311,7 +311,7 @@ def _bar() -> Any:
 def _one_at_a_time(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Let one process at a time download `path`."""
     lock = FileLock(path.with_name(f".{path.name}.lock"))
-    with explained(path):
+    with explain_write_error(path):
         try:
             lock.acquire(timeout=0)
         except Timeout:

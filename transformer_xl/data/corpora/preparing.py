@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from ...config.values import listing
 from ...mistake import Mistake
-from ...runtime.files import explained
+from ...runtime.files import explain_write_error
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
 from ..header import SPLITS, Header
@@ -212,7 +212,7 @@ def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Ite
         yield {next(iter(dataset.files)) if only else _plain_name(path): path}
     else:
         downloads = cache_folder() / "downloads" / name
-        with explained(downloads):
+        with explain_write_error(downloads):
             downloads.mkdir(parents=True, exist_ok=True)
         with FileLock(downloads / ".lock"), tempfile.TemporaryDirectory(dir=downloads, prefix="unpacked-") as folder:
             for left in downloads.glob("unpacked-*"):  # left by a process that was killed
