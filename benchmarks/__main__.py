@@ -17,9 +17,9 @@ from transformer_xl.mistake import Mistake
 Part = Literal["train", "eval", "decode", "op", "sliding", "memory", "data", "all"]
 _ALWAYS = ("size", "recipe", "device", "precision", "repeats")
 TAKES = {
-    "train": (*_ALWAYS, "peers", "batch_size", "tgt_len", "mem_len"),
-    "eval": (*_ALWAYS, "peers", "batch_size", "tgt_len", "mem_len"),
-    "decode": (*_ALWAYS, "peers", "batch_size", "mem_len"),
+    "train": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
+    "eval": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
+    "decode": (*_ALWAYS, "peers", "against", "batch_size", "mem_len"),
     "op": (*_ALWAYS, "batch_size", "tgt_len", "mem_len"),
     "sliding": (*_ALWAYS, "mem_len"),
     "memory": ("size", "recipe", "device", "precision", "peers", "batch_size", "tgt_len", "mem_len"),
@@ -42,6 +42,8 @@ class Command:
     """The recipe of the model; by default enwik8-12l."""
     peers: Annotated[str | None, arg(metavar="PYTHON")] = None
     """The Python of an environment with torch, transformers 4.37.2 and, if wanted, x-transformers."""
+    against: Annotated[Path | None, arg(metavar="CHECKOUT")] = None
+    """Another checkout of this repository, whose package takes turns with this one in the same race."""
     device: str | None = None
     precision: Literal["fp32", "bf16"] | None = None
     """Ours and the textbook's; by default both."""

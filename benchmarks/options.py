@@ -41,6 +41,7 @@ class Options:
     mem_len: int | None = None
     repeats: int = 5
     peers: str | None = None
+    against: Path | None = None
 
     def __post_init__(self) -> None:
         numbers = {"batch-size": self.batch_size, "tgt-len": self.tgt_len, "mem-len": self.mem_len}
@@ -49,6 +50,8 @@ class Options:
                 raise Mistake(f"--{name} must be at least {0 if name == 'mem-len' else 1}, got {value}.")
         if self.batch_size is not None and self.batch_size > _ROWS:
             raise Mistake(f"--batch-size must be at most {_ROWS}, got {self.batch_size}.")
+        if self.against and not (self.against / "benchmarks" / "worker.py").is_file():
+            raise Mistake(f"--against must be a checkout of this repository with benchmarks/, got {self.against}.")
 
     @property
     def toy(self) -> bool:
@@ -90,7 +93,11 @@ class Options:
         if self.peers:
             file, name = "benchmarks.peer_x_transformers", "XTransformers"
             found += [Contender("x-transformers", p, file, name, self.peers) for p in self.precisions]
-        return found + [Contender("ours", p, "benchmarks.ours", "Ours") for p in self.precisions]
+        ours = [Contender("ours", p, "benchmarks.ours", "Ours") for p in self.precisions]
+        if self.against:
+            root = self.against.resolve()
+            found += [contender._replace(label="ours, against", root=root) for contender in ours]
+        return found + ours
 
 
 def write_text(file: Path, vocab_size: int) -> None:
@@ -138,6 +145,7 @@ def header(part: str, options: Options) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "hardware": hardware(options.torch_device),
         **asdict(options),
+        "against": str(options.against or ""),
         "device": options.torch_device,
     }
 

@@ -17,17 +17,18 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from transformer_xl.mistake import Mistake
 
 ROOT = Path(__file__).parents[1]
-"""The folder from which every process imports this package, and `transformer_xl` where it is installed nowhere."""
+"""The folder from which a process imports this package, and `transformer_xl` where it is installed nowhere."""
 
 
 class Contender(NamedTuple):
-    """A class in a module, at a precision, in a Python."""
+    """A class in a module, at a precision, in a Python, from a checkout of this repository."""
 
     label: str
     precision: str
     module: str
     name: str
     python: str = sys.executable
+    root: Path = ROOT
 
     @property
     def key(self) -> str:
@@ -41,10 +42,10 @@ class Contender(NamedTuple):
 class Process:
     """A running `benchmarks.worker`."""
 
-    def __init__(self, key: str, python: str) -> None:
+    def __init__(self, key: str, python: str, root: Path) -> None:
         self.key, self.python = key, python
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self.running = subprocess.Popen(
                 [python, "-P", "-m", "benchmarks.worker"],
@@ -188,7 +189,7 @@ class Pool:
     def _process(self, contender: Contender) -> Process:
         own = f"{contender.key} {contender.python}"
         if own not in self.processes:
-            self.processes[own] = Process(contender.key, contender.python)
+            self.processes[own] = Process(contender.key, contender.python, contender.root)
         return self.processes[own]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -232,6 +233,7 @@ def test_a_python_that_is_no_peer_is_refused_in_one_sentence(
     [
         (["train", "--peers", "nowhere/python"], "--peers must be a Python interpreter"),
         (["train", "--batch-size", "17"], "--batch-size must be at most 16"),
+        (["train", "--against", "nowhere"], "--against must be a checkout of this repository"),
         (["train", "--tgt-len", "0"], "--tgt-len must be at least 1"),
         (["train", "--recipe", "wikitext103-large"], "the textbook model has no projected embeddings"),
         (["train", "--recipe", "text-small"], "must name its vocab_size"),
@@ -244,6 +246,19 @@ def test_options_that_do_not_fit(words: list[str], told: str, capsys: pytest.Cap
     size = [] if part == "data" else ["--size", "toy", "--precision", "fp32"]
     assert main([part, *size, *others]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_another_checkout_takes_part_with_its_own_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(race.ROOT / "benchmarks", tmp_path / "benchmarks")
+    (tmp_path / "transformer_xl").symlink_to(race.ROOT / "transformer_xl")
+    options = ["eval", "--size", "toy", "--precision", "fp32", "--repeats", "1", "--against", str(tmp_path)]
+    assert main(options) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["cases"][0]["rows"]
+    assert [row["contender"] for row in rows] == ["textbook", "ours, against", "ours", "bound"]
+    with (tmp_path / "benchmarks" / "ours.py").open("a") as file:
+        file.write("\nOurs.score = property()\n")
+    with pytest.raises(ChildProcessError, match="The process of ours, against"):
+        main(options)
 
 
 @pytest.mark.timeout(300)
