@@ -68,13 +68,6 @@ def test_muon_takes_the_layers_matrices_and_makes_their_step_orthogonal():
     assert (singular.max() / singular.min()).item() < 2  # five Newton-Schulz iterations leave them within [0.7, 1.2]
 
 
-def test_a_pytorch_without_muon_is_told(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    model = TransformerXL(TransformerXLConfig(vocab_size=5, n_layer=1, n_head=1, d_head=2, d_model=2, d_inner=2))
-    with pytest.raises(ValueError, match=r"train\.optimizer must be adam, adamw or sgd with PyTorch"):
-        build_optimizers(model, replace(CONFIG, optimizer="muon"))
-
-
 def test_a_schedule_ends_where_averaging_begins():
     curve = rates(schedule="cosine", min_lr_ratio=0.1, average_from=60, average_lr_ratio=0.5)
     assert curve[35] == pytest.approx(0.5 * (0.1 + 0.9 * 0.5))

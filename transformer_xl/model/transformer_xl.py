@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al., ACL 2019) on one page: embedding, layers that read a memory, softmax.
+"""Transformer-XL (Dai et al., ACL 2019) on one page: embedding, layers with a memory, softmax.
 
     nll, memory = model(ids, targets, memory, lengths)
 
@@ -35,14 +35,14 @@ class FeedForward(nn.Module):
     def __init__(self, d_model: int, d_inner: int, *, dropout: float, pre_lnorm: bool, epsilon: float, locked: bool):
         super().__init__()
         self.pre_lnorm = pre_lnorm
-        self.inner = Linear(d_model, d_inner)
-        self.outer = Linear(d_inner, d_model)
-        self.norm = nn.LayerNorm(d_model, eps=epsilon)
-        self.dropout = Dropout(dropout, locked=locked)
+        self.inner: nn.Linear = Linear(d_model, d_inner)
+        self.outer: nn.Linear = Linear(d_inner, d_model)
+        self.norm: nn.LayerNorm = nn.LayerNorm(d_model, eps=epsilon)
+        self.dropout: Dropout = Dropout(dropout, locked=locked)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         inner = self.dropout(self.inner(self.norm(x) if self.pre_lnorm else x))
-        inner = F.relu(inner, inplace=True)  # the same after dropout as before it, with one tensor less to keep
+        inner = F.relu(inner, inplace=True)  # after dropout it gives the same, and backward keeps one tensor less
         x = x + self.dropout(self.outer(inner))
         return x if self.pre_lnorm else self.norm(x)
 
@@ -61,7 +61,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         dropout, locked = config.dropout, config.locked_dropout
         self.attend = attend
-        self.attention = RelativeMultiheadAttention(
+        self.attention: RelativeMultiheadAttention = RelativeMultiheadAttention(
             *(config.d_model, config.n_head, config.d_head),
             dropout=dropout,
             dropatt=config.dropatt,
@@ -73,7 +73,9 @@ class DecoderLayer(nn.Module):
             backend=backend,
         )
         sublayer = {"dropout": dropout, "pre_lnorm": config.pre_lnorm, "locked": locked}
-        self.feed_forward = FeedForward(config.d_model, config.d_inner, epsilon=config.layer_norm_epsilon, **sublayer)
+        self.feed_forward: FeedForward = FeedForward(
+            config.d_model, config.d_inner, epsilon=config.layer_norm_epsilon, **sublayer
+        )
 
     def forward(
         self,
@@ -84,7 +86,7 @@ class DecoderLayer(nn.Module):
         attn_len: int | None = None,
         valid: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """`past` is what this layer read before, or its keys and values; `attn_len` and `valid` as in the op."""
+        """`past` is this layer's earlier inputs, or their keys and values; the op documents `attn_len` and `valid`."""
         attention = self.attention
         q, k, v = attention.heads(x, past)
         attend = getattr(past, "attend", self.attend)
@@ -95,11 +97,11 @@ class DecoderLayer(nn.Module):
 
 
 class TransformerXLBackbone(nn.Module):
-    """Vectors in, vectors out, with a memory of the segments before: for language, agents, sound.
+    """Vectors in, vectors out, with a memory of the earlier segments: for language, agents, sound.
 
         outputs, memory = backbone(x, memory, lengths)
 
-    With `recompute` backward computes each layer again from its inputs, which are all that is kept of it.
+    With `recompute` the forward pass keeps only the inputs of each layer, and backward computes the layer again.
     """
 
     def __init__(
@@ -111,20 +113,24 @@ class TransformerXLBackbone(nn.Module):
         draw: bool = True,
         **layer: Any,
     ):
-        """`draw` False leaves it to the caller to draw the weights; `layer` goes to each `DecoderLayer`."""
+        """With `draw` False the caller initialises the weights. `layer` holds more arguments of `DecoderLayer`."""
         super().__init__()
-        self.config, self.recompute = config, recompute
-        self.takes_padding = not config.zero_memory
-        """Whether rows of a batch may begin at different positions. Zeros before the beginning leave no room for it."""
-        self.layers = nn.ModuleList(DecoderLayer(config, backend, **layer) for _ in range(config.n_layer))
+        self.config: TransformerXLConfig = config
+        self.recompute: bool = recompute
+        self.takes_padding: bool = not config.zero_memory
+        """Whether rows of a batch may begin at different positions; not if attended zeros precede the first one."""
+        self.layers: nn.ModuleList = nn.ModuleList(
+            DecoderLayer(config, backend, **layer) for _ in range(config.n_layer)
+        )
         if config.kind == "transformer-xl" and not config.share_position_projection:
             biases = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
-            self.content_bias = nn.Parameter(torch.empty(biases))
-            self.position_bias = nn.Parameter(torch.empty(biases))
-        self.final_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon) if config.final_norm else None
-        self.dropout = Dropout(
-            config.dropout if config.dropout_input is None else config.dropout_input, locked=config.locked_dropout
-        )
+            self.content_bias: nn.Parameter = nn.Parameter(torch.empty(biases))
+            self.position_bias: nn.Parameter = nn.Parameter(torch.empty(biases))
+        self.final_norm: nn.LayerNorm | None = None
+        if config.final_norm:
+            self.final_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon)
+        dropout = config.dropout if config.dropout_input is None else config.dropout_input
+        self.dropout: Dropout = Dropout(dropout, locked=config.locked_dropout)
         for name, weight in self.named_parameters() if draw else ():
             self.init_weight(name, weight)
 
@@ -133,8 +139,8 @@ class TransformerXLBackbone(nn.Module):
     ) -> tuple[list[Float[Tensor, "B T D"]], State]:
         """The output of every layer, and the memory for the next segment.
 
-        The call attends to all of the given memory (within `attn_len`) and returns it extended by this segment and cut
-        to `mem_len`. `final_norm` applies to the last output.
+        The call attends to the whole given memory (within `attn_len`). It returns the memory, extended by this segment
+        and cut to `mem_len`. `final_norm` applies to the last output.
         """
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
@@ -159,7 +165,7 @@ class TransformerXLBackbone(nn.Module):
         ) -> tuple[list[Float[Tensor, "B T D"]], State]: ...
 
     def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[Positions | tuple[()]]:
-        """Each layer's encodings of the distances length - 1, ..., 0, and its biases."""
+        """For each layer: the encodings of the distances length - 1, ..., 0, and the biases u and v."""
         encodings = sinusoids(length, self.config.d_model, clamp_len=clamp_len, device=like.device, dtype=like.dtype)
         encodings = self.dropout(encodings)
         biases: Any = [(None, None)] * len(self.layers)
@@ -170,7 +176,7 @@ class TransformerXLBackbone(nn.Module):
         return (layer.attention.positions(encodings, *own) for layer, own in layers)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """The original code's start: norms N(1, init_std), other biases 0, the rest N(0, init_std), u and v too."""
+        """As in the original code: gains of norms N(1, init_std), biases 0, all others (u and v too) N(0, init_std)."""
         if name.endswith(".bias"):
             nn.init.zeros_(weight)
         else:
@@ -187,7 +193,7 @@ class TransformerXLBackbone(nn.Module):
 
     @torch.no_grad()
     def cached(self, memory: Memory, lengths: Lengths) -> KVCache:
-        """A memory as the cache that gives the same numbers, in the precision it is made in."""
+        """The cache that gives the same numbers as `memory`, in the precision of this call."""
         layers: Any = self.layers
         projections = [layer.attention.keys_values for layer in layers]
         memory = memory.grown(lengths.mem_len, zero_ground=self.config.zero_memory)
@@ -195,24 +201,26 @@ class TransformerXLBackbone(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """What an objective reads of one call: besides the nll the softmax's inputs and every layer's output."""
+    """The results of one call that an objective needs."""
 
     nll: Float[Tensor, "B T"]
     features: Float[Tensor, "B T D"]
+    """The inputs of the softmax."""
     outputs: list[Float[Tensor, "B T D"]]
+    """The output of every layer."""
     tables: tuple[Tensor, ...]
-    """What the embedding's `lookup` returned."""
+    """The tables that the embedding's `lookup` returned."""
 
 
 def ordered_weights(model: TransformerXL) -> dict[str, nn.Parameter]:
-    """Weights by name, the backbone's own first: in this order they are drawn and their norms added, so that a seed and
-    a resumed run keep their bits."""
+    """Weights by name, the backbone's own first. Weights are initialised and gradient norms added in this order, so it
+    decides the bits of a seeded or resumed run."""
     own = model.backbone.named_parameters(prefix="backbone", recurse=False)
     return dict([*own, *model.named_parameters()])
 
 
 def draw_weight(model: TransformerXL, name: str, weight: Tensor) -> None:
-    """Projections N(0, proj_init_std), biases of the softmax 0, others by the backbone's rule."""
+    """Initialise one weight: projections N(0, proj_init_std), biases of the softmax 0, others as in the backbone."""
     if "projections" in name:
         nn.init.normal_(weight, 0.0, model.config.proj_init_std)
     elif "softmax" in name and name.endswith("bias"):
@@ -222,7 +230,7 @@ def draw_weight(model: TransformerXL, name: str, weight: Tensor) -> None:
 
 
 class TransformerXL(nn.Module):
-    """A language model: embedding, backbone, softmax. Its state is a `Memory`; None starts with an empty one."""
+    """A language model: embedding, backbone, softmax. Its state is a `Memory`; None is an empty one."""
 
     def __init__(
         self,
@@ -233,28 +241,29 @@ class TransformerXL(nn.Module):
         backbone: Callable[..., nn.Module] = TransformerXLBackbone,
     ):
         super().__init__()
-        self.config = config
+        self.config: TransformerXLConfig = config
         sizes: Any = (config.vocab_size, config.embed_width, config.d_model)
         bands: Any = {"cutoffs": config.cutoffs, "div_val": config.div_val}
-        scale = config.input_scale
-        self.embedding = AdaptiveEmbedding(*sizes, scale=scale, dropout_words=config.dropout_words, **bands)
+        self.embedding: AdaptiveEmbedding = AdaptiveEmbedding(
+            *sizes, scale=config.input_scale, dropout_words=config.dropout_words, **bands
+        )
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)
         self.takes_padding: bool = self.backbone.takes_padding
         dropout = config.dropout if config.dropout_output is None else config.dropout_output
-        self.dropout = Dropout(dropout, locked=config.locked_dropout)
-        self.softmax = AdaptiveSoftmax(*sizes, **bands)
+        self.dropout: Dropout = Dropout(dropout, locked=config.locked_dropout)
+        self.softmax: AdaptiveSoftmax = AdaptiveSoftmax(*sizes, **bands)
         self.softmax.tie(self.embedding, weight=config.tie_weight, projections=config.tie_projs)
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw new weights."""
+        """Draw new initial weights."""
         for name, weight in ordered_weights(self).items():
             draw_weight(self, name, weight)
 
     def forward(
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T"], State]:
-        """Nats of each target, in order (0 where it is -1: not scored), and the memory for the next segment."""
+        """Nats of each target (0 where the target is -1: not scored), and the memory for the next segment."""
         prediction, after = self.predict(ids, targets, memory, lengths)
         return prediction.nll, after
 
@@ -267,7 +276,7 @@ class TransformerXL(nn.Module):
     def predict(
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Prediction, State]:
-        """`forward`, with all that an objective may read."""
+        """As `forward`, with all results that an objective needs."""
         x, tables = self.embedding.lookup(ids)
         outputs, after = self.backbone(x, memory, lengths)
         features = self.dropout(outputs[-1])
@@ -276,14 +285,14 @@ class TransformerXL(nn.Module):
     def hidden(
         self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], State]:
-        """Features: what the softmax reads."""
+        """The inputs of the softmax, and the memory for the next segment."""
         outputs, after = self.backbone(self.embedding(ids), memory, lengths)
         return self.dropout(outputs[-1]), after
 
     def log_probs(
         self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths, last: int | None = None
     ) -> tuple[Float[Tensor, "B L V"], State]:
-        """Log-probabilities of what follows each position (L = T), or the `last` positions only (L = last)."""
+        """Log-probabilities of the token after each position (L = T), or after the `last` positions (L = last)."""
         hidden, after = self.hidden(ids, memory, lengths)
         return self.softmax.log_probs(hidden if last is None else hidden[:, hidden.shape[1] - last :]), after
 
@@ -292,13 +301,13 @@ class TransformerXL(nn.Module):
         return self.backbone.empty_memory(batch, lengths, valid)
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
-        """`empty_memory` for inference at these lengths: keys and values are projected once."""
+        """As `empty_memory`, for inference at these lengths: keys and values are projected once."""
         return self.cached(self.empty_memory(batch, lengths, valid), lengths)
 
     def cached(self, memory: Memory, lengths: Lengths) -> Any:
-        """A memory as the state for inference that gives the same numbers."""
+        """The state for inference that gives the same numbers as `memory`."""
         return self.backbone.cached(memory, lengths)
 
     def for_inference(self, precision: str = "fp32") -> TransformerXL:
-        """A copy to evaluate with; see `inference_copy`. Call it under `runtime.device.autocast`."""
+        """A copy for evaluation; see `inference_copy`. Call it under `runtime.device.autocast`."""
         return inference_copy(self, precision)

@@ -1,4 +1,4 @@
-"""What is trained: the mean nll of the targets, regularisation of activations, auxiliary losses."""
+"""The training objective: the mean nll of the targets, regularisation of activations, auxiliary losses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..model.transformer_xl import Prediction
 
 
 class Counts(NamedTuple):
-    """The denominators of a step, over the whole batch, whatever its chunks and ranks."""
+    """The denominators of a step. They count the whole batch, so they depend on neither chunks nor ranks."""
 
     targets: Float[Tensor, ""]
     pairs: Float[Tensor, ""]
-    """Neighbouring positions of a row that are both scored."""
+    """Pairs of neighbouring positions of a row that are both scored."""
 
     @classmethod
     def of(cls, scored: Bool[Tensor, "B T"], device: torch.device | str | None = None) -> Counts:
@@ -29,7 +29,7 @@ class Counts(NamedTuple):
 
 
 class Objective(nn.Module):
-    """A model whose call is what is trained, as a sum over rows divided by the counts of the whole batch.
+    """The loss of a model: sums over the rows of a call, divided by the counts of the whole batch.
 
         loss, nll, memory = objective(ids, targets, memory, lengths)
 
@@ -38,17 +38,19 @@ class Objective(nn.Module):
         nll                    over targets (0 where they are -1: not scored)
         alpha |h_t|^2          AR of Merity et al. 2017: mean square of the last layer's output, over targets
         beta |h_t - h_t-1|^2   TAR: that of its change, over pairs of neighbouring targets
-        intermediate_losses    layer l of n predicts the target too, until l / 2n of training (Al-Rfou et al. 2019)
-        multiple_targets       wherever a layer predicts the target, a second softmax predicts the token after it, at
-                               0.5 of the weight, if both are in the segment and trained on
+        intermediate_losses    layer l of n also predicts the target, until l / 2n of training (Al-Rfou et al. 2019)
+        multiple_targets       a second softmax predicts the token after the target, with half the weight, at every
+                               layer that predicts the target; both tokens must be targets of the segment
 
-    DDP and torch.compile wrap this module. It reaches the model's weights only through the model's calls, because with
-    FSDP2 only those gather them.
+    DDP and torch.compile wrap this module. It uses the model's weights only through the model's calls, because only
+    these gather the weights under FSDP2.
     """
 
     def __init__(self, model: Any, *, alpha: float = 0.0, beta: float = 0.0):
         super().__init__()
-        self.model, self.alpha, self.beta = model, alpha, beta
+        self.model: Any = model
+        self.alpha: float = alpha
+        self.beta: float = beta
 
     def forward(
         self,
@@ -60,11 +62,11 @@ class Objective(nn.Module):
         counts: Counts | None = None,
         progress: float = 0.0,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Any]:
-        """The loss, nats of each target, and the memory for the next segment.
+        """The loss, the nats of each target, and the memory for the next segment.
 
         Args:
-            counts: None: of these targets, where they are the whole batch.
-            progress: share of training that is done.
+            counts: None if these targets are the whole batch.
+            progress: the share of training that is done, from 0 to 1.
         """
         targets = as_targets(targets, ids.shape)
         scored = targets >= 0
@@ -78,14 +80,14 @@ class Objective(nn.Module):
     def activity(
         self, output: Float[Tensor, "B T D"], scored: Bool[Tensor, "B T"], counts: Counts
     ) -> Float[Tensor, ""]:
-        """AR and TAR where `scored`."""
+        """The sum of AR and TAR, over the `scored` positions."""
         change = output[:, 1:] - output[:, :-1]
         pairs = scored[:, 1:] & scored[:, :-1]
         squares = (_square(output, scored) / counts.targets, _square(change, pairs) / counts.pairs)
         return self.alpha * squares[0] + self.beta * squares[1]
 
     def _nll(self, prediction: Prediction, targets: Int[Tensor, "B T"], progress: float) -> Float[Tensor, "B T"]:
-        """Nats of each target, with those of the auxiliary predictions."""
+        """Nats of each target, plus the weighted nats of the auxiliary predictions."""
         config = self.model.config
         if not (config.intermediate_losses or config.multiple_targets):
             return prediction.nll

@@ -10,24 +10,27 @@ import torch
 from torch import nn
 
 from ..config.settings import TrainConfig
-from ..mistake import Mistake
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """The optimizers a recipe names, over all weights: one, but for muon.
+    """The optimizers that a recipe names, over all weights: two for muon, one for the others.
 
     Muon (Jordan et al. 2024) turns the momentum of a weight matrix into the nearest orthogonal one. It takes the
     matrices of the layers, with steps scaled to the size of Adam's (Liu et al. 2025, arXiv 2502.16982), so that `lr`
-    means the same for both; Adam takes embeddings, softmax, norms and biases.
-
-    Raises:
-        ValueError: this PyTorch has no Muon.
+    means the same for both. Adam takes embeddings, softmax, norms and biases.
     """
     named = list(model.named_parameters())
     if config.optimizer == "muon":
         inside = [(name, p) for name, p in named if p.ndim == 2 and name.startswith("backbone.layers.")]
         outside = [(name, p) for name, p in named if p.ndim != 2 or not name.startswith("backbone.layers.")]
-        return [_muon([p for _, p in inside], config), _adam(_groups(outside, config), config)]
+        muon = torch.optim.Muon(
+            [p for _, p in inside],
+            config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        return [muon, _adam(_groups(outside, config), config)]
     if config.optimizer == "sgd":
         groups = _groups(named, config)
         return [torch.optim.SGD(groups, config.lr, config.momentum, weight_decay=config.weight_decay)]
@@ -35,16 +38,16 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
 
 
 def _groups(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, Any]]:
-    """One group, or two where the embedding has a rate of its own: its tables are then marked as such."""
+    """One group, or two if the embedding's tables have a rate of their own: these are in a marked group."""
     marked = [(config.embedding_lr_ratio != 1 and name.startswith("embedding.tables."), p) for name, p in named]
     groups = [{"params": [p for own, p in marked if own == each], "embedding": each} for each in (False, True)]
     return [group for group in groups if group["params"]]
 
 
-def _adam(parameters, config: TrainConfig) -> torch.optim.Optimizer:
+def _adam(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Optimizer:
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return kind(
-        parameters,
+        groups,
         config.lr,
         betas=config.betas,
         eps=config.epsilon,
@@ -53,24 +56,8 @@ def _adam(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     )
 
 
-def _muon(parameters, config: TrainConfig) -> torch.optim.Optimizer:
-    kind = getattr(torch.optim, "Muon", None)
-    if kind is None:
-        raise Mistake(
-            f"train.optimizer must be adam, adamw or sgd with PyTorch {torch.__version__}, got muon. "
-            "Update PyTorch to 2.9 or newer."
-        )
-    return kind(
-        parameters,
-        config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
-
-
 def set_rates(optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainConfig, share: float = 1.0) -> None:
-    """Give every group its rate of this step, times `share`."""
+    """Set the learning rate of every group: that of this step, times `share`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             ratio = config.embedding_lr_ratio if group.get("embedding") else 1.0
@@ -78,11 +65,12 @@ def set_rates(optimizers: Iterable[torch.optim.Optimizer], step: int, config: Tr
 
 
 def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:
-    """The rate of optimizer step `step`, counted from 0, of weights whose `lr` is `ratio` times the common one.
+    """The rate of optimizer step `step`, counted from 0, for weights whose `lr` is `ratio` times the common one.
 
-    Linear up to `lr` over `warmup_steps`; then constant, a half cosine down to `min_lr_ratio` times the common `lr` at
-    `max_steps` (over the steps after warm-up, as in the original TensorFlow code), or falling with 1 / sqrt(step) from
-    `lr`. Where weights are averaged the schedule ends at `average_from`, and `average_lr_ratio` of its end holds on.
+    The rate rises linearly to `lr` over `warmup_steps`. Then it is constant, or falls along a half cosine to
+    `min_lr_ratio` times the common `lr` at `max_steps` (over the steps after warm-up, as in the original TensorFlow
+    code), or falls with 1 / sqrt(step). If weights are averaged, the schedule ends at `average_from`, and the rate
+    stays at `average_lr_ratio` times its last value.
     """
     end = config.average_from or config.max_steps
     if config.average_from and step >= end:

@@ -1,7 +1,7 @@
-"""One step of training, and a model in training with where it stands.
+"""One step of training, and `Trainer`: a model in training with its state.
 
-All state lives in four places: weights, optimizer, memory, and `step`, from which the learning rate and the place in
-the data follow; random numbers are PyTorch's own. `Trainer.state` is all of it, whichever rank holds it.
+The state is the weights, the optimizer's moments, the memory, PyTorch's random numbers, and `step`, which determines
+the learning rate and the position in the data. `Trainer.state` collects all of it from all ranks.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from .parallel import parallelise, part_as, unsynchronised, whole
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
-"""Steps in a row without a finite loss and gradient after which training gives up."""
+"""Training stops after this many steps in a row without a finite loss and gradient."""
 
 
 class StepResult(NamedTuple):
-    """What one step did, on all ranks: nats and number of its targets, gradient norm before clipping, signals."""
+    """The result of one step on all ranks."""
 
     nats: float
     targets: int
     grad_norm: float
+    """Before clipping."""
     signals: int = 0
 
     @property
@@ -63,16 +64,16 @@ def train_step(
     ranks: Ranks | None = None,
     signals: Sequence[object] = (),
 ) -> tuple[StepResult, Memory]:
-    """One optimizer step over one segment of every stream, in `batch_chunk` chunks of rows.
+    """Take one optimizer step on one segment of every stream, in `batch_chunk` chunks of rows.
 
-    Gradients are those of the mean over all targets of the segment, whatever the number of chunks and ranks. A step
-    whose loss or gradient is not finite changes nothing, and the memory it made is thrown away.
+    Gradients are those of the mean over all targets of the segment, for any number of chunks and ranks. A step whose
+    loss or gradient is not finite changes nothing and returns the memory that it was given.
 
     Args:
-        segment: of the whole batch.
-        memory: of this rank's rows, as is the returned one.
-        objective: what `parallelise` made of the model's `Objective`; None where this process is alone.
-        signals: what this rank received so far; the result counts those of all ranks.
+        segment: the segment of the whole batch.
+        memory: the memory of this rank's rows.
+        objective: the model's `Objective`, wrapped by `parallelise`; None if this process is alone.
+        signals: the signals that this rank received so far; the result counts the signals of all ranks.
     """
     ranks, objective = ranks or Ranks(), objective or objective_of(model, config)
     device, mine = _device(model), ranks.rows(len(segment.ids))
@@ -91,7 +92,7 @@ def train_step(
         totals[0] += nll.detach().sum(dtype=torch.float64)
         left.append(after)
     totals[1] = whole(nn.utils.clip_grad_norm_(ordered_weights(model).values(), config.clip or math.inf))
-    nats, norm = totals.tolist()  # the one time that the step waits for the device
+    nats, norm = totals.tolist()  # the only time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])
     result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops))
     if result.skipped:
@@ -104,13 +105,13 @@ def train_step(
 
 
 def objective_of(model: TransformerXL, config: TrainConfig) -> Objective:
-    """What `config` trains."""
+    """The objective that `config` describes."""
     return Objective(model, alpha=config.ar_alpha, beta=config.tar_beta)
 
 
 def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
-    """The targets that `loss` trains on: all of them ("full"), or the recent half of each row's own ("half"), so that
-    none is learned from a short context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3)."""
+    """The targets that `loss` trains on: "full" keeps all, "half" keeps the later half of each row's targets, so that
+    every target has a long context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3). The others become -1."""
     if loss == "full":
         return targets
     scored = targets >= 0
@@ -119,8 +120,8 @@ def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
 
 
 def aligned(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy in memory that PyTorch allocated. A tensor read from a file may begin at any byte, and products of such a
-    tensor round in another way on some CPUs."""
+    """A copy in memory that PyTorch allocated. A tensor read from a file may begin at any byte, and on some CPUs
+    products of an unaligned tensor round differently."""
     return tensor.to(device, copy=True)
 
 
@@ -135,12 +136,12 @@ def _device(model: nn.Module) -> torch.device:
 
 @dataclass
 class Pace:
-    """What happened since the last line of progress; part of a run's state, so that lines do not depend on stops."""
+    """Sums since the last line of progress. They are part of a run's state, so a resumed run prints the same lines."""
 
     nats: float = 0.0
     targets: int = 0
     grad_norm: float = 0.0
-    """Summed over the steps taken."""
+    """The sum over the steps that were not skipped."""
     steps: int = 0
     skipped: int = 0
     seconds: float = 0.0
@@ -156,7 +157,7 @@ class Pace:
         self.steps += 1
 
     def entry(self, unit: str) -> dict[str, Any]:
-        """Figures of the steps taken, for the metrics file."""
+        """Averages for the metrics file."""
         loss = self.nats / self.targets if self.targets else math.nan
         name, value = figure(unit, loss)
         norm = self.grad_norm / self.steps if self.steps else math.nan
@@ -166,26 +167,28 @@ class Pace:
 
 @dataclass
 class Trainer:
-    """A model in training and where it stands; of many ranks, each has one."""
+    """A model in training with its state. Each rank has one."""
 
     model: TransformerXL
     loader: StreamLoader
-    """Of the whole batch."""
+    """Gives segments of the whole batch."""
     config: TrainConfig
     step: int = 0
     seconds: float = 0.0
     skipped: int = 0
-    """Steps skipped in a row."""
+    """Number of steps skipped in a row."""
     pace: Pace = field(default_factory=Pace)
     average: Average[TransformerXL] | None = None
-    """Of the weights after each step from `average_from` on."""
+    """The average of the weights after each step from `average_from` on."""
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         objective = objective_of(self.model, self.config)
-        self.objective = parallelise(objective, self.config.parallel, self.ranks, compiled=self.config.compile)
-        self.optimizers = build_optimizers(self.model, self.config)
-        self.memory = self._empty_memory()
+        self.objective: nn.Module = parallelise(
+            objective, self.config.parallel, self.ranks, compiled=self.config.compile
+        )
+        self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
+        self.memory: Memory = self._empty_memory()
 
     def _empty_memory(self) -> Memory:
         return self.model.empty_memory(len(range(self.config.batch_size)[self._mine]), self.config.lengths)
@@ -196,12 +199,12 @@ class Trainer:
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank has but a part of the weights."""
+        """Whether each rank has only a part of the weights."""
         return self.ranks.size > 1 and self.config.parallel == "fsdp"
 
     def readable(self) -> TransformerXL:
-        """The model to score and to write text with: itself, or, where its weights are sharded, a whole copy, which
-        all ranks have to make."""
+        """The model for evaluation and generation: the model itself, or a whole copy of a sharded one. All ranks have
+        to call this."""
         if not self.sharded:
             return self.model
         device = _device(self.model)
@@ -221,9 +224,17 @@ class Trainer:
         if segment.reset is not None:
             whole_batch = bool(segment.reset.all())
             self.memory = self._empty_memory() if whole_batch else self.memory.reset(segment.reset[self._mine])
-        place: dict[str, Any] = {"objective": self.objective, "ranks": self.ranks, "signals": signals}
-        before = self.memory
-        result, self.memory = train_step(self.model, self.optimizers, segment, before, self.config, self.step, **place)
+        result, self.memory = train_step(
+            self.model,
+            self.optimizers,
+            segment,
+            self.memory,
+            self.config,
+            self.step,
+            objective=self.objective,
+            ranks=self.ranks,
+            signals=signals,
+        )
         self.skipped = self.skipped + 1 if result.skipped else 0
         self.step += 1
         if self.config.average_from and self.step > self.config.average_from and not result.skipped:
@@ -251,8 +262,8 @@ class Trainer:
         )
 
     def state(self, snapshot: Snapshot | None = None) -> TrainingState:
-        """Everything resuming needs beyond the weights, of all ranks and as they are now: further steps leave it alone,
-        the next state in the same `snapshot` takes its place. All ranks have to call this."""
+        """A copy of everything that resuming needs beyond the weights, from all ranks. The next call with the same
+        `snapshot` overwrites it. All ranks have to call this."""
         take = (snapshot or Snapshot()).take
         layers = (torch.cat(self.ranks.gather(layer)) for layer in self.memory.layers)
         tensors = {f"memory.{i}": layer.cpu() for i, layer in enumerate(layers)}
@@ -264,7 +275,7 @@ class Trainer:
             for weight, values in optimizer.state.items():
                 moments = {f"optimizer.{owners[weight]}.{name}": value for name, value in values.items()}
                 tensors |= {key: take(key, value) for key, value in moments.items() if value is not None}
-        if self.average is not None:  # whose weights are the checkpoint's
+        if self.average is not None:  # the checkpoint's weights are the average
             scalars["averaged"] = self.average.count
             live = {f"live.{name}": weight for name, weight in self.model.named_parameters()}
             tensors |= {name: take(name, weight) for name, weight in live.items()}
@@ -276,8 +287,11 @@ class Trainer:
         return TrainingState(self.step, scalars, tensors)
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from `state`, whose checkpoint's weights the model has: with the same bits as if training had never
-        stopped, or, where there were more or fewer ranks, with the same losses to rounding, but for dropout."""
+        """Continue from `state`; the model has the weights of its checkpoint already.
+
+        Training continues with the same bits as if it had never stopped. After a change of the number of ranks, losses
+        agree to rounding, except for dropout.
+        """
         self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
         self.pace = Pace(**state.scalars["pace"])
         parts: dict[str, dict[str, Tensor]] = {"memory": {}, "optimizer": {}, "random": {}, "live": {}}
@@ -291,9 +305,9 @@ class Trainer:
                 for name, value in parts["live"].items():
                     weights[current_name(name, weights)].copy_(value)
         device = _device(self.model)
-        held = {name: aligned(value[self._mine], device) for name, value in parts["memory"].items()}
-        layers = tuple(held[str(i)] for i in range(len(self.memory.layers)))
-        self.memory = self._empty_memory()._replace(layers=layers, valid=held.get("valid"))
+        memory = {name: aligned(value[self._mine], device) for name, value in parts["memory"].items()}
+        layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
+        self.memory = self._empty_memory()._replace(layers=layers, valid=memory.get("valid"))
         self._restore_optimizers(parts["optimizer"])
         self._restore_random(parts["random"])
 
@@ -301,8 +315,8 @@ class Trainer:
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         numbered = first_house_numbers(self.optimizers, weights)
         moments: dict[Any, dict[str, Tensor]] = {}
-        for place, value in saved.items():
-            name, _, key = place.rpartition(".")
+        for entry, value in saved.items():
+            name, _, key = entry.rpartition(".")
             weight = weights[numbered.get(name, name)]
             if value.ndim and value.shape != weight.shape:
                 raise Mistake(f"The checkpoint's {key} of {name} has another shape than the weight. Use another.")
