@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from figures import without_clock
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from transformer_xl.checkpoint import best, checkpoints, latest, load_config, load_training, load_weights, valid_loss
 from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
@@ -199,6 +201,36 @@ def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
     handle.remove()
     trainer.skipped = 0
     assert not trainer.advance().skipped
+
+
+class Waits(TorchFunctionMode):
+    """Counts the reads of floating-point tensors, which wait for a device. Counts of tokens are read on the host."""
+
+    READS = (Tensor.tolist, Tensor.item, Tensor.cpu, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func in self.READS and args[0].is_floating_point()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_step_waits_for_the_device_once_and_reduces_once(corpus, monkeypatch, chunks):
+    reductions = []
+    for name in ("total", "gather"):
+        original = getattr(Ranks, name)
+        monkeypatch.setattr(
+            Ranks, name, lambda self, x, name=name, call=original: reductions.append(name) or call(self, x)
+        )
+    model, config = start(batch_chunk=chunks, ar_alpha=0.2, tar_beta=0.1)
+    trainer = Trainer(model, StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), config.train)
+    trainer.optimizers = []  # Adam reads its own count, which is on the host
+    with Waits() as waits:
+        result = trainer.advance(["a signal"])
+    assert (waits.count, reductions, result.signals) == (1, ["total"], 1)
 
 
 def test_a_run_keeps_its_best_and_last_checkpoints_and_says_what_it_measured(corpus, tmp_path):
