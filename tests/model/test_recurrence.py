@@ -252,7 +252,7 @@ def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> N
     for empty in (
         model.empty_memory(2, lengths(4)),
         zeros.reset(torch.tensor([True, True])),
-        Memory.empty(3, 2, 14, dtype=torch.float64),
+        Memory.zeros(3, 2, 0, 14, dtype=torch.float64),
     ):
         torch.testing.assert_close(read(model, ids, call, memory=empty).hidden, nothing.hidden)
 

@@ -28,13 +28,8 @@ class Memory(NamedTuple):
     zero_ground: bool = False
 
     @classmethod
-    def empty(cls, n_layer: int, batch: int, d_model: int, *, valid=None, dtype=None, device=None) -> Memory:
-        """No positions at all, as the original PyTorch code starts."""
-        return cls.zeros(n_layer, batch, 0, d_model, dtype=dtype, device=device)._replace(valid=valid)
-
-    @classmethod
     def zeros(cls, n_layer: int, batch: int, mem_len: int, d_model: int, *, dtype=None, device=None) -> Memory:
-        """`mem_len` positions of zeros that are attended, as the TensorFlow code and Hugging Face start."""
+        """`mem_len` positions of zeros, which count; with `mem_len` 0 no positions at all."""
         shape = (batch, mem_len, d_model)
         return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layer)))
 
