@@ -14,11 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transformer_xl import ops
-from transformer_xl.cli.journeys.env import choices
-from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
-from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
-from transformer_xl.ops.contract import (
+from benchmarks.contract import (
     CASES,
     NAMES,
     Case,
@@ -31,6 +27,10 @@ from transformer_xl.ops.contract import (
     rounded,
     visible,
 )
+from transformer_xl import ops
+from transformer_xl.cli.journeys.env import choices
+from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
+from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import aligned, mask_distant, mask_wrapped, shifted_view
 

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from shlex import split as words
 from types import ModuleType, SimpleNamespace
@@ -35,6 +36,7 @@ class Fake(ModuleType):
 
     def __init__(self, name: str):
         super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None, origin="somewhere")
         self.inits: list[dict[str, Any]] = []
         self.told: list[tuple[int, dict[str, Any]]] = []
         self.finished = 0

@@ -251,17 +251,8 @@ class Ring(NamedTuple):
         self.kv.index_copy_(3, self.slot, torch.stack([k, v], dim=1).to(self.kv.dtype))
         return self.kv[:, 0], self.kv[:, 1]
 
-    def attend(
-        self,
-        q: Float[Tensor, "B H 1 K"],
-        k: Float[Tensor, "B H W K"],
-        v: Float[Tensor, "B H W K"],
-        r: Float[Tensor, "H W K"],
-        content_bias: Float[Tensor, "H K"],
-        position_bias: Float[Tensor, "H K"],
-        **_: Any,
-    ) -> Float[Tensor, "B H 1 K"]:
-        """The op for one query a row, keys in the order of the ring; `unseen` is the only mask."""
+    def attend(self, q, k, v, r, content_bias, position_bias, **_: Any) -> Float[Tensor, "B H 1 K"]:
+        """See `relative_attention`: one query a row, keys in the order of the ring; `unseen` is the only mask."""
         q, scale = q[:, :, 0], q.shape[-1] ** -0.5
         query = (q + position_bias.to(q.dtype)) * scale
         scores = torch.bmm(r, query.permute(1, 2, 0).to(r.dtype)).permute(2, 0, 1).index_select(2, self.order)

@@ -30,14 +30,17 @@ def _triton(*tensors: Tensor, **masks: Any) -> Tensor:
 
 
 def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why the fused kernel cannot serve a call; None: it can."""
+    """Why the fused kernel cannot serve a call; None if it can."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it runs on a CUDA device, got {device}"
     try:
-        kernel = import_module(".triton", __name__)
+        kernels = import_module(".triton", __name__)
     except ImportError:
-        return "triton, or the page of its kernels, is not installed (pip install triton)"
-    return kernel.refusal(device, dtype, head_size)
+        return "triton is not installed (pip install triton)"
+    if dtype not in kernels.DTYPES or head_size > kernels.MAX_HEAD_SIZE:
+        kind = str(dtype).removeprefix("torch.")
+        return f"it takes fp32, bf16 or fp16 and heads of at most {kernels.MAX_HEAD_SIZE}, got {kind} and {head_size}"
+    return None
 
 
 BACKENDS: dict[str, Callable[..., Tensor]] = {

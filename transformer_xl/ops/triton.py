@@ -26,6 +26,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 MAX_HEAD_SIZE = 128
+DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 # S grows with memory: a kernel made for "a multiple of 16" would be compiled twice. Kernels are read as source, so a
 # type checker must not wrap them.
@@ -376,18 +377,6 @@ class _Attention(torch.autograd.Function):
         d_u, d_w = d_biases.sum((1, 3)).to(q.dtype)
         d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
         return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(q.dtype), d_u, d_w, None, None, None, None, None
-
-
-def refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why these kernels cannot serve such tensors, in a clause; None if they can."""
-    interpreted = not isinstance(_forward, triton.JITFunction)
-    if torch.device(device).type != "cuda" and not interpreted:
-        return f"its kernels run on a GPU, and the tensors are on {device}"
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"its kernels compute in float32, bfloat16 or float16, not {str(dtype).removeprefix('torch.')}"
-    if head_size > MAX_HEAD_SIZE:
-        return f"its tiles hold heads of at most {MAX_HEAD_SIZE}, not {head_size}"
-    return None
 
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ..runtime.terminal import clock
 
 
 class MetricLog:
-    """`metrics.jsonl`: one JSON object a line, appended. It can be read while the run goes on."""
+    """`metrics.jsonl`: one JSON object a line. Programs can read it while the run goes on."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -56,42 +55,33 @@ def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, An
             power loss may leave, ends the entries.
 
     Raises:
-        ValueError: a line before the last is no JSON object.
+        ValueError: a line before an entry that is needed is no JSON object.
     """
     path = Path(path)
     if not path.exists():
         return []
     lines = plain_file(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            entry = None
-        if isinstance(entry, dict):
-            entries.append(entry)
-        elif step is not None and not any(_step_of(line) <= step for line in lines[number:]):
-            return entries
-        elif number < len(lines):
-            raise Mistake(f"{path}, line {number} is not a JSON object: {line[:60]!r}. Remove the line.")
-    return entries
+    entries = [_entry(line) for line in lines]
+    if None not in entries:
+        return entries
+    damaged = entries.index(None)
+    if any(entry is not None and (step is None or entry.get("step", 0) <= step) for entry in entries[damaged:]):
+        raise Mistake(f"{path}, line {damaged + 1} is not a JSON object: {lines[damaged][:60]!r}. Remove the line.")
+    return entries[:damaged]
 
 
-def _step_of(line: str) -> float:
-    """The step that a line names; inf if it names none."""
-    found = re.search(r'"step": (\d+)', line)
-    return int(found[1]) if found else math.inf
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def progress_text(
     unit: str, *, loss: float, lr: float, tokens_per_second: float, seconds_left: float | None = None
 ) -> str:
-    """The line of figures that training prints.
-
-    Args:
-        unit: of the corpus: "byte", "char", "word" or "bpe"; it decides between bpc and ppl.
-        loss: mean nats per target since the last line.
-    """
+    """The line of figures that training prints; `loss` is the mean of nats since the last line."""
     name, value = figure(unit, loss)
     shown = f"{value:8.2f}" if name == "ppl" else f"{value:.4f}"
     speed = f"{tokens_per_second:,.0f} tokens/s"

@@ -10,7 +10,7 @@ layers are d_inner wide. The state is a `Memory` of one position: what each laye
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -116,24 +116,22 @@ def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
 
 
 class Recurrent(nn.Module):
-    """What both have in common: a backbone without attention.
+    """A backbone without attention: AWD-LSTM or AWD-QRNN, by `config.kind`.
 
-    Of the `Lengths` of a call only `mem_len` counts: where it is 0, each segment starts from zeros.
+    Only `mem_len` counts of a call's `Lengths`: with 0 each segment starts from zeros.
     """
 
-    layer: type[LSTMLayer] | type[QRNNLayer]
     takes_padding = False
 
-    def __init__(
-        self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False, draw: bool = True
-    ):
+    def __init__(self, config: TransformerXLConfig, *, recompute: bool = False, draw: bool = True, **_: Any):
         super().__init__()
         if recompute:
             raise Mistake(f"train.recompute must be false for kind = {config.kind}, whose layers are not recomputed.")
         self.config = config
         widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
+        layer = LSTMLayer if config.kind == "lstm" else QRNNLayer
         self.layers = nn.ModuleList(
-            self.layer(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
+            layer(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
         )
         rates = (config.dropout if config.dropout_input is None else config.dropout_input, config.dropout)
         self.dropout, self.dropout_between = (Dropout(p, locked=config.locked_dropout) for p in rates)
@@ -141,15 +139,10 @@ class Recurrent(nn.Module):
             self.init_weight(name, weight)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """AWD-LSTM's start:
-
-        embedding, softmax, cluster weights         U(-0.1, 0.1)
-        LSTM, all of a layer of width n             U(-1 / sqrt(n), 1 / sqrt(n))
-        QRNN, all of a matrix with n columns        U(-1 / sqrt(n), 1 / sqrt(n))
-        """
-        owners: Any = (layer for layer in self.layers if any(weight is own for own in layer.parameters()))
-        owner = next(owners, None)
-        bound = 0.1 if owner is None else owner.columns**-0.5
+        """AWD-LSTM's start: U(-1 / sqrt(n), 1 / sqrt(n)) in a layer with n `columns`, U(-0.1, 0.1) elsewhere."""
+        owners: Any = (layer.columns for layer in self.layers if any(weight is own for own in layer.parameters()))
+        columns = next(owners, None)
+        bound = 0.1 if columns is None else columns**-0.5
         nn.init.uniform_(weight, -bound, bound)
 
     def forward(
@@ -159,15 +152,14 @@ class Recurrent(nn.Module):
         memory = self.empty_memory(len(x), lengths) if memory is None else memory
         layers: Any = self.layers
         check_state(memory, [width for layer in layers for width in layer.state_widths], x)
-        states = list(memory.layers)
-        if memory.valid is not None:
-            states = [state.masked_fill((memory.valid <= 0)[:, None, None], 0) for state in states]
+        unused = (memory.counts <= 0)[:, None, None]
+        states = iter(memory.layers if memory.valid is None else [x.masked_fill(unused, 0) for x in memory.layers])
         after: list[Tensor] = []
         outputs: list[Tensor] = []
         x = self.dropout(x)
         for layer in layers:
-            own, states = states[: len(layer.state_widths)], states[len(layer.state_widths) :]
-            x, left = layer(self.dropout_between(x) if outputs else x, tuple(own))
+            own = tuple(islice(states, len(layer.state_widths)))
+            x, left = layer(self.dropout_between(x) if outputs else x, own)
             outputs.append(x)
             after += left
         kept = Memory(tuple(state.detach().to(old.dtype) for state, old in zip(after, memory.layers, strict=True)))
@@ -183,15 +175,3 @@ class Recurrent(nn.Module):
     def cached(self, memory: Memory, lengths: Lengths) -> Memory:
         """The memory itself: inference needs no other state."""
         return memory
-
-
-class LSTM(Recurrent):
-    """AWD-LSTM."""
-
-    layer = LSTMLayer
-
-
-class QRNN(Recurrent):
-    """AWD-QRNN."""
-
-    layer = QRNNLayer

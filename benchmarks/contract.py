@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import relative_attention
+from transformer_xl.ops import relative_attention
 
 NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")
 
