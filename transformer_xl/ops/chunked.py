@@ -1,4 +1,4 @@
-"""Training on a CPU: the attention of a few heads and queries at a time, so small that its scores stay in the cache.
+"""Training on a CPU: attention in blocks of a few heads and queries, so small that their scores stay in the cache.
 
 A block (heads, rows, queries) meets the keys from the first to the last that its queries see, so most masked scores are
 never computed. Nothing of size T x S is held: backward computes the probabilities of each block again.
@@ -22,9 +22,9 @@ from .dropout import keep_mask
 from .masks import aligned, shifted_view, with_spare, without_padding
 
 SCORES = 1 << 20
-"""Scores of a block at most."""
+"""At most this many scores in a block."""
 QUERIES = 256
-"""Queries of a block at most: shorter blocks skip more masked scores and cost more calls."""
+"""At most this many queries in a block: shorter blocks skip more masked scores and cost more calls."""
 
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
@@ -49,7 +49,7 @@ class _Masks(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Some heads, rows and queries, and the keys from the first to the last that any of these sees."""
+    """Some heads, rows and queries, and the keys from the first to the last that any of these queries sees."""
 
     heads: slice
     rows: slice
@@ -61,11 +61,11 @@ class _Block(NamedTuple):
         return x[self.heads, self.rows, along].flatten(0, 1)
 
     def by_head(self, x: Tensor) -> Tensor:
-        """The block's queries, `H B L K` to `h l K`: those of all rows in one line."""
+        """The block's queries of all rows in one line, `H B L K` to `h l K`."""
         return x[self.heads, self.rows, self.queries].flatten(1, 2)
 
     def put(self, part: Tensor, whole: Tensor) -> None:
-        """Write what was computed for the block's queries into `H B L K`."""
+        """Write the block's queries' results into `H B L K`."""
         target = whole[self.heads, self.rows, self.queries]
         target.copy_(part.view_as(target))
 
@@ -143,7 +143,7 @@ class _Work:
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, shape: Sequence[int]) -> Tensor:
-        """What stood in it is gone."""
+        """A buffer of this shape; the previous one of this name is overwritten."""
         held = self._buffers.get(name)
         if held is None or held.numel() < prod(shape):
             held = self._buffers[name] = self.k.new_empty(prod(shape))
@@ -170,7 +170,7 @@ class _Work:
         return torch.mul(probability, keep, out=self.buffer("d_score", probability.shape))
 
     def keep(self, block: _Block, number: int) -> Tensor | None:
-        """What dropout leaves of the block's probabilities; the same whenever it is asked."""
+        """The block's dropout mask, which is the same in forward and backward."""
         if not self.masks.dropout_p:
             return None
         shape = (len(block.cut(self.k, block.keys)), *(part.stop - part.start for part in (block.queries, block.keys)))
