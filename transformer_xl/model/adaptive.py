@@ -24,10 +24,7 @@ from .inputs import as_ids, as_targets
 
 
 class _Bands(nn.Module):
-    """Band borders and widths, shared by both ends of the model.
-
-    With div_val 1 the bands are slices of one table; else each has a table of its own width and always a projection.
-    """
+    """Bands and their tables: slices of one table if `div_val` is 1, otherwise each a table of its own width."""
 
     def __init__(self, vocab_size: int, d_embed: int, d_model: int, cutoffs: tuple[int, ...], div_val: int):
         super().__init__()
@@ -97,11 +94,8 @@ class AdaptiveEmbedding(_Bands):
         flat = ids.flatten()
         rows = self._rows(self._band(flat))
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
-        found = [
-            _Lookup.apply(flat[row] - low, table)
-            for row, low, table in zip(rows, self.edges, self.tables, strict=False)
-        ]
-        vectors, tables = zip(*found, strict=True)
+        bands = zip(rows, self.edges, self.tables, strict=False)
+        vectors, tables = zip(*(_Lookup.apply(flat[row] - low, table) for row, low, table in bands), strict=True)
         grouped = torch.cat([F.linear(*pair) for pair in zip(vectors, self.projections, strict=True)])
         x = torch.empty_like(grouped).index_copy(0, torch.cat(rows), grouped)
         return self.scale * x.view(*ids.shape, self.d_model), tables

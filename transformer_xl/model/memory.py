@@ -16,11 +16,10 @@ from ..config.settings import Lengths
 class Memory(NamedTuple):
     """Detached inputs of each layer, oldest first.
 
-    They are projected in every call, because in training the projections learn through them. `valid` says how many of
-    a row's newest positions count; None means all. On entry of a call `valid[b]` may be negative: then the first
-    -valid[b] tokens of row b in that call are padding (prompts of different lengths, padded on the left); nothing
-    attends to them. With `zero_ground` (`model.zero_memory`) a row
-    holds zeros where it has no past, and they count.
+    Each call projects them, because in training the projections learn through them. `valid` says how many of a row's
+    newest positions count; None means all. A negative `valid[b]` says that the next call's first -valid[b] tokens of
+    row b are padding, which nothing attends to. With `zero_ground` (`model.zero_memory`) a row holds zeros where it has
+    no past, and they count.
     """
 
     layers: tuple[Float[Tensor, "B M D"], ...]
@@ -46,8 +45,7 @@ class Memory(NamedTuple):
         return full if self.valid is None else self.valid
 
     def grown(self, mem_len: int, *, zero_ground: bool = False) -> Memory:
-        """With `zero_ground`, its own or the given one: as long as `mem_len`, where zeros that count fill what a row
-        lacks. Other memories stay as they are."""
+        """Itself, or with `zero_ground`, its own or the given one, filled with zeros that count to `mem_len`."""
         lacking = max(mem_len - self.length, 0)
         if not (self.zero_ground or zero_ground):
             return self

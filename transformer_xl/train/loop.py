@@ -53,10 +53,10 @@ def fit(
     Device, precision and backend must be settled, not "auto". With `resume` training goes on from the last checkpoint.
 
     Args:
-        trackers: where figures and samples go besides `metrics.jsonl`; nowhere if None, whatever `config` names.
-        ranks: those that train together, each with a `model` of the same weights; None: this process is alone.
-        replan: called after each step; returns the settings for the rest of the run, which ends when `max_steps` steps
-            are done. It serves a process that is alone, and that has to end at a given time.
+        trackers: they get figures and samples, whatever `config` names; None: no tracker does.
+        ranks: the processes that train together, each with a `model` of the same weights; None: this one is alone.
+        replan: called after each step; returns the settings for the rest of the run. For a process that is alone and
+            has to end at a given time.
 
     Returns:
         False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
@@ -230,8 +230,7 @@ def validate(
     ranks: Ranks | None = None,
     printer: ProgressPrinter | None = None,
 ) -> EvalResult:
-    """The validation split, under the recipe's test lengths, its streams dealt out to the ranks; `printer` shows how
-    far that has come."""
+    """Score the validation split at the recipe's test lengths, shared among the ranks; `printer` shows the progress."""
     lengths, ranks = config.eval_lengths, ranks or Ranks()
     loader = StreamLoader(
         corpus.split("valid"),
@@ -254,9 +253,9 @@ def validate(
 
 @contextmanager
 def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
-    """Collect SIGTERM, SIGINT and SIGHUP until a step is done. A second SIGTERM or SIGINT acts at once, but not on one
-    of many ranks, which its launcher ends in time. SIGHUP never does, because a terminal that closes may send it twice
-    and after SIGTERM; under nohup it stays ignored. Only the main thread gets signals."""
+    """Collect SIGTERM, SIGINT and SIGHUP until a step is done. A second SIGTERM or SIGINT acts at once, except on one
+    of several ranks, because their launcher ends them. A second SIGHUP does not, because a terminal that closes may
+    send it twice and after SIGTERM; under nohup it stays ignored. Only the main thread gets signals."""
     received: list[str] = []
     previous: dict[int, Any] = {}
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none

@@ -43,23 +43,23 @@ class Trackers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._each(lambda tracker: tracker.close())
+        self._call("close")
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Pass on an entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
-        self._each(lambda tracker: tracker.log(entry))
+        self._call("log", entry)
 
-    def _each(self, act: Callable[[Tracker], None]) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
         for name, tracker in list(self._on.items()):
             try:
-                act(tracker)
+                getattr(tracker, method)(*arguments)
             except Exception as error:
                 del self._on[name]
-                self._warn(_switched_off(name, error))
+                self._warn(_failure(name, error))
 
 
 def require_installed(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed, in one sentence. A folder that a run left, named as one, is not it."""
+    """Refuse trackers that are not installed. A mere folder of that name, which a run may have left, is no package."""
     lacking = [name for name in dict.fromkeys(names) if getattr(find_spec(name), "origin", None) is None]
     if lacking:
         raise Mistake(
@@ -77,12 +77,12 @@ def open_trackers(
         try:
             trackers[name] = TensorBoard(run, step) if name == "tensorboard" else Service(name, run, config)
         except Exception as error:
-            warn(_switched_off(name, error))
+            warn(_failure(name, error))
     return Trackers(trackers, warn)
 
 
 class TensorBoard:
-    """Event files in the run's folder `tensorboard`. Resuming at `step` hides later events, which it repeats."""
+    """Event files in the run's folder `tensorboard`. Resuming at `step` hides later events, because it repeats them."""
 
     def __init__(self, run: Path, step: int = 0):
         from torch.utils.tensorboard import SummaryWriter
@@ -147,6 +147,6 @@ def figures(entry: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _switched_off(name: str, error: Exception) -> str:
+def _failure(name: str, error: Exception) -> str:
     reason = next(iter(str(error).splitlines()), "")
     return f"{name} is switched off for the rest of this run because it failed: {type(error).__name__}: {reason}"
