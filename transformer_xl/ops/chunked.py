@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from ..mistake import Mistake
 from .dropout import keep_mask
-from .masks import aligned, shifted_view, with_spare, without_padding
+from .masks import aligned, mask_wrapped, shifted_view, with_spare, without_padding
 
 SCORES = 1 << 20
 """At most this many scores in a block."""
@@ -138,7 +138,6 @@ class _Work:
     def __init__(self, content_q: Tensor, position_q: Tensor, k: Tensor, r: Tensor, masks: _Masks):
         self.content_q, self.position_q, self.k, self.r, self.masks = content_q, position_q, k, r, masks
         H, B, T, _ = content_q.shape
-        self.memory = k.shape[2] - T
         self.blocks = tuple(_blocks(H, B, T, k.shape[2], masks.attn_len))
         self._buffers: dict[str, Tensor] = {}
 
@@ -161,7 +160,9 @@ class _Work:
         product = self.product(block)
         torch.bmm(block.by_head(self.position_q), self.r[block.heads, -product.shape[2] :].mT, out=product)
         score += shifted_view(product, score.shape)
-        self._hide(block, score)
+        rows, start = product.shape[1] // score.shape[1], block.queries.start
+        valid = None if self.masks.valid is None else self.masks.valid[block.rows] + start
+        mask_wrapped(score.unflatten(0, (-1, rows)), attn_len=self.masks.attn_len, valid=valid)
         return torch.softmax(score, -1, out=self.buffer("probability", score.shape))
 
     def dropped(self, probability: Tensor, keep: Tensor | None) -> Tensor:
@@ -176,17 +177,3 @@ class _Work:
         shape = (len(block.cut(self.k, block.keys)), *(part.stop - part.start for part in (block.queries, block.keys)))
         generator = torch.Generator().manual_seed(self.masks.seed + number)
         return keep_mask(shape, self.masks.dropout_p, generator)
-
-    def _hide(self, block: _Block, score: Tensor) -> None:
-        t = score.shape[1]
-        ahead = score.new_full((t, t), -torch.inf)
-        score[:, :, -t:] += ahead.triu(1)
-        if self.masks.attn_len is not None:
-            beyond = self.memory + block.queries.start - self.masks.attn_len - block.keys.start
-            edge = score[:, :, : max(0, t + beyond)]
-            edge += score.new_full(edge.shape[1:], -torch.inf).tril(beyond)
-        if self.masks.valid is not None:
-            first = self.memory - self.masks.valid[block.rows, None]
-            unused = torch.arange(block.keys.start, block.keys.stop) < first
-            rows = score.unflatten(0, (-1, len(unused)))
-            rows.masked_fill_(unused[:, None], torch.finfo(score.dtype).min)

@@ -1,4 +1,4 @@
-"""Where the first number that is not finite comes from."""
+"""The source of the first number that is not finite."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def not_finite(
         gradients = reversed([(name, weight.grad) for name, weight in model.named_parameters()])
         found = [f"the gradient of {name}" for name, gradient in gradients if not _finite(gradient)]
         [guilty] = ranks.total([bool(found)])
-    return next(iter(found), "what another rank reads" if guilty else "dropout or the sum, for not when done again")
+    return next(iter(found), "what another rank reads" if guilty else "dropout or the sum")
 
 
 def _finite(value: Any) -> bool:

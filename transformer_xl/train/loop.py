@@ -178,8 +178,8 @@ class _Loop:
         lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
         if self.printer is not None:
             left = seconds_left(trainer.step, most, trainer.seconds)
-            figures = {"loss": entry["loss"], "lr": lr, "tokens_per_second": entry["tokens_per_second"]}
-            self.printer.show(progress_text(unit, **figures, seconds_left=left), trainer.step, most)
+            text = progress_text(unit, entry["loss"], lr, entry["tokens_per_second"], left)
+            self.printer.show(text, trainer.step, most)
         self._log(split="train", **entry, lr=lr, seconds=trainer.seconds)
 
     def _validate(self) -> float:

@@ -78,9 +78,7 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def progress_text(
-    unit: str, *, loss: float, lr: float, tokens_per_second: float, seconds_left: float | None = None
-) -> str:
+def progress_text(unit: str, loss: float, lr: float, tokens_per_second: float, seconds_left: float | None) -> str:
     """The line of figures that training prints; `loss` is the mean of nats since the last line."""
     name, value = figure(unit, loss)
     shown = f"{value:8.2f}" if name == "ppl" else f"{value:.4f}"

@@ -74,7 +74,7 @@ class AlRfou(Vaswani):
 
 
 class Auxiliary(TransformerXL):
-    """Al-Rfou's model with the losses that help deep models to learn and are never evaluated (see `Objective`)."""
+    """Al-Rfou's model with auxiliary losses, which help deep models to learn (see `Objective`)."""
 
     def __init__(self, config: TransformerXLConfig, **options: Any):
         super().__init__(config, **options)

@@ -4,8 +4,8 @@
     QRNN    z, f, o = tanh, sigmoid, sigmoid of W [x_t, x_t-1] + b    (in layers above the first of x_t alone)
             c_t = f_t * c_t-1 + (1 - f_t) * z_t,   h_t = o_t * c_t
 
-The first layer reads embeddings and the last one gives what the tied softmax reads, both d_model wide; between them
-layers are d_inner wide. The state is a `Memory` of one position: what each layer takes to the next segment.
+The input of the first layer and the output of the last are d_model wide, because the softmax may be tied; between them
+layers are d_inner wide. The state is a `Memory` of one position.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LSTMLayer(nn.Module):
         self.columns = width
 
     def forward(self, x: Float[Tensor, "B T I"], states: States) -> tuple[Float[Tensor, "B T O"], States]:
-        """What the layer gives, and its h and c."""
+        """The layer's output, and its h and c."""
         inward, recurrent, *biases = self.cell.parameters()
         weights = [inward, dropout(recurrent, self.weight_drop if self.training else 0.0), *biases]
         h, c = (state.to(x.dtype).transpose(0, 1).contiguous() for state in states)
@@ -49,7 +49,7 @@ class LSTMLayer(nn.Module):
 
 
 def _lstm(x: Tensor, states: tuple[Tensor, Tensor], weights: list[Tensor], training: bool) -> tuple[Tensor, ...]:
-    """`torch.lstm`; in float32 on a CPU whose oneDNN has no kernel of it in bfloat16, where PyTorch raises an error."""
+    """`torch.lstm`, in float32 on a CPU whose oneDNN has no bfloat16 kernel, because PyTorch raises an error there."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     lacks = torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if x.device.type != "cpu" or dtype != torch.bfloat16 or not lacks:
@@ -61,7 +61,7 @@ def _lstm(x: Tensor, states: tuple[Tensor, Tensor], weights: list[Tensor], train
 
 
 class QRNNLayer(nn.Module):
-    """One layer; `weight_drop` is dropout on its matrix. The first one looks back at the token before."""
+    """One layer; `weight_drop` is dropout on its matrix. The first layer also reads the token before."""
 
     def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
         super().__init__()
@@ -71,25 +71,21 @@ class QRNNLayer(nn.Module):
         self.columns = self.linear.in_features
 
     def forward(self, x: Float[Tensor, "B T I"], states: States) -> tuple[Float[Tensor, "B T O"], States]:
-        """What the layer gives; its c, and its last input where that is looked back at."""
+        """The layer's output; its c, and in the first layer its last input."""
         c, *last = states
         seen = torch.cat([x, torch.cat([last[0].to(x.dtype), x[:, :-1]], dim=1)], dim=-1) if self.first else x
         weight = dropout(self.linear.weight, self.weight_drop if self.training else 0.0)
         z, f, o = F.linear(seen, weight, self.linear.bias).to(c.dtype).chunk(3, dim=-1)
         f = f.sigmoid()
-        c = recurrence(f, (1 - f) * z.tanh(), c)
+        c = Recurrence.apply(f, (1 - f) * z.tanh(), c)
         return o.sigmoid() * c, (c[:, -1:], x[:, -1:]) if self.first else (c[:, -1:],)
 
 
-def recurrence(
-    f: Float[Tensor, "B T D"], b: Float[Tensor, "B T D"], start: Float[Tensor, "B 1 D"]
-) -> Float[Tensor, "B T D"]:
-    """s_t = f_t * s_t-1 + b_t for all t, from s_-1 = `start`. First derivatives only."""
-    return _Recurrence.apply(f, b, start)
+class Recurrence(torch.autograd.Function):
+    """s_t = f_t * s_t-1 + b_t for all t, from s_-1 = `start`. First derivatives only.
 
-
-class _Recurrence(torch.autograd.Function):
-    """Its gradient is the same recurrence from the end: g_t = d_t + f_t+1 * g_t+1."""
+    The gradient is the same recurrence from the end: g_t = d_t + f_t+1 * g_t+1.
+    """
 
     @staticmethod
     def forward(ctx, f, b, start):
@@ -107,8 +103,8 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
-    """One step after the other, each over all rows and columns, so that nothing is divided and errors do not grow. On
-    a CPU this is faster than a scan in log T passes or in blocks of sqrt T but for one row of hundreds of tokens."""
+    """One step after another over all rows and columns: nothing is divided, so errors do not grow. On a CPU this is
+    faster than a parallel scan, except for one row of hundreds of tokens."""
     out, s = torch.empty_like(b), start[:, 0]
     for t in range(f.shape[1]):
         s = torch.addcmul(b[:, t], f[:, t], s, out=out[:, t])
