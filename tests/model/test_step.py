@@ -36,10 +36,10 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def behind(
+def states_after(
     model: TransformerXL, prompt: torch.Tensor, call: Lengths, valid: list[int] | None = None
 ) -> tuple[KVCache, Any]:
-    """A cache and a memory behind the same prompt."""
+    """A cache and a memory after the same prompt."""
     rows = None if valid is None else torch.tensor(valid)
     states = [model.empty_cache(len(prompt), call, rows), model.empty_memory(len(prompt), call, rows)]
     cache, memory = (model.log_probs(prompt, state, call)[1] for state in states)
@@ -72,7 +72,7 @@ def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObj
     size = data.draw(st.integers(1, 11))
     valid = st.lists(st.integers(1 - size, 0), min_size=rows, max_size=rows)
     late = None if kind.get("zero_memory") else data.draw(st.none() | valid)
-    cache, memory = behind(model, text(rows, size), call, late)
+    cache, memory = states_after(model, text(rows, size), call, late)
     step = Step(model, cache, call)
     ids = text(rows, 2 * mem_len + 5, seed=1)
     torch.testing.assert_close(steps(step, ids), follow(model, ids, memory, call)[0])
@@ -80,7 +80,7 @@ def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObj
 
 def test_rows_that_go_on_keep_their_numbers() -> None:
     model, call = small_model(), lengths(5)
-    cache, memory = behind(model, text(4, 3), call)
+    cache, memory = states_after(model, text(4, 3), call)
     step, first, second = Step(model, cache, call), torch.tensor([3, 0, 2]), torch.tensor([2, 0])
     steps(step, text(4, 4, seed=1))
     _, memory = follow(model, text(4, 4, seed=1), memory, call)
@@ -92,12 +92,12 @@ def test_rows_that_go_on_keep_their_numbers() -> None:
 
 def test_nothing_grows_or_moves() -> None:
     model, call = small_model(), lengths(4)
-    step = Step(model, behind(model, text(2, 9), call)[0], call)
-    held = set()
+    step = Step(model, states_after(model, text(2, 9), call)[0], call)
+    addresses = set()
     for token in text(2, 12).split(1, dim=1):
         step(token)
-        held.add(tuple(x.data_ptr() for x in (*step.rings, step.slot, step.held)))
-    assert len(held) == 1
+        addresses.add(tuple(x.data_ptr() for x in (*step.rings, step.slot, step.counts)))
+    assert len(addresses) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -105,13 +105,13 @@ def test_in_bf16_it_is_as_near_as_the_cache(rows: int) -> None:
     model = small_model(dtype=torch.float32, **VARIANTS["bands"]).for_inference("bf16")
     call, ids = lengths(6), text(rows, 9, seed=1)
     with torch.autocast("cpu", torch.bfloat16):
-        cache, memory = behind(model, text(rows, 8), call)
+        cache, memory = states_after(model, text(rows, 8), call)
         found, (expected, _) = steps(Step(model, cache, call), ids), follow(model, ids, memory, call)
     torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)  # the rounding of bfloat16, 2^-8, some times
 
 
 def test_it_can_be_compiled_whole() -> None:
-    """In a process of its own, for the compiler does not read the type checks of the tests."""
+    """In a process of its own, because the compiler does not read the type checks of the tests."""
     program = """
 import torch
 from functools import partial
@@ -134,7 +134,7 @@ torch.testing.assert_close(*found)
 
 def test_it_replaces_a_cache_if_asked_and_nothing_else() -> None:
     model, call = small_model(), lengths(5)
-    cache, memory = behind(model, text(2, 3), call)
+    cache, memory = states_after(model, text(2, 3), call)
     assert stepping(model, memory, call, compiled=True) is memory
     assert stepping(model, cache, call) is cache
     assert stepping(object(), cache, call, compiled=True) is cache

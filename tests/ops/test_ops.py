@@ -48,14 +48,14 @@ def by_hand(inputs: dict[str, Any], case: Case) -> np.ndarray:
     scale = 1 / math.sqrt(size) if case.scale is None else case.scale
     out = np.zeros_like(q)
     for b, h, i in np.ndindex(n_batch, n_head, n_query):
-        place = memory + i
+        own = memory + i
         oldest = memory - (memory if case.valid is None else case.valid[b])
         if case.attn_len is not None:
-            oldest = max(oldest, place - case.attn_len + 1)
-        keys = range(max(oldest, 0), place + 1)
+            oldest = max(oldest, own - case.attn_len + 1)
+        keys = range(max(oldest, 0), own + 1)
         weight = []
         for j in keys:
-            distance = place - j
+            distance = own - j
             position = r[h, r.shape[1] - 1 - distance]
             terms = q[b, h, i] @ k[b, h, j], q[b, h, i] @ position, u[h] @ k[b, h, j], w[h] @ position
             weight.append(math.exp(scale * sum(terms)))

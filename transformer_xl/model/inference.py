@@ -5,7 +5,7 @@ one token a row at a time with shapes that never change. Its keys and values lie
 new token overwrites the oldest slot; the slot's index is a tensor. Scores of positions are computed in the order of
 distances and put into the order of the ring:
 
-    score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= held
+    score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ class Step:
         length, device = newest[0].shape[3], newest[0].device
         self.rings = [pad(kv, (0, 0, 0, self.window - length)) for kv in newest]
         self.slot = torch.full((1,), length % self.window, device=device)
-        self.held = cache.counts.clamp(max=length)
-        assert not (self.held < 0).any(), "a row still begins with padding: read the whole prompt first"
+        self.counts = cache.counts.clamp(max=length)
+        assert not (self.counts < 0).any(), "a row still begins with padding: read the whole prompt first"
         self.rows: Tensor | None = None
         bias, backbone = model.softmax.bias, model.backbone
         wide = bias.new_empty((), dtype=torch.promote_types(bias.dtype, torch.float32))
@@ -291,13 +291,13 @@ class Step:
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
         """Log-probabilities of what follows these tokens, in the caller's autocast."""
         if self.rows is not None:
-            ids = ids.new_zeros(len(self.held), 1).index_copy_(0, self.rows, ids)
+            ids = ids.new_zeros(len(self.counts), 1).index_copy_(0, self.rows, ids)
         x = self.model.embedding(ids)
         if self._run is None:
             self._run = _captured(self._next, x) if x.is_cuda else torch.compile(self._next, dynamic=False)
         out = self._run(x)
         self.slot.add_(1).remainder_(self.window)
-        self.held.add_(1).clamp_(max=self.window - 1)
+        self.counts.add_(1).clamp_(max=self.window - 1)
         return out if self.rows is None else out[self.rows]
 
     def select(self, rows: Int[Tensor, " R"]) -> Step:
@@ -310,7 +310,7 @@ class Step:
         kind, backbone = x.device.type, self.model.backbone
         slots = torch.arange(self.window, device=x.device)
         order = (slots - self.slot - 1) % self.window
-        unseen = (self.window - 1 - order > self.held[:, None])[:, None]
+        unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
         # A graph must not keep the weights that autocast's cache holds only for a while.
         mixed = torch.is_autocast_enabled(kind)
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):

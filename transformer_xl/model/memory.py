@@ -1,4 +1,4 @@
-"""The state of a Transformer-XL: what the last segments left behind (section 3.2, equation for h-tilde)."""
+"""The state of a Transformer-XL: the layer inputs of earlier segments (section 3.2, h-tilde)."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class Memory(NamedTuple):
     @property
     def counts(self) -> Int[Tensor, " B"]:
         """`valid` as a tensor in any case."""
-        layer = self.layers[0]
-        full = torch.full((layer.shape[0],), self.length, device=layer.device)
-        return full if self.valid is None else self.valid
+        rows = self.layers[0]
+        return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
 
     def grown(self, mem_len: int, *, zero_ground: bool = False) -> Memory:
         """Itself, or with `zero_ground`, its own or the given one, filled with zeros that count to `mem_len`."""

@@ -85,8 +85,8 @@ def resolve_backend(
         reason = triton_refusal(device, dtype, head_size)
         return ("strided", f"the fused kernel cannot serve: {reason}") if reason else ("triton", "the fused kernel")
     if scores > STRIDED_SCORES:
-        return "chunked", f"more than {STRIDED_SCORES:,} scores a layer are never held at once, but computed twice"
-    return "strided", f"up to {STRIDED_SCORES:,} scores a layer are computed and held at once"
+        return "chunked", f"more than {STRIDED_SCORES:,} scores a layer are computed twice and never all kept"
+    return "strided", f"up to {STRIDED_SCORES:,} scores a layer are all kept"
 
 
 def relative_attention(

@@ -1,7 +1,7 @@
 """Training on a CPU: attention in blocks of a few heads and queries, so small that their scores stay in the cache.
 
 A block (heads, rows, queries) meets the keys from the first to the last that its queries see, so most masked scores are
-never computed. Nothing of size T x S is held: backward computes the probabilities of each block again.
+never computed. Nothing of size T x S is kept: backward computes the probabilities of each block again.
 
 A block's position term is a product with the encodings of its distances, read through a view whose rows are one element
 shorter (the shift of `strided`).
@@ -143,10 +143,10 @@ class _Work:
 
     def buffer(self, name: str, shape: Sequence[int]) -> Tensor:
         """A buffer of this shape; the previous one of this name is overwritten."""
-        held = self._buffers.get(name)
-        if held is None or held.numel() < prod(shape):
-            held = self._buffers[name] = self.k.new_empty(prod(shape))
-        return held[: prod(shape)].view(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < prod(shape):
+            buffer = self._buffers[name] = self.k.new_empty(prod(shape))
+        return buffer[: prod(shape)].view(shape)
 
     def product(self, block: _Block) -> Tensor:
         """Room for the queries of each head of a block times its distances, and spare ones in front."""

@@ -122,7 +122,7 @@ def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
 
 @dataclass
 class _Loop:
-    """A run between its steps. The printer and the metrics file are those of the first rank alone."""
+    """A run between its steps. Only the first rank has a printer and a metrics file."""
 
     trainer: Trainer
     corpus: Corpus
@@ -167,10 +167,6 @@ class _Loop:
             self.metrics.log(entry)
             self.trackers.log(entry)
 
-    def _note(self, text: str) -> None:
-        if self.printer is not None:
-            self.printer.note(text)
-
     def _report(self) -> None:
         """Print a line of figures and log it; counting starts anew."""
         trainer, unit = self.trainer, self.corpus.unit
@@ -191,8 +187,9 @@ class _Loop:
         for split, model in models.items():
             result = validate(model, self.corpus, self.config, self.trainer.ranks, self.printer)
             loss = result.loss
-            partial_note = " (partial)" if self.corpus.caveat else ""
-            self._note(f"step {self.trainer.step}  {split}  {result}{partial_note}")
+            if self.printer is not None:
+                mark = " (partial)" if self.corpus.caveat else ""
+                self.printer.note(f"step {self.trainer.step}  {split}  {result}{mark}")
             self._log(split=split, **self.corpus.about, **result.to_json())
         return loss
 
@@ -219,7 +216,7 @@ class _Loop:
         lengths = config.writing(config.eval_lengths)
         [text] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
         sample = readable(text) if is_tokenised(config.corpus.name) else text
-        self._note(f"sample: {sample}")
+        self.printer.note(f"sample: {sample}")
         self._log(sample=sample)
 
 

@@ -21,11 +21,7 @@ class MetricLog:
         self.path = Path(path)
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry. JSON has no nan or inf: they become null.
-
-        Raises:
-            OSError: one sentence with the reason, for instance a full disk.
-        """
+        """Append an entry. JSON has no nan or inf: they become null. An `OSError` is one sentence with the reason."""
         line = json.dumps({name: _finite(value) for name, value in entry.items()}, allow_nan=False)
         with explain_write_error(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,14 +44,10 @@ class MetricLog:
 
 
 def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, Any]]:
-    """The entries of a metrics file without an unfinished last line; none if there is no file.
+    """The entries of a metrics file; none if there is no file.
 
-    Args:
-        step: the last step that is needed. If no later line has an entry up to it, a line that is not JSON, which a
-            power loss may leave, ends the entries.
-
-    Raises:
-        ValueError: a line before an entry that is needed is no JSON object.
+    A line that is no JSON object, which a kill or a power loss may leave, ends the entries. If a later line has an
+    entry, or one up to `step`, the damaged line raises a `Mistake` instead.
     """
     path = Path(path)
     if not path.exists():

@@ -94,10 +94,8 @@ class Auxiliary(TransformerXL):
         second: bool = False,
     ) -> Float[Tensor, "B T"]:
         """Nats of each target by the model's softmax, or by the second one; `tables` as in `AdaptiveSoftmax.nll`."""
-        if not second:
-            return self.softmax.nll(features, targets, tables)
-        assert self.second_softmax is not None, "the config has no multiple_targets"
-        return self.second_softmax.nll(features, targets)
+        softmax: Any = self.second_softmax if second else self.softmax
+        return softmax.nll(features, targets, tables)
 
 
 def _check(config: TransformerXLConfig, tokens: int, lengths: Lengths) -> None:
