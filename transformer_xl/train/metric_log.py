@@ -54,12 +54,10 @@ def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, An
         return []
     lines = plain_file(path).read_text(encoding="utf-8", errors="replace").splitlines()
     entries = [_entry(line) for line in lines]
-    if None not in entries:
-        return entries
-    damaged = entries.index(None)
+    damaged = entries.index(None) if None in entries else len(entries)
     if any(entry is not None and (step is None or entry.get("step", 0) <= step) for entry in entries[damaged:]):
         raise Mistake(f"{path}, line {damaged + 1} is not a JSON object: {lines[damaged][:60]!r}. Remove the line.")
-    return entries[:damaged]
+    return [entry for entry in entries[:damaged] if entry is not None]
 
 
 def _entry(line: str) -> dict[str, Any] | None:
