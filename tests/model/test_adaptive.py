@@ -58,15 +58,15 @@ def softmax(shape: dict, seed: int = 0) -> AdaptiveSoftmax:
 
 
 def band_of(word: int, shape: dict) -> tuple[int, int]:
-    """The band a word is in and its place there."""
+    """The band of a word and its row in the band."""
     band = sum(word >= cutoff for cutoff in shape["cutoffs"])
     return band, word - (0, *shape["cutoffs"])[band]
 
 
 def vector_of(module, word: int, shape: dict, *, project: bool) -> Tensor:
     """A word's row in its table; projected to the model's width where there is a projection."""
-    band, place = band_of(word, shape)
-    row = module.tables[band][place] if shape["div_val"] > 1 else module.tables[0][word]
+    band, index = band_of(word, shape)
+    row = module.tables[band][index] if shape["div_val"] > 1 else module.tables[0][word]
     assert row.shape == (shape["d_embed"] // shape["div_val"] ** (band if shape["div_val"] > 1 else 0),)
     projections = list(module.projections)
     if not project or not projections:

@@ -184,7 +184,7 @@ def test_shaw_by_hand(call: Lengths, backend: str) -> None:
             torch.testing.assert_close(found[0], torch.from_numpy(expected))
 
 
-# Absolute places
+# Absolute positions
 
 
 def encoder_of(model: Any) -> nn.TransformerEncoder:
@@ -215,15 +215,15 @@ def encoder_of(model: Any) -> nn.TransformerEncoder:
     return encoder
 
 
-def sinusoid(place: int, d_model: int) -> list[float]:
-    angles = [place / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
+def sinusoid(position: int, d_model: int) -> list[float]:
+    angles = [position / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
     return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
 
 
 @pytest.mark.parametrize("pre_lnorm", [False, True])
 def test_vaswani_is_pytorch_s_transformer(pre_lnorm: bool) -> None:
     model, ids = made(kind="vaswani", d_head=7, pre_lnorm=pre_lnorm), text(3, 11)
-    x = model.embedding(ids) + torch.tensor([sinusoid(place, 14) for place in range(11)], dtype=torch.float64)
+    x = model.embedding(ids) + torch.tensor([sinusoid(position, 14) for position in range(11)], dtype=torch.float64)
     expected = encoder_of(model)(x, mask=nn.Transformer.generate_square_subsequent_mask(11).double(), is_causal=True)
     torch.testing.assert_close(read(model, ids, lengths(0)).hidden, expected.detach())
 
@@ -231,8 +231,8 @@ def test_vaswani_is_pytorch_s_transformer(pre_lnorm: bool) -> None:
 def test_al_rfou_adds_a_vector_before_each_of_pytorch_s_layers() -> None:
     model, ids = made(d_head=7, **KINDS["al-rfou"]), text(3, 11)
     x, mask = model.embedding(ids), nn.Transformer.generate_square_subsequent_mask(11).double()
-    for layer, places in zip(encoder_of(model).layers, model.backbone.places, strict=True):
-        x = layer(x + places[:11], src_mask=mask)
+    for layer, table in zip(encoder_of(model).layers, model.backbone.places, strict=True):
+        x = layer(x + table[:11], src_mask=mask)
     torch.testing.assert_close(read(model, ids, lengths(0)).hidden, x.detach())
 
 
@@ -271,9 +271,9 @@ def test_auxiliary_losses_directly(
 
     def direct(model: Any) -> Tensor:
         x, mask, outputs = model.embedding(ids), None, []
-        for layer, places in zip(model.backbone.layers, model.backbone.places, strict=True):
+        for layer, table in zip(model.backbone.layers, model.backbone.places, strict=True):
             past = x.new_zeros(2, 0, x.shape[2])
-            x = layer(x + places[:8], past, (), attn_len=mask, valid=None)
+            x = layer(x + table[:8], past, (), attn_len=mask, valid=None)
             outputs.append(model.backbone.final_norm(x))
         # of three layers the first speaks up to 1/6 of training, the second up to 1/3
         heard = [True] if not intermediate_losses else [progress < 1 / 6, progress < 1 / 3, True]
@@ -345,7 +345,7 @@ def test_lengths_that_do_not_fit_the_model_are_refused_before_training() -> None
 
 
 def test_sizes_by_hand() -> None:
-    # 3 layers, 14 wide, 2 heads of 5, 11 inside, 23 symbols
+    # 3 layers, 14 wide, 2 heads of 5, 11 inside, 23 tokens
     layer = 4 * 14 * 10 + 2 * 14 * 11 + 11 + 14 + 4 * 14
     vanilla = 23 * 14 + 23 + 3 * layer
     sizes = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11}
@@ -378,15 +378,15 @@ def test_each_is_trained_knows_its_progress_and_is_loaded(
     settings = {"tgt_len": 5, "mem_len": mem_len, "batch_size": 6, "max_steps": 4, "device": "cpu", "precision": "fp32"}
     shape = small_model(vocab_size=len(corpus.vocab), **kind).config
     config = RunConfig(model=shape, train=TrainConfig(**settings, loss="half", lr=0.01, backend="strided"))
-    model, told = build_model(shape), []
+    model, progress = build_model(shape), []
     forward = Objective.forward
 
     def telling(self: Objective, *call: Any, **options: Any) -> Any:
-        told.append(options["progress"])
+        progress.append(options["progress"])
         return forward(self, *call, **options)
 
     monkeypatch.setattr(Objective, "forward", telling)
-    assert fit(model, corpus, config, tmp_path) and told == [0.0, 0.25, 0.5, 0.75]
+    assert fit(model, corpus, config, tmp_path) and progress == [0.0, 0.25, 0.5, 0.75]
     found = load_model(tmp_path).model
     assert type(found) is type(model)
     ids = text(2, 9, vocab=len(corpus.vocab))

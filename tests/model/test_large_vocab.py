@@ -23,7 +23,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 @contextmanager
 def blocks_of(columns: int) -> Iterator[None]:
-    """Take the columns so many at a time, however many rows there are."""
+    """Take this many columns at a time, whatever the number of rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cross_entropy, "_ON_CPU", 0)
         patch.setattr(cross_entropy, "_LEAST_COLUMNS", columns)
@@ -46,7 +46,7 @@ class Made(TorchDispatchMode):
         return out
 
     def of(self, numel: int) -> list[str]:
-        """The operations that made so many elements, or more."""
+        """The operations that made at least this many elements."""
         return [name for name, size in self.all if size >= numel]
 
 

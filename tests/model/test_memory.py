@@ -26,14 +26,12 @@ def rows_of(memory: Memory) -> list[list[Tensor]]:
     return [[x[row, memory.length - count :] for x in memory.layers] for row, count in enumerate(held)]
 
 
-def test_empty_holds_nothing() -> None:
-    memory = Memory.empty(N_LAYER, BATCH, D_MODEL, dtype=torch.float64, device="cpu")
+def test_no_positions_hold_nothing() -> None:
+    memory = Memory.zeros(N_LAYER, BATCH, 0, D_MODEL, dtype=torch.float64, device="cpu")
     assert [x.shape for x in memory.layers] == [(BATCH, 0, D_MODEL)] * N_LAYER
     assert memory.layers[0].dtype == torch.float64
     assert memory.length == 0
     assert used(memory) == [0] * BATCH
-    late = Memory.empty(N_LAYER, BATCH, D_MODEL, valid=torch.tensor([-2, 0, -1]), dtype=torch.float64)
-    assert used(late) == [-2, 0, -1]
 
 
 def test_zeros_count() -> None:
@@ -47,7 +45,7 @@ def test_zeros_count() -> None:
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4), mem_len=st.integers(0, 9))
 def test_extend_keeps_the_newest(sizes: list[int], mem_len: int) -> None:
-    memory = Memory.empty(N_LAYER, BATCH, D_MODEL)
+    memory = Memory.zeros(N_LAYER, BATCH, 0, D_MODEL)
     text = inputs(sum(sizes))
     start = 0
     for size in sizes:
@@ -154,17 +152,3 @@ def test_a_state_moves_to_another_dtype_and_device() -> None:
     assert {x.device.type for x in [*memory.to("meta").layers, memory.to("meta").valid]} == {"meta"}
     window = Sliding(model, 4).empty_memory(2, lengths(4))
     assert {x.device.type for x in window.to("meta")} == {"meta"}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("zero_memory", [False, True])
-def test_a_cache_moves_as_a_copy(zero_memory: bool) -> None:
-    model, ids, call = small_model(zero_memory=zero_memory), text(2, 5), lengths(3)
-    cache = model.hidden(ids, model.empty_cache(2, call), call)[1].reset(torch.tensor([True, False]))
-    moved = cache.to(torch.float32)
-    assert moved.buffers[0][0].dtype == torch.float32
-    assert cache.to("meta").device.type == "meta"
-    back = cache.to("cpu")
-    expected, _ = model.hidden(ids, cache, call)  # the original is as it was
-    torch.testing.assert_close(model.hidden(ids, back, call)[0], expected)
-    torch.testing.assert_close(model.hidden(ids, moved.to(torch.float64), call)[0], expected, rtol=1e-5, atol=1e-5)

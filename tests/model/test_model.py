@@ -106,7 +106,7 @@ def test_log_probabilities_by_hand(call, untie_r: bool) -> None:
 
 
 def test_pre_norm_normalises_what_a_sublayer_reads() -> None:
-    # Sublayers that write nothing leave the embedding alone before a norm, and norm it six times behind one.
+    # Sublayers that write nothing leave the embedding alone before a norm, and norm it six times after one.
     for pre_lnorm in (True, False):
         model, ids = small_model(pre_lnorm=pre_lnorm), text(2, 5)
         for layer in layers_of(model):
@@ -148,7 +148,7 @@ def test_own_biases_belong_to_their_layer() -> None:
 
 
 def test_sinusoids_by_hand() -> None:
-    # d_model 4: frequencies 1 and 1/100; halves one behind the other; the last row is distance 0.
+    # d_model 4: frequencies 1 and 1/100; one half after the other; the last row is distance 0.
     expected = [[math.sin(d), math.sin(d / 100), math.cos(d), math.cos(d / 100)] for d in (2, 2, 1, 0)]
     found = sinusoids(4, 4, clamp_len=2, dtype=torch.float64)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))

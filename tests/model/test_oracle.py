@@ -203,7 +203,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def test_the_oracle_by_hand() -> None:
-    # One token at (2, 0), one row of memory at (0, 2). Of the four places of the head, only the first is used.
+    # One token at (2, 0), one row of memory at (0, 2). The head has four columns and uses only the first.
     first = np.eye(4)[:, :1]
     weights = {
         "embedding.tables.0": np.eye(2),

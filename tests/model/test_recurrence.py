@@ -196,7 +196,7 @@ def test_no_gradient_enters_memory(variant: dict) -> None:
 
 @each_variant
 def test_weights_learn_through_the_memory_they_project(variant: dict) -> None:
-    # With the memory's numbers held fixed, the gradient is that of finite differences: its keys and values teach too.
+    # With a fixed memory the gradient is that of finite differences: its keys and values teach too.
     model, call = small_model(**variant), lengths(5)
     memory = read(model, text(1, 5, seed=3), call).memory
     ids, weight = text(1, 2), torch.randn(2, 14, dtype=torch.float64)
@@ -231,7 +231,7 @@ def test_a_text_reads_the_same_anywhere(variant: dict) -> None:
 
 @each_variant
 def test_only_distances_matter(variant: dict) -> None:
-    # The same memory contents behind positions that do not count: other absolute places, same distances.
+    # The same memory contents after positions that do not count: other absolute positions, same distances.
     model, ids = small_model(**variant), text(2, 5)
     memory = read(model, text(2, 7, seed=1), lengths(7)).memory
     junk = torch.randn(2, 3, 14, dtype=torch.float64)
@@ -252,7 +252,7 @@ def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> N
     for empty in (
         model.empty_memory(2, lengths(4)),
         zeros.reset(torch.tensor([True, True])),
-        Memory.empty(3, 2, 14, dtype=torch.float64),
+        Memory.zeros(3, 2, 0, 14, dtype=torch.float64),
     ):
         torch.testing.assert_close(read(model, ids, call, memory=empty).hidden, nothing.hidden)
 

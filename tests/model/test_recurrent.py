@@ -18,7 +18,7 @@ from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.model.baselines import build_model
-from transformer_xl.model.baselines.recurrent import Recurrent, recurrence
+from transformer_xl.model.baselines.recurrent import Recurrence, Recurrent
 from transformer_xl.model.memory import Memory
 from transformer_xl.runtime.device import autocast
 from transformer_xl.train import Trainer
@@ -82,7 +82,7 @@ def test_it_is_what_its_equations_say_and_so_are_gradients(kind, by_hand, shape)
 
 def test_the_recurrence_has_the_gradient_of_its_equation():
     f, b, start = (torch.rand(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (5, 5, 1))
-    assert gradcheck(recurrence, (f, b, start))
+    assert gradcheck(Recurrence.apply, (f, b, start))
 
 
 @pytest.mark.parametrize("kind", KINDS)

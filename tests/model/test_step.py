@@ -18,7 +18,7 @@ from small_models import VARIANTS, lengths, small_model, text
 from transformer_xl.cli.journeys.generate import _compiling_problems
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling, stream
-from transformer_xl.model.inference import KVCache, Step, Way, has_compiler, stepping
+from transformer_xl.model.inference import KVCache, Step, has_compiler, stepping
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -27,22 +27,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "shared projection": {"share_position_projection": True},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-WAYS: tuple[Way, ...] = ("plain", "compiled", "captured")
-each_way = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same step, neither compiled nor captured: what it computes must not depend on that."""
+    """The same step without the compiler, because its numbers must not depend on that."""
     monkeypatch.setattr(torch, "compile", lambda run, **_: run)
-    monkeypatch.setattr("transformer_xl.model.inference._captured", lambda run, x: run)
 
 
 @torch.no_grad()
-def behind(
+def states_after(
     model: TransformerXL, prompt: torch.Tensor, call: Lengths, valid: list[int] | None = None
 ) -> tuple[KVCache, Any]:
-    """A cache and a memory behind the same prompt."""
+    """A cache and a memory after the same prompt."""
     rows = None if valid is None else torch.tensor(valid)
     states = [model.empty_cache(len(prompt), call, rows), model.empty_memory(len(prompt), call, rows)]
     cache, memory = (model.log_probs(prompt, state, call)[1] for state in states)
@@ -75,17 +72,16 @@ def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObj
     size = data.draw(st.integers(1, 11))
     valid = st.lists(st.integers(1 - size, 0), min_size=rows, max_size=rows)
     late = None if kind.get("zero_memory") else data.draw(st.none() | valid)
-    cache, memory = behind(model, text(rows, size), call, late)
-    step = Step(model, cache, call, data.draw(st.sampled_from(WAYS)))
+    cache, memory = states_after(model, text(rows, size), call, late)
+    step = Step(model, cache, call)
     ids = text(rows, 2 * mem_len + 5, seed=1)
     torch.testing.assert_close(steps(step, ids), follow(model, ids, memory, call)[0])
 
 
-@each_way
-def test_rows_that_go_on_keep_their_numbers(way: Way) -> None:
+def test_rows_that_go_on_keep_their_numbers() -> None:
     model, call = small_model(), lengths(5)
-    cache, memory = behind(model, text(4, 3), call)
-    step, first, second = Step(model, cache, call, way), torch.tensor([3, 0, 2]), torch.tensor([2, 0])
+    cache, memory = states_after(model, text(4, 3), call)
+    step, first, second = Step(model, cache, call), torch.tensor([3, 0, 2]), torch.tensor([2, 0])
     steps(step, text(4, 4, seed=1))
     _, memory = follow(model, text(4, 4, seed=1), memory, call)
     for rows in (first, second):
@@ -94,41 +90,39 @@ def test_rows_that_go_on_keep_their_numbers(way: Way) -> None:
         torch.testing.assert_close(steps(step, ids), expected)
 
 
-@each_way
-def test_nothing_grows_or_moves(way: Way) -> None:
+def test_nothing_grows_or_moves() -> None:
     model, call = small_model(), lengths(4)
-    step = Step(model, behind(model, text(2, 9), call)[0], call, way)
-    held = set()
+    step = Step(model, states_after(model, text(2, 9), call)[0], call)
+    addresses = set()
     for token in text(2, 12).split(1, dim=1):
         step(token)
-        held.add(tuple(x.data_ptr() for x in (*step.rings, step.slot, step.held)))
-    assert len(held) == 1
+        addresses.add(tuple(x.data_ptr() for x in (*step.rings, step.slot, step.counts)))
+    assert len(addresses) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@each_way
-def test_in_bf16_it_is_as_near_as_the_cache(way: Way, rows: int) -> None:
+def test_in_bf16_it_is_as_near_as_the_cache(rows: int) -> None:
     model = small_model(dtype=torch.float32, **VARIANTS["bands"]).for_inference("bf16")
     call, ids = lengths(6), text(rows, 9, seed=1)
     with torch.autocast("cpu", torch.bfloat16):
-        cache, memory = behind(model, text(rows, 8), call)
-        found, (expected, _) = steps(Step(model, cache, call, way), ids), follow(model, ids, memory, call)
+        cache, memory = states_after(model, text(rows, 8), call)
+        found, (expected, _) = steps(Step(model, cache, call), ids), follow(model, ids, memory, call)
     torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)  # the rounding of bfloat16, 2^-8, some times
 
 
 def test_it_can_be_compiled_whole() -> None:
-    """In a process of its own, for the compiler does not read the type checks of the tests."""
+    """In a process of its own, because the compiler does not read the type checks of the tests."""
     program = """
 import torch
 from functools import partial
-torch.compile = partial(torch.compile, backend="eager", fullgraph=True)
 from small_models import VARIANTS, lengths, small_model, text
 from transformer_xl.model.inference import Step
 torch.set_grad_enabled(False)
 model, call = small_model(**VARIANTS["bands"]), lengths(5)
 found = []
-for way in ("compiled", "plain"):
-    step = Step(model, model.log_probs(text(1, 3), model.empty_cache(1, call), call)[1], call, way)
+for compile in (partial(torch.compile, backend="eager", fullgraph=True), lambda run, **_: run):
+    torch.compile = compile
+    step = Step(model, model.log_probs(text(1, 3), model.empty_cache(1, call), call)[1], call)
     found.append(torch.stack([step(token) for token in text(1, 9, seed=1).split(1, dim=1)]))
 torch.testing.assert_close(*found)
 """
@@ -138,14 +132,14 @@ torch.testing.assert_close(*found)
     )
 
 
-def test_it_takes_the_place_of_a_cache_where_asked_and_of_nothing_else() -> None:
+def test_it_replaces_a_cache_if_asked_and_nothing_else() -> None:
     model, call = small_model(), lengths(5)
-    cache, memory = behind(model, text(2, 3), call)
+    cache, memory = states_after(model, text(2, 3), call)
     assert stepping(model, memory, call, compiled=True) is memory
     assert stepping(model, cache, call) is cache
     assert stepping(object(), cache, call, compiled=True) is cache
     step = stepping(model, cache, call, compiled=True)
-    assert isinstance(step, Step) and step.way == "compiled"
+    assert isinstance(step, Step)
     assert stepping(model, step, call, compiled=True) is step
     with pytest.raises(RuntimeError, match="fork"):
         stepping(model, cache, call, compiled=True)

@@ -18,9 +18,9 @@ import torch
 
 triton = pytest.importorskip("triton", reason="needs pip install triton")
 
-from transformer_xl.ops import relative_attention  # noqa: E402
+from benchmarks.contract import CASES, NAMES, Case, assert_contract, make_inputs, masks, plain, visible  # noqa: E402
+from transformer_xl.ops import relative_attention, triton_refusal  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402
-from transformer_xl.ops.contract import CASES, NAMES, Case, assert_contract, make_inputs, masks, plain, visible  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -154,10 +154,10 @@ def test_no_second_derivative() -> None:
 
 
 def test_refusal() -> None:
-    assert fused.refusal(torch.device("cuda"), torch.bfloat16, 128) is None
-    assert "float64" in (fused.refusal(torch.device("cuda"), torch.float64, 64) or "")
-    assert "129" in (fused.refusal(torch.device("cuda"), torch.float32, 129) or "")
-    on_cpu = fused.refusal(torch.device("cpu"), torch.float32, 64)
+    assert triton_refusal(torch.device("cuda"), torch.bfloat16, 128) is None
+    assert "float64" in (triton_refusal(torch.device("cuda"), torch.float64, 64) or "")
+    assert "129" in (triton_refusal(torch.device("cuda"), torch.float32, 129) or "")
+    on_cpu = triton_refusal(torch.device("cpu"), torch.float32, 64)
     assert on_cpu is None if INTERPRETED else "cpu" in (on_cpu or "")
 
 

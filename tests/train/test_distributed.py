@@ -37,7 +37,7 @@ def launch(ranks: int, *arguments: str, restarts: int = 0, **environment: str) -
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What so many ranks found, run once for all workers of this test run."""
+    """The results of this number of ranks, computed once for all workers of this test run."""
     shared = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
         shared = shared.parent
@@ -204,7 +204,7 @@ def train(home: Path, out: str, *more: str) -> list[str]:
 
 @pytest.mark.timeout(400)
 def test_a_killed_rank_rejoins_and_the_run_ends_as_one_that_was_never_disturbed(home, tmp_path):
-    """On two ranks, before the first checkpoint and behind it; all figures are those of one process, and there once."""
+    """On two ranks, before the first checkpoint and after it; all figures are those of one process, and there once."""
     killed = launch(2, str(home / "kill.py"), *train(home, "killed"), restarts=2, TXL_HOME=str(tmp_path))
     assert killed.returncode == 0, killed.stderr[-3000:]
     assert "rank 0: Another rank has ended" in killed.stderr

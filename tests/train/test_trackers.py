@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from shlex import split as words
 from types import ModuleType, SimpleNamespace
@@ -35,8 +36,9 @@ class Fake(ModuleType):
 
     def __init__(self, name: str):
         super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None, origin="somewhere")
         self.inits: list[dict[str, Any]] = []
-        self.told: list[tuple[int, dict[str, Any]]] = []
+        self.received: list[tuple[int, dict[str, Any]]] = []
         self.finished = 0
         self.broken_from: float = math.inf
         self.Html = lambda text: SimpleNamespace(html=text)
@@ -47,16 +49,16 @@ class Fake(ModuleType):
     def log(self, values: dict[str, Any], step: int) -> None:
         if step >= self.broken_from:
             raise ConnectionError("no route to host\nand more")
-        self.told.append((step, values))
+        self.received.append((step, values))
 
     def finish(self) -> None:
         self.finished += 1
 
     def figures(self) -> list[tuple[int, dict[str, Any]]]:
-        return [(step, values) for step, values in self.told if "sample" not in values]
+        return [(step, values) for step, values in self.received if "sample" not in values]
 
     def samples(self) -> list[int]:
-        return [step for step, values in self.told if "sample" in values]
+        return [step for step, values in self.received if "sample" in values]
 
 
 @pytest.fixture(autouse=True)
@@ -123,13 +125,13 @@ def expected_events() -> dict[str, list[tuple[int, Any]]]:
 @given(st.dictionaries(st.sampled_from(["loss", "ppl", "step", "split", "unit", "lr"]), st.one_of(
     st.integers(), st.floats(), st.none(), st.just("word"), st.booleans(), st.lists(st.integers()))))  # fmt: skip
 def test_figures_are_the_finite_numbers_of_a_split(entry):
-    told = figures(entry | {"step": 3, "split": "valid"})
-    assert told.keys().isdisjoint({"valid/step", "valid/split"})
+    sent = figures(entry | {"step": 3, "split": "valid"})
+    assert sent.keys().isdisjoint({"valid/step", "valid/split"})
     for name, value in entry.items():
         if name not in ("step", "split"):
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            assert (f"valid/{name}" in told) == number
-            assert not number or told[f"valid/{name}"] == value
+            assert (f"valid/{name}" in sent) == number
+            assert not number or sent[f"valid/{name}"] == value
 
 
 def test_tensorboard_gets_the_metrics_and_the_samples(text):
@@ -161,7 +163,7 @@ def _forget_after_3() -> None:
 def test_a_service_gets_the_metrics_and_the_samples(text, fake):
     assert train("--train.trackers", fake.__name__) == 0
     assert fake.figures() == measured()
-    assert fake.samples() == [4] and fake.told[-1][1].keys() >= {"test/bpc"}
+    assert fake.samples() == [4] and fake.received[-1][1].keys() >= {"test/bpc"}
     assert fake.finished == 1
     [options] = fake.inits
     assert (options["project"], options["resume"]) == ("transformer-xl", "allow")
@@ -179,7 +181,7 @@ def test_a_resumed_run_continues_its_record_and_sends_nothing_twice(text, fake):
     identity = "id" if fake.__name__ == "wandb" else "name"
     assert first[identity] == second[identity] and len(first[identity]) >= 8
     assert fake.figures()[: len(before)] == before
-    assert fake.figures()[len(before) :] == [told for told in measured() if told[0] > 6]
+    assert fake.figures()[len(before) :] == [sent for sent in measured() if sent[0] > 6]
     assert fake.samples() == [4, 8]
     assert train("--out", "runs/b/a", "--train.trackers", fake.__name__) == 0
     assert fake.inits[-1][identity] != first[identity], "another run of the same name is another record"
@@ -189,10 +191,10 @@ def test_a_resumed_run_can_add_and_drop_a_tracker(text, fake):
     assert train() == 0
     assert not fake.inits
     assert go_on("--train.max-steps", "8", "--train.trackers", fake.__name__) == 0
-    told = fake.figures()
-    assert told == measured()[-len(told) :] and told[0][0] > 6
+    sent = fake.figures()
+    assert sent == measured()[-len(sent) :] and sent[0][0] > 6
     assert go_on("--train.max-steps", "9", "--train.trackers=") == 0
-    assert fake.figures() == told
+    assert fake.figures() == sent
 
 
 @pytest.mark.parametrize("broken_from", [0, 4, 6])
@@ -200,7 +202,7 @@ def test_a_failing_tracker_is_named_and_switched_off_and_training_goes_on(text, 
     wandb.broken_from = broken_from
     assert train("--train.trackers", "wandb") == 0
     assert [entry["step"] for entry in read_metrics("runs/a/metrics.jsonl")] == [2, 3, 4, 4, 6, 6, 6]
-    assert all(step < broken_from for step, _ in wandb.told)
+    assert all(step < broken_from for step, _ in wandb.received)
     warning = "wandb is switched off for the rest of this run because it failed: ConnectionError: no route to host"
     assert capsys.readouterr().out.splitlines().count(warning) == 1
     assert Path("runs/a/log.txt").read_text().splitlines().count(warning) == 1
@@ -241,7 +243,7 @@ def test_a_tracker_that_cannot_start_is_reported_and_left_out(tmp_path, wandb):
     with open_trackers(("wandb",), tmp_path, CONFIG, warn=warnings.append) as trackers:
         trackers.log({"step": 1, "split": "train", "loss": 1.0})
     assert len(warnings) == 1 and "RuntimeError: not logged in" in warnings[0]
-    assert not wandb.told
+    assert not wandb.received
 
 
 def test_the_users_environment_overrides_our_defaults(tmp_path, monkeypatch, wandb):

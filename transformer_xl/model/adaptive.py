@@ -24,10 +24,7 @@ from .inputs import as_ids, as_targets
 
 
 class _Bands(nn.Module):
-    """Band borders and widths, shared by both ends of the model.
-
-    With div_val 1 the bands are slices of one table; else each has a table of its own width and always a projection.
-    """
+    """Bands and their tables: slices of one table if `div_val` is 1, otherwise each a table of its own width."""
 
     def __init__(self, vocab_size: int, d_embed: int, d_model: int, cutoffs: tuple[int, ...], div_val: int):
         super().__init__()
@@ -49,7 +46,7 @@ class _Bands(nn.Module):
         return band
 
     def _rows(self, band: Int[Tensor, " n"]) -> tuple[Tensor, ...]:
-        """For each band, where it is; the host waits for the device once."""
+        """The positions of each band; the host waits for the device once."""
         sizes = torch.stack([(band == i).sum() for i in range(len(self.sizes))]).tolist()
         return band.argsort(stable=True).split(sizes)
 
@@ -79,29 +76,26 @@ class AdaptiveEmbedding(_Bands):
     def lookup(self, ids: Integer[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
         """The vectors, and the tables for the `nll` of a tied softmax.
 
-        Its gradient then passes through here, and that of the rows looked up is added to it in place: else each of the
-        two would make one as large as the tables.
+        Their gradient then passes through here, and the gradient of the rows is added to it in place. Otherwise each
+        of the two would make a tensor as large as the tables.
         """
         ids = as_ids(ids)
         try:
-            x, tables = self._found(ids)
+            x, tables = self._vectors(ids)
         except IndexError as error:
-            found = f"{int(ids.min())} to {int(ids.max())}"
-            raise Mistake(f"ids must be from 0 to {self.edges[-1] - 1}, got {found}.") from error
+            got = f"{int(ids.min())} to {int(ids.max())}"
+            raise Mistake(f"ids must be from 0 to {self.edges[-1] - 1}, got {got}.") from error
         return word_dropout(x, ids, self.dropout_words if self.training else 0.0, self.edges[-1]), tables
 
-    def _found(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
+    def _vectors(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
         if self.div_val == 1:
             x, table = _Lookup.apply(ids, self.tables[0])
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
         flat = ids.flatten()
         rows = self._rows(self._band(flat))
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
-        found = [
-            _Lookup.apply(flat[row] - low, table)
-            for row, low, table in zip(rows, self.edges, self.tables, strict=False)
-        ]
-        vectors, tables = zip(*found, strict=True)
+        bands = zip(rows, self.edges, self.tables, strict=False)
+        vectors, tables = zip(*(_Lookup.apply(flat[row] - low, table) for row, low, table in bands), strict=True)
         grouped = torch.cat([F.linear(*pair) for pair in zip(vectors, self.projections, strict=True)])
         x = torch.empty_like(grouped).index_copy(0, torch.cat(rows), grouped)
         return self.scale * x.view(*ids.shape, self.d_model), tables
@@ -171,43 +165,40 @@ class AdaptiveSoftmax(_Bands):
         """
         targets = as_targets(targets, hidden.shape[:-1])
         x, flat = hidden.flatten(0, -2), targets.flatten()
-        if flat.is_cuda or torch.compiler.is_compiling():  # told later, without waiting for the device
+        if flat.is_cuda or torch.compiler.is_compiling():  # raised later, without waiting for the device
             torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")
         elif flat.is_cpu and (flat >= self.edges[-1]).any():
             raise Mistake(f"targets must be at most {self.edges[-1] - 1}, got {int(flat.max())}.")
         band = self._band(flat)
-        inputs, places = [self._project(x, 0)], [torch.where(band > 0, self.sizes[0] - 1 + band, flat)]
+        inputs, columns = [self._project(x, 0)], [torch.where(band > 0, self.sizes[0] - 1 + band, flat)]
         tails = self._rows(band)[1:] if len(self.sizes) > 1 else ()
         for i, row in enumerate(tails, start=1):  # also where no target is in the band: see AdaptiveEmbedding
             inputs.append(self._project(x[row], i))
-            places.append(flat[row] - self.edges[i])
-        head, *rest = linear_nll(inputs, places, self._columns, self._scoring(tables if self.tied else None))
+            columns.append(flat[row] - self.edges[i])
+        head, *rest = linear_nll(inputs, columns, self._columns, self._scoring(tables if self.tied else None))
         return head.index_add(0, torch.cat(tails), torch.cat(rest)).view_as(targets) if tails else head.view_as(targets)
 
     def log_probs(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Log-probabilities of every symbol; they sum to one."""
+        """Log-probabilities of every token; they sum to one."""
         logs = []
         for band, columns in enumerate(self._columns(*self._scoring())):
             x = self._project(hidden, band)
-            scores = [F.linear(x, weight, bias) for weight, bias in columns]
-            logs.append(_full_precision(torch.cat(scores, -1) if len(scores) > 1 else scores[0]).log_softmax(-1))
+            parts = [F.linear(x, weight, bias) for weight, bias in columns]
+            scores = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+            logs.append(scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1))
         (head, *tails), shortlist = logs, self.sizes[0]
         tails = [head[..., shortlist + i, None] + tail for i, tail in enumerate(tails)]
         return torch.cat([head[..., :shortlist], *tails], dim=-1)
 
     def _scoring(self, tables: tuple[Tensor, ...] | None = None) -> tuple[Tensor | None, ...]:
-        """The parameters behind the projections."""
+        """The parameters after the projections."""
         return self.bias, self.cluster_weight, self.cluster_bias, *(self.tables if tables is None else tables)
 
     def _columns(self, bias, cluster_weight, cluster_bias, *tables) -> list[Columns]:
-        """Weight and bias of each band's columns; split in one go, for a slice's gradient is as large as the table."""
+        """Weight and bias of each band's columns; split at once: a slice's gradient is as large as the table."""
         tables = tables if self.div_val > 1 else tables[0].split(self.sizes)
         head, *tails = ([part] for part in zip(tables, bias.split(self.sizes), strict=True))
         return [head if cluster_weight is None else [*head, (cluster_weight, cluster_bias)], *tails]
 
     def _project(self, x: Float[Tensor, "*B D"], band: int) -> Float[Tensor, "*B E_band"]:
         return x @ self.projections[band] if self.projected else x
-
-
-def _full_precision(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -47,14 +47,14 @@ class Projected(Protocol):
 
 
 PARTS = 4
-"""Parts of a matrix that a compiled loop reads side by side: several streams get more bandwidth than one."""
+"""Number of parts of a matrix that a compiled loop reads at a time, because several streams get more bandwidth."""
 
 
 class Linear(nn.Linear):
     """PyTorch's linear layer, with faster products of a single row on a CPU.
 
     In bfloat16 PyTorch's matrix-vector product is faster than its matrix product. Under torch.compile the product is
-    written out, because the compiler makes a loop of it that reads several parts of the matrix side by side.
+    written out, so that the compiler makes a loop that reads several parts of the matrix at a time.
     """
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
@@ -75,9 +75,9 @@ class Linear(nn.Linear):
 
 
 class RelativeMultiheadAttention(nn.Module):
-    """What surrounds the op in the attention sublayer: norm, projections, residual. Linear layers carry no bias.
+    """The attention sublayer without the op: norm, projections without bias, residual.
 
-    Memory and segment are projected to keys and values, the segment alone to queries. With `share_position` the words'
+    Memory and segment are projected to keys and values, the segment alone to queries. With `share_position` the tokens'
     projection serves positions too, and both biases are the query of distance 0.
     """
 

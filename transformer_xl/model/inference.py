@@ -5,7 +5,7 @@ one token a row at a time with shapes that never change. Its keys and values lie
 new token overwrites the oldest slot; the slot's index is a tensor. Scores of positions are computed in the order of
 distances and put into the order of the ring:
 
-    score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= held
+    score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,128 +27,105 @@ from ..mistake import Mistake
 from ..ops.masks import aligned
 from .memory import Memory
 
-Way = Literal["plain", "compiled", "captured"]
-
 
 class LayerCache(NamedTuple):
-    """One layer's part of a `KVCache` in a call: places `first` to `end` of its buffers are in use."""
+    """One layer's keys and values during a call; positions `first` to `end` of the buffer are in use."""
 
-    keys: Float[Tensor, "B H C K"]
-    values: Float[Tensor, "B H C K"]
+    buffer: Float[Tensor, "B 2 H C K"]
     first: int
     end: int
 
     def append(
         self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"]
     ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
-        """Write the new ones behind the others, and give all of them, in order, as views."""
-        end = self.end + k.shape[2]
-        self.keys[:, :, self.end : end], self.values[:, :, self.end : end] = k, v
-        return self.keys[:, :, self.first : end], self.values[:, :, self.first : end]
+        """Write the new keys and values after the others; return views of all of them, in order."""
+        new = slice(self.end, self.end + k.shape[2])
+        self.buffer[:, 0, :, new], self.buffer[:, 1, :, new] = k, v
+        keys, values = self.buffer[..., self.first : new.stop, :].unbind(1)
+        return keys, values
 
 
 @dataclass(eq=False)
 class KVCache:
     """Keys, values and encoded distances of each layer, for inference; `valid` as in `Memory`.
 
-    Keys carry no position, so they are exact wherever they stand. They lie in order, in buffers that grow to twice the
-    window, and move to the front when a buffer is full. A call writes into them: it consumes the cache it is given and
-    returns another; `fork` it before, where both ways are wanted.
+    Keys carry no position, so they stay exact when they age. They lie in order, in buffers that grow to twice the
+    window, and move to the front when a buffer is full. A call writes into them: it consumes the cache that it gets
+    and returns another. `fork` a cache before the call if both are needed.
     """
 
-    buffers: list[tuple[Float[Tensor, "B H C K"], Float[Tensor, "B H C K"]]]
+    buffers: list[Float[Tensor, "B 2 H C K"]]
     lengths: Lengths
     length: int
     """Positions in use."""
     valid: Int[Tensor, " B"] | None = None
-    ground: list[tuple[Float[Tensor, "H 1 K"], Float[Tensor, "H 1 K"]]] | None = None
-    """What a row holds where it has no past; None: nothing, and `valid` says so."""
+    ground: list[Float[Tensor, "2 H 1 K"]] | None = None
+    """Keys and values of attended zeros, where a row has no past; None: a row without a past has nothing."""
     first: int = 0
     positions: Sequence[Any] = ()
-    """Each layer's `Positions`, for distances R - 1, ..., 0; R grows with what calls need."""
+    """Each layer's `Positions`, for distances `reach` - 1, ..., 0; `reach` grows with what calls need."""
     reach: int = 0
-    """R."""
     spent: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        keys_values: Iterable[tuple[Float[Tensor, "B H M K"], Float[Tensor, "B H M K"]]],
-        lengths: Lengths,
-        *,
-        valid: Int[Tensor, " B"] | None = None,
-    ) -> KVCache:
-        """A cache of the given keys and values, which become its own."""
-        pairs = list(keys_values)
-        return cls(pairs, lengths, pairs[0][0].shape[2], valid)
 
     @classmethod
     def of_memory(cls, memory: Memory, lengths: Lengths, projections: Sequence[Callable[[Tensor], Any]]) -> KVCache:
         """A cache of `memory`; `projections` give each layer's keys and values."""
         pairs = zip(projections, memory.layers, strict=True)
-        cache = cls.of((project(past) for project, past in pairs), lengths, valid=memory.valid)
+        buffers = [torch.stack(project(past), 1) for project, past in pairs]
+        ground = None
         if memory.zero_ground:
             zeros = memory.layers[0].new_zeros(1, 1, memory.layers[0].shape[2])
-            cache.ground = [(k[0], v[0]) for k, v in (project(zeros) for project in projections)]
-        return cache
+            ground = [torch.cat(project(zeros)) for project in projections]
+        return cls(buffers, lengths, memory.length, memory.valid, ground)
 
     def grown(self, mem_len: int, *, zero_ground: bool = False) -> KVCache:
-        """Itself: it was made as long as its lengths want it."""
+        """Itself, because it was made as long as its lengths require."""
         return self
 
     def context(
         self, x: Float[Tensor, "B T D"], lengths: Lengths, encode: Callable[..., Iterable[Any]]
     ) -> tuple[list[LayerCache], Sequence[Any]]:
-        """As `Memory.context`."""
-        assert self.lengths.clamp_len == lengths.clamp_len, "a cache keeps the clamp_len it was made for"
-        pasts = self.layers(x.shape[1])
-        self.cover(x.shape[1], lambda length: encode(length, lengths.clamp_len, x))
-        return pasts, self.positions
+        """As `Memory.context`.
 
-    @property
-    def counts(self) -> Int[Tensor, " B"]:
-        """`valid` as a tensor in any case."""
-        keys, _ = self.buffers[0]
-        return torch.full((len(keys),), self.length, device=keys.device) if self.valid is None else self.valid
-
-    @property
-    def device(self) -> torch.device:
-        return self.buffers[0][0].device
-
-    def newest(self, count: int) -> list[tuple[Float[Tensor, "B H L K"], Float[Tensor, "B H L K"]]]:
-        """At most so many of each layer's last keys and values, in order, as views. It consumes the cache."""
-        self._check()
-        self.spent = True
-        first = max(self.length - count, 0)
-        return [(k[:, :, first:], v[:, :, first:]) for k, v in self._live()]
-
-    def layers(self, tokens: int) -> list[LayerCache]:
-        """Each layer's part for a call with so many new tokens."""
-        self._check()
-        assert not torch.is_grad_enabled(), "a KVCache serves inference: call under torch.no_grad(), or give a Memory"
-        end, room = self.first + self.length, self.buffers[0][0].shape[2]
-        if end + tokens > room:
-            if 2 * self.length + tokens <= room:
-                for buffer in (buffer for pair in self.buffers for buffer in pair):
-                    buffer[:, :, : self.length] = buffer[:, :, self.first : end]
-            else:  # while it fills, or for a segment longer than tgt_len
-                needed = self.length + tokens
-                room = max(needed, min(2 * needed, 2 * self.lengths.mem_len + self.lengths.tgt_len))
-                self.buffers = [(_roomy(k, room), _roomy(v, room)) for k, v in self._live()]
-            self.first, end = 0, self.length
-        return [LayerCache(*pair, self.first, end) for pair in self.buffers]
-
-    def cover(self, tokens: int, encode: Callable[[int], Iterable[Any]]) -> None:
-        """Have the positions of a call with `tokens` new tokens, by `encode`, which gives each layer's.
-
-        While the cache fills there are more than needed. Afterwards there are exactly as many, because a part of a
-        table is copied before a product. Where queries are several, some are spare (see `ops.masks.shifted_view`).
+        While the cache fills, it has more encoded distances than a call needs. Afterwards it has exactly as many,
+        because a part of a table is copied before a product. Several queries need some spare ones (see
+        `ops.masks.shifted_view`).
         """
+        self._check()
+        assert self.lengths.clamp_len == lengths.clamp_len, "a cache keeps the clamp_len it was made for"
+        assert not torch.is_grad_enabled(), "a KVCache serves inference: call under torch.no_grad(), or give a Memory"
+        tokens = x.shape[1]
+        self._make_room(tokens)
         needed = aligned(self.length + tokens) if tokens > 1 else self.length + tokens
         filling = self.length < self.lengths.mem_len
         if self.reach < needed or (self.reach > needed and not filling):
             self.reach = max(needed, 2 * self.reach) if filling else needed
-            self.positions = [_contiguous(own) for own in encode(self.reach)]
+            own = encode(self.reach, lengths.clamp_len, x)
+            self.positions = [each._replace(r=each.r.contiguous()) if each else each for each in own]
+        return [LayerCache(buffer, self.first, self.first + self.length) for buffer in self.buffers], self.positions
+
+    def _make_room(self, tokens: int) -> None:
+        needed, size, live = self.length + tokens, self.buffers[0].shape[3], self._live()
+        if self.first + needed <= size:
+            return
+        if self.length + needed > size:  # the cache still fills, or a segment is longer than tgt_len
+            size = max(needed, min(2 * needed, 2 * self.lengths.mem_len + self.lengths.tgt_len))
+            self.buffers = [kv.new_zeros(*kv.shape[:3], size, kv.shape[4]) for kv in self.buffers]
+        for buffer, kv in zip(self.buffers, live, strict=True):
+            buffer[..., : self.length, :] = kv
+        self.first = 0
+
+    @property
+    def counts(self) -> Int[Tensor, " B"]:
+        """`valid` as a tensor in any case."""
+        rows = self.buffers[0]
+        return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
+
+    def newest(self, count: int) -> list[Float[Tensor, "B 2 H L K"]]:
+        """At most `count` of each layer's last keys and values, in order, as views. This consumes the cache."""
+        self._check()
+        self.spent = True
+        return [kv[..., max(self.length - count, 0) :, :] for kv in self._live()]
 
     def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> KVCache:
         """After a call: the cache with this segment in it, cut to the newest `mem_len` positions."""
@@ -162,23 +139,10 @@ class KVCache:
     def fork(self, rows: Int[Tensor, " R"] | slice = slice(None)) -> KVCache:
         """A copy of the given rows, in the given order, with buffers of its own."""
         self._check()
-        chosen = KVCache.of(((k[rows].clone(), v[rows].clone()) for k, v in self._live()), self.lengths)
         valid = None if self.valid is None else self.valid[rows]
-        return replace(chosen, valid=valid, ground=self.ground, positions=self.positions, reach=self.reach)
+        return replace(self, buffers=[kv[rows].clone() for kv in self._live()], first=0, valid=valid)
 
     select = fork
-
-    def to(self, where: torch.device | str | torch.dtype) -> KVCache:
-        """A copy on another device, or in another dtype."""
-
-        def moved(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-            return [(k.to(where, copy=True), v.to(where, copy=True)) for k, v in pairs]
-
-        self._check()
-        valid = self.valid if self.valid is None or isinstance(where, torch.dtype) else self.valid.to(where)
-        ground = None if self.ground is None else moved(self.ground)
-        positions = [type(own)(*(x.to(where) for x in own)) for own in self.positions]
-        return replace(self, buffers=moved(self._live()), first=0, valid=valid, ground=ground, positions=positions)
 
     @staticmethod
     def cat(caches: Sequence[KVCache]) -> KVCache:
@@ -186,51 +150,42 @@ class KVCache:
         for cache in caches:
             cache._check()
         length = max(cache.length for cache in caches)
-        joined = [
-            [torch.cat([pad(x, (0, 0, length - x.shape[2], 0)) for x in part]) for part in zip(*layer, strict=True)]
-            for layer in zip(*(cache._live() for cache in caches), strict=True)
-        ]
+        layers = zip(*(cache._live() for cache in caches), strict=True)
+        buffers = [torch.cat([pad(kv, (0, 0, length - kv.shape[3], 0)) for kv in layer]) for layer in layers]
         whole = all(cache.valid is None and cache.length == length for cache in caches)
         valid = None if whole else torch.cat([cache.counts for cache in caches])
         longest = max(caches, key=lambda cache: cache.reach)
-        cache = KVCache.of(((k, v) for k, v in joined), caches[0].lengths, valid=valid)
-        return replace(cache, ground=caches[0].ground, positions=longest.positions, reach=longest.reach)
+        return replace(longest, buffers=buffers, length=length, valid=valid, first=0)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
-        """Empty the marked rows: a document or episode ended there. Other rows go on. It consumes the cache, too."""
+        """Empty the marked rows: a document or episode ended there. Other rows go on. This consumes the cache."""
         self._check()
         self.spent = True
-        marked = rows.to(self.buffers[0][0].device)
+        marked = rows.to(self.buffers[0].device)
         if self.ground is None:
             return replace(self, valid=self.counts.masked_fill(marked, 0), spent=False)
-        live = slice(self.first, self.first + self.length)
-        for pair, ground in zip(self.buffers, self.ground, strict=True):
-            for buffer, value in zip(pair, ground, strict=True):
-                buffer[marked, :, live] = value
+        for kv, zeros in zip(self._live(), self.ground, strict=True):
+            kv[marked] = zeros
         return replace(self, spent=False)
 
     def _check(self) -> None:
         if self.spent:
             raise RuntimeError("This KVCache was given to a call before; use the one that the call returned, or fork.")
 
-    def _live(self) -> Iterable[tuple[Tensor, Tensor]]:
-        live = slice(self.first, self.first + self.length)
-        return ((k[:, :, live], v[:, :, live]) for k, v in self.buffers)
+    def _live(self) -> list[Float[Tensor, "B 2 H L K"]]:
+        return [buffer[..., self.first : self.first + self.length, :] for buffer in self.buffers]
 
 
 def check_state(memory: Any, widths: Sequence[int], x: Float[Tensor, "B T D"]) -> None:
     """Raise a `Mistake` unless `memory` is of a model with states of these `widths`, and has a row for each of `x`."""
-    if isinstance(memory, KVCache):
-        layers = [keys for keys, _ in memory.buffers]
-        fits = len(layers) == len(widths) and len(layers[0]) == len(x) and layers[0].device == x.device
-    elif isinstance(memory, Memory):
-        layers, rows = memory.layers, (len(x), memory.length if memory.layers else 0)
-        mixed = torch.is_autocast_enabled(x.device.type)
-        fits = [tuple(layer.shape) for layer in layers] == [(*rows, width) for width in widths] and all(
-            layer.device == x.device and (mixed or layer.dtype == x.dtype) for layer in layers
-        )
-    else:
+    if not isinstance(memory, Memory | KVCache):
         raise Mistake(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
+    layers: Sequence[Tensor] = memory.buffers if isinstance(memory, KVCache) else memory.layers
+    fits = len(layers) == len(widths) and all(len(rows) == len(x) and rows.device == x.device for rows in layers)
+    if fits and isinstance(memory, Memory):
+        mixed = torch.is_autocast_enabled(x.device.type)
+        shapes = [(memory.length, width) for width in widths]
+        fits = [rows.shape[1:] for rows in layers] == shapes and (mixed or all(r.dtype == x.dtype for r in layers))
     if not fits:
         wide = ", ".join(dict.fromkeys(map(str, widths)))
         got = ", ".join(dict.fromkeys(f"{list(layer.shape)} {layer.dtype} on {layer.device}" for layer in layers))
@@ -238,18 +193,6 @@ def check_state(memory: Any, widths: Sequence[int], x: Float[Tensor, "B T D"]) -
             f"memory must hold {len(widths)} tensors of {len(x)} rows, {wide} wide, {x.dtype} on {x.device}, got "
             f"{len(layers)}: {got}. Give what empty_memory({len(x)}) or the call before returned."
         )
-
-
-def _contiguous(positions: Any) -> Any:
-    """The same `Positions`, or none, whose table can be cut without a copy."""
-    return positions._replace(r=positions.r.contiguous()) if positions else positions
-
-
-def _roomy(x: Float[Tensor, "B H L K"], room: int) -> Float[Tensor, "B H C K"]:
-    """`x` at the front of a buffer."""
-    buffer = x.new_zeros(*x.shape[:2], room, x.shape[3])
-    buffer[:, :, : x.shape[2]] = x
-    return buffer
 
 
 def inference_copy(model: Any, precision: str = "fp32") -> Any:
@@ -281,22 +224,20 @@ def has_compiler() -> bool:
 
 
 def stepping(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False) -> Any:
-    """The state for tokens one at a time: a `Step` where one serves and is faster, else the state itself.
+    """The state for tokens one at a time: a `Step` where one serves and is faster, otherwise the state itself.
 
-    A `KVCache` of Transformer-XL, and of no baseline, becomes a step: on CUDA one that is captured as a CUDA graph, on
-    a CPU one that is compiled, if `compiled` asks for it. Other states go on through `log_probs`.
+    A `KVCache` of Transformer-XL, and of no baseline, becomes a step on CUDA, and on a CPU if `compiled` asks for it.
+    Other states go on through `log_probs`.
     """
     if not isinstance(state, KVCache) or not hasattr(model, "backbone") or model.config.kind != "transformer-xl":
         return state
-    if state.device.type == "cuda":
-        return Step(model, state, lengths, "captured")
-    return Step(model, state, lengths, "compiled") if compiled else state
+    return Step(model, state, lengths) if compiled or state.buffers[0].is_cuda else state
 
 
 class Ring(NamedTuple):
     """One layer's past in a `Step`: keys and values of the last W tokens."""
 
-    pairs: Float[Tensor, "B 2 H W K"]
+    kv: Float[Tensor, "B 2 H W K"]
     slot: Int[Tensor, " 1"]
     """Where the new token goes."""
     order: Int[Tensor, " W"]
@@ -307,20 +248,11 @@ class Ring(NamedTuple):
         self, k: Float[Tensor, "B H 1 K"], v: Float[Tensor, "B H 1 K"]
     ) -> tuple[Float[Tensor, "B H W K"], Float[Tensor, "B H W K"]]:
         """Overwrite the oldest slot; return all of them."""
-        self.pairs.index_copy_(3, self.slot, torch.stack([k, v], dim=1).to(self.pairs.dtype))
-        return self.pairs[:, 0], self.pairs[:, 1]
+        self.kv.index_copy_(3, self.slot, torch.stack([k, v], dim=1).to(self.kv.dtype))
+        return self.kv[:, 0], self.kv[:, 1]
 
-    def attend(
-        self,
-        q: Float[Tensor, "B H 1 K"],
-        k: Float[Tensor, "B H W K"],
-        v: Float[Tensor, "B H W K"],
-        r: Float[Tensor, "H W K"],
-        content_bias: Float[Tensor, "H K"],
-        position_bias: Float[Tensor, "H K"],
-        **_: Any,
-    ) -> Float[Tensor, "B H 1 K"]:
-        """The op for one query a row, keys in the order of the ring; `unseen` is the only mask."""
+    def attend(self, q, k, v, r, content_bias, position_bias, **_: Any) -> Float[Tensor, "B H 1 K"]:
+        """See `relative_attention`: one query a row, keys in the order of the ring; `unseen` is the only mask."""
         q, scale = q[:, :, 0], q.shape[-1] ** -0.5
         query = (q + position_bias.to(q.dtype)) * scale
         scores = torch.bmm(r, query.permute(1, 2, 0).to(r.dtype)).permute(2, 0, 1).index_select(2, self.order)
@@ -330,23 +262,22 @@ class Ring(NamedTuple):
 
 
 class Step:
-    """The call that reads one more token of each row, and the past it reads. It takes a `KVCache`'s position. Each call
-    changes it.
+    """The call that reads one more token of each row, and the past it reads, which each call changes.
 
-    `way`: "plain" calls PyTorch; "compiled" has torch.compile write the loops; "captured" replays a CUDA graph.
+    It consumes a `KVCache`. On CUDA it replays a CUDA graph; elsewhere torch.compile writes its loops.
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, cache: KVCache, lengths: Lengths, way: Way = "plain") -> None:
+    def __init__(self, model: Any, cache: KVCache, lengths: Lengths) -> None:
         assert not model.training, "a step serves inference: give what for_inference gives"
-        self.model, self.way = model, way
+        self.model = model
         self.window = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
-        pairs = cache.newest(self.window - 1)
-        length = pairs[0][0].shape[2]
-        self.rings = [_ring(k, v, self.window) for k, v in pairs]
-        self.slot = torch.full((1,), length % self.window, device=cache.device)
-        self.held = cache.counts.clamp(max=length)
-        assert not (self.held < 0).any(), "a row still begins with padding: read the whole prompt first"
+        newest = cache.newest(self.window - 1)
+        length, device = newest[0].shape[3], newest[0].device
+        self.rings = [pad(kv, (0, 0, 0, self.window - length)) for kv in newest]
+        self.slot = torch.full((1,), length % self.window, device=device)
+        self.counts = cache.counts.clamp(max=length)
+        assert not (self.counts < 0).any(), "a row still begins with padding: read the whole prompt first"
         self.rows: Tensor | None = None
         bias, backbone = model.softmax.bias, model.backbone
         wide = bias.new_empty((), dtype=torch.promote_types(bias.dtype, torch.float32))
@@ -354,54 +285,44 @@ class Step:
         self.positions = [
             own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()) for layer, own in tables
         ]
-        self._run: Callable[[Tensor], Tensor] | None = self._next if way == "plain" else None
+        self._run: Callable[[Tensor], Tensor] | None = None
 
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
         """Log-probabilities of what follows these tokens, in the caller's autocast."""
         if self.rows is not None:
-            ids = ids.new_zeros(len(self.held), 1).index_copy_(0, self.rows, ids)
+            ids = ids.new_zeros(len(self.counts), 1).index_copy_(0, self.rows, ids)
         x = self.model.embedding(ids)
         if self._run is None:
-            self._run = torch.compile(self._next, dynamic=False) if self.way == "compiled" else _captured(self._next, x)
+            self._run = _captured(self._next, x) if x.is_cuda else torch.compile(self._next, dynamic=False)
         out = self._run(x)
         self.slot.add_(1).remainder_(self.window)
-        self.held.add_(1).clamp_(max=self.window - 1)
+        self.counts.add_(1).clamp_(max=self.window - 1)
         return out if self.rows is None else out[self.rows]
 
     def select(self, rows: Int[Tensor, " R"]) -> Step:
-        """These rows go on. What was compiled or captured stays, for as many rows as before."""
+        """Only these rows go on, each at most once. What was compiled stays, with as many rows as before."""
         chosen = copy(self)
-        if self.way != "plain":
-            chosen.rows = rows if self.rows is None else self.rows[rows]
-            return chosen
-        chosen.rings, chosen.held, chosen.slot = [x[rows] for x in self.rings], self.held[rows], self.slot.clone()
-        chosen._run = chosen._next
+        chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
 
     def _next(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B V"]:
         kind, backbone = x.device.type, self.model.backbone
         slots = torch.arange(self.window, device=x.device)
         order = (slots - self.slot - 1) % self.window
-        unseen = (self.window - 1 - order > self.held[:, None])[:, None]
+        unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
         # A graph must not keep the weights that autocast's cache holds only for a while.
         mixed = torch.is_autocast_enabled(kind)
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
-            for layer, pairs, own in zip(backbone.layers, self.rings, self.positions, strict=True):
-                x = layer(x, Ring(pairs, self.slot, order, unseen), own)
+            for layer, kv, own in zip(backbone.layers, self.rings, self.positions, strict=True):
+                x = layer(x, Ring(kv, self.slot, order, unseen), own)
             x = x if backbone.final_norm is None else backbone.final_norm(x)
             return self.model.softmax.log_probs(x[:, 0])
 
 
-def _ring(k: Float[Tensor, "B H L K"], v: Float[Tensor, "B H L K"], window: int) -> Float[Tensor, "B 2 H W K"]:
-    ring = k.new_zeros(len(k), 2, k.shape[1], window, k.shape[3])
-    ring[:, 0, :, : k.shape[2]], ring[:, 1, :, : k.shape[2]] = k, v
-    return ring
-
-
 def _captured(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
     """A CUDA graph of `run` for inputs like `x`. Running before it is captured writes only what the first replay
-    writes again: the token's own place in the rings."""
+    writes again: the token's own slot in the rings."""
     entry, side = x.clone(), torch.cuda.Stream(x.device)
     side.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(side):

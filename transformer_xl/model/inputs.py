@@ -1,6 +1,6 @@
-"""Ids and targets of a call, checked: any integer dtype serves, and a mistake gets one sentence.
+"""Checks of a call's ids and targets, of any integer dtype.
 
-Nothing here reads a value, so no device is waited for and torch.compile sees no branch on data.
+They read no value, so the host never waits for a device, and torch.compile sees no branch on data.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ _INTEGERS = {getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits i
 
 def as_ids(ids: Integer[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Ids as int64, which embeddings read. A vocabulary's `encode` gives the smallest dtype that holds them."""
-    if ids.ndim != 2 or ids.dtype not in _INTEGERS:
-        raise Mistake(
-            f"ids must have the shape [rows, positions] and an integer dtype, got {list(ids.shape)} and {ids.dtype}."
-        )
-    return ids.long()
+    return _as_int64(ids, ids.ndim == 2, "ids must have the shape [rows, positions]")
 
 
 def as_targets(targets: Integer[Tensor, "*B"], shape: Sequence[int]) -> Int[Tensor, "*B"]:
     """Targets as int64; `shape` is that of the ids."""
-    if targets.shape != tuple(shape) or targets.dtype not in _INTEGERS:
-        raise Mistake(
-            f"targets must have the shape of ids, {list(shape)}, and an integer dtype, got {list(targets.shape)} and "
-            f"{targets.dtype}."
-        )
-    return targets.long()
+    return _as_int64(targets, targets.shape == tuple(shape), f"targets must have the shape of ids, {list(shape)},")
+
+
+def _as_int64(x: Tensor, fits: bool, rule: str) -> Tensor:
+    if not fits or x.dtype not in _INTEGERS:
+        raise Mistake(f"{rule} and an integer dtype, got {list(x.shape)} and {x.dtype}.")
+    return x.long()

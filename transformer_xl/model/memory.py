@@ -1,4 +1,4 @@
-"""The state of a Transformer-XL: what the last segments left behind (section 3.2, equation for h-tilde)."""
+"""The state of a Transformer-XL: the layer inputs of earlier segments (section 3.2, h-tilde)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from ..config.settings import Lengths
 class Memory(NamedTuple):
     """Detached inputs of each layer, oldest first.
 
-    They are projected in every call, because in training the projections learn through them. `valid` says how many of
-    a row's newest positions count; None means all. On entry of a call `valid[b]` may be negative: then the first
-    -valid[b] tokens of row b in that call are padding (prompts of different lengths, padded on the left); nothing
-    attends to them. With `zero_ground` (`model.zero_memory`) a row
-    holds zeros where it has no past, and they count.
+    Each call projects them, because in training the projections learn through them. `valid` says how many of a row's
+    newest positions count; None means all. A negative `valid[b]` says that the next call's first -valid[b] tokens of
+    row b are padding, which nothing attends to. With `zero_ground` (`model.zero_memory`) a row holds zeros where it has
+    no past, and they count.
     """
 
     layers: tuple[Float[Tensor, "B M D"], ...]
@@ -28,13 +27,8 @@ class Memory(NamedTuple):
     zero_ground: bool = False
 
     @classmethod
-    def empty(cls, n_layer: int, batch: int, d_model: int, *, valid=None, dtype=None, device=None) -> Memory:
-        """No positions at all, as the original PyTorch code starts."""
-        return cls.zeros(n_layer, batch, 0, d_model, dtype=dtype, device=device)._replace(valid=valid)
-
-    @classmethod
     def zeros(cls, n_layer: int, batch: int, mem_len: int, d_model: int, *, dtype=None, device=None) -> Memory:
-        """`mem_len` positions of zeros that are attended, as the TensorFlow code and Hugging Face start."""
+        """`mem_len` positions of zeros, which count; with `mem_len` 0 no positions at all."""
         shape = (batch, mem_len, d_model)
         return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layer)))
 
@@ -46,13 +40,11 @@ class Memory(NamedTuple):
     @property
     def counts(self) -> Int[Tensor, " B"]:
         """`valid` as a tensor in any case."""
-        layer = self.layers[0]
-        full = torch.full((layer.shape[0],), self.length, device=layer.device)
-        return full if self.valid is None else self.valid
+        rows = self.layers[0]
+        return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
 
     def grown(self, mem_len: int, *, zero_ground: bool = False) -> Memory:
-        """With `zero_ground`, its own or the given one: as long as `mem_len`, where zeros that count fill what a row
-        lacks. Other memories stay as they are."""
+        """Itself, or with `zero_ground`, its own or the given one, filled with zeros that count to `mem_len`."""
         lacking = max(mem_len - self.length, 0)
         if not (self.zero_ground or zero_ground):
             return self

@@ -30,14 +30,17 @@ def _triton(*tensors: Tensor, **masks: Any) -> Tensor:
 
 
 def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why the fused kernel cannot serve a call; None: it can."""
+    """Why the fused kernel cannot serve a call; None if it can."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it runs on a CUDA device, got {device}"
     try:
-        kernel = import_module(".triton", __name__)
+        kernels = import_module(".triton", __name__)
     except ImportError:
-        return "triton, or the page of its kernels, is not installed (pip install triton)"
-    return kernel.refusal(device, dtype, head_size)
+        return "triton is not installed (pip install triton)"
+    if dtype not in kernels.DTYPES or head_size > kernels.MAX_HEAD_SIZE:
+        kind = str(dtype).removeprefix("torch.")
+        return f"it takes fp32, bf16 or fp16 and heads of at most {kernels.MAX_HEAD_SIZE}, got {kind} and {head_size}"
+    return None
 
 
 BACKENDS: dict[str, Callable[..., Tensor]] = {
@@ -50,17 +53,13 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
 
 
 STRIDED_SCORES = 1 << 22
-"""Scores of a call, B H T S, up to which training on a CPU keeps them all. There, computing them twice takes 1.3 times
-as long; from twice as many on 0.6 to 0.8 times, because the system hands out memory for each large tensor anew.
+"""Training on a CPU keeps all scores of a call, B H T S, up to this number. There, computing them twice takes 1.3 times
+as long; from twice this number on it takes 0.6 to 0.8 times, because the system allocates large tensors anew.
 """
 
 
 def check_backend(backend: str) -> str:
-    """The name, if it is one.
-
-    Raises:
-        ValueError: there is no such backend.
-    """
+    """The name, or a `Mistake` if there is no such backend."""
     if backend != "auto" and backend not in BACKENDS:
         raise Mistake(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
     return backend
@@ -72,8 +71,8 @@ def resolve_backend(
     """The backend that serves a call, and why.
 
     Args:
-        training: gradients are wanted.
-        scores: B H T S, those of all rows of a call.
+        training: whether gradients are needed.
+        scores: B H T S of all rows of a call.
 
     Raises:
         ValueError: there is no such backend.
@@ -86,8 +85,8 @@ def resolve_backend(
         reason = triton_refusal(device, dtype, head_size)
         return ("strided", f"the fused kernel cannot serve: {reason}") if reason else ("triton", "the fused kernel")
     if scores > STRIDED_SCORES:
-        return "chunked", f"more than {STRIDED_SCORES:,} scores a layer are never held at once, but computed twice"
-    return "strided", f"up to {STRIDED_SCORES:,} scores a layer are computed and held at once"
+        return "chunked", f"more than {STRIDED_SCORES:,} scores a layer are computed twice and never all kept"
+    return "strided", f"up to {STRIDED_SCORES:,} scores a layer are all kept"
 
 
 def relative_attention(
@@ -124,7 +123,7 @@ def relative_attention(
     """
     _check_shapes(q, k, v, r, content_bias, position_bias, valid)
     if attn_len is not None and attn_len < 1:
-        raise Mistake(f"attn_len must be at least 1, for a query sees itself; got {attn_len}.")
+        raise Mistake(f"attn_len must be at least 1, because a query sees itself; got {attn_len}.")
     if not 0 <= dropout_p < 1:
         raise Mistake(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name = check_backend(backend)
@@ -153,4 +152,4 @@ def _check_shapes(q, k, v, r, content_bias, position_bias, valid) -> None:
         if tensor is not None and tuple(tensor.shape) != shape:
             raise Mistake(f"{name} must have shape {shape} to fit q {tuple(q.shape)}, got {tuple(tensor.shape)}.")
     if S < T:
-        raise Mistake(f"k must hold the T = {T} new positions behind its memory, got S = {S} of them.")
+        raise Mistake(f"k must hold the T = {T} new positions after its memory, got S = {S}.")

@@ -1,7 +1,7 @@
-"""Training on a CPU: the attention of a few heads and queries at a time, so small that its scores stay in the cache.
+"""Training on a CPU: attention in blocks of a few heads and queries, so small that their scores stay in the cache.
 
 A block (heads, rows, queries) meets the keys from the first to the last that its queries see, so most masked scores are
-never computed. Nothing of size T x S is held: backward computes the probabilities of each block again.
+never computed. Nothing of size T x S is kept: backward computes the probabilities of each block again.
 
 A block's position term is a product with the encodings of its distances, read through a view whose rows are one element
 shorter (the shift of `strided`).
@@ -19,12 +19,12 @@ from torch.autograd.function import once_differentiable
 
 from ..mistake import Mistake
 from .dropout import keep_mask
-from .masks import aligned, shifted_view, with_spare, without_padding
+from .masks import aligned, mask_wrapped, shifted_view, with_spare, without_padding
 
 SCORES = 1 << 20
-"""Scores of a block at most."""
+"""At most this many scores in a block."""
 QUERIES = 256
-"""Queries of a block at most: shorter blocks skip more masked scores and cost more calls."""
+"""At most this many queries in a block: shorter blocks skip more masked scores and cost more calls."""
 
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
@@ -49,7 +49,7 @@ class _Masks(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Some heads, rows and queries, and the keys from the first to the last that any of these sees."""
+    """Some heads, rows and queries, and the keys from the first to the last that any of these queries sees."""
 
     heads: slice
     rows: slice
@@ -61,11 +61,11 @@ class _Block(NamedTuple):
         return x[self.heads, self.rows, along].flatten(0, 1)
 
     def by_head(self, x: Tensor) -> Tensor:
-        """The block's queries, `H B L K` to `h l K`: those of all rows in one line."""
+        """The block's queries of all rows in one line, `H B L K` to `h l K`."""
         return x[self.heads, self.rows, self.queries].flatten(1, 2)
 
     def put(self, part: Tensor, whole: Tensor) -> None:
-        """Write what was computed for the block's queries into `H B L K`."""
+        """Write the block's queries' results into `H B L K`."""
         target = whole[self.heads, self.rows, self.queries]
         target.copy_(part.view_as(target))
 
@@ -138,16 +138,15 @@ class _Work:
     def __init__(self, content_q: Tensor, position_q: Tensor, k: Tensor, r: Tensor, masks: _Masks):
         self.content_q, self.position_q, self.k, self.r, self.masks = content_q, position_q, k, r, masks
         H, B, T, _ = content_q.shape
-        self.memory = k.shape[2] - T
         self.blocks = tuple(_blocks(H, B, T, k.shape[2], masks.attn_len))
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, shape: Sequence[int]) -> Tensor:
-        """What stood in it is gone."""
-        held = self._buffers.get(name)
-        if held is None or held.numel() < prod(shape):
-            held = self._buffers[name] = self.k.new_empty(prod(shape))
-        return held[: prod(shape)].view(shape)
+        """A buffer of this shape; the previous one of this name is overwritten."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < prod(shape):
+            buffer = self._buffers[name] = self.k.new_empty(prod(shape))
+        return buffer[: prod(shape)].view(shape)
 
     def product(self, block: _Block) -> Tensor:
         """Room for the queries of each head of a block times its distances, and spare ones in front."""
@@ -161,7 +160,9 @@ class _Work:
         product = self.product(block)
         torch.bmm(block.by_head(self.position_q), self.r[block.heads, -product.shape[2] :].mT, out=product)
         score += shifted_view(product, score.shape)
-        self._hide(block, score)
+        rows, start = product.shape[1] // score.shape[1], block.queries.start
+        valid = None if self.masks.valid is None else self.masks.valid[block.rows] + start
+        mask_wrapped(score.unflatten(0, (-1, rows)), attn_len=self.masks.attn_len, valid=valid)
         return torch.softmax(score, -1, out=self.buffer("probability", score.shape))
 
     def dropped(self, probability: Tensor, keep: Tensor | None) -> Tensor:
@@ -170,23 +171,9 @@ class _Work:
         return torch.mul(probability, keep, out=self.buffer("d_score", probability.shape))
 
     def keep(self, block: _Block, number: int) -> Tensor | None:
-        """What dropout leaves of the block's probabilities; the same whenever it is asked."""
+        """The block's dropout mask, which is the same in forward and backward."""
         if not self.masks.dropout_p:
             return None
         shape = (len(block.cut(self.k, block.keys)), *(part.stop - part.start for part in (block.queries, block.keys)))
         generator = torch.Generator().manual_seed(self.masks.seed + number)
         return keep_mask(shape, self.masks.dropout_p, generator)
-
-    def _hide(self, block: _Block, score: Tensor) -> None:
-        t = score.shape[1]
-        ahead = score.new_full((t, t), -torch.inf)
-        score[:, :, -t:] += ahead.triu(1)
-        if self.masks.attn_len is not None:
-            beyond = self.memory + block.queries.start - self.masks.attn_len - block.keys.start
-            edge = score[:, :, : max(0, t + beyond)]
-            edge += score.new_full(edge.shape[1:], -torch.inf).tril(beyond)
-        if self.masks.valid is not None:
-            first = self.memory - self.masks.valid[block.rows, None]
-            unused = torch.arange(block.keys.start, block.keys.stop) < first
-            rows = score.unflatten(0, (-1, len(unused)))
-            rows.masked_fill_(unused[:, None], torch.finfo(score.dtype).min)

@@ -2,8 +2,8 @@
 
     nll = log sum_w exp(x . weight[w] + bias[w]) - (x . weight[t] + bias[t])
 
-Columns are taken in blocks, and backward computes each block of scores again. So a row of weights is read, and under
-autocast cast, once for all rows of x; its gradient is written once, into the buffer that is the gradient of its table.
+Forward takes the columns in blocks, and backward computes each block of scores again. A row of weights is read, and
+cast under autocast, once for all rows of x. Its gradient is written once, into the gradient of its table.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Columns = Sequence[tuple[Tensor, Tensor]]
-"""Weights `[n E]` and biases `[n]` of neighbouring columns, in as many parts as they come in."""
+"""Weights `[n E]` and biases `[n]` of neighbouring columns, in one or more parts."""
 
 _ON_CPU, _ELSEWHERE = 1 << 21, 1 << 26
 """Scores in a block. On a CPU 8 MB of float32, which stay in its cache and which the C library keeps between
 blocks; elsewhere enough to keep a device busy."""
 _LEAST_ROWS, _LEAST_COLUMNS = 64, 512
-"""Few rows count as so many, for each column of a block is cast; many rows get blocks of so many columns at least."""
+"""Treat fewer rows than this as this many, because casting a block has a fixed cost; and the least columns a block."""
 
 
 def linear_nll(
@@ -35,8 +35,8 @@ def linear_nll(
 
     Args:
         rows, targets: of each softmax.
-        columns: cuts the parameters, or tensors of their shapes, into the columns of each softmax, all of them views;
-            every element must be in one of them.
+        columns: cuts the parameters, or tensors of their shapes, into the columns of each softmax. All columns are
+            views, and every element must be in one of them.
     """
     device = rows[0].device.type
     casting = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
@@ -60,7 +60,7 @@ class _LinearNLL(torch.autograd.Function):
         n, saved = ctx.count, ctx.saved_tensors
         targets, total, rows, parameters = saved[:n], saved[n : 2 * n], saved[2 * n : 3 * n], saved[3 * n :]
         needed = ctx.needs_input_grad[4 + n :]
-        # What needs no gradient is cut like the rest, but has no memory.
+        # A parameter without a gradient is cut like the rest, but has no memory.
         buffers = [
             None if p is None else torch.empty_like(p, device=p.device if need else "meta")
             for p, need in zip(parameters, needed, strict=True)
@@ -80,20 +80,20 @@ def _forward(x: Tensor, targets: Tensor, columns: Columns) -> tuple[Tensor, Tens
     for first, weight, bias in _blocks(columns, x):
         scores = _scores(x, weight.to(x.dtype), bias)
         total = torch.logaddexp(total, scores.logsumexp(1))
-        place, inside = _place(targets, first, len(weight))
-        score += scores.gather(1, place)[:, 0] * inside
+        column, inside = _column(targets, first, len(weight))
+        score += scores.gather(1, column)[:, 0] * inside
     return (total - score).masked_fill_(targets < 0, 0.0), total
 
 
 def _backward(x: Tensor, targets: Tensor, total: Tensor, weights: Tensor, columns: Columns, into: Columns) -> Tensor:
-    """The gradient of x, times `weights`; that of the columns is written `into` theirs."""
+    """The gradient of x, times `weights`. The gradient of the columns is written into `into`."""
     d_x = torch.zeros(x.shape, device=x.device, dtype=total.dtype)
     weights = weights.masked_fill(targets < 0, 0.0)[:, None]
     for (first, weight, bias), (_, d_weight, d_bias) in zip(_blocks(columns, x), _blocks(into, x), strict=True):
         weight = weight.to(x.dtype)
         d_scores = _scores(x, weight, bias).sub_(total[:, None]).exp_()
-        place, inside = _place(targets, first, len(weight))
-        d_scores.scatter_add_(1, place, -inside[:, None].to(total.dtype)).mul_(weights)
+        column, inside = _column(targets, first, len(weight))
+        d_scores.scatter_add_(1, column, -inside[:, None].to(total.dtype)).mul_(weights)
         if not d_bias.is_meta:
             d_bias.copy_(d_scores.sum(0))
         d_scores = d_scores.to(x.dtype)
@@ -114,12 +114,12 @@ def _blocks(columns: Columns, x: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]
 
 
 def _scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`[n columns]`, laid out by columns: on a CPU the product is faster with the larger matrix in front."""
+    """`[n columns]`, laid out by columns, because on a CPU the product is faster with the larger matrix first."""
     scores = (weight @ x.mT).to(torch.promote_types(x.dtype, torch.float32))
     return scores.add_(bias[:, None]).mT
 
 
-def _place(targets: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
-    """Where in a block each target is, `[n 1]`, and whether it is there at all."""
-    place = targets - first
-    return place.clamp(0, size - 1)[:, None], (place >= 0) & (place < size)
+def _column(targets: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
+    """Each target's column in a block, `[n 1]`, and whether the block has it."""
+    column = targets - first
+    return column.clamp(0, size - 1)[:, None], (column >= 0) & (column < size)

@@ -1,6 +1,6 @@
 """Dropout whose masks are cheap to draw on a CPU, where PyTorch draws them one number an element in one thread.
 
-Masks may hold for all positions (Gal & Ghahramani 2016), or for all places of a word (Merity et al. 2018).
+A mask may hold for all positions (Gal & Ghahramani 2016), or for all positions of a word (Merity et al. 2018).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
 
 
 class _MaskProduct(torch.autograd.Function):
-    """`x * keep / (1 - p)`, which keeps one byte an element for backward, where the product would keep a float."""
+    """`x * keep / (1 - p)`. It keeps one byte an element for backward; the plain product would keep a float."""
 
     @staticmethod
     def forward(x, keep, p):
@@ -48,7 +48,7 @@ class _MaskProduct(torch.autograd.Function):
 
 
 def locked_dropout(x: Float[Tensor, "*batch T D"], p: float) -> Float[Tensor, "*batch T D"]:
-    """Dropout whose mask is the same at all positions, the last axis but one: each row has one, all through a call."""
+    """Dropout with one mask a row, the same at all positions (the last axis but one)."""
     if p == 0:
         return x
     return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), p)
@@ -57,11 +57,10 @@ def locked_dropout(x: Float[Tensor, "*batch T D"], p: float) -> Float[Tensor, "*
 def word_dropout(
     x: Float[Tensor, "B T D"], ids: Int[Tensor, "B T"], p: float, vocab_size: int
 ) -> Float[Tensor, "B T D"]:
-    """Drop the vectors `x` of a share `p` of all words, wherever they stand, and divide the others by 1 - p.
+    """Drop the vectors `x` of a share `p` of all words, at every position, and divide the others by 1 - p.
 
-    What is dropped becomes a tiny vector, the same for all words, not zero: a row that begins with zeros stays zero
-    from layer to layer, and each norm behind a residual then multiplies gradients by 1 / sqrt(epsilon), until they
-    overflow.
+    A dropped vector becomes tiny, not zero: a row that begins with zeros stays zero from layer to layer, and each norm
+    after a residual then multiplies gradients by 1 / sqrt(epsilon), until they overflow.
     """
     if p == 0:
         return x
@@ -73,7 +72,7 @@ def word_dropout(
 def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> UInt8[Tensor, "*shape"]:
     """1 where dropout keeps an element on a CPU, else 0; four elements share one 64-bit random number.
 
-    Bytes, because PyTorch turns them into floats three to eight times as fast as booleans.
+    The mask is bytes, because PyTorch converts them to floats three to eight times as fast as booleans.
     """
     numbers = torch.empty(-(-prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
     kept = numbers.view(torch.int16)[: prod(shape)].view(shape) >= round(p * _STEPS) - _STEPS // 2

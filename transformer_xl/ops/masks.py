@@ -13,7 +13,7 @@ from torch import Tensor
 def visible(
     queries: int, keys: int, *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None, device=None
 ) -> Bool[Tensor, "#B 1 T S"]:
-    """The mask of T queries over S = M + T keys; for T = 3 behind M = 2, plain and with attn_len = 2:
+    """The mask of T queries over S = M + T keys; for T = 3 after M = 2, plain and with attn_len = 2:
 
         1 1 1 0 0        0 1 1 0 0
         1 1 1 1 0        0 0 1 1 0
@@ -34,18 +34,18 @@ def visible(
 
 
 def without_padding(out: Float[Tensor, "H B T K"], valid: Int[Tensor, " B"] | None) -> Float[Tensor, "H B T K"]:
-    """0 where a row's own first tokens are padding: it sees nothing, not even itself, and gives nothing."""
+    """0 where a row's own first tokens are padding, because padding sees nothing, not even itself."""
     if valid is None:
         return out
     padding = torch.arange(out.shape[2], device=out.device) < -valid[:, None]
     return out.masked_fill(padding[:, :, None], 0.0)
 
 
-@torch.no_grad()  # what is hidden has probability 0, so its gradient is 0 without autograd knowing
+@torch.no_grad()  # hidden scores have probability 0, so their gradient is 0 without autograd
 def mask_wrapped(
     shifted: Float[Tensor, "H B T S"], *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None
 ) -> None:
-    """Give scores that no query may see the lowest number there is, in place."""
+    """Set scores that no query may see to the lowest number of the dtype, in place."""
     _, _, T, S = shifted.shape
     lowest, device = torch.finfo(shifted.dtype).min, shifted.device
     if T > 1:
@@ -60,14 +60,8 @@ def mask_wrapped(
         shifted.masked_fill_(unused[:, None], lowest)
 
 
-@torch.no_grad()
-def mask_distant(product: Float[Tensor, "H N W"], attn_len: int) -> None:
-    """`mask_wrapped` for what lies beyond a window alone, before the shift: there a distance is a column."""
-    product[..., :-attn_len] = torch.finfo(product.dtype).min
-
-
 ALIGNED = 32
-"""Products whose rows start at multiples of so many numbers are faster on a CPU, in bfloat16."""
+"""bfloat16 products are faster on a CPU if their rows start at multiples of this many numbers."""
 
 
 def aligned(keys: int) -> int:
@@ -76,14 +70,14 @@ def aligned(keys: int) -> int:
 
 
 def with_spare(r: Float[Tensor, "H R K"], rows: int) -> Float[Tensor, "H _ K"]:
-    """The last so many rows of `r`; what it lacks in front is never read."""
+    """The last `rows` rows of `r`; rows that it lacks are added in front and never read."""
     return r[:, r.shape[1] - rows :] if r.shape[1] >= rows else F.pad(r, (0, 0, rows - r.shape[1], 0))
 
 
 def shifted_view(product: Float[Tensor, "H N W"], shape: Sequence[int]) -> Float[Tensor, "G T S"]:
-    """A product of queries and encodings, W > S of them, as scores: row i of each T begins T - 1 - i further right.
+    """A product of queries and W > S encodings as scores: row i of each T begins T - 1 - i further right.
 
-    It is the same memory, read in rows of W - 1.
+    This is the same memory, read in rows of W - 1.
     """
     (_, T, S), W = shape, product.shape[2]
     return product.as_strided(tuple(shape), (T * W, W - 1, 1), product.storage_offset() + W - S + T - 1)

@@ -26,6 +26,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 MAX_HEAD_SIZE = 128
+DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 # S grows with memory: a kernel made for "a multiple of 16" would be compiled twice. Kernels are read as source, so a
 # type checker must not wrap them.
@@ -35,7 +36,7 @@ _jit = triton.jit(do_not_specialize=["T", "S", "window", "seed", "threshold"])
 @triton.jit
 @no_type_check
 def _load(base, first, low, high, stride, BLOCK: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Rows first, ..., first + BLOCK - 1 of a matrix; those outside [low, high) are 0 and not read."""
+    """Rows first, ..., first + BLOCK - 1 of a matrix; rows outside [low, high) are 0 and not read."""
     row = first + tl.arange(0, BLOCK)[:, None]
     column = tl.arange(0, BLOCK_K)[None, :]
     inside = (row >= low) & (row < high) & (column < K)
@@ -53,14 +54,14 @@ def _store(base, first, high, stride, values, BLOCK: tl.constexpr, K: tl.constex
 
 @triton.jit
 @no_type_check
-def _slide(first, second, by, place, passed, axis: tl.constexpr, BLOCK: tl.constexpr):
-    """The BLOCK entries that begin at `by` along two neighbouring tiles; `place` counts along `axis`.
+def _slide(first, second, by, index, passed, axis: tl.constexpr, BLOCK: tl.constexpr):
+    """The BLOCK entries that begin at `by` along two neighbouring tiles; `index` counts along `axis`.
 
-    `passed`, a multiple of BLOCK, changes nothing: it makes the compiler derive masks and places in each round, where
-    it would keep two more tiles of them in registers that it does not have.
+    `passed`, a multiple of BLOCK, changes no number: it makes the compiler derive masks and indices in each round.
+    Otherwise it would keep two more tiles of them in registers that it does not have.
     """
-    place += passed
-    return tl.gather(tl.where(place >= by + passed, first, second), (place + by) & (BLOCK - 1), axis)
+    index += passed
+    return tl.gather(tl.where(index >= by + passed, first, second), (index + by) & (BLOCK - 1), axis)
 
 
 @triton.jit
@@ -116,12 +117,12 @@ def _scores(
     """A tile of scores in base 2, -inf where hidden, the numbers of its queries and keys, and the strip's far tile."""
     r_rows = _load(r, T - first + key, 0, S, r_s, BLOCK, K, BLOCK_K)
     far = tl.dot(position_q, tl.trans(r_rows), input_precision=PRECISION)
-    place = tl.arange(0, BLOCK)[None, :]
+    index = tl.arange(0, BLOCK)[None, :]
     i = tl.arange(0, BLOCK)[:, None]
-    score = _slide(near, far, BLOCK - 1 - i, place, key - low, 1, BLOCK)
+    score = _slide(near, far, BLOCK - 1 - i, index, key - low, 1, BLOCK)
     score += tl.dot(content_q, tl.trans(k_rows), input_precision=PRECISION)
     i += first
-    j = key + place
+    j = key + index
     seen = (j <= S - T + i) & (j > S - T + i - window)
     return tl.where(seen, score * factor, float("-inf")), i, j, far
 
@@ -197,11 +198,11 @@ def _backward_queries(
     own = (b * T * H + h) * K
     d_rows = _load(d_out + b * o_b + h * o_h, first, 0, T, o_t, BLOCK, K, BLOCK_K)
     out_rows = _load(out + own, first, 0, T, H * K, BLOCK, K, BLOCK_K)
-    place = tl.arange(0, BLOCK)[None, :]
+    index = tl.arange(0, BLOCK)[None, :]
     by = BLOCK - 1 - tl.arange(0, BLOCK)[:, None]
     # The same product as d_probability's: where one key has all the probability, their difference is exactly 0.
     every = tl.dot(d_rows, tl.trans(out_rows), input_precision=PRECISION)
-    delta_row = tl.sum(tl.where(by + place == BLOCK - 1, every, 0.0), 1)
+    delta_row = tl.sum(tl.where(by + index == BLOCK - 1, every, 0.0), 1)
     query = first + tl.arange(0, BLOCK)
     tl.store(delta + head.to(tl.int64) * T + query, delta_row, mask=query < T)
     lse_row = tl.load(lse + head.to(tl.int64) * T + query, mask=query < T, other=float("inf"))
@@ -224,8 +225,8 @@ def _backward_queries(
         d_query = tl.dot(d_score.to(k_rows.dtype), k_rows, d_query, input_precision=PRECISION)
         # `_slide` undone: what belongs to the first tile of r is complete, the rest waits for the next keys.
         passed = key - low
-        rotated = tl.gather(d_score, (place + passed - by) & (BLOCK - 1), 1)
-        ready = tl.where(place + passed >= by + passed, rotated, 0.0)
+        rotated = tl.gather(d_score, (index + passed - by) & (BLOCK - 1), 1)
+        ready = tl.where(index + passed >= by + passed, rotated, 0.0)
         d_near += ready
         r_rows = _load(r, strip + key, 0, S, r_s, BLOCK, K, BLOCK_K)
         d_query = tl.dot(d_near.to(r_rows.dtype), r_rows, d_query, input_precision=PRECISION)
@@ -256,13 +257,13 @@ def _backward_rows(
     oldest = 0
     if start is not None:
         oldest = tl.load(start + b)
-    place = tl.arange(0, BLOCK)[:, None]
+    index = tl.arange(0, BLOCK)[:, None]
     by = tl.arange(0, BLOCK)[None, :]
     if DISTANCES:
         low = tl.maximum(oldest + T - BLOCK - first, 0)
         high = tl.where(first + BLOCK <= S - window, low, T)
         rows = _load(r, first, 0, S, r_s, BLOCK, K, BLOCK_K)
-        seen_row = (first + place < S) & (first + place >= S - window)
+        seen_row = (first + index < S) & (first + index >= S - window)
     else:
         low = tl.maximum(tl.maximum(first, oldest) - (S - T), 0)
         high = tl.where(first + BLOCK <= oldest, low, tl.minimum(first + BLOCK - 1 - (S - T) + window, T))
@@ -284,12 +285,12 @@ def _backward_rows(
         own_q = position_q if DISTANCES else content_q
         if DISTANCES:
             key = first - (T - 1) + query
-            j = key + place + by
+            j = key + index + by
             seen = seen_row & (j >= oldest)
             score = _moved(k, key, oldest, S, k_s, content_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
             d_probability = _moved(v, key, oldest, S, v_s, d_out_rows, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
         else:
-            j = first + place
+            j = first + index
             seen = (j <= S - T + i) & (j > S - T + i - window) & (j >= oldest)
             score = _moved(r, strip - query, 0, S, r_s, position_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
             d_probability = tl.dot(v_rows, tl.trans(d_out_rows), input_precision=PRECISION)
@@ -376,18 +377,6 @@ class _Attention(torch.autograd.Function):
         d_u, d_w = d_biases.sum((1, 3)).to(q.dtype)
         d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
         return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(q.dtype), d_u, d_w, None, None, None, None, None
-
-
-def refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why these kernels cannot serve such tensors, in a clause; None if they can."""
-    interpreted = not isinstance(_forward, triton.JITFunction)
-    if torch.device(device).type != "cuda" and not interpreted:
-        return f"its kernels run on a GPU, and the tensors are on {device}"
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"its kernels compute in float32, bfloat16 or float16, not {str(dtype).removeprefix('torch.')}"
-    if head_size > MAX_HEAD_SIZE:
-        return f"its tiles hold heads of at most {MAX_HEAD_SIZE}, not {head_size}"
-    return None
 
 
 def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):

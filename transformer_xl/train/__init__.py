@@ -1,4 +1,4 @@
-"""Training: one step as a function, what has to be kept of it, and the loop that measures, saves and can be resumed."""
+"""Training: one step as a function, its state, and the loop that measures, saves and resumes."""
 
 from __future__ import annotations
 

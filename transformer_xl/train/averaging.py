@@ -16,11 +16,11 @@ class Average(Generic[Model]):
 
     def __init__(self, model: Model, count: int = 0):
         self.model, self.count = deepcopy(model).eval(), count
-        """`count`: how many are in the mean; 0: none, and weights are whatever."""
+        """`count`: number of weights in the mean; with 0 the model's weights mean nothing."""
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take the present weights into the mean."""
+        """Add the present weights to the mean."""
         self.count += 1
         for mean, weight in zip(self.model.parameters(), model.parameters(), strict=True):
             mean.lerp_(weight, 1 / self.count)

@@ -1,6 +1,6 @@
-"""The loop around training's steps: it measures, shows, saves, and ends after a step when a signal asks for it.
+"""The loop around training's steps: it measures, prints, saves, and ends after a step when a signal asks for it.
 
-Of many ranks the first one alone writes and speaks; all of them take part in what it writes of.
+Only the first rank writes and prints; all ranks take part in computing what it writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,10 @@ def fit(
     Device, precision and backend must be settled, not "auto". With `resume` training goes on from the last checkpoint.
 
     Args:
-        trackers: where figures and samples go besides `metrics.jsonl`; nowhere if None, whatever `config` names.
-        ranks: those that train together, each with a `model` of the same weights; None: this process is alone.
-        replan: called after each step; returns the settings for the rest of the run, which ends when `max_steps` steps
-            are done. It serves a process that is alone, and that has to end at a given time.
+        trackers: they get figures and samples, whatever `config` names; None: no tracker does.
+        ranks: the processes that train together, each with a `model` of the same weights; None: this one is alone.
+        replan: called after each step; returns the settings for the rest of the run. For a process that is alone and
+            has to end at a given time.
 
     Returns:
         False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
@@ -76,24 +76,31 @@ def fit(
     torch.manual_seed(settings.seed + ranks.rank)
     if last is not None:
         trainer.restore(load_training(last))
-    _agree(trainer, run)
-    with ExitStack() as stack:
-        journal = stack.enter_context(_journal(trainer, run, trackers)) if ranks.first else Journal()
-        received = stack.enter_context(_deferred_signals(ranks))
-        aside = stack.enter_context(BackgroundWriter(kept=ranks.first))  # waited for while signals still wait
-        stack.enter_context(_little_garbage())
-        _loop(trainer, corpus, config, run, journal, aside, received, replan)
-        aside.wait()
-        [signals] = ranks.total([len(received)])  # and none ends before what was saved is there
-    return trainer.step >= trainer.config.max_steps and not signals
-
-
-def _agree(trainer: Trainer, run: Path) -> None:
-    steps = [int(step) for step in trainer.ranks.gather(torch.tensor(trainer.step))]
+    steps = [int(step) for step in ranks.gather(torch.tensor(trainer.step))]
     if len(set(steps)) > 1:
         raise Mistake(
             f"The ranks must go on from one step, got {', '.join(map(str, steps))}. Have all machines see {run}."
         )
+    with ExitStack() as stack:
+        writer = BackgroundWriter(kept=ranks.first)
+        loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer)
+        if ranks.first:
+            remove_unfinished(run)
+            loop.metrics = MetricLog(run / "metrics.jsonl")
+            loop.metrics.truncate(trainer.step)
+            printer = ProgressPrinter(settings.max_steps, step=trainer.step, log=run / "log.txt")
+            loop.printer = stack.enter_context(printer)
+        received = stack.enter_context(_deferred_signals(ranks))
+        stack.enter_context(writer)  # so that signals still wait while it is waited for
+        if not gc.get_freeze_count():
+            # Hide older objects from the garbage collector: it then collects what a checkpoint leaves in a moment.
+            gc.collect()
+            gc.freeze()
+            stack.callback(gc.unfreeze)
+        loop.train(received, replan)
+        writer.wait()
+        [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is there
+    return trainer.step >= trainer.config.max_steps and not signals
 
 
 def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
@@ -114,91 +121,103 @@ def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
 
 
 @dataclass
-class Journal:
-    """Where a run tells of itself; without a printer, nowhere."""
+class _Loop:
+    """A run between its steps. Only the first rank has a printer and a metrics file."""
 
+    trainer: Trainer
+    corpus: Corpus
+    config: RunConfig
+    run: Path
+    trackers: Trackers
+    writer: BackgroundWriter
     printer: ProgressPrinter | None = None
     metrics: MetricLog | None = None
-    trackers: Trackers = field(default_factory=Trackers)
 
-    def log(self, entry: dict[str, Any]) -> None:
-        """For machines."""
+    def train(self, received: list[str], replan: Callable[[Trainer], TrainConfig] | None) -> None:
+        """Take steps until the last one or a signal, and do after each what is due."""
+        trainer, stopping = self.trainer, False
+        while trainer.step < trainer.config.max_steps and not stopping:
+            if self.printer is not None and self.printer.reader_left:
+                received.append("closed pipe")
+            result = trainer.advance(received)
+            if replan is not None:
+                trainer.config = replan(trainer)
+                self.config = replace(self.config, train=trainer.config)
+            settings = trainer.config
+            self.writer.check()
+            stopping, last = result.signals > 0, trainer.step == settings.max_steps
+            if self.printer is not None:
+                self.printer.advance(trainer.step)
+            if last or self._due(settings.log_every):
+                self._report()
+            if self._due(settings.sample_every):
+                self._sample()
+            valid_loss = None
+            if last or self._due(settings.eval_every):
+                valid_loss = self._validate()
+            if valid_loss is not None or stopping or self._due(settings.save_every):
+                self._save(valid_loss)
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.trainer.step % every == 0
+
+    def _log(self, **entry: Any) -> None:
         if self.metrics is not None:
+            entry = {"step": self.trainer.step, **entry}
             self.metrics.log(entry)
-        self.trackers.log(entry)
+            self.trackers.log(entry)
 
-    def note(self, text: str) -> None:
-        """For people."""
+    def _report(self) -> None:
+        """Print a line of figures and log it; counting starts anew."""
+        trainer, unit = self.trainer, self.corpus.unit
+        entry, trainer.pace = trainer.pace.entry(unit), Pace()
+        lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
         if self.printer is not None:
-            self.printer.note(text)
+            left = seconds_left(trainer.step, most, trainer.seconds)
+            text = progress_text(unit, entry["loss"], lr, entry["tokens_per_second"], left)
+            self.printer.show(text, trainer.step, most)
+        self._log(split="train", **entry, lr=lr, seconds=trainer.seconds)
 
+    def _validate(self) -> float:
+        """Score the weights and, if there is one, their average; return the loss of what is saved."""
+        models = {"valid": self.trainer.readable()}
+        if self.trainer.average is not None:
+            models["valid-average"] = self.trainer.average.model
+        loss = 0.0
+        for split, model in models.items():
+            result = validate(model, self.corpus, self.config, self.trainer.ranks, self.printer)
+            loss = result.loss
+            if self.printer is not None:
+                mark = " (partial)" if self.corpus.caveat else ""
+                self.printer.note(f"step {self.trainer.step}  {split}  {result}{mark}")
+            self._log(split=split, **self.corpus.about, **result.to_json())
+        return loss
 
-@contextmanager
-def _journal(trainer: Trainer, run: Path, trackers: Trackers | None) -> Iterator[Journal]:
-    remove_unfinished(run)
-    metrics = MetricLog(run / "metrics.jsonl")
-    metrics.truncate(trainer.step)
-    with ProgressPrinter(trainer.config.max_steps, step=trainer.step, log=run / "log.txt") as printer:
-        yield Journal(printer, metrics, trackers or Trackers())
+    def _save(self, valid_loss: float | None) -> None:
+        """Copy everything as it is, and have the copy written in the background."""
+        trainer, snapshot = self.trainer, self.writer.snapshot()
+        gc.collect()
+        model = trainer.model if trainer.average is None else trainer.average.model
+        stored = {name: snapshot.take(name, value) for name, value in weights(model).items()}
+        training = trainer.state(snapshot)
+        if self.metrics is None:
+            return
+        self.metrics.sync()  # before there is a checkpoint that says how far they go
+        folder, config = step_folder(self.run, trainer.step), replace(self.config, model=model.config)
+        write = partial(save_checkpoint, folder, model=stored, vocab=self.corpus.vocab, config=config)
+        self.writer.begin(partial(write, training=training, valid_loss=valid_loss, keep=trainer.config.keep))
 
-
-def _loop(
-    trainer: Trainer,
-    corpus: Corpus,
-    config: RunConfig,
-    run: Path,
-    journal: Journal,
-    aside: BackgroundWriter,
-    received: list[str],
-    replan: Callable[[Trainer], TrainConfig] | None,
-) -> None:
-    stopping = False
-    while trainer.step < trainer.config.max_steps and not stopping:
-        if journal.printer is not None and journal.printer.reader_left:
-            received.append("closed pipe")
-        result = trainer.advance(received)
-        if replan is not None:
-            trainer.config = replan(trainer)
-            config = replace(config, train=trainer.config)
-        settings = trainer.config
-        aside.check()
-        stopping, last = result.signals > 0, trainer.step == settings.max_steps
-        if journal.printer is not None:
-            journal.printer.advance(trainer.step)
-        if last or _due(trainer.step, settings.log_every):
-            _tell(trainer, corpus.unit, journal)
-        if _due(trainer.step, settings.sample_every):
-            _sample(trainer, corpus, config, journal)
-        valid_loss = None
-        if last or _due(trainer.step, settings.eval_every):
-            valid_loss = _validate(trainer, corpus, config, journal)
-        if valid_loss is not None or stopping or _due(trainer.step, settings.save_every):
-            _save(trainer, corpus, config, run, valid_loss, journal, aside)
-
-
-def _tell(trainer: Trainer, unit: str, journal: Journal) -> None:
-    """Show a line to people and log one for machines; counting starts anew."""
-    entry, trainer.pace = trainer.pace.entry(unit), Pace()
-    lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
-    if journal.printer is not None:
-        left = seconds_left(trainer.step, most, trainer.seconds)
-        figures = {"loss": entry["loss"], "lr": lr, "tokens_per_second": entry["tokens_per_second"]}
-        journal.printer.show(progress_text(unit, **figures, seconds_left=left), trainer.step, most)
-    journal.log({"step": trainer.step, "split": "train", **entry, "lr": lr, "seconds": trainer.seconds})
-
-
-def _validate(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Journal) -> float:
-    """Score the weights as they are and, where there is one, their average; the loss of what is saved."""
-    models = {"valid": trainer.readable()}
-    if trainer.average is not None:
-        models["valid-average"] = trainer.average.model
-    loss = 0.0
-    for split, model in models.items():
-        result = validate(model, corpus, config, trainer.ranks, journal.printer)
-        loss = result.loss
-        journal.note(f"step {trainer.step}  {split}  {result}{' (partial)' if corpus.caveat else ''}")
-        journal.log({"step": trainer.step, "split": split, **corpus.about, **result.to_json()})
-    return loss
+    def _sample(self) -> None:
+        model, config = self.trainer.readable(), self.config
+        if self.printer is None:
+            return
+        sampling = Sampling(seed=config.train.seed)
+        tokens, precision = config.train.sample_tokens, config.train.precision
+        lengths = config.writing(config.eval_lengths)
+        [text] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
+        sample = readable(text) if is_tokenised(config.corpus.name) else text
+        self.printer.note(f"sample: {sample}")
+        self._log(sample=sample)
 
 
 def validate(
@@ -208,8 +227,7 @@ def validate(
     ranks: Ranks | None = None,
     printer: ProgressPrinter | None = None,
 ) -> EvalResult:
-    """The validation split, under the recipe's test lengths, its streams dealt out to the ranks; `printer` shows how
-    far that has come."""
+    """Score the validation split at the recipe's test lengths, shared among the ranks; `printer` shows the progress."""
     lengths, ranks = config.eval_lengths, ranks or Ranks()
     loader = StreamLoader(
         corpus.split("valid"),
@@ -230,66 +248,11 @@ def validate(
     )
 
 
-def _save(
-    trainer: Trainer,
-    corpus: Corpus,
-    config: RunConfig,
-    run: Path,
-    valid_loss: float | None,
-    journal: Journal,
-    aside: BackgroundWriter,
-) -> None:
-    """Take down everything as it is, and have it written aside."""
-    snapshot = aside.snapshot()
-    gc.collect()
-    model = trainer.model if trainer.average is None else trainer.average.model
-    stored = {name: snapshot.take(name, value) for name, value in weights(model).items()}
-    training = trainer.state(snapshot)
-    if journal.metrics is None:
-        return
-    journal.metrics.sync()  # before there is a checkpoint that says how far they go
-    config = replace(config, model=model.config)
-    write = partial(save_checkpoint, step_folder(run, trainer.step), model=stored, vocab=corpus.vocab, config=config)
-    aside.begin(partial(write, training=training, valid_loss=valid_loss, keep=trainer.config.keep))
-
-
-def _sample(trainer: Trainer, corpus: Corpus, config: RunConfig, journal: Journal) -> None:
-    model = trainer.readable()
-    if journal.printer is None:
-        return
-    sampling = Sampling(seed=config.train.seed)
-    tokens, precision = config.train.sample_tokens, config.train.precision
-    lengths = config.writing(config.eval_lengths)
-    [text] = generate(model, corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
-    sample = readable(text) if is_tokenised(config.corpus.name) else text
-    journal.note(f"sample: {sample}")
-    journal.log({"step": trainer.step, "sample": sample})
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
-
-
-@contextmanager
-def _little_garbage() -> Iterator[None]:
-    """Hide what there is from Python's garbage collector, so that to collect what a checkpoint leaves takes a moment;
-    left to itself it would not look at that before it is a quarter of everything. What a caller has hidden stays so."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.collect()  # a model of before may be in cycles
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 @contextmanager
 def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
-    """Collect SIGTERM, SIGINT and SIGHUP until a step is done. A second SIGTERM or SIGINT acts at once, but not on one
-    of many ranks, which its launcher ends in time. SIGHUP never does, because a terminal that closes may send it twice
-    and after SIGTERM; under nohup it stays ignored. Only the main thread gets signals."""
+    """Collect SIGTERM, SIGINT and SIGHUP until a step is done. A second SIGTERM or SIGINT acts at once, except on one
+    of several ranks, because their launcher ends them. A second SIGHUP does not, because a terminal that closes may
+    send it twice and after SIGTERM; under nohup it stays ignored. Only the main thread gets signals."""
     received: list[str] = []
     previous: dict[int, Any] = {}
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,13 @@ from ..runtime.terminal import clock
 
 
 class MetricLog:
-    """`metrics.jsonl`: one JSON object a line, appended. It can be read while the run goes on."""
+    """`metrics.jsonl`: one JSON object a line. Programs can read it while the run goes on."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry. JSON has no nan or inf: they become null.
-
-        Raises:
-            OSError: one sentence with the reason, for instance a full disk.
-        """
+        """Append an entry. JSON has no nan or inf: they become null. An `OSError` is one sentence with the reason."""
         line = json.dumps({name: _finite(value) for name, value in entry.items()}, allow_nan=False)
         with explain_write_error(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,49 +44,32 @@ class MetricLog:
 
 
 def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, Any]]:
-    """The entries of a metrics file without an unfinished last line; none if there is no file.
+    """The entries of a metrics file; none if there is no file.
 
-    Args:
-        step: the last step that is needed. If no later line has an entry up to it, a line that is not JSON, which a
-            power loss may leave, ends the entries.
-
-    Raises:
-        ValueError: a line before the last is no JSON object.
+    A line that is no JSON object, which a kill or a power loss may leave, ends the entries. If a later line has an
+    entry, or one up to `step`, the damaged line raises a `Mistake` instead.
     """
     path = Path(path)
     if not path.exists():
         return []
     lines = plain_file(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            entry = None
-        if isinstance(entry, dict):
-            entries.append(entry)
-        elif step is not None and not any(_step_of(line) <= step for line in lines[number:]):
-            return entries
-        elif number < len(lines):
-            raise Mistake(f"{path}, line {number} is not a JSON object: {line[:60]!r}. Remove the line.")
-    return entries
+    entries = [_entry(line) for line in lines]
+    damaged = entries.index(None) if None in entries else len(entries)
+    if any(entry is not None and (step is None or entry.get("step", 0) <= step) for entry in entries[damaged:]):
+        raise Mistake(f"{path}, line {damaged + 1} is not a JSON object: {lines[damaged][:60]!r}. Remove the line.")
+    return [entry for entry in entries[:damaged] if entry is not None]
 
 
-def _step_of(line: str) -> float:
-    """The step that a line names; inf if it names none."""
-    found = re.search(r'"step": (\d+)', line)
-    return int(found[1]) if found else math.inf
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
-def progress_text(
-    unit: str, *, loss: float, lr: float, tokens_per_second: float, seconds_left: float | None = None
-) -> str:
-    """The line of figures that training prints.
-
-    Args:
-        unit: of the corpus: "byte", "char", "word" or "bpe"; it decides between bpc and ppl.
-        loss: mean nats per target since the last line.
-    """
+def progress_text(unit: str, loss: float, lr: float, tokens_per_second: float, seconds_left: float | None) -> str:
+    """The line of figures that training prints; `loss` is the mean of nats since the last line."""
     name, value = figure(unit, loss)
     shown = f"{value:8.2f}" if name == "ppl" else f"{value:.4f}"
     speed = f"{tokens_per_second:,.0f} tokens/s"

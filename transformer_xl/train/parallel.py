@@ -1,4 +1,4 @@
-"""One model trained by many ranks: DDP, or FSDP2, with which each rank has a part of every weight."""
+"""Several ranks train one model: with DDP, or with FSDP2, where each rank has a shard of every weight."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from .objective import Objective
 
 
 def parallelise(objective: Objective, how: str, ranks: Ranks, *, compiled: bool = False) -> nn.Module:
-    """The objective to call, whose gradients are then the mean over all ranks.
+    """The objective to call; its gradients are then the mean over all ranks.
 
-    With "fsdp" the model's tensors become parts, and its calls gather them. `compiled` has torch.compile compile all
-    that is trained; "fsdp" refuses it.
-
-    Raises:
-        ValueError: the model's weights cannot be sharded among so many ranks.
+    With "fsdp" the model's tensors become shards, and its calls gather them. `compiled` compiles the whole objective;
+    "fsdp" refuses it.
     """
     model = objective.model
     if compiled:
-        if model.config.intermediate_losses:  # the rest is compiled again whenever the loss of one layer ends
+        if model.config.intermediate_losses:  # when the loss of one layer ends, the rest is compiled again
             import torch._dynamo.config as dynamo
 
             dynamo.recompile_limit += model.config.n_layer
@@ -32,13 +29,13 @@ def parallelise(objective: Objective, how: str, ranks: Ranks, *, compiled: bool 
     if ranks.size == 1:
         return objective
     if how == "ddp":
-        # Without an unused parameter DDP would warn, and it would assign gradients to buckets again in its second
-        # step, wherever that is: sums over more than two ranks would have another order, a resumed run other bits.
+        # Without an unused parameter DDP would warn, and it would assign gradients to buckets again in its second step:
+        # sums over more than two ranks would change their order, and a resumed run its bits.
         objective.unused = nn.Parameter(next(model.parameters()).new_zeros(1))
         return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    # It warns because a call's nll is a view; nobody writes into it.
+    # FSDP2 warns because a call's nll is a view; nobody writes into it.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.size,))
     for modules in _shards(model):
@@ -51,7 +48,7 @@ def parallelise(objective: Objective, how: str, ranks: Ranks, *, compiled: bool 
 
 
 def _shards(model: Any) -> list[list[nn.Module]]:
-    """Groups of modules whose weights only their own calls use; the rest of the model is a group of its own."""
+    """Groups of modules whose weights are used in their own calls alone; the rest of the model is one more group."""
     layers = model.backbone.layers
     if model.config.share_position_projection:  # a layer's projections are used before its call
         return []
@@ -66,14 +63,14 @@ def unsynchronised(objective: nn.Module) -> AbstractContextManager[None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of which each rank has a part, gathered on every rank; any other as it is."""
+    """A sharded tensor, gathered on every rank; any other tensor as it is."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def part_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """Of a tensor that every rank has whole, the part that it has of `like`; the tensor itself where `like` is whole
-    or of another shape."""
+    """This rank's shard of a whole tensor, as `like` is sharded; the tensor itself if `like` is whole or has another
+    shape."""
     mesh = getattr(like, "device_mesh", None)
     if mesh is None or tensor.shape != like.shape:
         return tensor

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,28 +22,18 @@ from ..config.settings import RunConfig
 from ..mistake import Mistake
 from ..runtime.files import write_whole
 
-PROJECT = "transformer-xl"
-
 
 @runtime_checkable
 class Tracker(Protocol):
     """Receives the entries of `metrics.jsonl`. Any exception switches the tracker off and does not end the run."""
 
-    def log(self, entry: Mapping[str, Any]) -> None:
-        """Take an entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
-        ...
+    def log(self, entry: Mapping[str, Any]) -> None: ...
 
-    def close(self) -> None:
-        """Finish sending."""
-        ...
+    def close(self) -> None: ...
 
 
 class Trackers:
-    """All trackers of a run, as one. Use it in a `with` to have them closed.
-
-    Args:
-        warn: called with a line for each tracker that fails.
-    """
+    """All trackers of a run, closed at the end of a `with`. `warn` is called with a line for each that fails."""
 
     def __init__(self, trackers: Mapping[str, Tracker] | None = None, warn: Callable[[str], None] = print):
         self._on = dict(trackers or {})
@@ -52,28 +43,24 @@ class Trackers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._each(lambda tracker: tracker.close())
+        self._call("close")
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Pass an entry of `metrics.jsonl` to every tracker."""
-        self._each(lambda tracker: tracker.log(entry))
+        """Pass on an entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
+        self._call("log", entry)
 
-    def _each(self, act: Callable[[Tracker], None]) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
         for name, tracker in list(self._on.items()):
             try:
-                act(tracker)
+                getattr(tracker, method)(*arguments)
             except Exception as error:
                 del self._on[name]
-                self._warn(_switched_off(name, error))
+                self._warn(_failure(name, error))
 
 
 def require_installed(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed, in one message.
-
-    Raises:
-        ValueError: one sentence that says what to install.
-    """
-    lacking = [name for name in dict.fromkeys(names) if not _installed(name)]
+    """Refuse trackers that are not installed. A mere folder of that name, which a run may have left, is no package."""
+    lacking = [name for name in dict.fromkeys(names) if getattr(find_spec(name), "origin", None) is None]
     if lacking:
         raise Mistake(
             f"train.trackers must name trackers that are installed, got {', '.join(lacking)}. Run "
@@ -84,22 +71,18 @@ def require_installed(names: Sequence[str]) -> None:
 def open_trackers(
     names: Sequence[str], run: Path, config: RunConfig, *, step: int = 0, warn: Callable[[str], None] = print
 ) -> Trackers:
-    """The trackers of a run; `warn` is called with a line for each that cannot start.
-
-    Args:
-        step: where a resumed run continues; its trackers continue their records.
-    """
+    """The trackers of a run that continues at `step`; `warn` is called with a line for each that cannot start."""
     trackers: dict[str, Tracker] = {}
     for name in dict.fromkeys(names):
         try:
             trackers[name] = TensorBoard(run, step) if name == "tensorboard" else Service(name, run, config)
         except Exception as error:
-            warn(_switched_off(name, error))
+            warn(_failure(name, error))
     return Trackers(trackers, warn)
 
 
 class TensorBoard:
-    """Event files in the run's folder `tensorboard`. Resuming at `step` hides later events, which it repeats."""
+    """Event files in the run's folder `tensorboard`. Resuming at `step` hides later events, because it repeats them."""
 
     def __init__(self, run: Path, step: int = 0):
         from torch.utils.tensorboard import SummaryWriter
@@ -131,14 +114,13 @@ class Service:
         kept = json.loads(self._file.read_text()) if self._file.exists() else {"id": uuid.uuid4().hex[:8], "told": {}}
         self._id, self._before, self._sent = kept["id"], kept["told"], dict(kept["told"])
         self._save()
-        title = run.resolve().name
-        options = {"project": PROJECT, "name": f"{title}-{self._id}"}  # Trackio finds a record by its name
+        title, more = run.resolve().name, {}
+        options = {"project": "transformer-xl", "name": f"{title}-{self._id}"}  # Trackio finds a record by its name
         if name == "wandb":
             options |= {"name": title, "dir": str(run)}
+            more = {"id": self._id, "allow_val_change": True}
         options = {option: os.environ.get(f"{name}_{option}".upper(), value) for option, value in options.items()}
-        if name == "wandb":
-            options |= {"id": self._id, "allow_val_change": True}
-        self._module.init(**options, config=asdict(config), resume="allow")
+        self._module.init(**options, **more, config=asdict(config), resume="allow")
 
     def log(self, entry: Mapping[str, Any]) -> None:
         kind, step, values = entry.get("split", "sample"), entry["step"], figures(entry)
@@ -165,15 +147,6 @@ def figures(entry: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _installed(name: str) -> bool:
-    """Whether it can be imported and works; Python also imports a mere folder `wandb` that a run left."""
-    try:
-        module = import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
-    except Exception:  # a tracker that fails to import counts as missing
-        return False
-    return hasattr(module, "SummaryWriter" if name == "tensorboard" else "init")
-
-
-def _switched_off(name: str, error: Exception) -> str:
+def _failure(name: str, error: Exception) -> str:
     reason = next(iter(str(error).splitlines()), "")
     return f"{name} is switched off for the rest of this run because it failed: {type(error).__name__}: {reason}"

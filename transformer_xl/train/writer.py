@@ -12,7 +12,7 @@ from .parallel import whole
 
 
 class Snapshot:
-    """Copies whole tensors to the CPU, and reuses the memory under the same names: new memory costs more than the copy.
+    """Copies whole tensors to the CPU, in the memory of the last copies because allocating costs more than copying.
 
     A rank with `kept` False keeps no copies, but takes part in gathering each tensor."""
 
@@ -35,8 +35,8 @@ class Snapshot:
 class BackgroundWriter:
     """Does one piece of work at a time in a thread. An exception there is raised at training's next call.
 
-    Use it in a `with`: on an error the block waits for the work; on a second signal it does not, and the file that was
-    being written stays unfinished, for the next run to remove.
+    Use it in a `with`: on an error the block waits for the work. On a second signal it does not wait; the next run
+    removes the unfinished file.
     """
 
     def __init__(self, *, kept: bool = True) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from ...config.settings import TransformerXLConfig
 from ..transformer_xl import TransformerXL, TransformerXLBackbone
 from .absolute import AlRfou, Auxiliary, Vaswani
-from .recurrent import LSTM, QRNN
+from .recurrent import Recurrent
 from .shaw import Shaw
 
 __all__ = ["Auxiliary", "build_model"]
@@ -19,8 +19,8 @@ _BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "shaw": Shaw,
     "vaswani": Vaswani,
     "al-rfou": AlRfou,
-    "lstm": LSTM,
-    "qrnn": QRNN,
+    "lstm": Recurrent,
+    "qrnn": Recurrent,
 }
 
 

@@ -3,9 +3,8 @@
     Vaswani et al. 2017    a sinusoid of its position is added to each embedded token
     Al-Rfou et al. 2019    a learned vector of its position is added to what each layer reads, a table for each layer
 
-Positions count from 0 in each segment (after a row's padding). Such a model can have a memory: what a layer read keeps
-the positions of its own segment, so tokens of different segments share positions; with `mem_len` 0 they do not. That
-this is incoherent is the paper's argument for relative positions.
+Positions count from 0 in each segment (after a row's padding). Memory keeps the positions of its own segment, so tokens
+of different segments share positions. This incoherence is the paper's argument for relative positions.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class Vaswani(TransformerXLBackbone):
     ) -> tuple[list[Float[Tensor, "B T D"]], State]:
         _check(self.config, x.shape[1], lengths)
         table = sinusoids(x.shape[1], x.shape[2], device=x.device, dtype=x.dtype).flip(0)
-        return super().forward(_placed(table, x, None if memory is None else memory.valid), memory, lengths)
+        return super().forward(_add_positions(table, x, None if memory is None else memory.valid), memory, lengths)
 
     def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[tuple[()]]:
-        """None: content attention takes no positions."""
+        """No positions, because content attention takes none."""
         return [()] * len(self.layers)
 
 
@@ -68,14 +67,14 @@ class AlRfou(Vaswani):
         pasts, _ = state.context(x, lengths, self.positions)
         inputs, outputs = [], []
         for layer, past, table in zip(self.layers, pasts, self.places, strict=True):
-            inputs.append(_placed(table, x, state.valid))
+            inputs.append(_add_positions(table, x, state.valid))
             x = call(layer, inputs[-1], past, (), attn_len=lengths.attn_len, valid=state.valid)
             outputs.append(x if self.final_norm is None else self.final_norm(x))
         return outputs, state.extend(inputs, mem_len=lengths.mem_len)
 
 
 class Auxiliary(TransformerXL):
-    """Al-Rfou's model with the losses that help deep models to learn and are never evaluated (see `Objective`)."""
+    """Al-Rfou's model with auxiliary losses, which help deep models to learn (see `Objective`)."""
 
     def __init__(self, config: TransformerXLConfig, **options: Any):
         super().__init__(config, **options)
@@ -95,10 +94,8 @@ class Auxiliary(TransformerXL):
         second: bool = False,
     ) -> Float[Tensor, "B T"]:
         """Nats of each target by the model's softmax, or by the second one; `tables` as in `AdaptiveSoftmax.nll`."""
-        if not second:
-            return self.softmax.nll(features, targets, tables)
-        assert self.second_softmax is not None, "the config has no multiple_targets"
-        return self.second_softmax.nll(features, targets)
+        softmax: Any = self.second_softmax if second else self.softmax
+        return softmax.nll(features, targets, tables)
 
 
 def _check(config: TransformerXLConfig, tokens: int, lengths: Lengths) -> None:
@@ -114,10 +111,10 @@ def _check(config: TransformerXLConfig, tokens: int, lengths: Lengths) -> None:
         )
 
 
-def _placed(
+def _add_positions(
     table: Float[Tensor, "N D"], x: Float[Tensor, "B T D"], valid: Int[Tensor, " B"] | None
 ) -> Float[Tensor, "B T D"]:
-    """`x` with the row of each token's position added; positions count from a row's first token after its padding."""
+    """Add the table's row of each token's position; positions count from a row's first token after its padding."""
     if valid is None:
         return x + table[: x.shape[1]]
     position = torch.arange(x.shape[1], device=x.device) + valid.clamp(max=0)[:, None]

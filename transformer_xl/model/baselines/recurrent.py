@@ -4,13 +4,13 @@
     QRNN    z, f, o = tanh, sigmoid, sigmoid of W [x_t, x_t-1] + b    (in layers above the first of x_t alone)
             c_t = f_t * c_t-1 + (1 - f_t) * z_t,   h_t = o_t * c_t
 
-The first layer reads embeddings and the last one gives what the tied softmax reads, both d_model wide; between them
-layers are d_inner wide. The state is a `Memory` of one position: what each layer takes to the next segment.
+The input of the first layer and the output of the last are d_model wide, because the softmax may be tied; between them
+layers are d_inner wide. The state is a `Memory` of one position.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class LSTMLayer(nn.Module):
         self.columns = width
 
     def forward(self, x: Float[Tensor, "B T I"], states: States) -> tuple[Float[Tensor, "B T O"], States]:
-        """What the layer gives, and its h and c."""
+        """The layer's output, and its h and c."""
         inward, recurrent, *biases = self.cell.parameters()
         weights = [inward, dropout(recurrent, self.weight_drop if self.training else 0.0), *biases]
         h, c = (state.to(x.dtype).transpose(0, 1).contiguous() for state in states)
@@ -49,7 +49,7 @@ class LSTMLayer(nn.Module):
 
 
 def _lstm(x: Tensor, states: tuple[Tensor, Tensor], weights: list[Tensor], training: bool) -> tuple[Tensor, ...]:
-    """`torch.lstm`; in float32 on a CPU whose oneDNN has no kernel of it in bfloat16, where PyTorch raises an error."""
+    """`torch.lstm`, in float32 on a CPU whose oneDNN has no bfloat16 kernel, because PyTorch raises an error there."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     lacks = torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if x.device.type != "cpu" or dtype != torch.bfloat16 or not lacks:
@@ -61,7 +61,7 @@ def _lstm(x: Tensor, states: tuple[Tensor, Tensor], weights: list[Tensor], train
 
 
 class QRNNLayer(nn.Module):
-    """One layer; `weight_drop` is dropout on its matrix. The first one looks back at the token before."""
+    """One layer; `weight_drop` is dropout on its matrix. The first layer also reads the token before."""
 
     def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
         super().__init__()
@@ -71,25 +71,21 @@ class QRNNLayer(nn.Module):
         self.columns = self.linear.in_features
 
     def forward(self, x: Float[Tensor, "B T I"], states: States) -> tuple[Float[Tensor, "B T O"], States]:
-        """What the layer gives; its c, and its last input where that is looked back at."""
+        """The layer's output; its c, and in the first layer its last input."""
         c, *last = states
         seen = torch.cat([x, torch.cat([last[0].to(x.dtype), x[:, :-1]], dim=1)], dim=-1) if self.first else x
         weight = dropout(self.linear.weight, self.weight_drop if self.training else 0.0)
         z, f, o = F.linear(seen, weight, self.linear.bias).to(c.dtype).chunk(3, dim=-1)
         f = f.sigmoid()
-        c = recurrence(f, (1 - f) * z.tanh(), c)
+        c = Recurrence.apply(f, (1 - f) * z.tanh(), c)
         return o.sigmoid() * c, (c[:, -1:], x[:, -1:]) if self.first else (c[:, -1:],)
 
 
-def recurrence(
-    f: Float[Tensor, "B T D"], b: Float[Tensor, "B T D"], start: Float[Tensor, "B 1 D"]
-) -> Float[Tensor, "B T D"]:
-    """s_t = f_t * s_t-1 + b_t for all t, from s_-1 = `start`. First derivatives only."""
-    return _Recurrence.apply(f, b, start)
+class Recurrence(torch.autograd.Function):
+    """s_t = f_t * s_t-1 + b_t for all t, from s_-1 = `start`. First derivatives only.
 
-
-class _Recurrence(torch.autograd.Function):
-    """Its gradient is the same recurrence from the end: g_t = d_t + f_t+1 * g_t+1."""
+    The gradient is the same recurrence from the end: g_t = d_t + f_t+1 * g_t+1.
+    """
 
     @staticmethod
     def forward(ctx, f, b, start):
@@ -107,8 +103,8 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
-    """One step after the other, each over all rows and columns, so that nothing is divided and errors do not grow. On
-    a CPU this is faster than a scan in log T passes or in blocks of sqrt T but for one row of hundreds of tokens."""
+    """One step after another over all rows and columns: nothing is divided, so errors do not grow. On a CPU this is
+    faster than a parallel scan, except for one row of hundreds of tokens."""
     out, s = torch.empty_like(b), start[:, 0]
     for t in range(f.shape[1]):
         s = torch.addcmul(b[:, t], f[:, t], s, out=out[:, t])
@@ -116,24 +112,22 @@ def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
 
 
 class Recurrent(nn.Module):
-    """What both have in common: a backbone without attention.
+    """A backbone without attention: AWD-LSTM or AWD-QRNN, by `config.kind`.
 
-    Of the `Lengths` of a call only `mem_len` counts: where it is 0, each segment starts from zeros.
+    Only `mem_len` counts of a call's `Lengths`: with 0 each segment starts from zeros.
     """
 
-    layer: type[LSTMLayer] | type[QRNNLayer]
     takes_padding = False
 
-    def __init__(
-        self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False, draw: bool = True
-    ):
+    def __init__(self, config: TransformerXLConfig, *, recompute: bool = False, draw: bool = True, **_: Any):
         super().__init__()
         if recompute:
             raise Mistake(f"train.recompute must be false for kind = {config.kind}, whose layers are not recomputed.")
         self.config = config
         widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
+        layer = LSTMLayer if config.kind == "lstm" else QRNNLayer
         self.layers = nn.ModuleList(
-            self.layer(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
+            layer(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
         )
         rates = (config.dropout if config.dropout_input is None else config.dropout_input, config.dropout)
         self.dropout, self.dropout_between = (Dropout(p, locked=config.locked_dropout) for p in rates)
@@ -141,15 +135,10 @@ class Recurrent(nn.Module):
             self.init_weight(name, weight)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """AWD-LSTM's start:
-
-        embedding, softmax, cluster weights         U(-0.1, 0.1)
-        LSTM, all of a layer of width n             U(-1 / sqrt(n), 1 / sqrt(n))
-        QRNN, all of a matrix with n columns        U(-1 / sqrt(n), 1 / sqrt(n))
-        """
-        owners: Any = (layer for layer in self.layers if any(weight is own for own in layer.parameters()))
-        owner = next(owners, None)
-        bound = 0.1 if owner is None else owner.columns**-0.5
+        """AWD-LSTM's start: U(-1 / sqrt(n), 1 / sqrt(n)) in a layer with n `columns`, U(-0.1, 0.1) elsewhere."""
+        owners: Any = (layer.columns for layer in self.layers if any(weight is own for own in layer.parameters()))
+        columns = next(owners, None)
+        bound = 0.1 if columns is None else columns**-0.5
         nn.init.uniform_(weight, -bound, bound)
 
     def forward(
@@ -159,15 +148,14 @@ class Recurrent(nn.Module):
         memory = self.empty_memory(len(x), lengths) if memory is None else memory
         layers: Any = self.layers
         check_state(memory, [width for layer in layers for width in layer.state_widths], x)
-        states = list(memory.layers)
-        if memory.valid is not None:
-            states = [state.masked_fill((memory.valid <= 0)[:, None, None], 0) for state in states]
+        unused = (memory.counts <= 0)[:, None, None]
+        states = iter(memory.layers if memory.valid is None else [x.masked_fill(unused, 0) for x in memory.layers])
         after: list[Tensor] = []
         outputs: list[Tensor] = []
         x = self.dropout(x)
         for layer in layers:
-            own, states = states[: len(layer.state_widths)], states[len(layer.state_widths) :]
-            x, left = layer(self.dropout_between(x) if outputs else x, tuple(own))
+            own = tuple(islice(states, len(layer.state_widths)))
+            x, left = layer(self.dropout_between(x) if outputs else x, own)
             outputs.append(x)
             after += left
         kept = Memory(tuple(state.detach().to(old.dtype) for state, old in zip(after, memory.layers, strict=True)))
@@ -183,15 +171,3 @@ class Recurrent(nn.Module):
     def cached(self, memory: Memory, lengths: Lengths) -> Memory:
         """The memory itself: inference needs no other state."""
         return memory
-
-
-class LSTM(Recurrent):
-    """AWD-LSTM."""
-
-    layer = LSTMLayer
-
-
-class QRNN(Recurrent):
-    """AWD-QRNN."""
-
-    layer = QRNNLayer

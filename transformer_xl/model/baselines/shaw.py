@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...config.settings import TransformerXLConfig
@@ -30,16 +29,9 @@ class Shaw(TransformerXLBackbone):
 
     def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[Positions]:
         none = like.new_zeros(self.config.n_head, self.config.d_head)
-        return (Positions(_reaching(_known(table, clamp_len), length), none, none) for table in self.distances)
-
-
-def _known(table: Float[Tensor, "N H K"], clamp_len: int | None) -> Float[Tensor, "H _ K"]:
-    """The encodings of distances up to `clamp_len`."""
-    kept = table if clamp_len is None else table[max(len(table) - 1 - clamp_len, 0) :]
-    return kept.transpose(0, 1)
-
-
-def _reaching(table: Float[Tensor, "H N K"], length: int) -> Float[Tensor, "H S K"]:
-    """Rows for distances length - 1, ..., 0; rows beyond the table repeat its first."""
-    lacking = max(length - table.shape[1], 0)
-    return torch.cat([table[:, :1].expand(-1, lacking, -1), table[:, table.shape[1] - length + lacking :]], dim=1)
+        for table in self.distances:
+            first = 0 if clamp_len is None else max(len(table) - 1 - clamp_len, 0)
+            known = table[first:].transpose(0, 1)
+            lacking = max(length - known.shape[1], 0)
+            nearest = known[:, known.shape[1] - length + lacking :]
+            yield Positions(torch.cat([known[:, :1].expand(-1, lacking, -1), nearest], dim=1), none, none)

@@ -1,4 +1,4 @@
-"""The contract that every backend of `relative_attention` is held to, on whatever device it runs.
+"""The contract that every backend of `relative_attention` must pass, on any device.
 
 Truth is `ops/reference.py` in float64, on inputs rounded to the dtype under test. The tolerance is the condition of the
 case, not the error of some other program: the same equations in float64, whose every result is moved by a random
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import relative_attention
+from transformer_xl.ops import relative_attention
 
 NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")
 
