@@ -90,6 +90,17 @@ def test_rows_that_go_on_keep_their_numbers() -> None:
         torch.testing.assert_close(steps(step, ids), expected)
 
 
+def test_rows_selected_before_the_first_token_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda run, **_: compiled.append(run) or run)
+    model, call = small_model(), lengths(5)
+    cache, memory = states_after(model, text(3, 4), call)
+    rows, ids = torch.tensor([2, 0]), text(2, 3, seed=1)
+    step = Step(model, cache, call).select(rows)
+    torch.testing.assert_close(steps(step, ids), follow(model, ids, memory.select(rows), call)[0])
+    assert len(compiled) == 1
+
+
 def test_nothing_grows_or_moves() -> None:
     model, call = small_model(), lengths(4)
     step = Step(model, states_after(model, text(2, 9), call)[0], call)
