@@ -30,13 +30,15 @@ class _Bands(nn.Module):
         super().__init__()
         if vocab_size < 1:
             raise Mistake(f"vocab_size must be at least 1 to build a model, got {vocab_size}. Name the size.")
-        self.edges = (0, *cutoffs, vocab_size)
+        self.edges: tuple[int, ...] = (0, *cutoffs, vocab_size)
         self.div_val = div_val
-        self.sizes = [high - low for low, high in pairwise(self.edges)]
-        self.widths = [d_embed // div_val**i for i in range(len(self.sizes))]
-        self.projected = div_val > 1 or d_embed != d_model
+        self.sizes: list[int] = [high - low for low, high in pairwise(self.edges)]
+        self.widths: list[int] = [d_embed // div_val**i for i in range(len(self.sizes))]
+        self.projected: bool = div_val > 1 or d_embed != d_model
         tables = zip(self.sizes, self.widths, strict=True) if div_val > 1 else [(vocab_size, d_embed)]
-        self.tables = nn.ParameterList(nn.Parameter(torch.empty(size, width)) for size, width in tables)
+        self.tables: nn.ParameterList = nn.ParameterList(
+            nn.Parameter(torch.empty(size, width)) for size, width in tables
+        )
 
     def _band(self, ids: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         """The band of each id; 0 for -1."""
@@ -66,9 +68,13 @@ class AdaptiveEmbedding(_Bands):
         dropout_words: float = 0.0,
     ):
         super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
-        self.d_model, self.scale, self.dropout_words = d_model, float(scale), dropout_words
+        self.d_model: int = d_model
+        self.scale: float = float(scale)
+        self.dropout_words: float = dropout_words
         widths = self.widths[: len(self.tables)] if self.projected else []
-        self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
+        self.projections: nn.ParameterList = nn.ParameterList(
+            nn.Parameter(torch.empty(d_model, width)) for width in widths
+        )
 
     def forward(self, ids: Integer[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         return self.lookup(ids)[0]
@@ -133,10 +139,12 @@ class AdaptiveSoftmax(_Bands):
     def __init__(self, vocab_size: int, d_embed: int, d_model: int, *, cutoffs: tuple[int, ...] = (), div_val: int = 1):
         super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
         widths = self.widths if self.projected else []
-        self.projections = nn.ParameterList(nn.Parameter(torch.empty(d_model, width)) for width in widths)
-        self.bias = nn.Parameter(torch.empty(vocab_size))
-        self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), d_embed)) if cutoffs else None
-        self.cluster_bias = nn.Parameter(torch.empty(len(cutoffs))) if cutoffs else None
+        self.projections: nn.ParameterList = nn.ParameterList(
+            nn.Parameter(torch.empty(d_model, width)) for width in widths
+        )
+        self.bias: nn.Parameter = nn.Parameter(torch.empty(vocab_size))
+        self.cluster_weight: nn.Parameter | None = nn.Parameter(torch.empty(len(cutoffs), d_embed)) if cutoffs else None
+        self.cluster_bias: nn.Parameter | None = nn.Parameter(torch.empty(len(cutoffs))) if cutoffs else None
         self.tied = False
 
     def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
@@ -145,7 +153,7 @@ class AdaptiveSoftmax(_Bands):
         The lists stay apart: `torch.func.functional_call` takes a list that two modules share for two, and leaves the
         values of the call in it.
         """
-        self.tied = weight
+        self.tied: bool = weight
         if weight:
             self.tables = nn.ParameterList(embedding.tables)
         for band, tied in enumerate(projections):

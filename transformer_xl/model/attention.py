@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from ..ops.masks import visible, without_padding
 
 
 def sinusoids(
-    length: int, d_model: int, *, clamp_len: int | None = None, device=None, dtype=torch.float32
+    length: int, d_model: int, *, clamp_len: int | None = None, device: Any = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "S D"]:
     """The encodings R of distances S - 1, ..., 1, 0: sines in the first half, cosines in the second."""
     exact = torch.promote_types(dtype, torch.float32)  # half precision cannot count to 3,000
@@ -97,14 +97,17 @@ class RelativeMultiheadAttention(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        self.n_head, self.d_head, self.dropatt, self.pre_lnorm = n_head, d_head, dropatt, pre_lnorm
-        self.backend = check_backend(backend)
-        self.qkv = Linear(d_model, 3 * n_head * d_head, bias=False)
+        self.n_head: int = n_head
+        self.d_head: int = d_head
+        self.dropatt: float = dropatt
+        self.pre_lnorm: bool = pre_lnorm
+        self.backend: str = check_backend(backend)
+        self.qkv: Linear = Linear(d_model, 3 * n_head * d_head, bias=False)
         own = project_position and not share_position
-        self.position = Linear(d_model, n_head * d_head, bias=False) if own else None
-        self.output = Linear(n_head * d_head, d_model, bias=False)
-        self.norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
-        self.dropout = Dropout(dropout, locked=locked)
+        self.position: Linear | None = Linear(d_model, n_head * d_head, bias=False) if own else None
+        self.output: Linear = Linear(n_head * d_head, d_model, bias=False)
+        self.norm: nn.LayerNorm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
+        self.dropout: Dropout = Dropout(dropout, locked=locked)
 
     def heads(
         self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"] | Projected

@@ -251,7 +251,16 @@ class Ring(NamedTuple):
         self.kv.index_copy_(3, self.slot, torch.stack([k, v], dim=1).to(self.kv.dtype))
         return self.kv[:, 0], self.kv[:, 1]
 
-    def attend(self, q, k, v, r, content_bias, position_bias, **_: Any) -> Float[Tensor, "B H 1 K"]:
+    def attend(
+        self,
+        q: Float[Tensor, "B H 1 K"],
+        k: Float[Tensor, "B H W K"],
+        v: Float[Tensor, "B H W K"],
+        r: Float[Tensor, "H W K"],
+        content_bias: Float[Tensor, "H K"],
+        position_bias: Float[Tensor, "H K"],
+        **_: Any,
+    ) -> Float[Tensor, "B H 1 K"]:
         """See `relative_attention`: one query a row, keys in the order of the ring; `unseen` is the only mask."""
         q, scale = q[:, :, 0], q.shape[-1] ** -0.5
         query = (q + position_bias.to(q.dtype)) * scale
@@ -271,18 +280,18 @@ class Step:
     def __init__(self, model: Any, cache: KVCache, lengths: Lengths) -> None:
         assert not model.training, "a step serves inference: give what for_inference gives"
         self.model = model
-        self.window = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
+        self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
         newest = cache.newest(self.window - 1)
         length, device = newest[0].shape[3], newest[0].device
-        self.rings = [pad(kv, (0, 0, 0, self.window - length)) for kv in newest]
-        self.slot = torch.full((1,), length % self.window, device=device)
-        self.counts = cache.counts.clamp(max=length)
+        self.rings: list[Tensor] = [pad(kv, (0, 0, 0, self.window - length)) for kv in newest]
+        self.slot: Tensor = torch.full((1,), length % self.window, device=device)
+        self.counts: Tensor = cache.counts.clamp(max=length)
         assert not (self.counts < 0).any(), "a row still begins with padding: read the whole prompt first"
         self.rows: Tensor | None = None
         bias, backbone = model.softmax.bias, model.backbone
         wide = bias.new_empty((), dtype=torch.promote_types(bias.dtype, torch.float32))
         tables = zip(backbone.layers, backbone.positions(self.window, lengths.clamp_len, wide), strict=True)
-        self.positions = [
+        self.positions: list[Any] = [
             own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()) for layer, own in tables
         ]
         self._run: Callable[[Tensor], Tensor] | None = None

@@ -27,7 +27,9 @@ class Memory(NamedTuple):
     zero_ground: bool = False
 
     @classmethod
-    def zeros(cls, n_layer: int, batch: int, mem_len: int, d_model: int, *, dtype=None, device=None) -> Memory:
+    def zeros(
+        cls, n_layer: int, batch: int, mem_len: int, d_model: int, *, dtype: Any = None, device: Any = None
+    ) -> Memory:
         """`mem_len` positions of zeros, which count; with `mem_len` 0 no positions at all."""
         shape = (batch, mem_len, d_model)
         return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layer)))

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -27,7 +28,19 @@ QUERIES = 256
 """At most this many queries in a block: shorter blocks skip more masked scores and cost more calls."""
 
 
-def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    v: Float[Tensor, "B H S K"],
+    r: Float[Tensor, "H R K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    attn_len: int | None,
+    valid: Int[Tensor, " B"] | None,
+    dropout_p: float,
+    scale: float,
+) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`. Heads stand first inside, so that one product per head covers all rows with `r`."""
     if q.device.type == "cuda":
         raise Mistake("backend chunked cannot serve this call: it is for the CPU, got cuda. Use auto or strided.")

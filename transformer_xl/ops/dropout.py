@@ -84,7 +84,8 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float, *, locked: bool = False):
         super().__init__()
-        self.p, self.locked = p, locked
+        self.p: float = p
+        self.locked: bool = locked
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if not self.training:

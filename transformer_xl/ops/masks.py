@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 
 
 def visible(
-    queries: int, keys: int, *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None, device=None
+    queries: int, keys: int, *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None, device: Any = None
 ) -> Bool[Tensor, "#B 1 T S"]:
     """The mask of T queries over S = M + T keys; for T = 3 after M = 2, plain and with attn_len = 2:
 

@@ -10,7 +10,7 @@ Slow on purpose: every other backend is tested against this page.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from .masks import visible
@@ -39,7 +39,19 @@ def scores_by_term(
     return a * factor, b * factor, c * factor, d * factor
 
 
-def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    v: Float[Tensor, "B H S K"],
+    r: Float[Tensor, "H R K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    attn_len: int | None,
+    valid: Int[Tensor, " B"] | None,
+    dropout_p: float,
+    scale: float,
+) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
     score = torch.stack(scores_by_term(q, k, r, content_bias, position_bias, scale=scale)).sum(0)
     seen = visible(q.shape[2], k.shape[2], attn_len=attn_len, valid=valid, device=q.device)

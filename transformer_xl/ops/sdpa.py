@@ -8,11 +8,25 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from .masks import aligned, mask_wrapped, shifted_view, with_spare, without_padding
 
 
-def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    v: Float[Tensor, "B H S K"],
+    r: Float[Tensor, "H R K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    attn_len: int | None,
+    valid: Int[Tensor, " B"] | None,
+    dropout_p: float,
+    scale: float,
+) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
     B, H, T, K = q.shape
     if attn_len is not None:  # keys no query reaches

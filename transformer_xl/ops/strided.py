@@ -12,12 +12,26 @@ The wrapped entries lie right of the diagonal, j > M + i, where no query looks.
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from .dropout import dropout
 from .masks import mask_wrapped, with_spare, without_padding
 
 
-def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    v: Float[Tensor, "B H S K"],
+    r: Float[Tensor, "H R K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    attn_len: int | None,
+    valid: Int[Tensor, " B"] | None,
+    dropout_p: float,
+    scale: float,
+) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`. Heads stand first inside, so that one product per head covers all rows with `r`."""
     B, H, T, K = q.shape
     if attn_len is not None:  # keys no query reaches

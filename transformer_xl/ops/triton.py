@@ -23,6 +23,8 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MAX_HEAD_SIZE = 128
@@ -379,7 +381,19 @@ class _Attention(torch.autograd.Function):
         return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(q.dtype), d_u, d_w, None, None, None, None, None
 
 
-def attend(q, k, v, r, content_bias, position_bias, *, attn_len, valid, dropout_p, scale):
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    v: Float[Tensor, "B H S K"],
+    r: Float[Tensor, "H R K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    attn_len: int | None,
+    valid: Int[Tensor, " B"] | None,
+    dropout_p: float,
+    scale: float,
+) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
     S = k.shape[2]
     r = r[:, r.shape[1] - S :]

@@ -15,8 +15,9 @@ class Average(Generic[Model]):
     """The mean of `model`'s weights at each `update`, as a model of its own, to evaluate and to save."""
 
     def __init__(self, model: Model, count: int = 0):
-        self.model, self.count = deepcopy(model).eval(), count
-        """`count`: number of weights in the mean; with 0 the model's weights mean nothing."""
+        self.model: Model = deepcopy(model).eval()
+        self.count: int = count
+        """Number of weights in the mean; with 0 the model's weights mean nothing."""
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

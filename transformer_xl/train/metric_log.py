@@ -18,7 +18,7 @@ class MetricLog:
     """`metrics.jsonl`: one JSON object a line. Programs can read it while the run goes on."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path: Path = Path(path)
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append an entry. JSON has no nan or inf: they become null. An `OSError` is one sentence with the reason."""

@@ -49,7 +49,7 @@ class AlRfou(Vaswani):
 
     def __init__(self, config: TransformerXLConfig, *, draw: bool = True, **options: Any):
         super().__init__(config, draw=draw, **options)
-        self.places = nn.Parameter(torch.empty(config.n_layer, config.positions, config.d_model))
+        self.places: nn.Parameter = nn.Parameter(torch.empty(config.n_layer, config.positions, config.d_model))
         if draw:
             self.init_weight("places", self.places)
 
@@ -78,7 +78,7 @@ class Auxiliary(TransformerXL):
 
     def __init__(self, config: TransformerXLConfig, **options: Any):
         super().__init__(config, **options)
-        self.second_softmax = None
+        self.second_softmax: AdaptiveSoftmax | None = None
         if config.multiple_targets:
             sizes = (config.vocab_size, config.embed_width, config.d_model)
             self.second_softmax = AdaptiveSoftmax(*sizes, cutoffs=config.cutoffs, div_val=config.div_val)

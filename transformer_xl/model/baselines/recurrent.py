@@ -34,7 +34,7 @@ class LSTMLayer(nn.Module):
 
     def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
         super().__init__()
-        self.cell = nn.LSTM(inputs, width, batch_first=True)
+        self.cell: nn.LSTM = nn.LSTM(inputs, width, batch_first=True)
         self.weight_drop = weight_drop
         self.state_widths: tuple[int, ...] = (width, width)
         self.columns = width
@@ -65,10 +65,11 @@ class QRNNLayer(nn.Module):
 
     def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
         super().__init__()
-        self.linear = Linear(2 * inputs if first else inputs, 3 * width)
-        self.weight_drop, self.first = weight_drop, first
+        self.linear: Linear = Linear(2 * inputs if first else inputs, 3 * width)
+        self.weight_drop: float = weight_drop
+        self.first: bool = first
         self.state_widths: tuple[int, ...] = (width, inputs) if first else (width,)
-        self.columns = self.linear.in_features
+        self.columns: int = self.linear.in_features
 
     def forward(self, x: Float[Tensor, "B T I"], states: States) -> tuple[Float[Tensor, "B T O"], States]:
         """The layer's output; its c, and in the first layer its last input."""
@@ -88,14 +89,14 @@ class Recurrence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, f, b, start):
+    def forward(ctx: Any, f: Tensor, b: Tensor, start: Tensor) -> Tensor:
         s = _scan(f, b, start)
         ctx.save_for_backward(f, s, start)
         return s
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_s):
+    def backward(ctx: Any, d_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         f, s, start = ctx.saved_tensors
         later = F.pad(f[:, 1:], (0, 0, 0, 1))
         d_b = _scan(later.flip(1), d_s.flip(1), torch.zeros_like(start)).flip(1)
@@ -123,14 +124,18 @@ class Recurrent(nn.Module):
         super().__init__()
         if recompute:
             raise Mistake(f"train.recompute must be false for kind = {config.kind}, whose layers are not recomputed.")
-        self.config = config
+        self.config: TransformerXLConfig = config
         widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
         layer = LSTMLayer if config.kind == "lstm" else QRNNLayer
-        self.layers = nn.ModuleList(
+        self.layers: nn.ModuleList = nn.ModuleList(
             layer(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
         )
-        rates = (config.dropout if config.dropout_input is None else config.dropout_input, config.dropout)
-        self.dropout, self.dropout_between = (Dropout(p, locked=config.locked_dropout) for p in rates)
+        dropout, locked = (
+            config.dropout if config.dropout_input is None else config.dropout_input,
+            config.locked_dropout,
+        )
+        self.dropout: Dropout = Dropout(dropout, locked=locked)
+        self.dropout_between: Dropout = Dropout(config.dropout, locked=locked)
         for name, weight in self.named_parameters() if draw else ():
             self.init_weight(name, weight)
 

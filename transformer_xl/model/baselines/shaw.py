@@ -23,7 +23,9 @@ class Shaw(TransformerXLBackbone):
 
     def __init__(self, config: TransformerXLConfig, *, draw: bool = True, **options: Any):
         super().__init__(config, draw=draw, project_position=False, **options)
-        self.distances = nn.Parameter(torch.empty(config.n_layer, config.positions, config.n_head, config.d_head))
+        self.distances: nn.Parameter = nn.Parameter(
+            torch.empty(config.n_layer, config.positions, config.n_head, config.d_head)
+        )
         if draw:
             self.init_weight("distances", self.distances)
 
