@@ -22,16 +22,17 @@ the paper's, by g_i(c, c') - g_i(c', c); the two are equal where losses only fal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config.settings import Lengths, RunConfig
+from ..evaluation.score import Scoring
 from ..mistake import Mistake
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
@@ -42,7 +43,7 @@ RECURRENT = ("lstm", "qrnn")
 """Kinds whose state is not a memory of tokens."""
 THRESHOLD = 0.01
 _AT_A_TIME = 1 << 21
-"""Weights of positions in a block of draws: 16 MB."""
+"""Weights of positions in a block of draws, at most: 16 MB."""
 
 
 class Gains(NamedTuple):
@@ -128,8 +129,7 @@ def measure(
     threshold: float = THRESHOLD,
 ) -> Recl:
     """RECL by one share of positions, with intervals over `draws` of them."""
-    block = max(1, _AT_A_TIME // losses.shape[2])
-    blocks = [None, *(draws[first : first + block] for first in range(0, len(draws), block))]
+    blocks = [None, *np.array_split(draws, 1 + draws.size // _AT_A_TIME)]
     forth = [gains(losses, share, weights) for weights in blocks]
     # A step goes back where the longest context comes first.
     back = np.concatenate([gains(losses[:, ::-1], share, weights).relative[..., ::-1] for weights in blocks])
@@ -228,20 +228,8 @@ def feeding(config: RunConfig, longest: int, *, clamp_len: int | None = None, tr
     return Feeding(longest, lengths, told if clamp is None else f"{told}, distances beyond {clamp:,} as that one")
 
 
-@runtime_checkable
-class Reading(Protocol):
-    """The calls of `TransformerXL` that are used here."""
-
-    parameters: Callable[..., Iterator[nn.Parameter]]
-    for_inference: Callable[..., Any]
-    empty_cache: Callable[..., Any]
-    hidden: Callable[..., Any]
-
-    def __call__(self, *args: Any) -> tuple[Tensor, Any]: ...
-
-
 def true_losses(
-    model: Reading,
+    model: Scoring,
     ids: Integer[np.ndarray, " N"],
     positions: Int[np.ndarray, " P"],
     contexts: Int[np.ndarray, " L"],

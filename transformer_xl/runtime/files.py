@@ -10,7 +10,6 @@ import glob
 import hashlib
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,30 +32,23 @@ LOCK = ".lock"
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside `path` to write into; on success it replaces `path`.
 
-    On any error the half-written folder is removed and `path` stays as it was.
-
-    Raises:
-        OSError: one sentence that names `path` and the reason, for instance a full disk.
+    On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason.
     """
     path = Path(path)
     with _unfinished(path) as unfinished:
         unfinished.mkdir()
         yield unfinished
-        mode = _mode_of_new_files(unfinished)
+        os.umask(mask := os.umask(0))
         for file in sorted(unfinished.rglob("*")):
             if file.is_file():  # safetensors makes files that only their owner can read
-                file.chmod(mode)
+                file.chmod(0o666 & ~mask)
             sync(file)
         sync(unfinished)
         _replace_folder(unfinished, path)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write one file; a reader sees the old content or the new, never a mixture.
-
-    Raises:
-        OSError: one sentence that names `path` and the reason, for instance a full disk.
-    """
+    """Write one file; a reader sees the old content or the new, never a mixture. An OSError names the file."""
     path = Path(path)
     with _unfinished(path) as unfinished:
         if path.exists() and not path.is_file():  # a rename would replace a device or a pipe
@@ -220,12 +212,6 @@ def explain_write_error(path: Path) -> Iterator[None]:
 
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if hasattr(errno, "EDQUOT") else {errno.ENOSPC, errno.EFBIG}
-
-
-def _mode_of_new_files(folder: Path) -> int:
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        (Path(own) / "probe").touch()
-        return (Path(own) / "probe").stat().st_mode
 
 
 def _beside(path: Path) -> Path:

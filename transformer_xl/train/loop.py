@@ -138,7 +138,7 @@ def _journal(trainer: Trainer, run: Path, trackers: Trackers | None) -> Iterator
     remove_unfinished(run)
     metrics = MetricLog(run / "metrics.jsonl")
     metrics.truncate(trainer.step)
-    with ProgressPrinter(trainer.config.max_steps, step=trainer.step, log=run / "log.txt") as printer:
+    with ProgressPrinter(log=run / "log.txt") as printer:
         yield Journal(printer, metrics, trackers or Trackers())
 
 
