@@ -174,7 +174,8 @@ def test_rows_are_summed():
     streams = [StreamLoader(ids, batch_size=3, tgt_len=4, rows=slice(b, b + 1)) for b in range(3)]
     together, each = averaged(model, ids, call, 3), [average_attention(model, stream, call) for stream in streams]
     np.testing.assert_allclose(together.sums, sum(part.sums for part in each))
-    np.testing.assert_allclose(together.beyond, sum(part.beyond for part in each))
+    beyond = sum(part.beyond_segment * part.queries for part in each)
+    np.testing.assert_allclose(together.beyond_segment * together.queries, beyond)
     np.testing.assert_array_equal(together.counts, sum(part.counts for part in each))
     assert together.queries == sum(part.queries for part in each) == 42
 

@@ -185,11 +185,7 @@ def _write(axis: Any, passage: Passage, layout: Sequence[tuple[int, int]], top: 
 
 
 def load_matplotlib() -> ModuleType:
-    """The module, with the part that the pictures use.
-
-    Raises:
-        Mistake: it is not installed, or cannot be used.
-    """
+    """The module, with the part that the pictures use."""
     try:
         import matplotlib
         import matplotlib.figure

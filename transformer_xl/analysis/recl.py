@@ -9,15 +9,10 @@ For each model i of a group, l_i(c, t) is the loss of target t given exactly the
 and RECL is the first c, counted up in steps, at which g_i(c, c') is below the threshold, 0.01. All models must improve
 on one baseline, so the RECL of a model depends on the other models of its group.
 
-The paper leaves details open; this file decides them so. The first c is one step. T is chosen again at each c and holds
-round(r x positions) targets, at least one; among equals the earlier ones. If gains stay above the threshold up to the
-longest context, that context is the answer, marked as not reached. A model that cannot see c tokens gets the last ones
-that it can see. Positions lie in runs, a step apart, so one window serves several of them. Intervals are the middle
-95 % over draws, with replacement, of stretches of text as long as the longest context.
-
-Noise alone counts as gain, because the minimum in f ignores losses that rise: 5 % where each loss rises or falls by
-0.1 nats. Going back, g_i(c', c) with the baseline at c', gains as much from noise. So a net figure is reported beside
-the paper's, by g_i(c, c') - g_i(c', c); the two are equal where losses only fall.
+The first c is one step. T is chosen again at each c and holds round(r x positions) targets, at least one. If gains stay
+above the threshold up to the longest context, that context is the answer, marked as not reached. Noise alone counts as
+gain, because the minimum in f ignores losses that rise, so a net figure uses g_i(c, c') - g_i(c', c). docs/analysis.md
+gives the reasons.
 """
 
 from __future__ import annotations
@@ -172,9 +167,6 @@ def sample_positions(
     """Positions of `count` targets in a text, in order, each with `longest` tokens before it in its document.
 
     Each stretch of text gives a run of positions a step apart, and a second run only after all others gave one.
-
-    Raises:
-        Mistake: the text has fewer such positions.
     """
     edges = [*([0] if documents is None else documents), tokens]
     most = max(1, min(4 * longest // step, count // 8))
@@ -221,11 +213,12 @@ def feeding(config: RunConfig, longest: int, *, clamp_len: int | None = None, tr
         most = min(train.tgt_len, longest)
         told = f"windows of the last {most:,} tokens at most, its training length"
         return Feeding(most, Lengths(tgt_len=most, mem_len=0, clamp_len=clamp), told)
-    lengths = Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp)
-    if kind in RECURRENT:
-        return Feeding(longest, lengths, f"state carried through the window; trained on segments of {train.tgt_len:,}")
     told = f"segments of {train.tgt_len:,} after a memory of the whole window; trained with {train.mem_len:,}"
-    return Feeding(longest, lengths, told if clamp is None else f"{told}, distances beyond {clamp:,} as that one")
+    if kind in RECURRENT:
+        told = f"state carried through the window; trained on segments of {train.tgt_len:,}"
+    elif clamp is not None:
+        told += f", distances beyond {clamp:,} as that one"
+    return Feeding(longest, Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp), told)
 
 
 def true_losses(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -18,11 +17,14 @@ FIGURES = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_seco
 def curves(records: Sequence[Record]) -> tuple[str, list[Chart]] | None:
     """A note and the charts: losses, one unit at a time, then the other figures; None if there are none."""
     most = max(float(record.train["seconds"].max(initial=0)) for record in records)
-    time, seconds = ("hours", 3600) if most >= 7200 else ("minutes", 60)
+    time, unit = ("hours", 3600) if most >= 7200 else ("minutes", 60)
     charts = []
     for figure in dict.fromkeys(record.figure for record in records):
         name = WORDS[figure].capitalize()
-        for axis, x in (("tokens trained on", Record.tokens), (f"{time} of training", partial(_time, unit=seconds))):
+        for axis, x in (
+            ("tokens trained on", Record.tokens),
+            (f"{time} of training", lambda run, steps: run.seconds(steps) / unit),
+        ):
             lines = [line for index, record in enumerate(records) for line in _losses(index, record, figure, x)]
             charts.append(chart(lines, f"{name} over {axis}", log=figure == "ppl"))
     for name, words in FIGURES.items():
@@ -32,10 +34,6 @@ def curves(records: Sequence[Record]) -> tuple[str, list[Chart]] | None:
     compare = len({(corpus_of(record), record.unit, record.setting("model", "vocab_size")) for record in records}) == 1
     note = NOTE if compare else f"{NOTE} Losses over different texts or tokens do not compare."
     return (note, charts) if charts else None
-
-
-def _time(record: Record, steps: np.ndarray, *, unit: int) -> np.ndarray:
-    return record.seconds(steps) / unit
 
 
 def _losses(index: int, record: Record, figure: str, x: Callable[[Record, np.ndarray], np.ndarray]) -> list[Series]:

@@ -96,7 +96,7 @@ class Record:
 
     @property
     def partial(self) -> str:
-        """Says what its corpus lacks; empty for a whole corpus."""
+        """The text that names the missing part of its corpus; empty for a whole corpus."""
         return next((str(entry["partial"]) for entry in reversed(self.evaluations) if entry.get("partial")), "")
 
     def tokens(self, steps: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -110,7 +110,7 @@ class Record:
 
 
 def last_part(value: str) -> str:
-    """`value`, or the last part of an absolute path: a page that is passed on says nothing about the machine."""
+    """`value`, or the last part of an absolute path, because a shared page must not describe the machine's folders."""
     return PureWindowsPath(value).name if value.startswith("/") or PureWindowsPath(value).is_absolute() else value
 
 
@@ -130,22 +130,18 @@ def number(value: object) -> float:
 
 
 def read_run(run: Path, name: str) -> Record:
-    """Read a run's folder as far as it can be read.
-
-    Raises:
-        FileNotFoundError: `txl train` did not write it.
-    """
+    """Read a run's folder as far as it can be read; refuse a folder that `txl train` did not write."""
     if not any((run / file).exists() for file in ("config.toml", "metrics.jsonl", "checkpoints")):
         raise FileNotFoundError(f"{run} is no run: it must be a folder that `txl train` wrote, with its metrics.jsonl.")
     faults: list[str] = []
-    config = _tables(_read(run / "config.toml", faults, lambda path: tomllib.loads(_text(path))))
-    environment = _read(run / "environment.json", faults, _json)
+    config = _read(run / "config.toml", faults, lambda path: tomllib.loads(plain_file(path).read_text("utf-8")))
+    environment = _read(run / "environment.json", faults, lambda path: json.loads(plain_file(path).read_text("utf-8")))
     entries = _read(run / "metrics.jsonl", faults, read_metrics)
     entries = sorted((e for e in entries or () if math.isfinite(number(e.get("step")))), key=lambda e: e["step"])
     folders = sorted(run.glob("checkpoints/step_*"))
     return Record(
         name=name,
-        config=config,
+        config={name: table for name, table in (config or {}).items() if isinstance(table, dict)},
         environment=environment if isinstance(environment, dict) else {},
         entries=entries,
         parameters=_read(folders[-1] / "model.safetensors", faults, _stored_numbers) if folders else None,
@@ -163,18 +159,6 @@ def _read(path: Path, faults: list[str], reading: Any) -> Any:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever the file holds
         faults.append(f"{path.name} could not be read: {error}")
         return None
-
-
-def _text(path: Path) -> str:
-    return plain_file(path).read_text("utf-8")
-
-
-def _json(path: Path) -> Any:
-    return json.loads(_text(path))
-
-
-def _tables(config: Any) -> dict[str, dict[str, Any]]:
-    return {name: table for name, table in (config or {}).items() if isinstance(table, dict)}
 
 
 def _stored_numbers(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The head of the page: what each run is, its main figures, and what a reader should know before believing them."""
+"""The head of the page: a description of each run, its main figures, and remarks about them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def scaled(figure: str, loss: np.ndarray) -> np.ndarray:
 
 
 def remarks(record: Record) -> list[str]:
-    """What is missing, odd or partial about a run."""
+    """The sentences about a run that is unfinished, partial, not finite or damaged."""
     return [*record.faults, *_state(record), *_caveats(record)]
 
 
@@ -96,7 +96,7 @@ def _state(record: Record) -> list[str]:
 def _caveats(record: Record) -> list[str]:
     found, train = [], record.train
     if record.partial:
-        found.append(f"The corpus is partial: {record.partial}. Its figures do not stand for the whole corpus.")
+        found.append(f"The corpus is partial: {record.partial}. Its figures do not hold for the whole corpus.")
     if lost := int((~np.isfinite(train["loss"])).sum()):
         found.append(f"{lost:,} of {len(train['loss']):,} lines of training have no finite loss.")
     if skipped := int(np.nansum(train["skipped"])):

@@ -1,4 +1,4 @@
-"""Standard output and error: tables, the progress of long work, and what happens when output cannot be written."""
+"""Prints to standard output and error: tables, the progress of long work, and one sentence if a stream fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
 
 
 class Output:
-    """Standard output, for `redirect_stdout`: a write error names it."""
+    """Standard output for `redirect_stdout`; a write error names it."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -120,7 +120,7 @@ def _report(stream: Any, line: str) -> None:
 
 
 class ProgressPrinter:
-    """Prints where a loop of steps stands: on a terminal in a line that stays in place, in a pipe a line each time.
+    """Prints the progress of a loop of steps: on a terminal in one line that is replaced, in a pipe in new lines.
 
     Use it in a `with`. `stream` None is standard output; the file `log` gets the lines too.
     """
@@ -129,11 +129,6 @@ class ProgressPrinter:
         self.stream = sys.stdout if stream is None else stream
         self._log = None if log is None else Path(log)
         self._text, self._total, self._last = "", 0, 0.0
-
-    @property
-    def reader_left(self) -> bool:
-        """Whether the stream is a pipe whose reader has ended."""
-        return getattr(self.stream, "reader_left", False)
 
     def __enter__(self) -> ProgressPrinter:
         return self
@@ -180,12 +175,9 @@ def seconds_left(done: int, total: int, seconds: float) -> float | None:
 
 
 def clock(seconds: float | None) -> str:
-    """A duration as 0:07, 12:34, 3:25:45 or 2d 3:25:45; `-:--` when it is unknown."""
+    """A duration as 0:07, 12:34 or 51:25:45; `-:--` when it is unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-:--"
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if not hours:
-        return f"{minute}:{second:02d}"
-    return f"{f'{days}d ' if days else ''}{hour}:{minute:02d}:{second:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -154,7 +154,7 @@ def _loop(
 ) -> None:
     stopping = False
     while trainer.step < trainer.config.max_steps and not stopping:
-        if journal.printer is not None and journal.printer.reader_left:
+        if journal.printer is not None and getattr(journal.printer.stream, "reader_left", False):
             received.append("closed pipe")
         result = trainer.advance(received)
         if replan is not None:
