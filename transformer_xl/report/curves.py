@@ -139,5 +139,5 @@ def _path(series: Series, kept: Int[np.ndarray, " k"], x: Axis, y: Axis) -> str:
 def _dots(series: Series, kept: Int[np.ndarray, " k"], x: Axis, y: Axis) -> list[tuple[float, float, str, str]]:
     """Coordinates, class and figures of the kept points."""
     across, up = x(series.x[kept]).tolist(), y(series.y[kept]).tolist()
-    words = [f"{series.name} {series.y[k]:.5g} at {short(series.x[k])}" for k in kept]
+    words = [f"{series.name} {series.y[k]:.5g} at {short(float(series.x[k]))}" for k in kept]
     return [(*point, series.class_, text) for *point, text in zip(across, up, words, strict=True)]
