@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from transformer_xl.analysis.attention import (
     terms_by_distance,
     watch_attention,
 )
-from transformer_xl.analysis.heatmaps import Passage, draw_by_distance, draw_passages
+from transformer_xl.analysis.figures import Passage, draw_by_distance, draw_passages
 from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli.journeys.attention import attention
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
@@ -176,7 +174,8 @@ def test_rows_are_summed():
     streams = [StreamLoader(ids, batch_size=3, tgt_len=4, rows=slice(b, b + 1)) for b in range(3)]
     together, each = averaged(model, ids, call, 3), [average_attention(model, stream, call) for stream in streams]
     np.testing.assert_allclose(together.sums, sum(part.sums for part in each))
-    np.testing.assert_allclose(together.beyond, sum(part.beyond for part in each))
+    beyond = sum(part.beyond_segment * part.queries for part in each)
+    np.testing.assert_allclose(together.beyond_segment * together.queries, beyond)
     np.testing.assert_array_equal(together.counts, sum(part.counts for part in each))
     assert together.queries == sum(part.queries for part in each) == 42
 
@@ -337,33 +336,17 @@ def test_a_model_without_attention_is_refused():
         averaged(model, text(1, 9)[0].numpy(), Lengths(tgt_len=4, mem_len=3))
 
 
-def test_pictures_are_the_same_bytes_each_time_and_many_heads_have_room(tmp_path: Path):
+def test_pictures_take_many_heads_long_words_and_any_character(tmp_path: Path):
     rng = np.random.default_rng(0)
     panel = rng.dirichlet(np.ones(33), (6, 8))
     marked = np.arange(40) % 5 == 0
     passage = Passage("head", ["$x_1$ ", "word " * 30] + ["日 "] * 38, rng.dirichlet(np.ones(40)), marked)
-    files = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        paths = draw_by_distance(tmp_path / name / "average", {"all": panel}, "title", panel @ np.arange(33.0))
-        paths += draw_passages(tmp_path / name / "at", [passage], "title")
-        files.append([path.read_bytes() for path in paths])
-    assert files[0] == files[1] and len(files[0]) == 4
+    paths = draw_by_distance(tmp_path / "average", {"all": panel}, "title", panel @ np.arange(33.0))
+    paths += draw_passages(tmp_path / "at", [passage], "title")
+    assert len(paths) == 4 and all(path.stat().st_size > 1000 for path in paths)
 
 
 def test_without_matplotlib_a_sentence_names_it(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="pip install matplotlib"):
         draw_by_distance(tmp_path / "average", {"": np.ones((1, 1, 3))}, "title")
-
-
-def test_a_backend_that_matplotlib_lacks_is_told_in_a_sentence():
-    script = """if True:
-        from transformer_xl.analysis.heatmaps import load_matplotlib
-        try:
-            load_matplotlib()
-        except ValueError as error:
-            print(error)
-    """
-    told = subprocess.run([sys.executable, "-c", script], env=os.environ | {"MPLBACKEND": "none"}, capture_output=True)
-    assert told.stdout.startswith(b"MPLBACKEND must be unset"), told

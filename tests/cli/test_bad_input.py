@@ -252,7 +252,7 @@ class TestFiles:
             assert Path("pipe").is_fifo() and not Path("new").exists()
 
     @posix
-    @pytest.mark.parametrize("file", ["config.toml", "log.txt", "metrics.jsonl", "environment.json"])
+    @pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl", "environment.json"])
     def test_a_report_waits_for_no_pipe_in_a_run(self, home, file, capsys):
         shutil.rmtree("odd", ignore_errors=True)
         shutil.copytree("run", "odd")

@@ -421,8 +421,6 @@ class TestRun:
             ({"sliding": 1, "mem_len": [8]}, "--sliding reads windows without memory: leave out"),
             ({"sliding": 1, "same_length": True}, "--sliding reads windows without memory: leave out"),
             ({"sliding": 1, "attn_len": [3]}, "--sliding reads windows without memory: leave out"),
-            ({"sliding": 1, "tgt_len": "auto"}, "neither --sliding nor --dynamic"),
-            ({"dynamic": {"rule": "sgd"}, "tgt_len": "auto"}, "neither --sliding nor --dynamic"),
             ({"dynamic": {"lr": 0.1}}, "--dynamic-lr needs --dynamic sgd or --dynamic rms"),
             ({"dynamic": {"rule": "sgd", "epsilon": 0.1}}, "--dynamic-epsilon is for --dynamic rms, got sgd"),
             ({"dynamic": {"rule": "rms", "lr": -1.0}}, "--dynamic-lr must be at least 0, got -1.0"),

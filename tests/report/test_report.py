@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.cli.journeys.report import names, report
 from transformer_xl.config.recipe import load_recipe, write_toml
-from transformer_xl.report import paper
-from transformer_xl.report.curves import Series, chart, thin, ticks
+from transformer_xl.report.curves import HEIGHT, WIDTH, Series, chart, thin, ticks
 from transformer_xl.report.record import read_run
 
 VOID = {"img", "meta", "br"}
@@ -66,7 +65,7 @@ def scored(step: int, loss: float | None, split: str = "valid", **more: Any) -> 
     return {**about, "loss": loss, "tgt_len": 6, "mem_len": 6, "clamp_len": None, "attn_len": None, **more}
 
 
-def make_run(folder: Path, entries=None, log: str = "", recipe: str = "enwik8-small", **changes: str) -> Path:
+def make_run(folder: Path, entries=None, recipe: str = "enwik8-small", **changes: str) -> Path:
     """A run folder as `txl train` leaves it; `changes` replace lines of config.toml."""
     folder.mkdir(parents=True)
     config = write_toml(load_recipe(recipe))
@@ -77,7 +76,6 @@ def make_run(folder: Path, entries=None, log: str = "", recipe: str = "enwik8-sm
     (folder / "environment.json").write_text(json.dumps(facts))
     usual = [line(10, 2.0), scored(10, 1.75), line(20, 1.5), scored(20, 1.5), scored(20, 1.25, "test")]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries or usual))
-    (folder / "log.txt").write_text("2.93M parameters on some text, 9 tokens\n" + log, encoding="utf-8")
     return folder
 
 
@@ -89,7 +87,7 @@ def page_of(*runs: Path, **options: Any) -> Page:
 
 def test_a_page_shows_the_main_figures(tmp_path):
     seen = page_of(make_run(tmp_path / "mine"), title="My run").text
-    for words in ("My run", f"{1.25 / math.log(2):.4f}", "2.93M", "1,320", "some text", "20 planned"):
+    for words in ("My run", f"{1.25 / math.log(2):.4f} bpc", "1,320", "some text", "20 of 20", "0:03"):
         assert words in seen, words
 
 
@@ -97,22 +95,16 @@ def test_tokens_are_counted_from_speeds_and_times(tmp_path):
     entries = [line(10, 2.0), line(20, 1.5, tokens_per_second=231.0, skipped=5)]
     record = read_run(make_run(tmp_path / "a", entries), "a")
     assert record.tokens(np.array([0.0, 10, 15, 20])).tolist() == [0, 660, 825, 990]
-    entries[0]["seconds"] = None
-    record = read_run(make_run(tmp_path / "b", entries), "b")
-    assert record.tokens(np.array([10.0])).tolist() == [660]  # planned: 11 streams of 6
 
 
 def test_parameters_are_counted_in_the_checkpoint(tmp_path):
     from safetensors.numpy import save_file
 
     run = make_run(tmp_path / "mine")
-    for step, loss in ((10, 1.0), (20, 2.0)):
-        folder = run / "checkpoints" / f"step_{step:08d}"
-        folder.mkdir(parents=True)
-        save_file({"a": np.zeros((3, 5)), "b": np.zeros(7), "c": np.zeros(())}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps({"step": step, "valid_loss": loss}))
-    record = read_run(run, "mine")
-    assert (record.parameters, record.best_step) == (23, 10)
+    folder = run / "checkpoints" / "step_00000010"
+    folder.mkdir(parents=True)
+    save_file({"a": np.zeros((3, 5)), "b": np.zeros(7), "c": np.zeros(())}, folder / "model.safetensors")
+    assert read_run(run, "mine").parameters == 23
 
 
 def test_every_text_of_a_file_is_escaped(tmp_path):
@@ -127,20 +119,19 @@ def test_every_text_of_a_file_is_escaped(tmp_path):
         (run / "config.toml").write_text(config.replace('name = "enwik8"', f"name = {json.dumps(stored)}"), "utf-8")
         (run / "environment.json").write_text(json.dumps({words: words, "init": words, "cores": words}))
         (run / "analysis").mkdir()
-        (run / "analysis" / "map.svg").write_text("<svg><script>alert(1)</script></svg>")
-        (run / "analysis" / "map.json").write_text(json.dumps({"caption": words}))
+        (run / "analysis" / "map.png").write_text("<svg><script>alert(1)</script></svg>")
         pages[words] = page_of(run, title=words)
     plain, evil = (pages[words].elements for words in ("plain", EVIL))
     assert [(tag, sorted(attrs)) for tag, attrs in evil] == [(tag, sorted(attrs)) for tag, attrs in plain]
     assert not {"script", "iframe", "object", "link"} & {tag for tag, _ in evil}
     assert not any(name.startswith("on") for _, attrs in evil for name in attrs)
     assert pages[EVIL].text.count("<script>alert(1)</script>") >= 8  # shown as text
-    assert [attrs["src"][:26] for tag, attrs in evil if tag == "img"] == ["data:image/svg+xml;base64,"]
+    assert [attrs["src"][:22] for tag, attrs in evil if tag == "img"] == ["data:image/png;base64,"]
     policy = next(attrs["content"] for tag, attrs in evil if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
 
 
-@pytest.mark.parametrize("missing", ["config.toml", "environment.json", "metrics.jsonl", "log.txt"])
+@pytest.mark.parametrize("missing", ["config.toml", "environment.json", "metrics.jsonl"])
 @pytest.mark.parametrize("damage", [None, b"\xff\x00{", b"[1, 2]\n[3]\n", b"null\nnull\n", b""])
 def test_the_page_names_a_missing_file_and_bears_a_damaged_one(tmp_path, missing, damage):
     run = make_run(tmp_path / "mine")
@@ -167,34 +158,29 @@ def test_a_run_that_has_not_ended_has_no_test_figure(tmp_path):
     assert "There are no figures yet." in page_of(empty).text
 
 
-def test_figures_that_are_not_finite_are_reported_and_marked(tmp_path):
+def test_figures_that_are_not_finite_are_reported(tmp_path):
     entries = [line(5, 2.0), line(10, None, skipped=5, grad_norm=None), line(20, 1.5), scored(20, None, "test")]
     seen = page_of(make_run(tmp_path / "mine", entries))
     for words in ("1 of 3 lines", "5 steps were skipped", "test loss is not finite", "not finite"):
         assert words in seen.text, words
-    assert sum(attrs.get("class") == "lost" for _, attrs in seen.elements) == 3  # both losses, and the norm
 
 
-def test_resuming_and_partial_corpora_are_reported(tmp_path):
-    log = "step 10/20  loss\nStopped by a signal, and saved. Go on\n2.93M parameters on some text\n"
+def test_a_partial_corpus_is_reported(tmp_path):
     entries = [line(20, 1.0), scored(20, 1.0, "test", partial="the first half")]
-    seen = page_of(make_run(tmp_path / "mine", entries, log)).text
-    for words in ("resumed: training began 2 times", "partial: the first half"):
-        assert words in seen, words
+    assert "partial: the first half" in page_of(make_run(tmp_path / "mine", entries)).text
 
 
 def test_samples_keep_their_lines_and_steps(tmp_path):
     """Samples are entries of the metrics. They are not evaluations and not in the curves."""
     texts = [(step, f"one <{step}>\n\ntwo\n") for step in range(5, 20)]
     entries = [line(10, 2.0), *({"step": step, "sample": text} for step, text in texts)]
-    run = make_run(tmp_path / "mine", entries, log="step 5/20  loss\nsample: only in the log\n")
+    run = make_run(tmp_path / "mine", entries)
     record = read_run(run, "mine")
-    assert [tuple(sample) for sample in record.samples] == texts
+    assert [(sample["step"], sample["sample"]) for sample in record.samples] == texts
     assert not record.evaluations and record.train["step"].tolist() == [10]
     seen = page_of(run).text
-    for words in ("After step 19", "one <19>\n\ntwo\n", "8 of 14 earlier ones", "After step 5"):
+    for words in ("After step 19", "one <19>\n\ntwo\n", "14 earlier ones", "After step 5"):
         assert words in seen, words
-    assert "only in the log" not in seen
 
 
 def test_the_test_figure_is_measured_at_the_settings_lengths(tmp_path):
@@ -205,38 +191,17 @@ def test_the_test_figure_is_measured_at_the_settings_lengths(tmp_path):
         assert record.tested == asked
 
 
-def test_a_run_of_another_shape_is_no_reproduction(tmp_path):
+def test_the_papers_figures_stand_beside_the_runs_own(tmp_path):
     small = page_of(make_run(tmp_path / "small")).text
-    assert "2,930,000 parameters and another shape than the paper's: no reproduction" in small
-    for words in ("41M", "277M", "1.06", "0.99"):
+    for words in ("Beside the paper", "41M", "277M", "1.06", "0.99"):
         assert words in small, words
-    same = make_run(tmp_path / "same", recipe="enwik8-12l", newlines='"keep"', max_tokens="1000")
-    seen = page_of(same).text
-    assert "shape of the paper's 12 layers model (41M parameters)" in seen
-    assert "the first 1,000 tokens only" in seen and 'line ends as "keep"' in seen
     assert "Beside the paper" not in page_of(make_run(tmp_path / "other", recipe="wikitext2-small")).text
-
-
-@pytest.mark.parametrize(
-    ("recipe", "parameters"),
-    [
-        *(("wikitext103-standard", "151M"), ("wikitext103-large-16l", "257M"), ("wikitext103-128m", None)),
-        *(("enwik8-12l", "41M"), ("enwik8-24l", "277M"), ("text8-24l", "277M")),
-        *(("lm1b-base", "0.46B"), ("lm1b-large", "0.8B")),
-    ],
-)
-def test_recipes_of_the_paper_match_its_rows(tmp_path, recipe, parameters):
-    config = read_run(make_run(tmp_path / "mine", recipe=recipe), "mine").config
-    row = paper.of_shape(config)
-    assert (row and row.parameters) == parameters
-    assert paper.differences(config, "") == []
-    assert paper.of_shape(config | {"model": config["model"] | {"kind": "shaw"}}) is None
 
 
 def test_several_runs_are_compared(tmp_path):
     runs = [make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run", lr="0.125"), make_run(tmp_path / "c")]
     seen = page_of(*runs)
-    for words in ("3 runs side by side", "a/run", "b/run", "What differs", "train.lr", "0.125", "No difference."):
+    for words in ("3 runs side by side", "a/run", "b/run", "train.lr", "0.125"):
         assert words in seen.text, words
     assert "a/run valid from" in seen.titles()
     assert names([Path("x/run"), Path("x/run")]) == ["run #1", "run #2"]
@@ -246,13 +211,12 @@ def test_a_picture_is_shown_once_with_its_caption(tmp_path):
     run = make_run(tmp_path / "mine")
     folder = run / "attention"
     folder.mkdir()
-    for suffix, size in ((".png", 50), (".svg", 70)):
-        (folder / f"average{suffix}").write_bytes(b"x" * size)
-    (folder / "attention.json").write_text('{"corpus": "some text", "split": "valid"}')
+    for suffix in (".png", ".svg"):
+        (folder / f"average{suffix}").write_bytes(b"picture")
     seen = page_of(run)
     [image] = [attrs for tag, attrs in seen.elements if tag == "img"]
     assert image["src"].startswith("data:image/png;base64,")
-    assert "as in the paper's Figure 5: some text, valid" in seen.text
+    assert "as in the paper's Figure 5" in seen.text
 
 
 def test_the_page_is_written_into_the_run_or_the_current_folder(tmp_path, monkeypatch, capsys):
@@ -278,20 +242,17 @@ floats = st.floats(allow_nan=True, allow_infinity=True)
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(floats, min_size=1, max_size=200), st.integers(1, 9))
-def test_thinning_keeps_the_ends_and_extremes_of_every_column(values, columns):
+def test_thinning_keeps_the_ends_and_extremes_of_every_group(values, columns):
     y = np.array(values)
-    x = np.arange(len(y), dtype=float)
-    kept = thin(x, y, columns)
+    kept = thin(y, columns)
     finite = np.flatnonzero(np.isfinite(y))
     assert set(kept) <= set(finite) and (np.diff(kept) > 0).all()
-    assert len(kept) <= max(4 * columns, 0)
-    if len(finite):
-        span = (x[finite[-1]] - x[finite[0]]) or 1
-        column = np.minimum((x - x[finite[0]]) / span * columns, columns - 1).astype(int)
-        for each in np.unique(column[finite]):
-            inside, drawn = y[finite[column[finite] == each]], y[kept[column[kept] == each]]
-            assert drawn.min() == inside.min() and drawn.max() == inside.max()
-            assert drawn[0] == inside[0] and drawn[-1] == inside[-1]
+    assert len(kept) <= 4 * columns
+    for group in np.array_split(finite, columns):
+        drawn = np.intersect1d(group, kept)
+        if len(group):
+            assert y[drawn].min() == y[group].min() and y[drawn].max() == y[group].max()
+            assert (drawn[0], drawn[-1]) == (group[0], group[-1])
 
 
 @settings(max_examples=100, deadline=None)
@@ -299,7 +260,7 @@ def test_thinning_keeps_the_ends_and_extremes_of_every_column(values, columns):
 def test_ticks_are_few_and_inside(low, ratio, log):
     high = low * ratio
     found = ticks(low, high, log=log)
-    assert 1 <= len(found) <= 8 and found == sorted(set(found))
+    assert 1 <= len(found) <= 12 and found == sorted(set(found))
     air = 1e-6 * high
     assert all(low - air <= mark <= high + air for mark in found)
 
@@ -308,27 +269,25 @@ def test_ticks_are_few_and_inside(low, ratio, log):
 @given(st.lists(st.tuples(floats, floats), max_size=20), st.booleans(), st.booleans())
 def test_any_figures_make_a_chart_inside_its_frame(points, log, zero):
     x, y = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))
-    drawn = chart([Series("a", x, y, "c0", "a", True)], name="any", log=log, zero=zero and not log)
+    drawn = chart([Series("a", x, y, "c0", True)], "any", log=log, zero=zero and not log and bool((y >= 0).all()))
     if drawn is None:
         return
-    (width, height), paths = drawn.size, " ".join(path for path, _ in drawn.lines)
+    paths = " ".join(path for path, _ in drawn.lines)
     points = [(float(a), float(b)) for a, b in re.findall(r"([-\d.einfa]+),([-\d.einfa]+)", paths)]
-    points += [(a, b) for a, b, *_ in [*drawn.dots, *drawn.labels]]
-    points += [(across, drawn.y.start) for _, across in drawn.x_ticks] + [
-        (drawn.x.start, up) for _, up in drawn.y_ticks
-    ]
+    points += [(a, b) for a, b, *_ in drawn.dots]
+    points += [(across, drawn.y.start) for _, across in drawn.x.ticks(5)]
+    points += [(drawn.x.start, up) for _, up in drawn.y.ticks(6)]
     assert len(points) > len(drawn.dots)
     for across, up in points:
-        assert -0.1 <= across <= width + 0.1 and -0.1 <= up <= height + 0.1
+        assert -0.1 <= across <= WIDTH + 0.1 and -0.1 <= up <= HEIGHT + 0.1
 
 
 def test_a_lost_figure_breaks_the_line():
     y = np.array([1.0, 2, math.nan, 3, 4, math.nan, 5])
-    drawn = chart([Series("a", np.arange(7.0), y, "c0")], name="broken")
+    drawn = chart([Series("a", np.arange(7.0), y, "c0")], "broken")
     assert drawn is not None
     [path] = [path for path, _ in drawn.lines]
     assert path.count("M") == 3 and path.endswith("h0")
-    assert drawn.lost.count("M") == 2
 
 
 def test_a_long_run_makes_a_small_page_quickly(tmp_path):
@@ -339,5 +298,7 @@ def test_a_long_run_makes_a_small_page_quickly(tmp_path):
     begun = time.process_time()
     seen = page_of(run)
     assert time.process_time() - begun < 4
-    assert f"most {7 / math.log(2):.4f}" in seen.titles()
+    paths = [attrs["d"] or "" for tag, attrs in seen.elements if attrs.get("class") == "line c0 thin"]
+    highest = min(float(up) for up in re.findall(r",([\d.]+)", paths[0]))
+    assert highest < HEIGHT / 4
     assert (run.parent / "page.html").stat().st_size < 200_000

@@ -1,11 +1,11 @@
-"""Where heads attend: attention over distance, averaged over a text, whole and term by term, and from single tokens.
+"""Computes where heads attend: over distance, averaged over a text, whole and term by term, and from single tokens.
 
 Dai et al. 2019, section 3.3 and Appendix D, Figures 5 to 7. The score of a query and the key d positions before it is
 
     (a) q . k  +  (b) q . r_d  +  (c) u . k  +  (d) v . r_d
 
-Attention is the softmax of the sum; each term alone goes through a softmax of its own. All of it is computed beside the
-model's own forward pass, from the inputs of each attention layer, by blocks of queries, and only sums are kept.
+Attention is the softmax of the sum; each term alone goes through a softmax of its own. It is computed from
+the inputs of each attention layer during the forward pass, by blocks of queries, and only sums are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = ("attention", "a", "b", "c", "d")
 TERMS = {"transformer-xl": "abcd", "shaw": "ab", "vaswani": "a", "al-rfou": "a"}
 """The terms in the scores of each kind of model. The other terms are 0 there, and their softmax is uniform."""
 BLOCK = 1 << 23
-"""Numbers in the largest tensor held at a time."""
+"""Maximum number of elements of a tensor."""
 
 
 class Maps(NamedTuple):
@@ -78,11 +78,7 @@ def seen_by_distance(
 
 @contextmanager
 def watch_attention(model: TransformerXL, see: Callable[[Maps], None], *, block: int = BLOCK) -> Iterator[None]:
-    """While open, `see` gets the maps of all layers in every call of the model with a `Memory`, by blocks of queries.
-
-    Raises:
-        Mistake: the model has another attention, or none.
-    """
+    """While open, `see` gets the maps of all layers in every call of the model, by blocks of queries."""
     hooks = [
         layer.register_forward_pre_hook(_hook(number, see, block), with_kwargs=True)
         for number, layer in enumerate(attending_layers(model))
@@ -148,10 +144,10 @@ class AverageAttention:
     counts: Float[np.ndarray, " S"]
     """Queries that had a key at each distance."""
     queries: int
-    beyond: Float[np.ndarray, "N H"]
-    """Probability of the positions before the query's own segment."""
-    nats: Float[np.ndarray, "N H"]
-    """Entropy of the attention."""
+    beyond_segment: Float[np.ndarray, "N H"]
+    """The share of attention that goes to memory."""
+    entropy: Float[np.ndarray, "N H"]
+    """Mean entropy in nats: ln n where n keys share the attention evenly."""
 
     @property
     def probability(self) -> Float[np.ndarray, "kinds N H S"]:
@@ -162,16 +158,6 @@ class AverageAttention:
     def mean_distance(self) -> Float[np.ndarray, "N H"]:
         """The mean distance in tokens; 0 is the query's own token."""
         return self.sums[0] @ np.arange(len(self.counts)) / self.queries
-
-    @property
-    def beyond_segment(self) -> Float[np.ndarray, "N H"]:
-        """The share of attention that goes to memory."""
-        return self.beyond / self.queries
-
-    @property
-    def entropy(self) -> Float[np.ndarray, "N H"]:
-        """Mean entropy in nats: ln n where n keys share the attention evenly."""
-        return self.nats / self.queries
 
     def widest(self, count: int) -> list[tuple[int, int]]:
         """The `count` heads with the largest mean distance, the largest first, as layer and head from 0."""
@@ -217,7 +203,8 @@ def average_attention(
             queries += int(scored.sum())
             _, memory = reader.hidden(segment.ids.to(device), memory, lengths)
     assert queries, "the text must have a target"
-    return AverageAttention(sums.cpu().numpy(), counts.cpu().numpy(), queries, beyond.cpu().numpy(), nats.cpu().numpy())
+    shares = ((total / queries).cpu().numpy() for total in (beyond, nats))
+    return AverageAttention(sums.cpu().numpy(), counts.cpu().numpy(), queries, *shares)
 
 
 class Glance(NamedTuple):

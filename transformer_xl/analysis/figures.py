@@ -1,21 +1,30 @@
-"""The curves of the analyses, each as PNG and SVG: gains and perplexity over context (Figures 3 and 4), perplexity over
-attention length."""
+"""The pictures of the analyses, each as PNG and SVG: gains and perplexity over context (Figures 3 and 4), perplexity
+over attention length, heads over distance (Figures 5 and 7), and the text that one token attends to (Figure 6)."""
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from .heatmaps import load_matplotlib, save_figure
+from ..mistake import Mistake
+from ..runtime.files import write_whole
 from .recl import Recl
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's colours, which colour-blind readers can distinguish; markers repeat the difference."""
-MARKERS = "osD^vPX"
+COLOURS = "magma_r"
+"""Its lightness decreases monotonically, so darker is more in greyscale, too."""
+TICKS = (0, 2, 5, *(step * 10**power for power in range(1, 5) for step in (1, 2, 5)))
+LINE = 100
+"""Characters of text in a line."""
+CELL = (0.0627, 0.16)
+"""Width and height of a character, inches; with `POINTS` they fit the monospaced font that matplotlib brings."""
+POINTS = 7.5
 
 
 class Curve(NamedTuple):
@@ -46,23 +55,14 @@ def draw_gains(
     perplexity, relative = [], []
     for each in shares:
         title = f"hardest {each.r:.0%} of positions" if each.r < 1 else "all positions"
-        tokens, reached, _ = each.length
-        marks = [
-            {int(np.searchsorted(contexts, n)): "RECL"} if known else {}
-            for n, known in zip(tokens, reached, strict=True)
-        ]
-        curves = (
-            {
-                name: Curve(contexts[:-1], y[i], interval[:, i], dotted if dotted is None else dotted[i], marks[i])
-                for i, name in enumerate(names)
-            }
-            for y, interval, dotted in (
-                (each.perplexity, each.perplexity_interval, None),
-                (each.relative, each.relative_interval, each.back),
-            )
-        )
-        perplexity.append(Panel(title, next(curves)))
-        relative.append(Panel(title, next(curves), threshold))
+        gains, shown = {}, {}
+        for i, name in enumerate(names):
+            marks = {int(np.searchsorted(contexts, each.length.tokens[i])): "RECL"} if each.length.reached[i] else {}
+            interval, dotted = each.perplexity_interval[:, i], each.back[i]
+            gains[name] = Curve(contexts[:-1], each.perplexity[i], interval, marks=marks)
+            shown[name] = Curve(contexts[:-1], each.relative[i], each.relative_interval[:, i], dotted, marks)
+        perplexity.append(Panel(title, gains))
+        relative.append(Panel(title, shown, threshold))
     x, beside = f"context c in tokens (c' = c + {contexts[1] - contexts[0]:,})", stem.with_name(f"{stem.name}_relative")
     paths = draw_curves(stem, perplexity, x, "exp f(c, c) - exp f(c, c')", log=True)
     return paths + draw_curves(beside, relative, x, "relative gain g(c, c')")
@@ -70,12 +70,11 @@ def draw_gains(
 
 def draw_curves(stem: Path, panels: Sequence[Panel], x: str, y: str, *, log: bool = False) -> list[Path]:
     """Draw panels side by side. `log` makes the axis logarithmic, so small values stay visible."""
-    matplotlib = load_matplotlib()
-    figure = matplotlib.figure.Figure(figsize=(1.2 + 4.4 * len(panels), 3.8), layout="constrained")
+    figure = _figure(1.2 + 4.4 * len(panels), 3.8)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, panel in zip(axes, panels, strict=True):
-        for i, (name, curve) in enumerate(panel.curves.items()):
-            _draw(axis, name, curve, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+        for name, curve in panel.curves.items():
+            _draw(axis, name, curve)
         if panel.level is not None:
             axis.axhline(panel.level, color="0.5", linewidth=0.8)
         axis.set_title(panel.title, fontsize=10)
@@ -83,20 +82,130 @@ def draw_curves(stem: Path, panels: Sequence[Panel], x: str, y: str, *, log: boo
         if log and any(np.any(curve.y > 0) for curve in panel.curves.values()):
             axis.set_yscale("log")
         axis.grid(color="0.9")
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(y)
     axes[-1].legend(fontsize=8, frameon=False)
-    return save_figure(matplotlib, figure, stem)
+    return save_figure(figure, stem)
 
 
-def _draw(axis: Any, name: str, curve: Curve, colour: str, marker: str) -> None:
-    axis.plot(curve.x, curve.y, marker=marker, markersize=4, linewidth=1.4, color=colour, label=name)
+def _draw(axis: Any, name: str, curve: Curve) -> None:
+    [line] = axis.plot(curve.x, curve.y, marker="o", markersize=4, label=name)
+    colour = line.get_color()
     if curve.interval is not None:
         axis.fill_between(curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0)
     if curve.dotted is not None:
-        axis.plot(curve.x, curve.dotted, ":", linewidth=1.4, color=colour)
+        axis.plot(curve.x, curve.dotted, ":", color=colour)
     for index, word in curve.marks.items():
         at = (curve.x[index], curve.y[index])
-        axis.plot(*at, "o", markersize=10, markerfacecolor="none", markeredgecolor=colour)
         axis.annotate(word, at, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8, color=colour)
+
+
+def draw_by_distance(
+    stem: Path,
+    panels: Mapping[str, Float[np.ndarray, "N H S"]],
+    title: str,
+    mean_distance: Float[np.ndarray, "N H"] | None = None,
+) -> list[Path]:
+    """Draw a row for each head, the first layer on top, over the square root of distance.
+
+    All panels share one logarithmic colour scale, which ends at a twentieth of uniform attention. `mean_distance` is a
+    circle in each row.
+    """
+    layers, heads, columns = next(iter(panels.values())).shape
+    rows = layers * heads
+    figure = _figure(1.6 + max(6.4, 3.4 * len(panels)), 1.2 + min(max(0.28 * rows, 1.6), 9.0))
+    least, most = 1 / (20 * columns), max(float(panel.max()) for panel in panels.values())
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (name, panel) in zip(axes, panels.items(), strict=True):
+        edges, shown = np.arange(columns + 1), panel.reshape(rows, columns).clip(least)
+        how = {"norm": "log", "vmin": least, "vmax": most, "cmap": COLOURS, "rasterized": True}
+        mesh = axis.pcolormesh(edges, np.arange(rows + 1), shown, **how)
+        axis.set_xscale("function", functions=(np.sqrt, np.square))
+        ticks = [tick for tick in TICKS if tick < columns]
+        axis.set_xticks(np.array(ticks) + 0.5, ticks, fontsize=8)
+        axis.set_xlabel("distance in tokens (0: itself)", fontsize=9)
+        axis.set_title(name, fontsize=10)
+        axis.hlines(np.arange(1, layers) * heads, 0, columns, color="white", linewidth=2)
+    axes[0].set_ylim(rows, 0)
+    axes[0].set_yticks((np.arange(layers) + 0.5) * heads, [str(layer + 1) for layer in range(layers)])
+    axes[0].set_ylabel(f"layer ({heads} heads each)")
+    if mean_distance is not None:
+        axes[0].plot(mean_distance.reshape(rows) + 0.5, np.arange(rows) + 0.5, "o", mfc="white", mec="black", ms=5)
+    figure.suptitle(title, fontsize=10)
+    figure.colorbar(mesh, ax=list(axes), label="probability", extend="min", fraction=0.05, pad=0.02)
+    return save_figure(figure, stem)
+
+
+class Passage(NamedTuple):
+    """A text with the attention of one head from its last token."""
+
+    title: str
+    tokens: Sequence[str]
+    """Oldest first, with the white space between them; the last is the query's own."""
+    probability: Float[np.ndarray, " S"]
+    marked: Bool[np.ndarray, " S"]
+
+
+def draw_passages(stem: Path, passages: Sequence[Passage], title: str) -> list[Path]:
+    """Draw each text shaded by attention, the marked tokens bold, the query's own in a frame."""
+    laid = [_lay_out(passage.tokens) for passage in passages]
+    rows = 2 + sum(layout[-1][1] + 4 for layout in laid)
+    figure = _figure(CELL[0] * (LINE + 4), CELL[1] * rows, layout="none")
+    axis = figure.add_axes((2 / (LINE + 4), 0, LINE / (LINE + 4), 1), xlim=(0, LINE), ylim=(rows, 0))
+    axis.set_axis_off()
+    axis.text(LINE / 2, 1, title, fontsize=10, ha="center")
+    top = 3
+    for passage, layout in zip(passages, laid, strict=True):
+        axis.text(0, top, passage.title, fontsize=9)
+        _write(axis, passage, layout, top + 1)
+        top += layout[-1][1] + 4
+    return save_figure(figure, stem)
+
+
+def _lay_out(tokens: Sequence[str]) -> list[tuple[int, int]]:
+    """Column and row of each token in lines of `LINE` characters."""
+    corners, column, row = [], 0, 0
+    for token in tokens:
+        if column + len(token.rstrip()) > LINE:
+            column, row = 0, row + 1
+        corners.append((column, row))
+        column += len(token)
+    return corners
+
+
+def _write(axis: Any, passage: Passage, layout: Sequence[tuple[int, int]], top: int) -> None:
+    colours = load_matplotlib().colormaps["Oranges"]
+    most = max(float(passage.probability[:-1].max(initial=0.0)), 1e-12)
+    for i, (token, (column, row)) in enumerate(zip(passage.tokens, layout, strict=True)):
+        own = i == len(layout) - 1
+        face = "white" if own else colours(0.75 * (passage.probability[i] / most) ** 0.5)
+        box = {"facecolor": face, "edgecolor": "black" if own else "none", "pad": 1, "linewidth": 0.8}
+        style = {"family": "DejaVu Sans Mono", "size": POINTS, "bbox": box, "parse_math": False}
+        style |= {"weight": "bold", "color": "black"} if passage.marked[i] or own else {"color": "0.35"}
+        axis.text(column, top + row + 0.5, token.rstrip()[:LINE] or token, va="center_baseline", **style)
+
+
+def load_matplotlib() -> ModuleType:
+    """The module, with the part that the pictures use."""
+    try:
+        import matplotlib
+        import matplotlib.figure
+    except (ImportError, ValueError) as error:  # ValueError: an MPLBACKEND that it does not know
+        raise Mistake(f"Pictures need matplotlib, which fails: {error}. Run `pip install matplotlib`.") from error
+    return matplotlib
+
+
+def _figure(width: float, height: float, layout: str = "constrained") -> Any:
+    return load_matplotlib().figure.Figure(figsize=(width, height), layout=layout)
+
+
+def save_figure(figure: Any, stem: Path) -> list[Path]:
+    """Write PNG and SVG, and return both paths."""
+    paths = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font shows a box for a character that it lacks
+        for form in ("png", "svg"):
+            file = io.BytesIO()
+            figure.savefig(file, format=form, dpi=160)
+            paths.append(stem.with_name(f"{stem.name}.{form}"))
+            write_whole(paths[-1], file.getvalue())
+    return paths

@@ -1,15 +1,13 @@
-"""How well a model predicts at each attention length at test time (Dai et al. 2019, Table 6), and how short is enough.
+"""Scores a model at each attention length (Dai et al. 2019, Table 6), and finds the shortest one that is as good.
 
 With a memory every query sees exactly `attn_len` keys, itself included, so figures do not depend on where segments end.
-Models without such a memory (Vaswani and Al-Rfou for their positions, LSTM and QRNN for their state) read windows, each
-from an empty state.
+Models without such a memory (Vaswani, Al-Rfou, LSTM, QRNN) read windows, each from an empty state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ..config.settings import EvalConfig, Lengths, RunConfig
@@ -26,7 +24,7 @@ TOLERANCE = 0.001
 """A figure within this share of the best one is as good."""
 
 _CALL = 1024
-"""Targets of one call where windows are read side by side."""
+"""Targets of one call that reads windows."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,6 @@ def sweep(
 
     `clamp_len` None is the run's own. Windows score `stride` targets each, so a target sees up to `stride` - 1 tokens
     fewer than the attention length. Windows are read in one stream, segments in `how.batch_size` streams.
-
-    Raises:
-        Mistake: no length is left.
     """
     kind, tgt_len = config.model.kind, config.train.tgt_len
     fit = [length for length in sorted(set(attn_lens)) if kind not in ABSOLUTE or length <= tgt_len]
@@ -92,20 +87,15 @@ def sweep(
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
     streams, call = (1, _CALL) if windows else (how.batch_size, tgt_len)
     loader = StreamLoader(split, batch_size=streams, tgt_len=call, max_tokens=how.max_tokens)
-    score = partial(evaluate, precision=precision, unit=vocab.unit, token_sizes=vocab.token_sizes())
+    told = f"segments of {tgt_len:,} after a memory"
+    if windows:
+        told = f"windows from an empty state, for {stride} targets each"
+    options: dict[str, Any] = {"precision": precision, "unit": vocab.unit, "token_sizes": vocab.token_sizes()}
     results = []
     for length in fit:
-        segments = report_progress(loader, f"scoring with an attention length of {length:,}")
+        reader, lengths = model, Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=clamp)
         if windows:
-            results.append(
-                score(Sliding(model, length, min(stride, length)), segments, lengths=Lengths(tgt_len=length, mem_len=0))
-            )
-        else:
-            lengths = Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=clamp)
-            results.append(score(model, segments, lengths=lengths))
-    told = (
-        f"windows from an empty state, for {stride} targets each"
-        if windows
-        else f"segments of {tgt_len:,} after a memory"
-    )
+            reader, lengths = Sliding(model, length, min(stride, length)), Lengths(tgt_len=length, mem_len=0)
+        segments = report_progress(loader, f"scoring with an attention length of {length:,}")
+        results.append(evaluate(reader, segments, lengths, **options))
     return Sweep(fit, results, told)

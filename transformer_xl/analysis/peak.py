@@ -1,7 +1,4 @@
-"""The most memory that this process holds at once: on a GPU by PyTorch's count, elsewhere by the kernel's.
-
-Importing this file imports no torch.
-"""
+"""The peak memory of this process: on a GPU as PyTorch counts it, otherwise as the kernel does. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 
 
 def restart_peak(device: str = "cpu") -> int:
-    """Begin the count of `peak_memory` anew, where the system can, and return the bytes in use now."""
+    """Restart the count of `peak_memory`, if the system can, and return the bytes in use now."""
     if device.startswith("cuda"):
         import torch
 
@@ -35,7 +32,7 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def first_step() -> None:
-    """Take a step with one small weight, because the code that torch loads for the first one is no model's memory."""
+    """Take a step with one small weight, because torch loads code for the first step, which is no model's memory."""
     import torch
 
     weight = torch.nn.Parameter(torch.zeros(8, 8))

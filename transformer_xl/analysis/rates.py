@@ -1,12 +1,13 @@
-"""How fast this machine multiplies and reads, from which bounds are computed.
+"""Measures how fast this machine multiplies and reads; bounds are computed from these rates.
 
-Operands stay in the cache where they fit. The fastest of several layouts or ways counts.
+Operands stay in the cache if they fit. The fastest of several layouts or ways counts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,9 @@ import torch
 from ..config.settings import TransformerXLConfig
 from . import bound
 
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _SECONDS = 0.01
 """The least duration of a measurement."""
-
-
-def _dtype(job: dict[str, Any]) -> torch.dtype:
-    return torch.bfloat16 if job["precision"] == "bf16" else torch.float32
 
 
 def _seconds(call: Callable[[], Any], times: int) -> float:
@@ -48,7 +46,7 @@ class Products:
         for *shape, count in job["products"]:
             key = tuple(shape)
             if key not in cache:
-                cache[key] = _fastest(key, _dtype(job), job["device"])
+                cache[key] = _fastest(key, _DTYPES[job["precision"]], job["device"])
             self.products.append((cache[key], _times(cache[key]), count))
 
     def seconds(self) -> float:
@@ -59,11 +57,10 @@ def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callabl
     """The faster of x @ w and x @ w.T, by one trial of each."""
     batch, m, k, n = shape
     x, w = torch.randn(batch, m, k, device=device).to(dtype), torch.randn(batch, k, n, device=device).to(dtype)
-    w_turned, out = w.mT.contiguous().mT, torch.empty(batch, m, n, device=device, dtype=dtype)
+    out = torch.empty(batch, m, n, device=device, dtype=dtype)
     if batch == 1:
-        ways = [lambda w=w[0]: torch.mm(x[0], w, out=out[0]), lambda w=w_turned[0]: torch.mm(x[0], w, out=out[0])]
-    else:
-        ways = [lambda w=w: torch.bmm(x, w, out=out), lambda w=w_turned: torch.bmm(x, w, out=out)]
+        x, w, out = x[0], w[0], out[0]
+    ways = [partial(torch.matmul, x, layout, out=out) for layout in (w, w.mT.contiguous().mT)]
     for way in ways:
         way()
     return min(ways, key=lambda way: min(_seconds(way, 1) for _ in range(2)))
@@ -83,7 +80,7 @@ class MatrixVector:
     """The seconds to read a byte in products with one row, by the best of five ways; each reads all bytes once."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        dtype, device = _dtype(job), job["device"]
+        dtype, device = _DTYPES[job["precision"]], job["device"]
         size, width, head = dtype.itemsize, job["d_model"], job["d_head"]
         count = max(1, job["bytes"] // (size * 4 * width * width))
         weights = torch.randn(count, 4 * width, width, device=device).to(dtype)

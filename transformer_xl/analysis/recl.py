@@ -9,29 +9,25 @@ For each model i of a group, l_i(c, t) is the loss of target t given exactly the
 and RECL is the first c, counted up in steps, at which g_i(c, c') is below the threshold, 0.01. All models must improve
 on one baseline, so the RECL of a model depends on the other models of its group.
 
-The paper leaves details open; this file decides them so. The first c is one step. T is chosen again at each c and holds
-round(r x positions) targets, at least one; among equals the earlier ones. If gains stay above the threshold up to the
-longest context, that context is the answer, marked as not reached. A model that cannot see c tokens gets the last ones
-that it can see. Positions lie in runs, a step apart, so one window serves several of them. Intervals are the middle
-95 % over draws, with replacement, of stretches of text as long as the longest context.
-
-Noise alone counts as gain, because the minimum in f ignores losses that rise: 5 % where each loss rises or falls by
-0.1 nats. Going back, g_i(c', c) with the baseline at c', gains as much from noise. So a net figure is reported beside
-the paper's, by g_i(c, c') - g_i(c', c); the two are equal where losses only fall.
+The first c is one step. T is chosen again at each c and holds round(r x positions) targets, at least one. If gains stay
+above the threshold up to the longest context, that context is the answer, marked as not reached. Noise alone counts as
+gain, because the minimum in f ignores losses that rise, so a net figure uses g_i(c, c') - g_i(c', c). docs/analysis.md
+gives the reasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config.settings import Lengths, RunConfig
+from ..evaluation.score import Scoring
 from ..mistake import Mistake
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
@@ -42,7 +38,7 @@ RECURRENT = ("lstm", "qrnn")
 """Kinds whose state is not a memory of tokens."""
 THRESHOLD = 0.01
 _AT_A_TIME = 1 << 21
-"""Weights of positions in a block of draws: 16 MB."""
+"""Weights of positions in a block of draws, at most: 16 MB."""
 
 
 class Gains(NamedTuple):
@@ -128,8 +124,7 @@ def measure(
     threshold: float = THRESHOLD,
 ) -> Recl:
     """RECL by one share of positions, with intervals over `draws` of them."""
-    block = max(1, _AT_A_TIME // losses.shape[2])
-    blocks = [None, *(draws[first : first + block] for first in range(0, len(draws), block))]
+    blocks = [None, *np.array_split(draws, 1 + draws.size // _AT_A_TIME)]
     forth = [gains(losses, share, weights) for weights in blocks]
     # A step goes back where the longest context comes first.
     back = np.concatenate([gains(losses[:, ::-1], share, weights).relative[..., ::-1] for weights in blocks])
@@ -172,9 +167,6 @@ def sample_positions(
     """Positions of `count` targets in a text, in order, each with `longest` tokens before it in its document.
 
     Each stretch of text gives a run of positions a step apart, and a second run only after all others gave one.
-
-    Raises:
-        Mistake: the text has fewer such positions.
     """
     edges = [*([0] if documents is None else documents), tokens]
     most = max(1, min(4 * longest // step, count // 8))
@@ -221,27 +213,16 @@ def feeding(config: RunConfig, longest: int, *, clamp_len: int | None = None, tr
         most = min(train.tgt_len, longest)
         told = f"windows of the last {most:,} tokens at most, its training length"
         return Feeding(most, Lengths(tgt_len=most, mem_len=0, clamp_len=clamp), told)
-    lengths = Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp)
-    if kind in RECURRENT:
-        return Feeding(longest, lengths, f"state carried through the window; trained on segments of {train.tgt_len:,}")
     told = f"segments of {train.tgt_len:,} after a memory of the whole window; trained with {train.mem_len:,}"
-    return Feeding(longest, lengths, told if clamp is None else f"{told}, distances beyond {clamp:,} as that one")
-
-
-@runtime_checkable
-class Reading(Protocol):
-    """The calls of `TransformerXL` that are used here."""
-
-    parameters: Callable[..., Iterator[nn.Parameter]]
-    for_inference: Callable[..., Any]
-    empty_cache: Callable[..., Any]
-    hidden: Callable[..., Any]
-
-    def __call__(self, *args: Any) -> tuple[Tensor, Any]: ...
+    if kind in RECURRENT:
+        told = f"state carried through the window; trained on segments of {train.tgt_len:,}"
+    elif clamp is not None:
+        told += f", distances beyond {clamp:,} as that one"
+    return Feeding(longest, Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp), told)
 
 
 def true_losses(
-    model: Reading,
+    model: Scoring,
     ids: Integer[np.ndarray, " N"],
     positions: Int[np.ndarray, " P"],
     contexts: Int[np.ndarray, " L"],

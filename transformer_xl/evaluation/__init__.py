@@ -1,1 +1,1 @@
-"""What a trained model says of text, and text it writes."""
+"""Scores texts with trained models, and generates text."""

@@ -1,4 +1,4 @@
-"""Dynamic evaluation (Krause et al. 2018, and 2019 for Transformers): weights that follow the text they score.
+"""Dynamic evaluation (Krause et al. 2018, and 2019 for Transformers): the weights learn from the text that they score.
 
 Each segment is scored first. Then the weights w, trained to be w0, take one step down the gradient g of its mean loss:
 
@@ -28,16 +28,16 @@ from ..runtime.device import autocast
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicConfig:
-    """How weights follow the text."""
+    """How the weights learn from the text."""
 
     rule: Literal["sgd", "rms"] = "rms"
     lr: float = 0.1
     decay: float = 0.0
-    """Share of the way back to the trained weights that each step goes."""
+    """Share of the difference to the trained weights that each step takes back."""
     epsilon: float = 0.1
-    """rms: keeps weights that hardly ever had a gradient from taking leaps."""
+    """rms: bounds the steps of weights with small gradients."""
     tokens: int = 10_000
-    """rms: gradients are measured over the first so many tokens of the training text; 0: all."""
+    """rms: gradients are measured over this many tokens of the training text; 0: all."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -46,26 +46,21 @@ class DynamicConfig:
             if name != "rule" and not 0 <= value < float("inf")
         ]
         if self.rule == "rms" and self.epsilon == 0:
-            problems.append("--dynamic-epsilon must be above 0, got 0: some weights never had a gradient.")
+            problems.append("--dynamic-epsilon must be above 0, got 0, because some weights never had a gradient.")
         if problems:
             raise Mistake("\n".join(problems))
 
 
 class Dynamic(nn.Module):
-    """`model` as `evaluate` may read with it: what `for_inference` gives learns from each call, after scoring it.
+    """A model for `evaluate`: the copy that `for_inference` returns learns from each call, after scoring it.
 
-    That is a copy which starts from the trained weights; `model` stays as it is. With several rows one step follows
-    the mean over all of them, so a row profits from text that stands behind its own: figures of the literature have
-    one. A reset empties the memory and leaves the weights.
-
-    Args:
-        model: of any kind with the calls of `TransformerXL`; read behind its `Memory`, through which it can learn.
-        rms: `relative_rms` of that model; for the rule of this name.
+    The copy starts from the trained weights, and `model` does not change. With several rows a step follows the mean
+    over all of them, so a row learns from later text; papers use one row. A reset empties the memory and keeps the
+    weights. The rule "rms" needs `relative_rms` of the model.
     """
 
     def __init__(self, model: Any, config: DynamicConfig, rms: Sequence[Float[Tensor, "*_"]] | None = None):
         super().__init__()
-        assert (rms is not None) == (config.rule == "rms"), "rms is given for the rule of this name, and for no other"
         self.model, self.config, self.rms = model, config, rms
         self.trained: list[nn.Parameter] | None = None
 
@@ -78,7 +73,7 @@ class Dynamic(nn.Module):
     def forward(
         self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Any, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T"], Any]:
-        """Nats of each target by the weights as they were, and the memory for the next segment."""
+        """Nats of each target by the weights before the step, and the memory for the next segment."""
         nll, memory, gradients = _gradients(self.model, ids, targets, memory, lengths)
         self._learn(gradients)
         return nll, memory
@@ -94,18 +89,17 @@ class Dynamic(nn.Module):
                 w.lerp_(w0, min(how.decay, 1.0)).sub_(g, alpha=how.lr)
             else:
                 w.lerp_(w0, (how.decay * r).clamp(max=1)).addcdiv_(g, r + how.epsilon, value=-how.lr)
-        torch.clear_autocast_cache()  # it would go on with the weights as they were
+        torch.clear_autocast_cache()  # it holds casts of the old weights
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
-        """The state before the first token: the model's memory, for a cache holds what older weights made of it."""
+        """The state before the first token: the model's memory, because older weights made the keys of a cache."""
         return self.model.empty_memory(batch, lengths, valid)
 
 
 def relative_rms(
     model: Any, loader: Iterable[Segment], lengths: Lengths, *, precision: str = "fp32"
 ) -> list[Float[Tensor, "*_"]]:
-    """Of each weight, the root of its mean squared gradient over the segments of `loader`, relative to the mean of
-    these roots over all weights. Segments like those that are to be scored serve best."""
+    """For each weight, the root of its mean squared gradient over the segments, divided by the mean of all roots."""
     model = deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     squares = [torch.zeros_like(p) for p in model.parameters()]
     device, memory, segments = squares[0].device, None, 0
@@ -129,7 +123,7 @@ def relative_rms(
 
 @torch.enable_grad()
 def _gradients(model: Any, ids: Tensor, targets: Tensor, memory: Any, lengths: Lengths) -> tuple[Tensor, Any, Any]:
-    """What the call returns, the nll detached, and the gradient of the mean nll for each weight, or None."""
+    """The detached nll and the memory of a call, and the gradient of the mean nll for each weight, or None."""
     nll, memory = model(ids, targets, memory, lengths)
     mean = nll.sum() / (targets >= 0).sum().clamp(min=1)
     return nll.detach(), memory, torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)

@@ -1,4 +1,4 @@
-"""Writing text: one token at a time from a prompt of any length, at constant memory.
+"""Generates text one token at a time, from a prompt of any length, in constant memory.
 
 The paper's samples (Appendix E) come from top-k sampling with k = 40 after up to 512 tokens of context.
 """
@@ -9,13 +9,14 @@ import codecs
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
@@ -23,18 +24,8 @@ from ..mistake import Mistake
 from ..model.inference import Step, stepping
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
+from .score import Scoring, device_of
 from .sliding import Sliding
-
-
-@runtime_checkable
-class Writing(Protocol):
-    """What is asked of a model here: `TransformerXL`'s calls. Its state may be of any kind with `select` and `cat`."""
-
-    takes_padding: bool
-    parameters: Callable[..., Iterator[nn.Parameter]]
-    for_inference: Callable[..., Any]
-    empty_cache: Callable[..., Any]
-    log_probs: Callable[..., tuple[Tensor, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +35,11 @@ class Sampling:
     temperature: float = 1.0
     """Divides the log-probabilities; 0 takes the likeliest token, whatever the seed."""
     top_k: int = 40
-    """Draw from so many likeliest tokens only; 0: from all."""
+    """Draw from this many likeliest tokens; 0: from all."""
     top_p: float = 1.0
     """Draw from the fewest likeliest tokens that hold this share of the probability; 1: from all."""
     seed: int | None = None
-    """Row b draws from its own stream of numbers, seeded seed + b. None: another text each time."""
+    """Row b draws from its own random numbers, seeded seed + b. None: another text each time."""
     stop: tuple[str, ...] = ()
     """A row ends before the first of these strings that it writes."""
 
@@ -68,7 +59,7 @@ class Sampling:
             yield f"stop must be a tuple of strings that are not empty, got {self.stop!r}."
 
     def generators(self, rows: int) -> list[torch.Generator]:
-        """One source of random numbers a row, so that a row's text does not depend on its companions."""
+        """One source of random numbers per row, because a row's text must not depend on other rows."""
         first = secrets.randbits(62) if self.seed is None else self.seed
         return [torch.Generator().manual_seed((first + row) % 2**63) for row in range(rows)]
 
@@ -76,12 +67,12 @@ class Sampling:
 def filtered(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tensor, "B V"]:
     """The probabilities to draw from, float64, rows summing to one: temperature, then top-k, then top-p.
 
-    Among equals the lower id stays, so exactly `top_k` tokens do. Temperature 0 leaves one token.
+    Among equal scores the lower id is kept, so exactly `top_k` tokens remain. Temperature 0 leaves one token.
     """
     scores = log_probs.double()
     if sampling.temperature == 0:
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
-    scores = (scores - scores.amax(dim=1, keepdim=True)) / sampling.temperature  # of any temperature: the best stays 0
+    scores = (scores - scores.amax(dim=1, keepdim=True)) / sampling.temperature  # no overflow: the best is 0
     if 0 < sampling.top_k < scores.shape[1]:
         least = scores.topk(sampling.top_k, dim=1).values[:, -1:]
         room = sampling.top_k - (scores > least).sum(dim=1, keepdim=True)
@@ -99,7 +90,7 @@ def filtered(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tenso
 def sample(
     log_probs: Float[Tensor, "B V"], sampling: Sampling, generators: Sequence[torch.Generator]
 ) -> Int[Tensor, " B"]:
-    """Draw one id a row, on the CPU, so that a seed means the same on every device.
+    """Draw one id per row, on the CPU, because a seed must give the same text on every device.
 
     One uniform number a row goes through the inverse of the cumulative distribution. Raises `FloatingPointError` for
     log-probabilities that are nan.
@@ -112,7 +103,7 @@ def sample(
 
 
 def stream(
-    model: Writing,
+    model: Scoring,
     prompts: Sequence[Integer[np.ndarray, " _"]],
     lengths: Lengths,
     sampling: Sampling,
@@ -122,19 +113,21 @@ def stream(
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield, step by step, the new `(row, id)` of every row that goes on; `sampling.stop` is for `stream_text`.
+    """Yield, step by step, the new `(row, id)` of every row that goes on. Only `stream_text` obeys `sampling.stop`.
 
-    Without a memory (`mem_len` 0) each token is predicted from the last `tgt_len` ones, which are read anew.
-    Prompts hold one id or more and may differ in length. Before each further step `ended(row)` is asked whether a row
-    is to leave the batch. A row's tokens do not depend on the other rows, but for rounding. Nothing grows with the
-    number of tokens. Behind the prompts tokens are read by what `stepping` makes of the state and of `compiled`.
+    Without a memory (`mem_len` 0) the last `tgt_len` tokens are read again for each new one. Prompts hold one id or
+    more and may differ in length. A row leaves the batch before the next step if `ended(row)`. A row's tokens do not
+    depend on the other rows, except for rounding.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
-    device = next(model.parameters()).device
+    if not prompts:
+        return
+    device = device_of(model)
     model = (model if lengths.mem_len else Sliding(model, lengths.tgt_len)).for_inference(precision)
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
-    state, inputs = None, _left_padded(prompts)
-    for step in range(max_tokens if rows else 0):
+    tensors = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
+    state, inputs = None, pad_sequence(tensors, batch_first=True, padding_side="left")
+    for step in range(max_tokens):
         if step == 0:
             log_probs, state = _read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision)
         else:
@@ -152,20 +145,11 @@ def stream(
         inputs = ids[:, None]
 
 
-def _left_padded(prompts: Sequence[Integer[np.ndarray, " _"]]) -> Int[Tensor, "B T"]:
-    ids = torch.zeros(len(prompts), max(map(len, prompts), default=0), dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, -len(prompt) :] = torch.as_tensor(np.asarray(prompt, dtype=np.int64))
-    return ids
-
-
 def _read_prompts(
-    model: Writing, ids: Tensor, counts: list[int], lengths: Lengths, device: torch.device, precision: str
+    model: Any, ids: Tensor, counts: list[int], lengths: Lengths, device: torch.device, precision: str
 ) -> tuple[Float[Tensor, "B V"], Any]:
-    """Feed left-padded prompts in segments of `tgt_len`, the first one the shorter.
-
-    Cut from the end, a prompt meets the same segments alone and beside longer ones.
-    """
+    """Read left-padded prompts in segments of `tgt_len`. The first one may be shorter, because a prompt must be cut
+    into the same segments alone and beside longer ones."""
     total = ids.shape[1]
     uneven = len(set(counts)) > 1
     if uneven and not model.takes_padding:
@@ -186,7 +170,7 @@ def _read_prompts(
 
 @torch.no_grad()
 def _advance(
-    model: Writing, ids: Int[Tensor, "B T"], state: Any, lengths: Lengths, precision: str
+    model: Any, ids: Int[Tensor, "B T"], state: Any, lengths: Lengths, precision: str
 ) -> tuple[Float[Tensor, "B V"], Any]:
     with autocast(precision, ids.device):
         if isinstance(state, Step):
@@ -196,7 +180,7 @@ def _advance(
 
 
 def stream_text(
-    model: Writing,
+    model: Scoring,
     vocab: Vocab,
     prompts: Sequence[str | bytes],
     lengths: Lengths,
@@ -208,14 +192,12 @@ def stream_text(
 ) -> Iterator[tuple[int, str]]:
     """Yield `(row, new text)` as it is written, the prompt not repeated.
 
-    A prompt stands behind what opens a text in this vocabulary. An empty one starts behind a line end, or where the
-    vocabulary has none behind its most frequent symbol (id 0).
-    Text that may be the beginning of a stop string, or of a character of several bytes, is held back until that is
-    known.
+    A prompt comes after the tokens that open a text in this vocabulary. An empty prompt is a line end, or the most
+    frequent token (id 0) if the vocabulary has no line end. Text that may begin a stop string, or a character of
+    several bytes, waits until that is known.
     """
     ids = [np.concatenate([vocab.opening, vocab.encode(prompt)]) for prompt in prompts]
-    start = np.array([vocab.line_end or 0])
-    ids = [prompt if len(prompt) else start for prompt in ids]
+    ids = [prompt if len(prompt) else np.array([vocab.line_end or 0]) for prompt in ids]
     writers = [_Writer(vocab, prompt, sampling.stop) for prompt in ids]
     options: dict[str, Any] = {"precision": precision, "compiled": compiled}
     steps = stream(model, ids, lengths, sampling, max_tokens, ended=lambda row: writers[row].ended, **options)
@@ -229,7 +211,7 @@ def stream_text(
 
 
 def generate(
-    model: Writing,
+    model: Scoring,
     vocab: Vocab,
     prompts: Sequence[str | bytes],
     lengths: Lengths,
@@ -237,12 +219,10 @@ def generate(
     max_tokens: int,
     *,
     precision: str = "fp32",
-    compiled: bool = False,
 ) -> list[str]:
-    """The continuation of each prompt, without the prompt; `stream_text`, collected."""
+    """The continuation of each prompt, without the prompt; see `stream_text`."""
     texts = [""] * len(prompts)
-    options: dict[str, Any] = {"precision": precision, "compiled": compiled}
-    for row, text in stream_text(model, vocab, prompts, lengths, sampling, max_tokens, **options):
+    for row, text in stream_text(model, vocab, prompts, lengths, sampling, max_tokens, precision=precision):
         texts[row] += text
     return texts
 
@@ -265,15 +245,16 @@ class _Writer:
         found = [(start + len(stop), start) for stop in self._stop if (start := self._held.find(stop)) >= 0]
         if found:
             self.ended = True
-            _, start = min(found)  # the one that was whole first, however the text is cut into tokens
+            _, start = min(found)  # the stop string that ends first, however the text is cut into tokens
             text, self._held = self._held[:start], ""
             return text
-        shown = len(self._held) - self._doubtful()
+        doubtful = (length for length in range(len(self._held), 0, -1) if self._begins_stop(self._held[-length:]))
+        shown = len(self._held) - next(doubtful, 0)
         text, self._held = self._held[:shown], self._held[shown:]
         return text
 
     def close(self) -> str:
-        """What was held back, when no more comes."""
+        """The rest of the text, when no more ids come."""
         text, self._held = self._held, ""
         return text + self._decoder.decode(b"", final=True)
 
@@ -283,10 +264,5 @@ class _Writer:
         before, self._last = self._last, new
         return self._vocab.decode([before, new])[len(self._vocab.decode([before])) :]
 
-    def _doubtful(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
-                return length
-        return 0
+    def _begins_stop(self, text: str) -> bool:
+        return any(stop.startswith(text) for stop in self._stop)

@@ -15,11 +15,11 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..runtime.terminal import report_progress
 from .measures import bits, perplexity
-from .score import Scoring, _device, _figures, _inference, _ratio
+from .score import Scoring, device_of, figures_for_json, inference, ratio
 
 
 class LineScore(NamedTuple):
-    """What one line cost, in nats; `bytes` counts the UTF-8 of its targets."""
+    """The cost of one line in nats; `bytes` counts the UTF-8 of its targets."""
 
     nats: float
     targets: int
@@ -32,14 +32,14 @@ class LineScore(NamedTuple):
     @property
     def ppl(self) -> float:
         """Per target; nan for a line without one."""
-        return perplexity(_ratio(self.nats, self.targets))
+        return perplexity(ratio(self.nats, self.targets))
 
     @property
     def bits(self) -> float:
         return bits(self.nats)
 
     def to_json(self) -> dict[str, Any]:
-        return _figures(self, "log_prob", "targets", "bytes", "ppl", "bits")
+        return figures_for_json(self, "log_prob", "targets", "bytes", "ppl", "bits")
 
 
 def score_lines(
@@ -54,28 +54,23 @@ def score_lines(
     """Score each line from a fresh memory, in the order given; the figure of a line does not depend on the others.
 
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
-    symbol and the last target of each line. A vocabulary without one (enwik8, newlines dropped) scores from the second
-    symbol on: the first is context only. Lines of like length share a batch of about `batch_tokens` per segment,
-    padded on the right, where causality keeps padding harmless. A line leaves its batch when it ends, so the model
-    reads at most two positions per target, padding included.
+    token and the last target of each line. Without one (enwik8, newlines dropped) the first token is only context.
+    Lines of similar length share a batch of about `batch_tokens` per segment, padded on the right, where causality
+    makes padding harmless. The model reads at most two positions per target, padding included.
     """
     tokens = [_framed(vocab, line, number) for number, line in enumerate(lines, start=1)]
     token_sizes = vocab.token_sizes()
     nats = [0.0] * len(tokens)
-    device = _device(model)
+    device = device_of(model)
     batches = list(_batches([len(ids) - 1 for ids in tokens], lengths.tgt_len, batch_tokens))
-    calls = sum(-(-(len(tokens[longest]) - 1) // lengths.tgt_len) for longest, *_ in batches)
-    shown = report_progress(range(calls), "scoring lines")
-    with _inference(model, precision) as model:
-        for batch in batches:
-            costs = _batch_nats(model, [torch.from_numpy(tokens[i]) for i in batch], lengths, device, shown)
+    with inference(model, precision) as model:
+        for batch in report_progress(batches, "scoring lines"):
+            costs = _batch_nats(model, [torch.from_numpy(tokens[i]) for i in batch], lengths, device)
             for i, cost in zip(batch, costs, strict=True):
                 nats[i] = cost
-    scored = (ids[1:] for ids in tokens)
-    return [
-        LineScore(cost, len(ids), int(token_sizes[ids].sum(dtype=np.int64)))
-        for cost, ids in zip(nats, scored, strict=True)
-    ]
+    scored = [ids[1:] for ids in tokens]
+    sizes = [int(token_sizes[ids].sum(dtype=np.int64)) for ids in scored]
+    return [LineScore(cost, len(ids), size) for cost, ids, size in zip(nats, scored, sizes, strict=True)]
 
 
 def _framed(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n"]:
@@ -101,14 +96,12 @@ def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterato
         first += len(batch)
 
 
-def _batch_nats(
-    model: Scoring, lines: list[Tensor], lengths: Lengths, device: torch.device, calls: Iterator[int]
-) -> list[float]:
-    """Nats of each line, the longest given first. A line that ends leaves the batch, so padding fills no more than
-    the rest of its last segment. Each call of the model takes one of `calls`."""
+def _batch_nats(model: Scoring, lines: list[Tensor], lengths: Lengths, device: torch.device) -> list[float]:
+    """Nats of each line, the longest given first. A line that ends leaves the batch, so there is no padding after the
+    rest of its last segment."""
     nats = torch.zeros(len(lines), dtype=torch.float64, device=device)
     memory, rows = model.empty_cache(len(lines), lengths), len(lines)
-    for start, _ in zip(range(0, len(lines[0]) - 1, lengths.tgt_len), calls, strict=False):
+    for start in range(0, len(lines[0]) - 1, lengths.tgt_len):
         parts = [line[start : start + lengths.tgt_len + 1] for line in lines[:rows] if len(line) - 1 > start]
         if len(parts) < rows:
             rows = len(parts)

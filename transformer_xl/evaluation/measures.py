@@ -1,4 +1,4 @@
-"""What a sum of nats is reported as."""
+"""Converts nats to the figures that papers report."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 
 
 def bits(nats: float) -> float:
-    """Nats in bits: a loss per symbol as bpc."""
+    """Nats in bits; a loss per character gives bpc."""
     return nats / math.log(2)
 
 
 def perplexity(nats: float) -> float:
-    """e to the loss; inf where that is beyond a float."""
+    """e to the loss; inf if a float cannot hold it."""
     return math.inf if nats > 709 else math.exp(nats)
 
 
 def figure(unit: str, loss: float) -> tuple[str, float]:
-    """How a loss in nats per token is known: ppl over words and byte pairs, bpc over bytes and characters."""
+    """The name and value of a loss: ppl for words and byte pairs, bpc for bytes and characters."""
     return ("ppl", perplexity(loss)) if unit in ("word", "bpe") else ("bpc", bits(loss))
 
 

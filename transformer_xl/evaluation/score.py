@@ -1,7 +1,6 @@
-"""How well a model predicts text: loss, perplexity and bits over a split, or one figure for each line.
+"""Scores a model on a text: loss, perplexity and bits.
 
-Every figure is a sum of nats in float64 over the number of targets, never a mean of means. A sum that is not finite
-is reported as it is.
+Every figure is a sum of nats in float64 over the number of targets, never a mean of means.
 """
 
 from __future__ import annotations
@@ -29,23 +28,22 @@ from ..runtime.files import write_whole
 from .measures import bits, figure, perplexity
 
 _SCORES = 1 << 24
-"""Whole distributions side by side hold so many at most."""
+"""Maximum number of scores held at once."""
 
 
 @runtime_checkable
 class Scoring(Protocol):
-    """What is asked of a model here: `TransformerXL`'s calls. Any state that can `reset` and `select` rows serves."""
+    """The calls of `TransformerXL` that are used here. The state must be able to `reset` and `select` rows."""
 
     parameters: Callable[..., Iterator[nn.Parameter]]
     for_inference: Callable[..., Any]
     empty_cache: Callable[..., Any]
-
     __call__: Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What one pass over a text cost. `bytes` counts the UTF-8 of the targets, where it is known."""
+    """The cost of one pass over a text. `bytes` counts the UTF-8 of the targets, if it is known."""
 
     nats: float
     targets: int
@@ -71,15 +69,15 @@ class EvalResult:
 
     @property
     def bits_per_byte(self) -> float | None:
-        return None if self.bytes is None else _ratio(bits(self.nats), self.bytes)
+        return None if self.bytes is None else ratio(bits(self.nats), self.bytes)
 
     @property
     def tokens_per_second(self) -> float:
-        return _ratio(self.targets, self.seconds)
+        return ratio(self.targets, self.seconds)
 
     @property
     def headline(self) -> tuple[str, float]:
-        """The figure the literature prints for this unit: ("ppl", x) for words and byte pairs, else ("bpc", x)."""
+        """The figure that papers print for this unit: ("ppl", x) for words and byte pairs, otherwise ("bpc", x)."""
         return figure(self.unit, self.loss)
 
     def __str__(self) -> str:
@@ -90,9 +88,9 @@ class EvalResult:
         return figures if math.isfinite(self.nats) else f"{figures}  NOT FINITE"
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name. JSON knows no nan and no infinity: such a figure is null, and `finite` is false."""
-        counts = _figures(self, "unit", "targets", "bytes", "seconds", "tokens_per_second")
-        costs = _figures(self, "nats", "loss", "ppl", "bpc", "bits_per_byte")
+        """Every figure by name; one that is not finite is null, and `finite` is false."""
+        counts = figures_for_json(self, "unit", "targets", "bytes", "seconds", "tokens_per_second")
+        costs = figures_for_json(self, "nats", "loss", "ppl", "bpc", "bits_per_byte")
         return {**counts, **costs, "finite": math.isfinite(self.nats), **asdict(self.lengths)}
 
 
@@ -107,18 +105,17 @@ def evaluate(
     dump: Callable[[Segment, Float[Tensor, "B T"]], None] | None = None,
     total: Callable[[Sequence[float]], Sequence[float]] | None = None,
 ) -> EvalResult:
-    """Score every target of `loader` once, memory running from segment to segment.
+    """Score every target of `loader` once; memory continues from segment to segment.
 
-    `token_sizes` gives the UTF-8 length of each id, for bits per byte; `dump(segment, nll)` sees every segment, and
-    `TokenLog` puts them in order; `total` makes one sum of those of several readers, each with a part of the streams.
-    A text without a target raises `ValueError`.
+    `token_sizes` is the UTF-8 length of each id, for bits per byte. `dump(segment, nll)` gets every segment; `TokenLog`
+    puts them in order. `total` adds up the sums of several readers, each of which reads some of the streams.
     """
-    device = _device(model)
+    device = device_of(model)
     nats = torch.zeros((), dtype=torch.float64, device=device)
     targets = text_bytes = 0
     memory = None
     start = time.perf_counter()
-    with _inference(model, precision) as model:
+    with inference(model, precision) as model:
         for segment in loader:
             if memory is None:
                 memory = model.empty_cache(len(segment.ids), lengths)
@@ -137,16 +134,13 @@ def evaluate(
         cost, *counts = total([cost, targets, text_bytes])
         targets, text_bytes = map(int, counts)
     if targets == 0:
-        raise Mistake("The text must hold at least 2 tokens to be scored, for the first one is context only.")
+        raise Mistake("The text must hold at least 2 tokens to be scored, because the first one is only context.")
     seconds = time.perf_counter() - start
     return EvalResult(cost, targets, seconds, lengths, text_bytes if token_sizes is not None else None, unit)
 
 
 class Tempered(nn.Module):
-    """`model`, each of its distributions divided, as log-probabilities, by `temperature` and made to sum to one again.
-
-    An adaptive softmax becomes what the plain one over all its symbols would: clusters are no symbols.
-    """
+    """`model`, whose log-probabilities are divided by `temperature` and normalised again over the whole vocabulary."""
 
     def __init__(self, model: Any, temperature: float):
         super().__init__()
@@ -166,7 +160,7 @@ class Tempered(nn.Module):
 
     def _nll(self, hidden: Float[Tensor, "n D"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         scores = self.model.softmax.log_probs(hidden)
-        least = torch.finfo(scores.dtype).tiny  # of any temperature: the best stays 0
+        least = torch.finfo(scores.dtype).tiny  # no overflow: the best is 0
         scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(self.temperature, least)
         return nn.functional.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
 
@@ -180,37 +174,11 @@ class Tempered(nn.Module):
         return Tempered(self.model.for_inference(precision), self.temperature)
 
 
-SEGMENTS = (64, 128, 256, 512, 1024)
-"""What `fastest_tgt_len` tries."""
-
-
-def fastest_tgt_len(model: Scoring, lengths: Lengths, batch: int, *, precision: str = "fp32") -> int:
-    """The segment length, of `SEGMENTS`, that scores most tokens a second here behind a full memory; each is timed.
-
-    Where `lengths` has a window, `attn_len`, no figure depends on it.
-    """
-    seconds: dict[int, float] = {}
-    ids = torch.zeros(batch, max(SEGMENTS), dtype=torch.int64, device=_device(model))
-    with _inference(model, precision) as reader:
-        full = reader.empty_cache(batch, lengths)
-        for start in range(0, lengths.mem_len, 256):
-            part = ids[:, : min(256, lengths.mem_len - start)]
-            _, full = reader(part, part, full, lengths)
-        for tgt_len in SEGMENTS:
-            state, part = full.fork(), ids[:, :tgt_len]
-            for _ in range(2):  # the first one warms up
-                start = time.perf_counter()
-                nll, state = reader(part, part, state, lengths)
-                nll.sum().item()
-                seconds[tgt_len] = (time.perf_counter() - start) / tgt_len
-    return min(seconds, key=lambda tgt_len: seconds[tgt_len])
-
-
 class TokenLog:
     """Keeps the log-probability of each target, in corpus order: pass one as `dump`, then read it or `save` it.
 
-    A row reads stretches of the text, each starting with a reset; a loader deals them out to rows as these become free.
-    So the order of the stretches is that of their first segments, and of rows where these are the same.
+    A row reads stretches of the text, and each starts with a reset. The stretches are in the order of their first
+    segments, and in the order of the rows if these are the same.
     """
 
     def __init__(self) -> None:
@@ -246,21 +214,21 @@ class TokenLog:
 
 
 @contextmanager
-def _inference(model: Scoring, precision: str) -> Iterator[Scoring]:
-    """No gradients, no dropout, the wanted precision; the model itself is left as it is."""
-    with torch.no_grad(), autocast(precision, _device(model)):
+def inference(model: Scoring, precision: str) -> Iterator[Scoring]:
+    """A copy of the model without gradients and dropout, in this precision; the model itself does not change."""
+    with torch.no_grad(), autocast(precision, device_of(model)):
         yield model.for_inference(precision)
 
 
-def _device(model: Scoring) -> torch.device:
+def device_of(model: Scoring) -> torch.device:
     return next(model.parameters()).device
 
 
-def _ratio(amount: float, count: float) -> float:
+def ratio(amount: float, count: float) -> float:
     return amount / count if count else math.nan
 
 
-def _figures(owner: Any, *names: str) -> dict[str, Any]:
-    """Attributes for JSON, null where a number is not finite."""
+def figures_for_json(owner: Any, *names: str) -> dict[str, Any]:
+    """Attributes for JSON; a number that is not finite is null."""
     values = {name: getattr(owner, name) for name in names}
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}

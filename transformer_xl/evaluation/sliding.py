@@ -1,12 +1,12 @@
-"""Sliding windows, as Transformers without memory are evaluated (Al-Rfou et al. 2019; Dai et al., figure 1b): the text
-before a target is read anew for it, from nothing. It costs a window's work for every `stride` targets.
+"""Sliding windows evaluate a Transformer without memory (Al-Rfou et al. 2019; Dai et al., figure 1b): the text before
+a target is read again for it. Each window serves `stride` targets.
 
-With context 4 and stride 2, what each token's prediction sees of a text a b c d e f g h i:
+With context 4 and stride 2, the prediction after each token of a text a b c d e f g h i sees:
 
     a > .     c: a b c      e: c d e       g: e f g       i: g h i
     b: a b    d: a b c d    f: c d e f     h: e f g h
 
-Two share a window; with stride 1 each has its own, of just `context` tokens.
+Two predictions share a window. With stride 1 each has its own window of `context` tokens.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..mistake import Mistake
 from ..model.inputs import as_ids
 
 _TOKENS = 1 << 13
-"""Windows read side by side hold about so many: enough to be fast, and few enough for any machine."""
+"""Number of tokens, roughly, in the windows that are read side by side."""
 
 
 class Window(NamedTuple):
-    """The last tokens of each row, oldest first, as many as a window may still reach back to."""
+    """The last tokens of each row, oldest first, that a window may still contain."""
 
     ids: Int[Tensor, "B L"]
     seen: Int[Tensor, " B"]
-    """Tokens of a row's text up to now; below 0: so many that come are padding, which nothing sees."""
+    """Tokens of a row's text up to now; -n: the next n tokens are padding."""
 
     def extend(self, ids: Int[Tensor, "B T"], *, kept: int) -> Window:
-        """After a call: these tokens behind the others, cut to the newest `kept`."""
+        """Append these tokens and keep the newest `kept`."""
         both = torch.cat([self.ids, ids], dim=1)
         return Window(both[:, max(both.shape[1] - kept, 0) :], self.seen + ids.shape[1])
 
@@ -45,7 +45,7 @@ class Window(NamedTuple):
 
     @staticmethod
     def cat(windows: Sequence[Window]) -> Window:
-        """Rows of several states as one; nothing reaches back into what shorter ones are filled with."""
+        """Rows of several states in one; no window contains the tokens that fill up shorter states."""
         length = max(window.ids.shape[1] for window in windows)
         filled = [pad(window.ids, (length - window.ids.shape[1], 0)) for window in windows]
         return Window(torch.cat(filled), torch.cat([window.seen for window in windows]))
@@ -60,11 +60,10 @@ class Window(NamedTuple):
 
 
 class Sliding(nn.Module):
-    """`model`, with its own calls, where each prediction sees the last tokens and no memory.
+    """`model` with the same calls, where each prediction sees the last tokens and no memory.
 
-    That of token t of a row's text (from 0) sees min(t + 1, context - stride + 1 + t % stride) tokens, itself included:
-    from context - stride + 1 to context of them once the text has so many, in whatever pieces it is read. Of the
-    `Lengths` of a call only `clamp_len` counts.
+    The prediction after token t of a row's text (from 0) sees min(t + 1, context - stride + 1 + t % stride) tokens, t
+    included, for any segmentation. A call uses only `clamp_len` of its `Lengths`.
     """
 
     takes_padding = True
@@ -95,7 +94,7 @@ class Sliding(nn.Module):
     def log_probs(
         self, ids: Integer[Tensor, "B T"], memory: Window | None, lengths: Lengths, last: int | None = None
     ) -> tuple[Float[Tensor, "B L V"], Window]:
-        """Log-probabilities of what follows each position, or only the `last` ones, whose windows alone are read."""
+        """Log-probabilities after each position, or after the `last` ones; only their windows are read."""
         hidden, after = self.hidden(ids, memory, lengths, last)
         return self.softmax.log_probs(hidden), after
 
@@ -114,43 +113,43 @@ class Sliding(nn.Module):
         windows, scored, found = self._windows(torch.cat([memory.ids, ids], dim=1), memory.seen + ids.shape[1], wanted)
         rows = max(_TOKENS // windows.shape[1], 1)
         parts = []
-        for some, places in zip(windows.split(rows), scored.split(rows), strict=True):
+        for some, positions in zip(windows.split(rows), scored.split(rows), strict=True):
             x, _ = self.model.hidden(some, self.model.empty_memory(len(some), read), read)
-            parts.append(_pick(x, places))
+            parts.append(_pick(x, positions))
         features = torch.cat(parts).unflatten(0, (len(ids), -1)).flatten(1, 2)
         return _pick(features, found), memory.extend(ids, kept=self.context - 1)
 
     def _windows(
         self, text: Int[Tensor, "B S"], end: Int[Tensor, " B"], wanted: Int[Tensor, "B L"]
     ) -> tuple[Int[Tensor, "W C"], Int[Tensor, "W R"], Int[Tensor, "B L"]]:
-        """Windows, row by row as many; the places in each that are its own to score; and where among all of a row's
-        places the wanted ones are. `end` counts the tokens of each row's text up to the end of `text`."""
+        """Windows, the same number for each row; the positions that each window scores; and the index of each wanted
+        position among those of its row. `end` is the number of tokens of each row's text at the end of `text`."""
         stride, device = self.stride, text.device
         first = wanted[:, :1].clamp(min=0) // stride
         count = int((wanted[:, -1:].clamp(min=0) // stride - first).max()) + 1
-        begin = (first + torch.arange(count, device=device)) * stride  # of what each window is for
+        begin = (first + torch.arange(count, device=device)) * stride  # of the positions that each window scores
         start = (begin + stride - self.context).clamp(min=0)
         width = int((torch.minimum(begin + stride, end[:, None]) - start).max())
-        # A window that ends early is filled up on the right, where causality keeps anything harmless.
-        place = (text.shape[1] - end)[:, None, None] + start[..., None] + torch.arange(width, device=device)
-        windows = text.gather(1, place.clamp(max=text.shape[1] - 1).flatten(1)).view(-1, width)
+        # A window that ends early is filled up on the right, where causality makes any token harmless.
+        position = (text.shape[1] - end)[:, None, None] + start[..., None] + torch.arange(width, device=device)
+        windows = text.gather(1, position.clamp(max=text.shape[1] - 1).flatten(1)).view(-1, width)
         scored = (begin - start)[..., None] + torch.arange(stride, device=device)
         return windows, scored.clamp(max=width - 1).flatten(0, 1), (wanted - first * stride).clamp(min=0)
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Window:
-        """The state before the first token of `batch` streams; below 0, `valid` tells how many tokens are padding."""
+        """The state before the first token of `batch` streams; `valid` -n: the first n tokens are padding."""
         device = next(self.parameters()).device
         seen = torch.zeros(batch, dtype=torch.int64, device=device) if valid is None else valid.to(device)
         return Window(torch.zeros(batch, 0, dtype=torch.int64, device=device), seen)
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Window:
-        """The same: every window is read anew."""
+        """The same as `empty_memory`, because every window is read again."""
         return self.empty_memory(batch, lengths, valid)
 
     def for_inference(self, precision: str = "fp32") -> Sliding:
-        """A copy to evaluate with, as the model's own."""
+        """A copy with the model's own copy for inference."""
         return Sliding(self.model.for_inference(precision), self.context, self.stride)
 
 
-def _pick(x: Float[Tensor, "W C D"], places: Int[Tensor, "W R"]) -> Float[Tensor, "W R D"]:
-    return x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
+def _pick(x: Float[Tensor, "W C D"], positions: Int[Tensor, "W R"]) -> Float[Tensor, "W R D"]:
+    return x.gather(1, positions[..., None].expand(-1, -1, x.shape[2]))

@@ -6,26 +6,32 @@ Here are the tables and texts as data; `page.html.jinja` makes HTML of them and 
 from __future__ import annotations
 
 import base64
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from . import paper
+from .curves import HEIGHT, WIDTH
 from .graphs import curves
-from .record import LENGTHS, PICTURES, Record, Sample, last_part, number
-from .summary import UNKNOWN, description, exact, figure_of, line_class, main_figures, remarks, row_of
+from .record import LENGTHS, Record, last_part, number
+from .summary import UNKNOWN, corpus_of, description, exact, figure_of, line_class, main_figures, remarks
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """A browser may show the page's own pictures and style. No script runs, whatever a run's files hold."""
-SAMPLES = 8
 NO_LENGTH = {"attn_len": "all", "clamp_len": "none"}
-SUMMARY = ["run", "corpus", "test", "best valid", "parameters", "tokens", "time", "tokens/s", "steps"]
+CAPTIONS = {
+    "recl_gains_relative": "Relative gain of more context; dotted: the gain of going back",
+    "recl_gains": "Gain of more context, as in the paper's Figure 3",
+    "recl_context": "Loss by context length, as in the paper's Figure 4",
+    "length": "Loss by attention length",
+    "average": "Average attention by relative distance, a row for each head, as in the paper's Figure 5",
+    "terms": "The terms of attention apart, each through its own softmax, as in the paper's Figure 7",
+    "position-": "Chosen heads from one position, the top 20 % of memory marked, as in the paper's Figure 6",
+}
 
 _NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
@@ -59,21 +65,20 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
     )
     templates.filters["at"] = "{:.1f}".format
     one = records[0] if len(records) == 1 else None
-    key = Markup('<i class="key {}"></i>{}')
     return templates.get_template("page.html.jinja").render(
         title=title or (one.name if one else f"{len(records)} runs side by side"),
         policy=POLICY,
+        width=WIDTH,
+        height=HEIGHT,
         description=description(one) if one else "",
-        figures=main_figures(one) if one else [],
-        summary=Table(
-            SUMMARY, [Row([key.format(line_class(i), r.name), *row_of(r)]) for i, r in enumerate(records)], words=2
-        ),
+        figures=main_figures(one) if one else {},
+        summary=_summary(records),
         remarks=[("" if one else record.name, remark) for record in records for remark in remarks(record)],
         curves=curves(records),
         evaluations=evaluations(records),
         comparisons=comparisons(records),
-        pictures=pictures(records),
-        samples=samples(records),
+        pictures=[(record.name, _caption(path), _url(path)) for record in records for path in record.pictures],
+        samples=[("" if one else record.name, record.samples) for record in records if record.samples],
         facts={
             "Configuration": facts([record.config for record in records], records),
             "Environment": facts([record.environment for record in records], records),
@@ -81,112 +86,73 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
     )
 
 
+def _summary(records: Sequence[Record]) -> Table:
+    """The main figures of several runs, each beside the colour of its curves."""
+    key = Markup('<i class="key {}"></i>{}')
+    runs = [key.format(line_class(index), record.name) for index, record in enumerate(records)]
+    texts = [f"{corpus_of(record)}, {record.unit}s" for record in records]
+    rows = [Row([*head, *main_figures(each).values()]) for *head, each in zip(runs, texts, records, strict=True)]
+    return Table(["run", "corpus", *main_figures(records[0])], rows, words=2)
+
+
 def _replace_control_characters(value: object) -> object:
     """`value` as text in which U+FFFD replaces what no page can hold; HTML stays as it is."""
     return value if isinstance(value, Markup) else _NO_TEXT.sub("\ufffd", str(value))
 
 
-def evaluations(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Every figure of the held-out splits: a table of the final ones and the best of validation, and one of all."""
-    entries = [(record, entry) for record in records for entry in record.evaluations]
-    if not entries:
-        return None
-    shown = [(record, e) for record, e in entries if e.get("split") != "valid" or e is record.best_valid]
-    best = [f"{record.name}: step {record.best_step:,}" for record in records if isinstance(record.best_step, int)]
-    tables = (_evaluations(chosen, records) for chosen in (shown, entries))
-    return {"tables": tuple(tables), "best": "; ".join(best)}
-
-
-def _evaluations(entries: Sequence[tuple[Record, Any]], records: Sequence[Record]) -> Table:
-    several, units = len(records) > 1, list(dict.fromkeys(record.figure for record in records))
+def evaluations(records: Sequence[Record]) -> Table | None:
+    """Every figure of the held-out splits but validation, and the best of validation."""
+    units = list(dict.fromkeys(record.figure for record in records))
     rows = []
-    for record, entry in entries:
-        lengths = [NO_LENGTH.get(n, UNKNOWN) if entry.get(n) is None else entry[n] for n in LENGTHS]
-        figures = [figure_of(record, entry) if record.figure == unit else UNKNOWN for unit in units]
-        costs = [_four_digits(entry.get("loss")), _four_digits(entry.get("bits_per_byte"))]
-        counts = [exact(number(entry.get(name))) or UNKNOWN for name in ("targets", "tokens_per_second")]
-        cells = [entry["split"], f"{entry['step']:,.0f}", *lengths, *figures, *costs, *counts]
-        rows.append(Row([record.name, *cells] if several else cells))
-    columns = ["split", "step", *LENGTHS, *units, "loss", "bits/byte", "targets", "tokens/s"]
-    return Table(["run", *columns] if several else columns, rows, words=1 + several)
-
-
-def _four_digits(value: object) -> str:
-    return f"{number(value):.4f}" if math.isfinite(number(value)) else UNKNOWN
-
-
-def comparisons(records: Sequence[Record]) -> list[tuple[str, Table, list[str]]]:
-    """For each corpus of the paper: its name, its test figures beside the runs' own, and what a comparison is worth."""
-    found = []
-    for corpus in dict.fromkeys(paper.corpus_name(record.config) for record in records):
-        if corpus not in paper.TABLES:
-            continue
-        ours = [record for record in records if paper.corpus_name(record.config) == corpus]
-        rows = [
-            Row([r.name, exact(r.parameters) or UNKNOWN, figure_of(r, r.tested), r.figure], class_="own") for r in ours
-        ]
-        for row in paper.TABLES[corpus]:
-            rows.append(Row([f"paper, {row.name} ({row.where})", row.parameters, row.test, row.unit]))
-        found.append((corpus, Table(["", "parameters", "test", ""], rows), [_verdict(record) for record in ours]))
-    return found
-
-
-def _verdict(record: Record) -> str:
-    """What the comparison is worth."""
-    same, other = paper.of_shape(record.config), paper.differences(record.config, record.partial)
-    if same is None:
-        size = f"{record.parameters:,}" if record.parameters else "an unknown number of"
-        first = f"{record.name} has {size} parameters and another shape than the paper's: no reproduction."
-    else:
-        first = (
-            f"{record.name} has the shape of the paper's {same.name} model ({same.parameters} parameters); it is a "
-            "reproduction only if data, training and test lengths were the paper's too."
-        )
-    return first + (f" Also, {', and '.join(other)}." if other else "")
-
-
-def pictures(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """The caption of each picture that `txl analyse` left in the run folders, and the picture as a data URL."""
-    return [
-        (
-            picture.caption if len(records) == 1 else f"{record.name}: {picture.caption}",
-            f"data:{PICTURES[picture.path.suffix.lower()]};base64,"
-            + base64.b64encode(picture.path.read_bytes()).decode(),
-        )
-        for record in records
-        for picture in record.pictures
-    ]
-
-
-def samples(records: Sequence[Record]) -> list[tuple[str, Sample, list[Sample], int]]:
-    """For each run with samples: its name (empty if alone), the last sample, some earlier ones, and their number."""
-    found = []
     for record in records:
-        if record.samples:
-            *earlier, last = record.samples
-            kept = np.unique(np.linspace(0, len(earlier) - 1, SAMPLES).astype(int)) if earlier else []
-            name = record.name if len(records) > 1 else ""
-            found.append((name, last, [earlier[i] for i in kept], len(earlier)))
+        for entry in record.evaluations:
+            if entry["split"] == "valid" and entry is not record.best_valid:
+                continue
+            lengths = [NO_LENGTH.get(n, UNKNOWN) if entry.get(n) is None else entry[n] for n in LENGTHS]
+            figures = [figure_of(record, entry) if record.figure == unit else UNKNOWN for unit in units]
+            costs = [f"{number(entry.get(name)):.4f}".replace("nan", UNKNOWN) for name in ("loss", "bits_per_byte")]
+            counts = [exact(number(entry.get(name))) for name in ("targets", "tokens_per_second")]
+            step = f"{entry['step']:,.0f}"
+            rows.append(Row([record.name, entry["split"], step, *lengths, *figures, *costs, *counts]))
+    columns = ["run", "split", "step", *LENGTHS, *units, "loss", "bits/byte", "targets", "tokens/s"]
+    return Table(columns, rows, words=2) if rows else None
+
+
+def comparisons(records: Sequence[Record]) -> list[tuple[str, Table]]:
+    """For each corpus of the paper: its name, and its test figures beside the runs' own."""
+    found = []
+    for corpus, published in paper.TABLES.items():
+        ours = [record for record in records if paper.corpus_name(record.config) == corpus]
+        rows = [Row([r.name, exact(r.parameters), figure_of(r, r.tested), r.figure], class_="own") for r in ours]
+        rows += [Row([f"paper, {name}", *figures]) for name, *figures in published]
+        if ours:
+            found.append((corpus, Table(["", "parameters", "test", ""], rows)))
     return found
 
 
-def facts(tables: Sequence[Any], records: Sequence[Record]) -> dict[str, Any] | None:
-    """Settings or environments: of one run by section, of several a table of those that differ and one of all."""
+def _caption(picture: Path) -> str:
+    known = (words for begin, words in CAPTIONS.items() if picture.stem.startswith(begin))
+    return next(known, picture.stem.replace("_", " "))
+
+
+def _url(picture: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+
+
+def facts(tables: Sequence[Any], records: Sequence[Record]) -> dict[str, list[tuple[str, str]]] | Table:
+    """Settings or environments: of one run by section, of several in a table, those that differ first."""
     flat = [_flat(table) for table in tables]
     names = list(dict.fromkeys(name for values in flat for name in values))
-    if not names:
-        return None
-    sections: dict[str, list[tuple[str, str]]] = {}
     if len(records) == 1:
+        sections: dict[str, list[tuple[str, str]]] = {}
         for name in names:
             section, _, key = name.rpartition(".")
             sections.setdefault(section, []).append((key, flat[0][name]))
-        return {"sections": sections}
+        return sections
     rows = [Row([name, *(values.get(name, UNKNOWN) for values in flat)]) for name in names]
-    rows = [row._replace(class_="differs") if len(set(row.cells[1:])) > 1 else row for row in rows]
-    columns = ["", *(record.name for record in records)]
-    differing = [row._replace(class_="") for row in rows if row.class_]
-    return {"sections": {}, "differing": Table(columns, differing), "all": Table(columns, rows)}
+    differ = [row._replace(class_="differs") for row in rows if len(set(row.cells[1:])) > 1]
+    alike = [row for row in rows if len(set(row.cells[1:])) == 1]
+    return Table(["", *(record.name for record in records)], differ + alike)
 
 
 def _flat(facts: Any, prefix: str = "") -> dict[str, str]:

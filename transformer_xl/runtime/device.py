@@ -15,11 +15,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device of that name. "auto" is CUDA if there is a device, otherwise the CPU. "cuda" gets no number.
-
-    Raises:
-        ValueError: it is neither the CPU nor a CUDA device of this machine; this package supports no other kind.
-    """
+    """The device of that name: the CPU or a CUDA device of this machine. "auto" is CUDA if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     named, count = re.fullmatch(r"cpu|cuda(?::(\d{1,9}))?", device, re.ASCII), torch.cuda.device_count()
@@ -33,11 +29,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
-    """The precision of matrix products, and the reason; weights, norms, losses and sums are always float32.
-
-    Raises:
-        ValueError: there is no such precision.
-    """
+    """The precision of matrix products, and the reason; weights, norms, losses and sums are always float32."""
     if precision != "auto":
         if precision not in PRECISIONS:
             raise Mistake(f"precision must be auto, fp32 or bf16, got {precision!r}.")

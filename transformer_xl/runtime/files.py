@@ -10,7 +10,6 @@ import glob
 import hashlib
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,9 +20,9 @@ from filelock import FileLock, Timeout
 from ..mistake import Mistake
 
 UNFINISHED = ".tmp-"
-"""Begins the name of anything half-written; `remove_unfinished` removes what a killed process left."""
+"""Begins the name of every half-written file and folder; `remove_unfinished` removes those of killed processes."""
 _MARK = 8
-"""Number of random digits after such a name, which keep two writers apart."""
+"""Number of random digits after such a name, because two writers need two names."""
 SEAL = "SHA256SUMS"
 """The checksums of a folder's files, as `sha256sum --check SHA256SUMS` reads them."""
 LOCK = ".lock"
@@ -33,30 +32,23 @@ LOCK = ".lock"
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside `path` to write into; on success it replaces `path`.
 
-    On any error the half-written folder is removed and `path` stays as it was.
-
-    Raises:
-        OSError: one sentence that names `path` and the reason, for instance a full disk.
+    On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason.
     """
     path = Path(path)
     with _unfinished(path) as unfinished:
         unfinished.mkdir()
         yield unfinished
-        mode = _mode_of_new_files(unfinished)
+        os.umask(mask := os.umask(0))
         for file in sorted(unfinished.rglob("*")):
             if file.is_file():  # safetensors makes files that only their owner can read
-                file.chmod(mode)
+                file.chmod(0o666 & ~mask)
             sync(file)
         sync(unfinished)
         _replace_folder(unfinished, path)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write one file; a reader sees the old content or the new, never a mixture.
-
-    Raises:
-        OSError: one sentence that names `path` and the reason, for instance a full disk.
-    """
+    """Write one file; a reader sees the old content or the new, never a mixture. An OSError names the file."""
     path = Path(path)
     with _unfinished(path) as unfinished:
         if path.exists() and not path.is_file():  # a rename would replace a device or a pipe
@@ -68,7 +60,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """Yield a free name beside `path`, to be renamed to it. Remove what is left under that name; sync the folder."""
+    """Yield a free name beside `path`, which the block renames. Then sync the folder and remove what is left."""
     unfinished = _beside(path)
     with explain_write_error(path):
         try:
@@ -80,11 +72,7 @@ def _unfinished(path: Path) -> Iterator[Path]:
 
 
 def plain_file(path: Path) -> Path:
-    """Check that `path` can be read as a file, and return it. The call that opens it reports a missing file.
-
-    Raises:
-        ValueError: it is a folder, or a pipe or device, which may never end.
-    """
+    """Refuse a folder, and a pipe or device, which may never end. The call that opens `path` reports a missing file."""
     if path.exists() and not path.is_file():
         raise Mistake(f"{path} must be a file, and is a folder, a pipe or a device. Save its content in a file first.")
     return path
@@ -100,17 +88,13 @@ def make_folder(path: Path) -> list[Path]:
 
 
 def seal(folder: Path) -> None:
-    """Store the checksum of each file in `folder`, for `check_seal`."""
+    """Store the checksum of each file in `folder`; `check_seal` reads them."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     (folder / SEAL).write_text("".join(f"{digest_of(path)}  {path.name}\n" for path in files), encoding="utf-8")
 
 
 def check_seal(path: Path) -> None:
-    """Compare a file with its checksum; without checksums in the folder, do nothing.
-
-    Raises:
-        ValueError: the file, or the checksum, is not what was written.
-    """
+    """Refuse a file that does not have its checksum; without checksums in the folder, do nothing."""
     try:
         lines = plain_file(path.parent / SEAL).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -133,10 +117,7 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process, and remove it afterwards if it was made for this and is still empty.
 
-    The system releases the lock however the process ends.
-
-    Raises:
-        BlockingIOError: another process has locked it.
+    The system releases the lock however the process ends. If another process has it, this is a `BlockingIOError`.
     """
     made = make_folder(folder)
     lock = FileLock(folder / LOCK)
@@ -158,11 +139,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def refuse_odd_name(name: Path | str, option: str) -> None:
-    """Refuse a name that no text file can hold because its bytes are not UTF-8, or not in this locale's encoding.
-
-    Raises:
-        ValueError: it is such a name.
-    """
+    """Refuse a name that no text file can hold because its bytes are not UTF-8, or not in this locale's encoding."""
     try:
         str(name).encode()
     except UnicodeEncodeError:
@@ -184,14 +161,14 @@ def empty_folder(folder: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; at no moment is a part of it there under its name."""
+    """Remove a folder; under its name it is there whole or not at all."""
     unfinished = _beside(Path(path))
     Path(path).rename(unfinished)
     _remove(unfinished)
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove what a killed process left half-written in `folder`: under one `name`, or all of it."""
+    """Remove the half-written files of killed processes in `folder`: of one `name`, or all of them."""
     for left in Path(folder).glob(f"{UNFINISHED}{glob.escape(name) if name else '*'}-{'?' * _MARK}"):
         _remove(left)
 
@@ -212,20 +189,11 @@ def explain_write_error(path: Path) -> Iterator[None]:
         if error.errno is None:
             raise
         reason = os.strerror(error.errno)
-        full = error.errno in _NO_ROOM
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "Free some space, or write elsewhere." if full else "Choose a place you may write to."
         sentence = type(error)(f"{path} could not be written: {reason}. {advice}")
         sentence.errno = error.errno
         raise sentence from error
-
-
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if hasattr(errno, "EDQUOT") else {errno.ENOSPC, errno.EFBIG}
-
-
-def _mode_of_new_files(folder: Path) -> int:
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        (Path(own) / "probe").touch()
-        return (Path(own) / "probe").stat().st_mode
 
 
 def _beside(path: Path) -> Path:

@@ -12,11 +12,7 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def rank_and_size() -> tuple[int, int]:
-    """The rank of this process and the number of ranks: (0, 1) unless all variables of a launch are set.
-
-    Raises:
-        ValueError: they are set to values that torchrun does not set.
-    """
+    """The rank of this process and the number of ranks: (0, 1) unless all variables of a launch are set."""
     if _missing():
         return 0, 1
     rank, size, port = map(variable, ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -29,11 +25,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def variable(name: str) -> int:
-    """A variable of the launcher as a number, 0 if it is not set.
-
-    Raises:
-        ValueError: it is not a whole number.
-    """
+    """A variable of the launcher as a number, 0 if it is not set."""
     word = os.environ.get(name, "").strip() or "0"
     if not re.fullmatch("[0-9]{1,9}", word):
         raise Mistake(

@@ -44,7 +44,7 @@ class Ranks:
         """Sums over all ranks, in float64."""
         if self.size == 1:
             return list(amounts)
-        summed = torch.tensor(amounts, dtype=torch.float64)  # on the CPU, because a device would have to be waited for
+        summed = torch.tensor(amounts, dtype=torch.float64)  # on the CPU, because reading a device waits for it
         dist.all_reduce(summed)
         return summed.tolist()
 
@@ -71,9 +71,7 @@ def launch_id() -> str:
 def join_ranks(device: str) -> Iterator[Ranks]:
     """Join the other ranks until the block ends; on CUDA each rank takes the device of its local rank.
 
-    Raises:
-        ValueError: the device has a number, or there are fewer devices than ranks.
-        ConnectionError: another rank has ended.
+    If another rank ends, this is a `ConnectionError`.
     """
     if warning := launch_warning():
         print(warning, file=sys.stderr)
@@ -99,7 +97,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
             raise
         if not ranks.first:  # one message is enough
             raise SystemExit(1) from error
-        raise ConnectionError("Another rank has ended; what that one or its launcher says is the reason.") from error
+        raise ConnectionError("Another rank has ended; its output or its launcher's names the reason.") from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -1,9 +1,10 @@
-"""Standard output and error: tables, the progress of long work, and what happens when output cannot be written."""
+"""Prints to standard output and error: tables, the progress of long work, and one sentence if a stream fails."""
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,32 +16,17 @@ from .files import explain_write_error
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text under column names: drawn on a terminal, plain in a pipe."""
-    if not sys.stdout.isatty():
-        print("\n".join(plain_table(title, columns, rows)), flush=True)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+    """Print rows of text under column names."""
+    print("\n".join(plain_table(title, columns, rows)), flush=True)
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table without any drawing."""
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    """The lines of a table: the first column is aligned to the left, the others to the right."""
+    first, *rest = (max(map(len, column)) for column in zip(columns, *rows, strict=True))
     lines = [title]
-    for row in (columns, *rows):
-        first, *rest = (
-            cell.rjust(width) if index else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *rest]).rstrip())
+    for name, *cells in (columns, *rows):
+        aligned = [name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, rest, strict=True))]
+        lines.append("  ".join(aligned).rstrip())
     return lines
 
 
@@ -51,7 +37,7 @@ def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
 
 
 class Output:
-    """Standard output, for `redirect_stdout`: a write error names it."""
+    """Standard output for `redirect_stdout`; a write error names it."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -70,18 +56,14 @@ class Output:
         try:
             call(*arguments)
         except OSError as error:
+            with suppress(OSError):  # the interpreter flushes the stream at the end, if it has a descriptor
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        self.discard()
         raise OSError(error.errno, error.strerror, "standard output") from error
-
-    def discard(self) -> None:
-        """Redirect the stream to the null device, because the interpreter flushes it at the end."""
-        with suppress(OSError):  # it may have no descriptor
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
 
 
 class LastingOutput(Output):
@@ -92,7 +74,6 @@ class LastingOutput(Output):
     """Whether the stream is a pipe whose reader has ended."""
 
     def _fail(self, error: OSError) -> None:
-        self.discard()
         first, self.failed = not self.failed, True
         self.reader_left |= isinstance(error, BrokenPipeError)
         if first and not self.reader_left:
@@ -105,26 +86,16 @@ ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
 """Seconds between two reports of progress."""
 
 
-def report_progress(
-    items: Iterable[T],
-    what: str,
-    total: int | None = None,
-    *,
-    report: Callable[[str], object] | None = None,
-    every: float = IN_A_PIPE,
-) -> Iterator[T]:
+def report_progress(items: Iterable[T], what: str, total: int | None = None, *, stream: Any = None) -> Iterator[T]:
     """Yield the items, and report every few seconds how much of the work is done; short work prints nothing.
-
-    Reports go to `report`, or to standard error: on a terminal one line that is replaced, in a pipe one line each.
 
     Args:
         total: the number of items; None: their length.
-        every: seconds between two calls of `report`.
+        stream: an open text file; None is standard error. On a terminal one line is replaced, otherwise each report is
+            a line.
     """
-    terminal = report is None and sys.stderr is not None and sys.stderr.isatty()
-    if terminal:
-        report, every = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)), ON_A_TERMINAL
-    report = report or (lambda line: print(line, file=sys.stderr, flush=True))
+    stream = sys.stderr if stream is None else stream
+    every = ON_A_TERMINAL if stream.isatty() else IN_A_PIPE
     count = total if total is not None else len(items)  # type: ignore[arg-type]
     start = last = time.perf_counter()
     try:
@@ -132,92 +103,70 @@ def report_progress(
             now = time.perf_counter()
             if done and now - last >= every:
                 last, left = now, seconds_left(done, count, now - start)
-                report(f"{what}: {done / count:4.0%} done, {clock(left)} left")
+                _report(stream, f"{what}: {done / count:4.0%} done, {clock(left)} left")
             yield item
     finally:
-        if terminal and last > start:
-            report("")
+        if last > start:
+            _report(stream, "")
+
+
+def _report(stream: Any, line: str) -> None:
+    """Write a line; on a terminal it replaces the last one, and an empty line erases that."""
+    if stream.isatty():
+        stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+    elif line:
+        stream.write(f"{line}\n")
+    stream.flush()
 
 
 class ProgressPrinter:
-    """Prints where a loop of steps stands: on a terminal a bar that stays in place, in a pipe a line each time.
+    """Prints the progress of a loop of steps: on a terminal in one line that is replaced, in a pipe in new lines.
 
-    Use it in a `with`.
-
-    Args:
-        total: the number of steps.
-        step: where a resumed run starts.
-        stream: an open text file; None is standard output.
-        log: a file that gets the plain lines too.
+    Use it in a `with`. `stream` None is standard output; the file `log` gets the lines too.
     """
 
-    def __init__(self, total: int, *, step: int = 0, stream: Any = None, log: str | Path | None = None):
+    def __init__(self, *, stream: Any = None, log: str | Path | None = None):
         self.stream = sys.stdout if stream is None else stream
         self._log = None if log is None else Path(log)
-        self._bar = _bar(self.stream) if self.stream.isatty() else None
-        self._task = self._bar.add_task("", total=total, completed=step) if self._bar else None
-
-    @property
-    def reader_left(self) -> bool:
-        """Whether the stream is a pipe whose reader has ended."""
-        return getattr(self.stream, "reader_left", False)
+        self._text, self._total, self._last = "", 0, 0.0
 
     def __enter__(self) -> ProgressPrinter:
-        if self._bar:
-            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        _report(self.stream, "")
 
     def advance(self, step: int) -> None:
-        """Move the bar; cheap enough for every step."""
-        self._update(completed=step)
+        """Update the step of the last line on a terminal; cheap enough for every step."""
+        now = time.perf_counter()
+        if self._total and self.stream.isatty() and now - self._last >= ON_A_TERMINAL:
+            self._last = now
+            _report(self.stream, self._line(step))
 
     def show(self, text: str, step: int, total: int) -> None:
         """Print `text` beside the step; `total` may have changed."""
-        line = f"step {step:>{len(str(total))}}/{total}  {text}"
-        self._write_log(line)
-        if not self._update(completed=step, total=total, description=text):
-            self._write(line)
+        self._text, self._total = text, total
+        self._write_log(self._line(step))
+        _report(self.stream, self._line(step))
 
     def follow(self, items: Iterable[T], what: str) -> Iterator[T]:
-        """`report_progress`, which reports in the bar, or in lines of its own."""
-        if self._bar is None:
-            return report_progress(items, what, report=self._write)
-        return report_progress(items, what, report=lambda line: self._update(description=line), every=ON_A_TERMINAL)
+        """`report_progress`, on the same stream."""
+        return report_progress(items, what, stream=self.stream)
 
     def note(self, text: str) -> None:
         """Print a text that stays: an evaluation, a warning, a sample."""
         self._write_log(text)
-        if self._bar:
-            self._bar.console.print(text, markup=False, highlight=False)
-        else:
-            self._write(text)
-
-    def _update(self, **changes: Any) -> bool:
-        """Change the bar; False where there is none."""
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, **changes)
-        return self._bar is not None
-
-    def _write(self, line: str) -> None:
-        self.stream.write(line + "\n")
+        _report(self.stream, "")
+        self.stream.write(text + "\n")
         self.stream.flush()
+
+    def _line(self, step: int) -> str:
+        return f"step {step:>{len(str(self._total))}}/{self._total}  {self._text}"
 
     def _write_log(self, line: str) -> None:
         if self._log is not None:
             with explain_write_error(self._log), self._log.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-
-
-def _bar(stream: Any):
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-    return Progress(*columns, console=Console(file=stream), refresh_per_second=4)
 
 
 def seconds_left(done: int, total: int, seconds: float) -> float | None:
@@ -226,12 +175,9 @@ def seconds_left(done: int, total: int, seconds: float) -> float | None:
 
 
 def clock(seconds: float | None) -> str:
-    """A duration as 0:07, 12:34, 3:25:45 or 2d 3:25:45; `-:--` when it is unknown."""
+    """A duration as 0:07, 12:34 or 51:25:45; `-:--` when it is unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-:--"
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d {hour}:{minute:02d}:{second:02d}"
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

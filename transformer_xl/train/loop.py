@@ -88,7 +88,7 @@ def fit(
             remove_unfinished(run)
             loop.metrics = MetricLog(run / "metrics.jsonl")
             loop.metrics.truncate(trainer.step)
-            printer = ProgressPrinter(settings.max_steps, step=trainer.step, log=run / "log.txt")
+            printer = ProgressPrinter(log=run / "log.txt")
             loop.printer = stack.enter_context(printer)
         received = stack.enter_context(_deferred_signals(ranks))
         stack.enter_context(writer)  # so that signals still wait while it is waited for
@@ -137,7 +137,7 @@ class _Loop:
         """Take steps until the last one or a signal, and do after each what is due."""
         trainer, stopping = self.trainer, False
         while trainer.step < trainer.config.max_steps and not stopping:
-            if self.printer is not None and self.printer.reader_left:
+            if self.printer is not None and getattr(self.printer.stream, "reader_left", False):
                 received.append("closed pipe")
             result = trainer.advance(received)
             if replan is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attending_layers, average_attention, glance
-from ...analysis.heatmaps import Passage, draw_by_distance, draw_passages
+from ...analysis.figures import Passage, draw_by_distance, draw_passages
 from ...checkpoint import LoadedModel
 from ...config.settings import TransformerXLConfig
 from ...data.corpus import Split

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...checkpoint import LoadedModel
 from ...config.problems import Problems, as_options
@@ -17,7 +17,7 @@ from ...data.corpus import Corpus, Split
 from ...data.loader import StreamLoader
 from ...evaluation.dynamic import Dynamic, DynamicConfig, relative_rms
 from ...evaluation.lines import score_lines
-from ...evaluation.score import EvalResult, Tempered, TokenLog, fastest_tgt_len
+from ...evaluation.score import EvalResult, Tempered, TokenLog
 from ...evaluation.score import evaluate as evaluate_stream
 from ...evaluation.sliding import Sliding
 from ...runtime.device import resolve_precision
@@ -27,10 +27,6 @@ from .texts import CountingVocab, Part, decoded, read_text, writable
 from .trained import Text, Trained
 
 HIGHEST_RATE = 1e30
-_AUTO = (
-    "--tgt-len auto needs a window, --attn-len or --same-length, and neither --sliding nor --dynamic, because without "
-    "a window figures depend on tgt_len."
-)
 
 
 def evaluate(
@@ -42,7 +38,7 @@ def evaluate(
     precision: str = "auto",
     as_json: bool = False,
     dump: Path | None = None,
-    tgt_len: int | Literal["auto"] | None = None,
+    tgt_len: int | None = None,
     sliding: int | None = None,
     temperature: float = 1.0,
     dynamic: Mapping[str, Any] | None = None,
@@ -52,7 +48,7 @@ def evaluate(
 
     `data` is another text, read with the run's own vocabulary; it is scored whole where it names no splits, unless one
     is asked for. `scope` sets what of `EvalConfig` is not None in it; its split may be "all".
-    `dump` gets every target's log-probability, as NumPy `.npz`. `tgt_len` "auto" is the fastest one under a window.
+    `dump` gets every target's log-probability, as NumPy `.npz`.
     `sliding` is the stride of windows of `tgt_len` tokens that are read without memory. `temperature` divides
     log-probabilities. `dynamic` sets what of `DynamicConfig` is not None in it, and the weights follow the text. Under
     `sliding` and `dynamic` a text is one stream unless `scope` says otherwise.
@@ -66,8 +62,6 @@ def evaluate(
     _check_dump(trained.problems, dump, plan)
     loaded = trained.load()
     text = trained.text(loaded, data, plan.split, plan.how.split)
-    if tgt_len == "auto":
-        plan = plan.with_fastest(loaded, trained.precision)
     log = TokenLog() if dump is not None else None
     results = []
     for each in plan.lengths:
@@ -118,7 +112,7 @@ class Plan:
         cls,
         trained: Trained,
         scope: Mapping[str, Any],
-        tgt_len: int | Literal["auto"] | None,
+        tgt_len: int | None,
         reading: Reading,
         lengths: Mapping[str, Any],
     ) -> Plan:
@@ -126,16 +120,8 @@ class Plan:
         given = {name: value for name, value in scope.items() if value is not None}
         split, own, problems = given.pop("split", None), trained.config.eval, trained.problems
         how = problems.attempt(lambda: replace(own, **reading.scope | given), as_options(given)) or own
-        width = None if tgt_len == "auto" else tgt_len
-        combinations = reading.lengths(trained, tgt_len=width, **lengths)
-        if tgt_len == "auto" and (reading.scope or any(each.attn_len is None for each in combinations)):
-            problems.append(_AUTO)
+        combinations = reading.lengths(trained, tgt_len=tgt_len, **lengths)
         return cls(reading, how, split, combinations)
-
-    def with_fastest(self, loaded: LoadedModel, precision: str) -> Plan:
-        """Each set of lengths with the segments that this machine scores fastest."""
-        fastest = partial(fastest_tgt_len, loaded.model, batch=self.how.batch_size, precision=precision)
-        return replace(self, lengths=[replace(each, tgt_len=fastest(each)) for each in self.lengths])
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ class Eval:
     split: Literal["train", "valid", "test", "all"] | None = None
     """By default the split in the run's [eval]. A text without splits is cut into train, valid and test as for
     training. all: every split, one after another."""
-    tgt_len: Annotated[int | Literal["auto"] | None, arg(metavar="N|auto")] = None
-    """Tokens per forward pass. All lengths default to the run's. auto: the fastest, if --attn-len sets a window."""
+    tgt_len: Annotated[int | None, arg(metavar="N")] = None
+    """Tokens per forward pass. All lengths default to the run's."""
     mem_len: Sizes = ()
     """Tokens of memory. Several values are scored one after another, with every clamp_len and attn_len."""
     clamp_len: SizesOrNone = ()
