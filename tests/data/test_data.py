@@ -237,7 +237,7 @@ class TestCorpus:
         assert (tmp_path / "mine" / "thesis.txt").exists()
 
     def test_a_split_has_at_least_one_target(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="valid split of store must have at least 2 tokens"):
+        with pytest.raises(ValueError, match="valid split must have at least 2 tokens"):
             Corpus.build(tmp_path / "store", splits | {"valid": b"a"})
         assert not (tmp_path / "store").exists()
 
@@ -383,18 +383,6 @@ class TestAnyText:
         assert note.startswith("Left out: ") and note.endswith(" and 2 more.")
         for name, reason in {"arrays.npz": "binary", "logo.png": "binary", "run": "a run", "old.zip": "binary"}.items():
             assert f"{name} ({reason})" in note
-
-    @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
-    @pytest.mark.parametrize("unit", UNITS)
-    def test_a_byte_order_mark_names_the_encoding(self, tmp_path: Path, encoding: str, unit) -> None:
-        text = "été 中文 line\n" * 40
-        (tmp_path / "a.txt").write_bytes(text.encode(encoding))
-        (tmp_path / "b.txt").write_bytes(text.encode())
-        ours, theirs = (texts_of(tmp_path / name, unit) for name in ("a.txt", "b.txt"))
-        assert ours == theirs and f"read as {encoding.upper()}" in read_splits(tmp_path / "a.txt", unit).notes[0]
-        (tmp_path / "a.txt").write_bytes(text.encode(encoding)[:-1])
-        with pytest.raises(ValueError, match=r"a\.txt begins as UTF-(16|32) text and goes on otherwise"):
-            read_splits(tmp_path / "a.txt", unit)
 
     @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
     def test_an_archive_is_the_folder_that_was_packed(self, tmp_path: Path, kind: str) -> None:
@@ -699,8 +687,6 @@ class TestPublished:
         assert corpus.path == home / "corpora" / "tiny-partial" and corpus.name == "tiny-partial"
         assert corpus.caveat == "; partial: the first 12 of 20 bytes"
         assert corpus.vocab.decode_bytes(corpus.split("test").ids) == b"bb"
-        with pytest.raises(FileNotFoundError, match=r"Prepared are tiny-partial: take one with --corpus\.name"):
-            open_corpus(CorpusConfig(name="tiny", newlines="drop"))
         assert open_corpus(CorpusConfig(name="tiny-partial", newlines="drop")) == corpus
         (tiny / "tiny.begin").write_bytes(self.PART[:-1])
         with pytest.raises(ValueError, match="is not the published tiny"):
@@ -762,7 +748,7 @@ class TestPublished:
         monkeypatch.setitem(DATASETS, "words", replace(known, files=files, listed=known.files["list"]))
         with pytest.raises(ValueError, match="bird"):  # the words of the training split are closed
             prepare("words", words)
-        assert prepare("words", words, vocab_file=words / "list").name == "words+list"
+        assert prepare("words", words, vocab_file=words / "list").name == "words"
         (words / "a.2").unlink()
         corpus = prepare("words", words, partial=True)
         assert corpus.name == "words-partial" and corpus.vocab.symbols == ("<unk>", "the", "<S>", "dog")
@@ -935,7 +921,7 @@ class TestBytePairs:
         corpus = open_corpus(config)
         assert corpus.vocab.symbols == BytePairs(tokenizer).symbols
         assert corpus.vocab.decode(corpus.vocab.encode("a\ud800b")) == "a\ufffd\ufffd\ufffdb"
-        with pytest.raises(ValueError, match=r"must hold the tokenizer"):
+        with pytest.raises(ValueError, match=r"must hold 'tokenizer'"):
             Vocab.from_json({"unit": "bpe", "newlines": "keep", "symbols": ["a"]})
 
     def test_dropped_newlines_do_not_occur(self, tmp_path: Path) -> None:

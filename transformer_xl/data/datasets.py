@@ -117,12 +117,9 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
     store = store_folder(name, "" if newlines == published else newlines)
     if not (store / "corpus.json").is_file():
         option = "" if newlines == published else f" --newlines {newlines}"
-        stores = [path.parent.name for path in store.parent.glob(f"{name}[-+]*/corpus.json")]
-        others = [other for other in stores if other not in DATASETS]
-        hint = f" Prepared are {', '.join(sorted(others))}: take one with --corpus.name." if others else ""
         raise FileNotFoundError(
             f"The corpus {name} (newlines = {newlines!r}) is not prepared in {store.parent}: run "
-            f"`txl data {name}{option}`, with --source PATH for a local copy.{hint}"
+            f"`txl data {name}{option}`, with --source PATH for a local copy."
         )
     return Corpus.open(store)
 

@@ -42,14 +42,6 @@ class Segment(NamedTuple):
     """Rows whose memory is emptied before this segment; None for no row."""
 
 
-class LineShuffle(NamedTuple):
-    """How to shuffle lines: a new order in each epoch."""
-
-    line_end: int
-    """The id that ends a line."""
-    seed: int
-
-
 class ShuffledLines:
     """Tokens with their lines in a random order drawn from a seed; read by slices, like an array.
 
@@ -149,7 +141,8 @@ class StreamLoader:
         documents: positions at which documents start, the first 0. Each document begins a segment with `reset`, in the
             stream with the fewest segments so far; its first token is context only. None takes the split's own.
         max_tokens: score only this many targets, the first ones; 0 scores all.
-        shuffle: join the lines in a new order in each epoch; None keeps the text as it is.
+        shuffle: the id that ends a line, and a seed: join the lines in a new order in each epoch; None keeps the text
+            as it is.
         context_len: repeat at most this many tokens of the same span before each segment, with targets of -1.
         random_seed: draw segment lengths by `random_cuts`, new ones in each epoch, so the number of segments differs
             between epochs; None: all lengths are `tgt_len`.
@@ -166,14 +159,13 @@ class StreamLoader:
         tgt_len: int,
         documents: Sequence[int] | Int[np.ndarray, " D"] | None = None,
         max_tokens: int = 0,
-        shuffle: LineShuffle | None = None,
+        shuffle: tuple[int, int] | None = None,
         context_len: int = 0,
         random_seed: int | None = None,
         rows: slice | None = None,
     ) -> None:
-        least = {"batch_size": (batch_size, 1), "tgt_len": (tgt_len, 1), "max_tokens": (max_tokens, 0)}
-        least["context_len"] = (context_len, 0)
-        for setting, (value, bound) in least.items():
+        least = (("batch_size", batch_size, 1), ("tgt_len", tgt_len, 1), ("max_tokens", max_tokens, 0))
+        for setting, value, bound in (*least, ("context_len", context_len, 0)):
             if value < bound:
                 raise Mistake(f"{setting} must be at least {bound}, got {value}.")
         if batch_size > _MOST_STREAMS:
@@ -250,10 +242,8 @@ class StreamLoader:
         if self._shuffle is None:
             return self._tokens
         if self._shuffled[0] != epoch:
-            self._shuffled = (
-                epoch,
-                ShuffledLines(self._tokens, self._shuffle.line_end, (self._shuffle.seed % 2**63, epoch)),
-            )
+            line_end, seed = self._shuffle
+            self._shuffled = epoch, ShuffledLines(self._tokens, line_end, (seed % 2**63, epoch))
         return self._shuffled[1]
 
     def _streams(self, limit: int) -> list[_Row]:

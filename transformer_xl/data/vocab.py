@@ -219,7 +219,7 @@ class Vocab:
         if self.is_text:
             return self.decode(ids).encode("utf-8", "surrogatepass")
         if self.unit == "bpe":
-            return b"".join(self._pairs.token_bytes()[i] for i in self._checked(ids).tolist())
+            return b"".join(self._pairs.token_bytes[i] for i in self._checked(ids).tolist())
         return np.array(self.symbols, np.uint8)[self._checked(ids)].tobytes()
 
     def token_sizes(self) -> Int[np.ndarray, " V"]:
@@ -230,7 +230,7 @@ class Vocab:
         if self.unit == "byte":
             return np.ones(len(self), np.int64)
         if self.unit == "bpe":
-            return np.array(list(map(len, self._pairs.token_bytes())), np.int64)
+            return np.array(list(map(len, self._pairs.token_bytes)), np.int64)
         space = int(self.unit == "word")
         sizes = [len(str(token).encode("utf-8", "surrogatepass")) + space for token in self.symbols]
         one = self.line_end if self.unit == "word" else self.unk
@@ -252,23 +252,22 @@ class Vocab:
         """
         try:
             unit, newlines, symbols = content["unit"], content["newlines"], tuple(content["symbols"])
+            tokenizer = json.dumps(content["tokenizer"]) if unit == "bpe" else ""
         except (KeyError, TypeError) as error:
-            raise Mistake(f"vocab.json must hold unit, newlines and symbols; {error} is missing.") from error
-        if unit not in get_args(Unit) or newlines not in get_args(Newlines):
-            raise Mistake(f"vocab.json has unit {unit!r} and newlines {newlines!r}, which no vocabulary has.")
-        if newlines == "sentence" and (unit != "word" or LINE_ENDS[newlines] not in symbols):
-            raise Mistake(
-                f"vocab.json must list words with {LINE_ENDS[newlines]} where it has sentences; it is damaged."
-            )
+            raise Mistake(f"vocab.json must hold {error}, and does not; it is damaged.") from error
         if unit == "byte":
             sound = all(type(symbol) is int and 0 <= symbol < 256 for symbol in symbols)
         else:
             sound = all(is_text(s) and (unit != "char" or len(s) == 1 or s == UNK) for s in symbols)
-        if not sound or not symbols or len(set(symbols)) != len(symbols):
-            raise Mistake(f"vocab.json must list each {unit} of the vocabulary once; it is damaged.")
-        if unit == "bpe" and "tokenizer" not in content:
-            raise Mistake("vocab.json must hold the tokenizer of its byte pairs; it is damaged.")
-        return cls(unit, symbols, newlines, json.dumps(content["tokenizer"]) if unit == "bpe" else "")
+        if newlines == "sentence":
+            sound = sound and unit == "word" and LINE_ENDS[newlines] in symbols
+        known = unit in get_args(Unit) and newlines in get_args(Newlines)
+        if not known or not sound or not symbols or len(set(symbols)) != len(symbols):
+            raise Mistake(
+                f"vocab.json must list each token once, got unit {unit!r}, newlines {newlines!r} and {len(symbols)} "
+                "symbols; it is damaged."
+            )
+        return cls(unit, symbols, newlines, tokenizer)
 
     def ids_of(self, symbols: Collection[str]) -> Integer[np.ndarray, " T"]:
         """The id of each token: that of `<unk>` for a token outside the vocabulary, or -1 if there is no `<unk>`."""

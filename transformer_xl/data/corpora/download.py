@@ -28,7 +28,6 @@ from ... import __version__
 from ...runtime.files import digest_of, explain_write_error, sync, write_whole
 
 _PIECE = 1 << 18
-_LONGEST_PAUSE = 30.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class _Download:
                     furthest = max(furthest, size)
                     if failed >= attempts:
                         raise _Refused(f"{cut}, {failed} times in a row") from cut
-                    seconds = min(pause * 2**failed, _LONGEST_PAUSE)
+                    seconds = min(pause * 2**failed, 30.0)
                     self.say(f"{self.origin.name}: {cut}; {size:,} bytes are here, trying again in {seconds:g} s.")
                     time.sleep(seconds)
 

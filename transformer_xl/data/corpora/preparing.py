@@ -60,7 +60,7 @@ def prepare(
         counted = dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts)
         listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
         listed = listed if vocab_file is None else expand_home(vocab_file)
-        vocab, other = _read_vocab(dataset, listed, newlines, whole=not taken.notes)
+        vocab, other = _read_vocab(dataset, listed, newlines)
         own_words = bool(other)
         if taken.notes and vocab is None and dataset.unit == "word":
             taken.notes.append(f"its words are those of its {' and '.join(counted)} split")
@@ -84,19 +84,15 @@ def prepare(
             raise Mistake(f"A file of {name} is not the published one: it is not UTF-8 text ({error}).") from error
 
 
-def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines, *, whole: bool) -> tuple[Vocab | None, str]:
-    """The vocabulary in the file `listed`, and the file's name unless the file belongs to the corpus.
-
-    A file that only replaces a missing training split does not belong to a whole corpus: its words have another order.
-    """
+def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines) -> tuple[Vocab | None, str]:
+    """The vocabulary in the file `listed`, and the file's name unless the file belongs to the corpus."""
     if listed is None:
         return None, ""
-    own = _plain_name(listed) == dataset.vocab_file
-    if own:
-        _verify(dataset.vocab_file, listed, dataset.listed)
+    name = _plain_name(listed)
+    if name == dataset.vocab_file:
+        _verify(name, listed, dataset.listed)
     vocab = Vocab.read(read_file(listed), str(listed), unit=dataset.unit, newlines=newlines)
-    belongs = own and not (whole and dataset.listed)
-    return vocab, "" if belongs else _plain_name(listed).removesuffix(".txt")
+    return vocab, "" if name == dataset.vocab_file else name.removesuffix(".txt")
 
 
 class _Chosen(NamedTuple):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..header import SPLITS as SPLITS
-from ..header import WHOLE as WHOLE
 from ..vocab import Newlines, Unit
 from .download import Origin
 
@@ -95,12 +94,17 @@ def _one_file_each(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return {split: (file,) for split, file in zip(SPLITS, files, strict=True)}
 
 
+def _package(files: Collection[str], *origins: Origin) -> tuple[Package, ...]:
+    """All files of a corpus in one archive, which may be at several addresses."""
+    return (Package(tuple(files), origins),)
+
+
 def _wikitext(
-    files: Mapping[str, str], archive: str, size: int | None = None, digest: str | None = None
+    files: Collection[str], archive: str, size: int | None = None, digest: str | None = None
 ) -> tuple[Package, ...]:
     """The bucket of the authors' company, closed since 2024, and the first author's own copy."""
     folders = ("https://s3.amazonaws.com/research.metamind.io/wikitext", "https://wikitext.smerity.com")
-    return (Package(tuple(files), tuple(Origin(f"{folder}/{archive}", size, digest) for folder in folders)),)
+    return _package(files, *(Origin(f"{folder}/{archive}", size, digest) for folder in folders))
 
 
 _PTB = {
@@ -149,43 +153,17 @@ _LM1B_ARCHIVE = Origin(
     "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
 )
 
-_ENWIK8 = Dataset(
-    unit="byte",
-    files={"enwik8": "sha256:2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
-    packages=(
-        Package(
-            ("enwik8",),
-            (
-                Origin(
-                    "http://mattmahoney.net/dc/enwik8.zip",
-                    36_445_475,
-                    "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-                ),
-            ),
-        ),
-    ),
-    protocols={
-        "drop": _protocol(204, (88_982_818, 204), (4_945_742, 202), (4_943_417, 197)),
-        "keep": _protocol(205, (90_000_000, 205), (5_000_000, 203), (5_000_000, 198)),
-    },
-    cuts=(90_000_000, 95_000_000),
-)
-
 _TEXT8 = Dataset(
     unit="char",
     files={"text8": "md5:3bea1919949baf155f99411df5fada7e"},
-    packages=(
-        Package(
-            ("text8",),
-            (
-                Origin(
-                    "http://mattmahoney.net/dc/text8.zip",
-                    31_344_016,
-                    "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-                ),
-                Origin("https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz"),
-            ),
+    packages=_package(
+        ["text8"],
+        Origin(
+            "http://mattmahoney.net/dc/text8.zip",
+            31_344_016,
+            "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
         ),
+        Origin("https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz"),
     ),
     protocols={"keep": _protocol(27, (90_000_000, 27), (5_000_000, 27), (5_000_000, 27))},
     cuts=(90_000_000, 95_000_000),
@@ -211,7 +189,23 @@ _WIKITEXT = Dataset(
 )
 
 DATASETS: dict[str, Dataset] = {
-    "enwik8": _ENWIK8,
+    "enwik8": Dataset(
+        unit="byte",
+        files={"enwik8": "sha256:2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
+        packages=_package(
+            ["enwik8"],
+            Origin(
+                "http://mattmahoney.net/dc/enwik8.zip",
+                36_445_475,
+                "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+            ),
+        ),
+        protocols={
+            "drop": _protocol(204, (88_982_818, 204), (4_945_742, 202), (4_943_417, 197)),
+            "keep": _protocol(205, (90_000_000, 205), (5_000_000, 203), (5_000_000, 198)),
+        },
+        cuts=(90_000_000, 95_000_000),
+    ),
     "text8": replace(
         _TEXT8,
         substitute=replace(
@@ -238,7 +232,7 @@ DATASETS: dict[str, Dataset] = {
     "ptb-char": Dataset(
         unit="char",
         files=_PTB_CHAR,
-        packages=(Package(tuple(_PTB_CHAR), _PTB_ARCHIVES),),
+        packages=_package(_PTB_CHAR, *_PTB_ARCHIVES),
         protocols={"keep": _protocol(50, (5_017_482, 50), (393_042, 50), (442_423, 48))},
         splits=_one_file_each(_PTB_CHAR),
         spelling=_plain_characters,
