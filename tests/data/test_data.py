@@ -639,7 +639,7 @@ class TestPublished:
             prepare("tiny", tiny / "nowhere")
         with pytest.raises(ValueError, match=r"one of enwik8, .* got 'text9'\. Did you mean text8"):
             prepare("text9", tiny)
-        with pytest.raises(ValueError, match="--newlines must be 'keep' for ptb"):
+        with pytest.raises(ValueError, match=r"--newlines \(corpus\.newlines\) must be 'keep' for ptb"):
             prepare("ptb", tiny, newlines="drop")
 
     def test_a_folder_without_the_files_says_which_are_missing(self, tiny: Path) -> None:

@@ -182,11 +182,8 @@ def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, position: int,
 
 
 def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str]) -> dict[str, list[_File]]:
-    """The files that name a split, by split; none if no file names one. If all of them name train, they are one text.
-
-    Raises:
-        ValueError: the split of a file is unclear.
-    """
+    """The files that name a split, by split; none if no file names one. If all of them name train, they are one text,
+    to be cut."""
     named: dict[str, list[_File]] = {}
     others: list[_File] = []
     for each in found:

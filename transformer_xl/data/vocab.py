@@ -99,11 +99,7 @@ class Vocab:
 
     @classmethod
     def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
-        """The byte pairs of a `tokenizer.json`, with the ids it gives them.
-
-        Raises:
-            ValueError: the tokenizer does not give back every text exactly.
-        """
+        """The byte pairs of a `tokenizer.json`, with its ids. `BytePairs` says which tokenizers are refused."""
         return cls("bpe", BytePairs(content).symbols, newlines, json.dumps(json.loads(content)))
 
     @classmethod
@@ -245,11 +241,7 @@ class Vocab:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Vocab:
-        """The vocabulary that `to_json` wrote.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """The vocabulary that `to_json` wrote; a `ValueError` if it is damaged."""
         try:
             unit, newlines, symbols = content["unit"], content["newlines"], tuple(content["symbols"])
             tokenizer = json.dumps(content["tokenizer"]) if unit == "bpe" else ""
@@ -325,11 +317,7 @@ def is_text(symbol: object) -> bool:
 
 
 def listed_words(text: str, file: str) -> list[str]:
-    """The words of a vocabulary file, in its order.
-
-    Raises:
-        ValueError: it is not a list of different words.
-    """
+    """The words of a vocabulary file, in its order; a `ValueError` if it is no list of different words."""
     numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
     lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
     counted = bool(lines) and len(lines[0][1]) == 2

@@ -165,7 +165,7 @@ class _Download:
                 self.part.unlink(missing_ok=True)  # before the note, which must never describe other bytes
                 write_whole(_note(self.part), json.dumps({"url": self.origin.url, "version": there}))
             elif not resumes:
-                _note(self.part).unlink()
+                _note(self.part).unlink(missing_ok=True)
                 raise _Cut(f"the server does not go on from byte {size:,}, so it starts over")
             total = self.origin.bytes if response.length is None else size + response.length
             if self.origin.bytes not in (None, total):

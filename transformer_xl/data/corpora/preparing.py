@@ -49,7 +49,7 @@ def prepare(
         ValueError: content or counts are not the published ones.
         OSError: a file is missing, cannot be read or cannot be downloaded.
     """
-    dataset = dataset_of(name, newlines, "--newlines")
+    dataset = dataset_of(name, newlines)
     newlines = newlines or dataset.newlines
     with _source_files(name, source, partial=partial) as found:
         if partial and dataset.substitute and dataset.substitute.replaces(dataset, found):
