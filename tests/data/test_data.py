@@ -921,7 +921,7 @@ class TestBytePairs:
         corpus = open_corpus(config)
         assert corpus.vocab.symbols == BytePairs(tokenizer).symbols
         assert corpus.vocab.decode(corpus.vocab.encode("a\ud800b")) == "a\ufffd\ufffd\ufffdb"
-        with pytest.raises(ValueError, match=r"must hold 'tokenizer'"):
+        with pytest.raises(ValueError, match=r"for byte pairs the tokenizer"):
             Vocab.from_json({"unit": "bpe", "newlines": "keep", "symbols": ["a"]})
 
     def test_dropped_newlines_do_not_occur(self, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class Corpus:
                 bytes or a file that is read piece by piece, in UTF-8 unless the unit is "byte".
             partial: what is missing from a published corpus, in words.
             vocab: the vocabulary, which also sets the unit and newlines; None makes one from the splits in `counted`
-                with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
+                with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.build`) and `bpe_size`.
             documents: each text starts with an empty memory; otherwise texts are joined. A line of words always ends
                 with its text.
             reuse: open the store that is there instead, if it is sound.

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -63,24 +63,7 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """Count the bytes, characters or words of `texts`, and order them as `from_counts` does."""
-        counts: Counter[Any] = Counter()
-        for text in texts if unit != "byte" or closed else ():
-            parts = _split(text, unit, newlines)
-            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
-        return cls.from_counts(unit, counts, newlines=newlines, min_count=min_count, closed=closed)
-
-    @classmethod
-    def from_counts(
-        cls,
-        unit: Unit,
-        counts: Mapping[Any, int],
-        *,
-        newlines: Newlines = "keep",
-        min_count: int = 1,
-        closed: bool = False,
-    ) -> Vocab:
-        """The tokens of `counts` by frequency; ties keep the order of `counts`, which is that of first occurrence.
+        """The bytes, characters or words of `texts` by frequency; tokens of the same frequency as they first occur.
 
         `closed` keeps exactly these tokens, as a published protocol does. Otherwise any text can be encoded: the tokens
         are all 256 bytes in their own order, or there is an `<unk>` that also replaces tokens rarer than `min_count`.
@@ -88,14 +71,19 @@ class Vocab:
         """
         if unit == "byte" and not closed:
             return cls(unit, tuple(b for b in range(256) if newlines == "keep" or b != 0x0A), newlines)
+        counts: Counter[Any] = Counter()
+        for text in texts:
+            parts = _split(text, unit, newlines)
+            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
         first = [LINE_ENDS[newlines]] if unit == "word" and newlines in LINE_ENDS else []
-        left = Counter({symbol: count for symbol, count in counts.items() if symbol not in first})
+        for symbol in first:
+            del counts[symbol]
         if not closed:
-            rare = [symbol for symbol, count in left.items() if count < min_count and symbol != UNK]
-            left[UNK] += sum(left.pop(symbol) for symbol in rare)
+            rare = [symbol for symbol, count in counts.items() if count < min_count and symbol != UNK]
+            counts[UNK] += sum(counts.pop(symbol) for symbol in rare)
             if unit == "char":
-                left[UNK] = 0
-        return cls(unit, (*first, *(symbol for symbol, _ in left.most_common())), newlines)
+                counts[UNK] = 0
+        return cls(unit, (*first, *(symbol for symbol, _ in counts.most_common())), newlines)
 
     @classmethod
     def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
@@ -156,7 +144,7 @@ class Vocab:
 
     @property
     def opening(self) -> Integer[np.ndarray, " O"]:
-        """The ids before those of a text: `<S>` before a first sentence, otherwise none."""
+        """The ids that precede a text: `<S>` before a first sentence, otherwise none."""
         return np.array([self.line_end] if self.newlines == "sentence" else [], self.dtype)
 
     @property
@@ -246,7 +234,8 @@ class Vocab:
             unit, newlines, symbols = content["unit"], content["newlines"], tuple(content["symbols"])
             tokenizer = json.dumps(content["tokenizer"]) if unit == "bpe" else ""
         except (KeyError, TypeError) as error:
-            raise Mistake(f"vocab.json must hold {error}, and does not; it is damaged.") from error
+            must = "vocab.json must hold unit, newlines and symbols, and for byte pairs the tokenizer"
+            raise Mistake(f"{must}; it is damaged.") from error
         if unit == "byte":
             sound = all(type(symbol) is int and 0 <= symbol < 256 for symbol in symbols)
         else:
@@ -262,7 +251,7 @@ class Vocab:
         return cls(unit, symbols, newlines, tokenizer)
 
     def ids_of(self, symbols: Collection[str]) -> Integer[np.ndarray, " T"]:
-        """The id of each token: that of `<unk>` for a token outside the vocabulary, or -1 if there is no `<unk>`."""
+        """The id of each token. A token outside the vocabulary has the id of `<unk>`, or -1 if there is no `<unk>`."""
         default = -1 if self.unk is None else self.unk
         return np.fromiter(map(self._ids.get, symbols, repeat(default)), np.int32, len(symbols))
 

@@ -1,6 +1,6 @@
 """Facts about the corpora of the literature: their files, their addresses, and the counts of their tokens.
 
-Digests are of the decompressed files. Counts are those of the original preparation: words and one end for each line,
+Digests are of the decompressed files. Counts are as in the original preparation: words and one end for each line,
 and for lm1b also the `<S>` before the first sentence. All published vocabularies are closed.
 """
 
@@ -75,7 +75,7 @@ class Dataset:
         return next(iter(self.protocols))
 
     def replaces(self, whole: Dataset, found: Collection[str]) -> bool:
-        """Whether the files found are those of this substitute, and not those of the whole corpus."""
+        """Whether files of this substitute were found, and not all files of the whole corpus."""
         return not set(whole.files) <= set(found) and bool((self.files.keys() - whole.files.keys()) & set(found))
 
 
