@@ -237,7 +237,7 @@ class TestCorpus:
         assert (tmp_path / "mine" / "thesis.txt").exists()
 
     def test_a_split_has_at_least_one_target(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="valid split must have at least 2 tokens"):
+        with pytest.raises(ValueError, match="valid split of store must have at least 2 tokens"):
             Corpus.build(tmp_path / "store", splits | {"valid": b"a"})
         assert not (tmp_path / "store").exists()
 

@@ -208,11 +208,12 @@ class Corpus:
             OSError: the store cannot be written.
         """
         path = Path(path)
-        texts = {name: [text] if isinstance(text, Text) else list(text) for name, text in splits.items()}
+        name = name or path.name
+        texts = {split: [text] if isinstance(text, Text) else list(text) for split, text in splits.items()}
         assert texts and (set(texts) <= set(SPLITS) or set(texts) == {WHOLE}), f"no splits: {tuple(texts)}"
         if vocab is None and not set(counted) & texts.keys():
             raise Mistake(
-                f"{name or path.name} must have a {' or '.join(counted)} split to make a vocabulary from, got "
+                f"{name} must have a {' or '.join(counted)} split to make a vocabulary from, got "
                 f"{', '.join(texts)} only."
             )
         with explain_write_error(path):
@@ -231,7 +232,7 @@ class Corpus:
                     vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size)
                 with whole_folder(path) as folder:
                     header = Header(
-                        name=name or path.name,
+                        name=name,
                         source=source,
                         partial=partial,
                         unit=vocab.unit,
@@ -240,7 +241,7 @@ class Corpus:
                         vocab_size=len(vocab),
                         vocab=vocab.fingerprint,
                         splits={
-                            split: _write_split(folder / f"{split}.bin", found, vocab, documents)
+                            split: _write_split(folder / f"{split}.bin", found, vocab, documents, name)
                             for split, found in texts.items()
                         },
                     )
@@ -268,8 +269,8 @@ def _make_vocab(
     return Vocab.of_tokenizer(renumber(tokenizer, order.tolist()), newlines)
 
 
-def _write_split(file: Path, texts: Sequence[Text], vocab: Vocab, documents: bool) -> SplitHeader:
-    """Write the ids of a split, and return its entry in the header."""
+def _write_split(file: Path, texts: Sequence[Text], vocab: Vocab, documents: bool, name: str) -> SplitHeader:
+    """Write the ids of a split of the corpus `name`, and return its entry in the header."""
     tokens, size, starts = 0, 0, []
     counts = np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
@@ -286,8 +287,8 @@ def _write_split(file: Path, texts: Sequence[Text], vocab: Vocab, documents: boo
                 starts.append(begin)
     if tokens < 2:
         raise Mistake(
-            f"The {file.stem} split must have at least 2 tokens, because the first is context, and has {tokens}. Give "
-            "more text."
+            f"The {file.stem} split of {name} must have at least 2 tokens, because the first is context, and has "
+            f"{tokens}. Give more text."
         )
     return SplitHeader(
         tokens=tokens,
