@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformer_xl.analysis.bound import zipf
-from transformer_xl.data.corpora.download import megabytes_per_second
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.reading import read_file
 from transformer_xl.data.vocab import EOS, id_type
@@ -83,7 +82,7 @@ def bench_data(
                 "unit": contender.unit,
                 "is_bound": contender.is_bound,
                 "seconds": seconds,
-                "megabytes_per_second": megabytes_per_second(size, seconds),
+                "megabytes_per_second": size / seconds / 1e6,
                 "peak_megabytes": peak / 1e6,
             }
         )

@@ -539,11 +539,11 @@ class TestPrompts:
 PREPARE = """
 import hashlib, sys
 from transformer_xl.cli.main import main
-from transformer_xl.data.corpora.published import DATASETS, SPLITS, Counts, Dataset, File, Protocol
+from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
 
 text = open(sys.argv[1], "rb").read()
 DATASETS["tiny"] = Dataset(
-    unit="byte", files={"tiny": File(len(text), "sha256:" + hashlib.sha256(text).hexdigest())}, packages=(),
+    unit="byte", files={"tiny": "sha256:" + hashlib.sha256(text).hexdigest()}, packages=(),
     protocols={"drop": Protocol(None, {}), "keep": Protocol(None, {})}, cuts=(len(text) // 2, len(text) // 4 * 3),
 )
 sys.stdin.readline()

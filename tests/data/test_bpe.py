@@ -53,7 +53,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(words, max_
 @settings(deadline=None)
 @given(text=texts, pairs=pairs)
 def test_every_text_comes_back(text: str, pairs: BytePairs) -> None:
-    assert b"".join(pairs.token_bytes()[i] for i in pairs.encode(text)) == text.encode()
+    assert b"".join(pairs.token_bytes[i] for i in pairs.encode(text)) == text.encode()
 
 
 @settings(deadline=None)
@@ -73,7 +73,7 @@ def test_slices_have_the_ids_of_the_whole(pairs: BytePairs) -> None:
     assert len(list(bpe._slices(text))) > 3
     ids = pairs.encode(text)
     assert ids.tolist() == pairs._tokenizer.encode(text).ids
-    assert b"".join(pairs.token_bytes()[i] for i in ids) == text.encode()
+    assert b"".join(pairs.token_bytes[i] for i in ids) == text.encode()
 
 
 def test_borders_are_between_words() -> None:
@@ -102,7 +102,7 @@ def test_training_repeats_and_stops_where_the_text_does() -> None:
 
 
 def test_newlines_are_tokens_of_their_own() -> None:
-    assert [symbol for symbol in PAIRS["ours"].token_bytes() if b"\n" in symbol] == [b"\n"]
+    assert [symbol for symbol in PAIRS["ours"].token_bytes if b"\n" in symbol] == [b"\n"]
 
 
 def test_an_added_token_is_one_token_whatever_its_id() -> None:
@@ -112,7 +112,7 @@ def test_an_added_token_is_one_token_whatever_its_id() -> None:
         for pairs, expected in ((BytePairs(tokenizer), SIZE), (BytePairs(renumber(tokenizer, order)), 0)):
             ids = pairs.encode(f"cat{name} cat").tolist()
             assert ids.count(expected) == 1
-            assert pairs.token_bytes()[expected] == name.encode()
+            assert pairs.token_bytes[expected] == name.encode()
 
 
 def model(**settings: Any) -> Callable[[dict[str, Any]], None]:

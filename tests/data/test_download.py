@@ -9,28 +9,26 @@ import io
 import json
 import lzma
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server import Server, Turn, serving
 
-from transformer_xl.data.corpora.archive import unpack
-from transformer_xl.data.corpora.download import Origin, download, megabytes_per_second
+from transformer_xl.data.corpora import archive as archives
+from transformer_xl.data.corpora.archive import unpack_if_archive
+from transformer_xl.data.corpora.download import Origin, download
 
 CONTENT = bytes(range(251)) * 41
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -143,11 +141,11 @@ class TestLaterProcesses:
         code = "import sys, pathlib; from transformer_xl.data.corpora.download import Origin, download\n"
         code += f"download([Origin({server.url('f')!r})], pathlib.Path({str(tmp_path)!r}))"
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-        while not (tmp_path / "f.part").exists() or not (tmp_path / "f.part").stat().st_size:
+        while not (tmp_path / "part-f").exists() or not (tmp_path / "part-f").stat().st_size:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        kept = (tmp_path / "f.part").stat().st_size
+        kept = (tmp_path / "part-f").stat().st_size
         assert 0 < kept < len(CONTENT)
         assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
         assert script.requests[1]["Range"] == f"bytes={kept}-"
@@ -161,7 +159,7 @@ class TestLaterProcesses:
 
         with pytest.raises(KeyboardInterrupt):
             download([published(server)], tmp_path, say=stop)
-        assert visible(tmp_path) == {"f.part", "f.part.json"}
+        assert visible(tmp_path) == {"part-f", "part-f.json"}
         load(published(server), folder=tmp_path)
         assert script.sent == len(CONTENT)
 
@@ -170,33 +168,19 @@ class TestLaterProcesses:
     def test_a_part_of_any_length_becomes_the_file(self, server, tmp_path, kept, known) -> None:
         origin = published(server) if known else Origin(server.url("f"))
         script = server.put("f", CONTENT)
-        (tmp_path / "f.part").write_bytes((CONTENT + b"12345")[:kept])
-        note = {"url": origin.url, "digest": origin.digest, "version": '"first"'}
-        (tmp_path / "f.part.json").write_text(json.dumps(note))
+        (tmp_path / "part-f").write_bytes((CONTENT + b"12345")[:kept])
+        note = {"url": origin.url, "version": '"first"'}
+        (tmp_path / "part-f.json").write_text(json.dumps(note))
         assert load(origin, folder=tmp_path).read_bytes() == CONTENT
-        assert script.sent == {len(CONTENT): 0, 100: len(CONTENT) - 100}.get(kept, len(CONTENT))
+        whole = 0 if known else len(CONTENT)
+        assert script.sent == {len(CONTENT): whole, 100: len(CONTENT) - 100}.get(kept, len(CONTENT))
 
     @pytest.mark.parametrize("note", ["", "[]", "{}", '{"url": "http://elsewhere/f", "digest": null, "version": null}'])
     def test_a_part_of_unknown_origin_is_not_used(self, server, tmp_path, note) -> None:
         server.put("f", CONTENT)
-        (tmp_path / "f.part").write_bytes(b"?" * 100)
-        (tmp_path / "f.part.json").write_text(note)
+        (tmp_path / "part-f").write_bytes(b"?" * 100)
+        (tmp_path / "part-f.json").write_text(note)
         assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
-
-    def test_two_threads_load_once(self, server, tmp_path) -> None:
-        script = server.put("f", CONTENT, [Turn(seconds=0.01)])
-        lines: list[str] = []
-        threads = [
-            threading.Thread(target=load, args=[published(server)], kwargs={"folder": tmp_path, "lines": lines})
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert (tmp_path / "f").read_bytes() == CONTENT
-        assert len(script.requests) == 1
-        assert lines.count("f is being loaded by another process: waiting for it.") == 1
 
 
 class TestMirrors:
@@ -208,10 +192,9 @@ class TestMirrors:
             (Turn(status=410), "HTTP 410 Gone", 1),
             (Turn(status=503), "HTTP 503 Service Unavailable, 3 times in a row", 3),
             (Turn(says=1), "it has 10,292 bytes there, and 10,291 are published", 1),
-            (Turn(body=CONTENT + b"?", silent=True), "it sends more than 10,291 bytes", 1),
+            (Turn(body=CONTENT + b"?", silent=True), "it has 10,292 bytes, and 10,291 are published", 1),
             (Turn(body=b"?" * len(CONTENT)), "its content has sha256 [0-9a-f]{64}, and [0-9a-f]{64} is published", 1),
             (Turn(status=302, location="file:///etc/passwd"), "HTTP 302 .*not allowed", 1),
-            (Turn(status=302, location="ftp://127.0.0.1/f"), "unknown url type: ftp", 1),
         ],
     )
     def test_after_one_fails_the_next_is_used(self, server, tmp_path, turn, reason, requests) -> None:
@@ -234,20 +217,6 @@ class TestMirrors:
         assert script.sent == len(CONTENT)
         assert all(headers["User-Agent"].startswith("transformer-xl/") for headers in script.requests)
 
-    def test_pieces_of_two_mirrors_are_joined_only_under_a_digest(self, server, tmp_path) -> None:
-        for known in (False, True):
-            server.put("1/f", CONTENT, [Turn(cut=4000), Turn(status=404)])
-            second = server.put("2/f", CONTENT)
-            mirrors = [Origin(server.url(f"{number}/f"), None, DIGEST if known else None) for number in (1, 2)]
-            assert load(*mirrors, folder=tmp_path / str(known)).read_bytes() == CONTENT
-            assert second.sent == len(CONTENT) - 4000 * known
-
-    def test_pieces_that_do_not_fit_are_loaded_once_more_from_the_start(self, server, tmp_path) -> None:
-        server.put("f", CONTENT, [Turn(body=b"?" * len(CONTENT), cut=4000), Turn()])
-        lines: list[str] = []
-        assert load(published(server), folder=tmp_path, lines=lines).read_bytes() == CONTENT
-        assert any("in pieces from several connections; loading it from the start." in line for line in lines)
-
     def test_if_every_address_fails_one_sentence_says_so_and_the_bytes_are_kept(self, server, tmp_path) -> None:
         server.put("1/f", CONTENT, [Turn(cut=4000), Turn(cut=0)])
         with pytest.raises(OSError) as error:
@@ -256,20 +225,11 @@ class TestMirrors:
             f"f could not be downloaded from {server.url('1/f')} (the connection ended before the 10,291 bytes were "
             f"here, 3 times in a row), nor from {server.url('none/f')} (HTTP 404 Not Found): run it again to go on "
             f"from the 4,000 bytes "
-            f"in {tmp_path / 'f.part'}, or give --source a copy that was downloaded by other means."
+            f"in {tmp_path / 'part-f'}, or give --source a copy that was downloaded by other means."
         )
         script = server.put("1/f", CONTENT)
         load(published(server, "1/f"), folder=tmp_path)
         assert script.sent == len(CONTENT) - 4000
-
-    def test_the_mirror_of_an_earlier_part_is_asked_first(self, server, tmp_path) -> None:
-        mirrors = [Origin(server.url("none/f")), Origin(server.url("2/f"))]
-        server.put("2/f", CONTENT, [Turn(cut=4000), Turn(cut=0)])
-        with pytest.raises(OSError, match="go on from the 4,000 bytes"):
-            load(*mirrors, folder=tmp_path)
-        first, second = server.put("1/f", CONTENT), server.put("2/f", CONTENT)
-        load(Origin(server.url("1/f")), mirrors[1], folder=tmp_path)
-        assert (first.sent, second.sent) == (0, len(CONTENT) - 4000)
 
     def test_no_connection_is_the_next_mirror_at_once(self, server, tmp_path, monkeypatch) -> None:
         resolve = socket.getaddrinfo
@@ -286,38 +246,17 @@ class TestMirrors:
                 f"http://127.0.0.1:{closed.getsockname()[1]}/f",
                 "http://nowhere.test/f",
                 server.url("f").replace("http", "https"),
-                "file:///etc/f",
-                "ftp://127.0.0.1/f",
             ]
             with pytest.raises(OSError) as error:
                 load(*map(Origin, urls), folder=tmp_path)
-        for reason in ("Connection refused", "Name or service not known", "SSL", "only http and https"):
+        for reason in ("Connection refused", "Name or service not known", "SSL"):
             assert reason in str(error.value)
         assert "in a row" not in str(error.value)
-
-    def test_a_full_disk_is_reported_before_loading(self, server, tmp_path, monkeypatch) -> None:
-        script = server.put("f", CONTENT)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
-        with pytest.raises(OSError, match=r"f needs 10,291 bytes, and .* has 7\. Free some space"):
-            load(published(server), folder=tmp_path)
-        assert not script.requests
 
     def test_a_place_that_cannot_be_written_is_named(self, server, tmp_path) -> None:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(OSError, match=r"file/folder could not be written: .+\."):
             load(published(server), folder=tmp_path / "file" / "folder")
-
-    @pytest.mark.parametrize("last", ["", "..", ".f", "%2e%2e", "x%2f", "a%5Cb", "c%3Ax", "a%00b", "a%0Ab"])
-    def test_a_name_that_is_no_plain_file_is_refused(self, tmp_path, last) -> None:
-        with pytest.raises(ValueError, match="must end in the plain name of a file"):
-            load(Origin(f"http://127.0.0.1/{last}"), folder=tmp_path)
-
-    def test_wrong_bytes_in_pieces_are_loaded_exactly_once_more(self, server, tmp_path) -> None:
-        script = server.put("f", CONTENT, [turn for _ in range(9) for turn in (Turn(cut=5000), Turn())])
-        origin = Origin(server.url("f"), len(CONTENT), "sha256:" + "0" * 64)
-        with pytest.raises(OSError, match="its content has sha256"):
-            load(origin, folder=tmp_path)
-        assert len(script.requests) == 4
 
     def test_a_name_is_decoded(self, server, tmp_path) -> None:
         server.put("two words", CONTENT)
@@ -325,12 +264,10 @@ class TestMirrors:
 
 
 class TestLines:
-    def test_a_pipe_gets_a_line_at_the_start_and_one_at_the_end(self, server, tmp_path, capsys) -> None:
+    def test_a_pipe_gets_a_line(self, server, tmp_path, capsys) -> None:
         server.put("f", CONTENT)
         download([published(server)], tmp_path)
-        start, end = capsys.readouterr().err.splitlines()
-        assert start == f"Loading {server.url('f')} (10,291 bytes)."
-        assert end.startswith("f: 0.0 MB in ")
+        assert capsys.readouterr().err == f"Loading {server.url('f')} (10,291 bytes).\n"
 
     def test_a_terminal_gets_a_bar(self, server, tmp_path, monkeypatch) -> None:
         server.put("f", CONTENT)
@@ -340,11 +277,6 @@ class TestLines:
         monkeypatch.setattr(sys, "stderr", terminal)
         download([published(server)], tmp_path)
         assert "10.3/10.3 kB" in terminal.getvalue()
-        assert "Loading" not in terminal.getvalue()
-
-    def test_speed_by_hand(self) -> None:
-        assert megabytes_per_second(3_000_000, 1.5) == 2
-        assert megabytes_per_second(3_000_000, 0.0) == 0
 
 
 def zipped(members: list[tuple[str, bytes]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -371,106 +303,93 @@ KINDS: dict[str, Callable[[list[tuple[str, bytes]]], bytes]] = {
 }
 
 
+def unpack(archive: Path, home: Path) -> dict[str, bytes]:
+    """The files of an archive, by their path in it."""
+    with unpack_if_archive(archive, home) as folder:
+        assert folder != archive
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        return {name: path.read_bytes() for name, path in files.items()}
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder in which only the archive `a` may be, to unpack into `in/out`."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which only the archive `a` may be, to unpack at most 20,011 bytes below `in`."""
     (tmp_path / "in").mkdir()
+    monkeypatch.setattr(archives, "_UNPACKED", 20_011)
+    monkeypatch.setattr(archives, "_RATIO", 0)
     return tmp_path
 
 
-def refused(place: Path, archive: bytes, reason: str, wanted: dict[str, int] | None = None) -> None:
-    """Check that the archive is refused with that reason, and that nothing is written."""
+def files_below(place: Path) -> set[Path]:
+    return {path for path in place.rglob("*") if not path.is_dir() and path.suffix != ".lock"}
+
+
+def refused(place: Path, archive: bytes, reason: str) -> None:
+    """Check that the archive is refused with that reason, and that nothing remains."""
     (place / "a").write_bytes(archive)
     with pytest.raises(ValueError, match=reason) as error:
-        unpack(place / "a", wanted or {"x": 100}, place / "in" / "out")
+        unpack(place / "a", place / "in")
     assert str(place / "a") in str(error.value)
-    assert {path for path in place.rglob("*") if not path.is_dir()} == {place / "a"}
+    assert files_below(place) == {place / "a"}
+
+
+HOSTILE = ("../x", "../../x", "d/../../x", "/etc/x", "C:\\x", "C:x", "..\\x", "\\\\host\\share\\x")
 
 
 class TestArchives:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_only_the_wanted_files_are_unpacked(self, place, kind) -> None:
-        members = [("d/x", CONTENT), ("../../y", b"no"), ("/etc/w", b"no"), ("./d/e/z", b""), ("xx", b"no")]
-        (place / "a").write_bytes(KINDS[kind](members))
-        found = unpack(place / "a", {"z": 0, "x": len(CONTENT)}, place / "in")
-        assert found == {"x": place / "in" / "x", "z": place / "in" / "z"}
-        assert found["x"].read_bytes() == CONTENT
-        assert {path for path in place.rglob("*") if path.is_file()} == {place / "a", *found.values()}
+    def test_files_keep_their_paths_and_are_removed_afterwards(self, place, kind) -> None:
+        (place / "a").write_bytes(KINDS[kind]([("d/x", CONTENT), ("./d/e/z", b""), ("xx", b"no")]))
+        assert unpack(place / "a", place / "in") == {"d/x": CONTENT, "d/e/z": b"", "xx": b"no"}
+        assert files_below(place) == {place / "a"}
 
-    @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
-    def test_one_compressed_file_gets_the_one_name(self, place, suffix) -> None:
-        (place / "a").write_bytes(COMPRESS[suffix](CONTENT))
-        assert unpack(place / "a", {"x": len(CONTENT)}, place)["x"].read_bytes() == CONTENT
-        (place / "x").unlink()
-        refused(place, COMPRESS[suffix](CONTENT), "is one compressed file", {"x": 99999, "y": 99999})
-        refused(place, COMPRESS[suffix](CONTENT), "x has more than 10,290 bytes", {"x": len(CONTENT) - 1})
-
+    @pytest.mark.parametrize("path", HOSTILE)
     @pytest.mark.parametrize("kind", KINDS)
-    def test_hostile_members_are_refused(self, place, kind) -> None:
-        for path in ("../x", "../../x", "d/../../x", "/etc/x", "C:\\x", "C:x", "..\\x", "\\\\host\\share\\x"):
-            refused(place, KINDS[kind]([(path, b"1")]), "points outside the archive")
-        refused(place, KINDS[kind]([("x", b"1"), ("d/x", b"2")]), "is the second of the name x")
-        refused(place, KINDS[kind]([("x", b"1" * 101)]), "x has more than 100 bytes: a damaged or hostile archive")
-        missing = "must hold x, y, z, and has no y, z"
-        refused(place, KINDS[kind]([("x", b"1")]), missing, {"x": 1, "y": 1, "z": 1})
+    def test_no_path_leads_outside(self, place, kind, path) -> None:
+        (place / "a").write_bytes(KINDS[kind]([(path, b"1")]))
+        before = files_below(Path("/etc"))
+        try:
+            with unpack_if_archive(place / "a", place / "in") as folder:
+                assert all(file.is_relative_to(folder) for file in files_below(place) - {place / "a"})
+        except ValueError as error:
+            assert "outside the destination" in str(error)
+        assert files_below(place) == {place / "a"} and files_below(Path("/etc")) == before
 
     @pytest.mark.parametrize(
         "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
     )
-    def test_members_that_are_no_files_are_refused(self, place, kind) -> None:
-        refused(place, tarred([("d/x", b"")], kind, "/etc/passwd"), "is a link, a device or a folder")
+    def test_members_that_are_no_files_are_left_out(self, place, kind) -> None:
+        (place / "a").write_bytes(tarred([("d/x", b"")], kind, "/etc/passwd"))
+        assert unpack(place / "a", place / "in") == {}
 
-    def test_zip_members_that_are_no_files_or_encrypted_are_refused(self, place) -> None:
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w") as archive:
-            info = zipfile.ZipInfo("x")
-            info.external_attr = 0o120777 << 16
-            archive.writestr(info, "/etc/passwd")
-        refused(place, file.getvalue(), "is a link, a device or a folder")
-        refused(place, zipped([("x/", b"")]), "is a link, a device or a folder")
+    def test_an_encrypted_archive_is_refused(self, place) -> None:
         encrypted = bytearray(zipped([("x", b"1")]))
         encrypted[6] |= 1
         encrypted[encrypted.index(b"PK\1\2") + 8] |= 1
         refused(place, bytes(encrypted), "is encrypted")
-        refused(place, zipped([("x", b"1")], zipfile.ZIP_LZMA), "another method than deflate")
 
-    def test_a_link_in_the_way_is_replaced_and_not_followed(self, place) -> None:
-        (place / "other").write_bytes(b"mine")
-        (place / "in" / "x").symlink_to(place / "other")
-        (place / "a").write_bytes(tarred([("x", b"1")]))
-        assert unpack(place / "a", {"x": 1}, place / "in")["x"].read_bytes() == b"1"
-        assert (place / "other").read_bytes() == b"mine"
-
-    @pytest.mark.parametrize("kind", ["zip", "gz", "bz2", "xz", "tar.gz", "sparse", "headers"])
+    @pytest.mark.parametrize("kind", ["zip", "tar.gz", "tar.bz2", "tar.xz", "sparse"])
     def test_a_bomb_uses_neither_disk_nor_memory(self, place, kind) -> None:
-        zeros, reason = bytes(50_000_000), "more than 100 bytes"
+        zeros = bytes(50_000_000)
         if kind == "sparse":
             info = tarfile.TarInfo("x")
             info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999", "GNU.sparse.name": "x"}
             info.size = 512
             bomb = info.tobuf(tarfile.PAX_FORMAT) + b"1" * 512 + bytes(1024)
-        elif kind == "headers":
-            info = tarfile.TarInfo("long")
-            info.size, info.type = len(zeros), tarfile.GNUTYPE_LONGNAME
-            bomb, reason = gzip.compress(info.tobuf() + zeros), "the headers of a member have no end"
-        elif kind == "zip":
-            bomb = zipped([("x", zeros)])
         else:
-            bomb = COMPRESS[f".{kind[-3:].strip('.')}"](tarred([("x", zeros)]) if "tar" in kind else zeros)
+            bomb = KINDS[kind]([("x", zeros)])
         del zeros
         tracemalloc.start()
-        refused(place, bomb, reason)
+        refused(place, bomb, "its files have more than 20,011 bytes")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 20_000_000
 
-    @pytest.mark.parametrize("kind", [*KINDS, "gz", "bz2", "xz"])
+    @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"tar.bz2"}))  # its first block holds the header
     def test_an_archive_that_is_cut_short_is_refused(self, place, kind) -> None:
-        text = os.urandom(20_011)
-        archive = KINDS[kind]([("x", text)]) if kind in KINDS else COMPRESS[f".{kind}"](text)
+        archive = KINDS[kind]([("x", os.urandom(20_011))])
         for share in (3, 2):
-            refused(place, archive[: len(archive) // share], "cannot be unpacked: .+ Download it again", {"x": 20_011})
-        refused(place, archive[:4], "cannot be unpacked|is neither", {"x": 20_011})
+            refused(place, archive[: len(archive) // share], "cannot be unpacked: .+ Download it again")
 
     @settings(max_examples=100, deadline=None)
     @given(kind=st.sampled_from(sorted(KINDS)), damages=DAMAGES)
@@ -482,22 +401,24 @@ class TestArchives:
             path = Path(folder, "a")
             path.write_bytes(archive)
             try:
-                unpack(path, {"x": 5}, Path(folder, "out"))
-            except ValueError as error:
+                with unpack_if_archive(path, Path(folder)) as inside:
+                    right = (
+                        inside == path or (inside / "x").read_bytes() == b"12345" if (inside / "x").exists() else True
+                    )
+            except (ValueError, OSError) as error:
                 assert str(path) in str(error)
-                assert not list(Path(folder).glob("out/*"))
             else:
-                assert kind == "tar" or Path(folder, "out", "x").read_bytes() == b"12345"
+                assert kind == "tar" or right
+            assert {file.name for file in Path(folder).iterdir()} <= {"a", ".a.lock"}
 
-    def test_a_file_that_is_no_archive_gets_a_sentence(self, place) -> None:
-        refused(place, b"<html>Not Found</html>", "must be a zip, a tar or a file in gzip, bzip2 or xz")
-        refused(place, b"", "must be a zip, a tar or a file in gzip, bzip2 or xz")
-        with pytest.raises(FileNotFoundError, match="There is no file"):
-            unpack(place / "none", {"x": 1}, place)
+    @pytest.mark.parametrize("content", [b"<html>Not Found</html>", b"", bytes(2000), gzip.compress(CONTENT)])
+    def test_another_file_is_no_archive(self, place, content) -> None:
+        (place / "a").write_bytes(content)
+        with unpack_if_archive(place / "a", place / "in") as found:
+            assert found == place / "a"
 
     def test_a_place_that_cannot_be_written_is_named(self, place) -> None:
-        (place / "in" / "x").mkdir()
         (place / "a").write_bytes(tarred([("x", b"1")]))
-        with pytest.raises(OSError, match=r"in/x could not be written: .+\."):
-            unpack(place / "a", {"x": 1}, place / "in")
-        assert (place / "in" / "x").is_dir()
+        (place / "file").touch()
+        with pytest.raises(OSError, match=r"file could not be written: .+\."):
+            unpack(place / "a", place / "file")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpus import Split
-from transformer_xl.data.loader import LineShuffle, Segment, ShuffledLines, StreamLoader, random_cuts
+from transformer_xl.data.loader import Segment, ShuffledLines, StreamLoader, random_cuts
 
 lengths = st.integers(2, 200)
 batches = st.integers(1, 9)
@@ -208,13 +208,13 @@ def test_each_epoch_has_the_same_targets_in_another_order(
     lines: list[list[int]], batch_size: int, tgt_len: int, seed: int
 ) -> None:
     tokens = np.array([0, *(token for line in lines for token in (*line, 0))])
-    loader = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=LineShuffle(0, seed))
+    loader = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=(0, seed))
     for epoch in range(3):
         found = [loader.segment(epoch * len(loader) + index).targets for index in range(len(loader))]
         assert sorted(target for part in found for target in part.flatten().tolist() if target >= 0) == sorted(
             tokens[1:].tolist()
         )
-    again = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=LineShuffle(0, seed))
+    again = StreamLoader(tokens, batch_size=batch_size, tgt_len=tgt_len, shuffle=(0, seed))
     index = 2 * len(loader)
     assert_same(loader.segment(index), again.segment(index))
 
@@ -223,7 +223,7 @@ def test_each_epoch_and_seed_has_its_own_order() -> None:
     tokens = np.array([0, *(token for line in range(1, 60) for token in (line, 0))])
 
     def order(seed: int, epoch: int) -> list[int]:
-        loader = StreamLoader(tokens, batch_size=1, tgt_len=len(tokens), shuffle=LineShuffle(0, seed))
+        loader = StreamLoader(tokens, batch_size=1, tgt_len=len(tokens), shuffle=(0, seed))
         return loader.segment(epoch).targets[0].tolist()
 
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9

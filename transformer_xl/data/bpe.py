@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
 _BYTES_BORDER = re.compile(_BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
-_LARGEST_ID = 1 << 24
 _PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
 _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
 """Pre-tokenizers that keep every character unless their behavior is "Removed"."""
@@ -47,8 +46,6 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
     tokenizers = _library()
     if size < 256:
         raise Mistake(f"The size of a byte-level vocabulary must be ≥ 256, one for each byte, got {size}.")
-    if size > _LARGEST_ID:
-        raise Mistake(f"The size of a byte-level vocabulary must be at most {_LARGEST_ID:,}, got {size:,}.")
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     lines = tokenizers.pre_tokenizers.Split("\n", "isolated")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -68,6 +65,8 @@ class BytePairs:
 
     symbols: tuple[str, ...]
     """The tokens by id, in the tokenizer's own spelling."""
+    token_bytes: tuple[bytes, ...]
+    """The exact bytes of each token, by id; the bytes of a text's ids, joined, are the text."""
 
     def __init__(self, content: str):
         """Load the tokenizer.
@@ -80,7 +79,9 @@ class BytePairs:
         added = {token["content"] for token in settings["added_tokens"]}
         problems = [*_problems(settings), *_added_problems(settings["added_tokens"]), *_symbol_problems(ids, added)]
         self.symbols = tuple(sorted(ids, key=ids.__getitem__))
-        self._bytes = tuple(symbol.encode() if symbol in added else _bytes_of(symbol) or b"" for symbol in self.symbols)
+        self.token_bytes = tuple(
+            symbol.encode() if symbol in added else _bytes_of(symbol) or b"" for symbol in self.symbols
+        )
         if problems or (problems := self._probe()):
             raise Mistake(
                 f"The tokenizer must be byte-level BPE that gives back every text exactly, but {'; '.join(problems)}. "
@@ -95,16 +96,12 @@ class BytePairs:
             ids.extend(np.array(encoding.ids, np.int32) for encoding in encodings)
         return np.concatenate(ids)
 
-    def token_bytes(self) -> tuple[bytes, ...]:
-        """The exact bytes of each token, by id; the bytes of a text's ids, joined, are the text."""
-        return self._bytes
-
     def _probe(self) -> list[str]:
         """Problems with a text that contains every kind of character."""
         parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
         if not {match.start() for match in _BORDER.finditer(_PROBE)} <= {start for _, (start, _) in parts}:
             return ["its pre-tokenizer does not separate words before a space"]
-        changed = b"".join(self._bytes[i] for i in self.encode(_PROBE)) != _PROBE.encode()
+        changed = b"".join(self.token_bytes[i] for i in self.encode(_PROBE)) != _PROBE.encode()
         return ["it changes a text"] if changed else []
 
 
@@ -161,19 +158,11 @@ def _library() -> Any:
 def _load(content: str) -> Tokenizer:
     library = _library()
     try:
-        json.loads(content, parse_int=_refuse_large)
         return library.Tokenizer.from_str(content)
     except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise Mistake(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
-
-
-def _refuse_large(number: str) -> int:
-    """Refuse a large id: the library allocates memory for all ids up to it, and aborts the process if that fails."""
-    if len(number) > 8 or int(number) > _LARGEST_ID:
-        raise Mistake(f"it has the number {number[:20]}, and ids are below {_LARGEST_ID:,}")
-    return int(number)
 
 
 def _problems(settings: dict[str, Any]) -> Iterator[str]:

@@ -10,25 +10,22 @@ A store is written under another name, synced and renamed, so it is there whole 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from filelock import FileLock
-from jaxtyping import Int, Integer
+from jaxtyping import Integer
 
 from ..mistake import Mistake
 from ..runtime.files import digest_of, explain_write_error, remove_unfinished, whole_folder
+from .bpe import renumber, train_bpe
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
-from .numbering import Numbering, PairNumbering, WordNumbering
 from .reading import Text, pieces
 from .vocab import Newlines, Unit, Vocab
-
-_IDS = 1 << 20
-"""Bytes of ids read at a time: enough to make counting cheap, few enough for the processor's cache."""
 
 _LONG_WORDS = 30
 """More bytes per word than in any language with spaces: 6 in English, 14 in Russian, 28 in Malayalam."""
@@ -142,14 +139,8 @@ class Corpus:
             return Split(ids, np.concatenate(documents) if documents else None, name)
         if name not in self.header.splits:
             raise Mistake(
-                f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. "
-                + (
-                    "It was left whole: name another split by --split, and it is cut."
-                    if WHOLE in self.header.splits
-                    else "Ask for another."
-                    if self.name in self.path.parts
-                    else f"Put a file {name}.txt beside the others, or ask for another."
-                )
+                f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. Ask for another, "
+                f"or put a file {name}.txt beside the others of a text."
             )
         starts = self.header.splits[name].documents
         self._verify(name)
@@ -206,7 +197,7 @@ class Corpus:
                 bytes or a file that is read piece by piece, in UTF-8 unless the unit is "byte".
             partial: what is missing from a published corpus, in words.
             vocab: the vocabulary, which also sets the unit and newlines; None makes one from the splits in `counted`
-                with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
+                with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.build`) and `bpe_size`.
             documents: each text starts with an empty memory; otherwise texts are joined. A line of words always ends
                 with its text.
             reuse: open the store that is there instead, if it is sound.
@@ -217,15 +208,14 @@ class Corpus:
             OSError: the store cannot be written.
         """
         path = Path(path)
-        texts = {name: [text] if isinstance(text, Text) else list(text) for name, text in splits.items()}
+        name = name or path.name
+        texts = {split: [text] if isinstance(text, Text) else list(text) for split, text in splits.items()}
         assert texts and (set(texts) <= set(SPLITS) or set(texts) == {WHOLE}), f"no splits: {tuple(texts)}"
         if vocab is None and not set(counted) & texts.keys():
             raise Mistake(
-                f"{name or path.name} must have a {' or '.join(counted)} split to make a vocabulary from, got "
+                f"{name} must have a {' or '.join(counted)} split to make a vocabulary from, got "
                 f"{', '.join(texts)} only."
             )
-        how = _Tokenising(unit, newlines, vocab, counted, min_count, closed, bpe_size, documents)
-        about = {"name": name or path.name, "source": source, "partial": partial}
         with explain_write_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f".{path.name}.lock")):
@@ -237,135 +227,74 @@ class Corpus:
                         f"{path} holds something that is not a token store; name another folder, or empty it."
                     )
                 remove_unfinished(path.parent, path.name)
+                if vocab is None:
+                    every = [text for split in counted for text in texts.get(split, ())]
+                    vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size)
                 with whole_folder(path) as folder:
-                    _write(folder, texts, how, about, check)
+                    header = Header(
+                        name=name,
+                        source=source,
+                        partial=partial,
+                        unit=vocab.unit,
+                        newlines=vocab.newlines,
+                        dtype=vocab.dtype.str,
+                        vocab_size=len(vocab),
+                        vocab=vocab.fingerprint,
+                        splits={
+                            split: _write_split(folder / f"{split}.bin", found, vocab, documents, name)
+                            for split, found in texts.items()
+                        },
+                    )
+                    if check:
+                        check(header)
+                    (folder / "vocab.json").write_text(json.dumps(vocab.to_json()) + "\n", encoding="utf-8")
+                    (folder / "corpus.json").write_text(json.dumps(header.to_json(), indent=1) + "\n", encoding="utf-8")
         return cls.open(path)
 
 
-def _write(
-    folder: Path,
-    texts: dict[str, list[Text]],
-    how: _Tokenising,
-    about: dict[str, str],
-    check: Callable[[Header], None] | None,
-) -> None:
-    vocab, splits = _tokenise(folder, texts, how)
-    for split, written in splits.items():
-        if written.tokens < 2:
-            raise Mistake(
-                f"The {split} split of {about['name']} must have at least 2 tokens, because the first is context, "
-                f"and has {written.tokens}. Give more text."
-            )
-    header = Header(
-        **about,
-        unit=vocab.unit,
-        newlines=vocab.newlines,
-        dtype=vocab.dtype.str,
-        vocab_size=len(vocab),
-        vocab=vocab.fingerprint,
-        splits=splits,
-    )
-    if check:
-        check(header)
-    (folder / "vocab.json").write_text(json.dumps(vocab.to_json()) + "\n", encoding="utf-8")
-    (folder / "corpus.json").write_text(json.dumps(header.to_json(), indent=1) + "\n", encoding="utf-8")
+def _make_vocab(
+    texts: Sequence[Text], unit: Unit, newlines: Newlines, min_count: int, closed: bool, bpe_size: int
+) -> Vocab:
+    """The vocabulary of texts, as `Corpus.build` describes it."""
+    parts = (piece for text in texts for piece in pieces(text, unit))
+    if unit != "bpe":
+        return Vocab.build(unit, parts, newlines=newlines, min_count=min_count, closed=closed)
+    tokenizer = train_bpe((piece.decode() for piece in parts), bpe_size)
+    vocab = Vocab.of_tokenizer(tokenizer, newlines)
+    counts = np.zeros(len(vocab), np.int64)
+    for text in texts:
+        for piece in pieces(text, unit):
+            counts += np.bincount(vocab.encode(piece), minlength=len(vocab))
+    order = np.argsort(-counts, kind="stable")
+    return Vocab.of_tokenizer(renumber(tokenizer, order.tolist()), newlines)
 
 
-class _Tokenising(NamedTuple):
-    """How to make ids of texts: arguments of `Corpus.build`."""
-
-    unit: Unit
-    newlines: Newlines
-    vocab: Vocab | None
-    counted: Sequence[str]
-    min_count: int
-    closed: bool
-    bpe_size: int
-    documents: bool
-
-    def numbering(self, texts: Sequence[Text]) -> Numbering:
-        """The numbering of words or byte pairs."""
-        if self.unit == "word":
-            return WordNumbering(self.newlines)
-        parts = (piece.decode() for text in texts for piece in pieces(text, "bpe"))
-        return PairNumbering(self.newlines, parts, self.bpe_size)
-
-
-def _tokenise(folder: Path, texts: dict[str, list[Text]], how: _Tokenising) -> tuple[Vocab, dict[str, SplitHeader]]:
-    """Write the ids of every split, and make the vocabulary from the counted splits unless it is given."""
-    vocab, written = how.vocab, {}
-    counted = [split for split in how.counted if split in texts] if vocab is None else []
-    every = [text for split in counted for text in texts[split]]
-    if vocab is None and how.unit in ("byte", "char"):
-        parts = (piece for text in every for piece in pieces(text, how.unit))
-        vocab = Vocab.build(how.unit, parts, newlines=how.newlines, min_count=how.min_count, closed=how.closed)
-    elif vocab is None:
-        numbering, counts = how.numbering(every), np.zeros(0, np.int64)
-        for split in counted:
-            file = folder / f"{split}.numbers"
-            written[split] = _write_ids(file, texts[split], how, lambda piece, _: numbering.encode(piece))
-            counts = _count_ids(file, np.dtype(np.int32), counts)
-        vocab, ids_by_number = numbering.vocab(counts, min_count=how.min_count, closed=how.closed)
-        for split in counted:
-            _renumber(folder / f"{split}.numbers", folder / f"{split}.bin", ids_by_number)
-    how = how._replace(unit=vocab.unit, newlines=vocab.newlines)
-    for split in texts.keys() - written.keys():
-        written[split] = _write_ids(
-            folder / f"{split}.bin", texts[split], how, lambda piece, start: vocab.encode(piece, start=start)
-        )
-    return vocab, {split: _split_header(folder / f"{split}.bin", vocab, *written[split]) for split in texts}
-
-
-def _write_ids(
-    file: Path, texts: Sequence[Text], how: _Tokenising, encode: Callable[[bytes, int], np.ndarray]
-) -> tuple[int, list[int] | None]:
-    """Write the ids that `encode` gives for each piece and its position; return the text's size and document starts."""
+def _write_split(file: Path, texts: Sequence[Text], vocab: Vocab, documents: bool, name: str) -> SplitHeader:
+    """Write the ids of a split of the corpus `name`, and return its entry in the header."""
     tokens, size, starts = 0, 0, []
+    counts = np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
         for text in texts:
             begin = tokens
-            for piece in pieces(text, how.unit):
+            for piece in pieces(text, vocab.unit):
                 size += len(piece)
-                opens = how.newlines == "sentence" and tokens == begin and (how.documents or begin == 0)
-                ids = encode(b"\n" + piece if opens else piece, tokens - begin)
+                opens = vocab.newlines == "sentence" and tokens == begin and (documents or begin == 0)
+                ids = vocab.encode(b"\n" + piece if opens else piece, start=tokens - begin)
                 out.write(ids.data)
                 tokens += ids.size
+                counts += np.bincount(ids, minlength=len(vocab))
             if tokens > begin:
                 starts.append(begin)
-    return size, starts if how.documents else None
-
-
-def _renumber(numbers: Path, file: Path, ids_by_number: np.ndarray) -> None:
-    with file.open("wb") as out:
-        for ids in _blocks(numbers, np.dtype(np.int32)):
-            out.write(ids_by_number[ids].data)
-    numbers.unlink()
-
-
-def _count_ids(file: Path, dtype: np.dtype[Any], before: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
-    """How often each id is in the file, added to the counts `before`."""
-    for ids in _blocks(file, dtype):
-        counts = np.bincount(ids, minlength=len(before))
-        counts[: len(before)] += before
-        before = counts
-    return before
-
-
-def _blocks(file: Path, dtype: np.dtype[Any]) -> Iterator[Integer[np.ndarray, " n"]]:
-    """The ids in a file, a block at a time."""
-    with file.open("rb") as opened:
-        while block := opened.read(_IDS):
-            yield np.frombuffer(block, dtype)
-
-
-def _split_header(file: Path, vocab: Vocab, size: int, documents: list[int] | None) -> SplitHeader:
-    """The header's entry for a split whose ids are written."""
-    counts = _count_ids(file, vocab.dtype, np.zeros(len(vocab), np.int64))
+    if tokens < 2:
+        raise Mistake(
+            f"The {file.stem} split of {name} must have at least 2 tokens, because the first is context, and has "
+            f"{tokens}. Give more text."
+        )
     return SplitHeader(
-        tokens=int(counts.sum()),
+        tokens=tokens,
         types=int(np.count_nonzero(counts)),
         unknown=0 if vocab.unk is None else int(counts[vocab.unk]),
         bytes=size,
         sha256=digest_of(file),
-        documents=documents,
+        documents=starts if documents else None,
     )

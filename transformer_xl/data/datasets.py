@@ -90,20 +90,14 @@ def is_tokenised(name: str) -> bool:
     return own in DATASETS and DATASETS[own].tokenised
 
 
-def dataset_of(name: str, newlines: Newlines | None, option: str = "corpus.newlines") -> Dataset:
-    """The published corpus of that name.
-
-    Raises:
-        ValueError: there is none, or it is not published with these line ends.
-    """
+def dataset_of(name: str, newlines: Newlines | None) -> Dataset:
+    """The published corpus of that name; a `ValueError` if there is none, or none with these line ends."""
     if name not in DATASETS:
         raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{_guess(name)}")
     protocols = DATASETS[name].protocols
     if newlines is not None and newlines not in protocols:
-        raise Mistake(
-            f"{option} must be {' or '.join(map(repr, protocols))} for {name}, got {newlines!r}."
-            + (" Leave it out." if len(protocols) == 1 and option.startswith("--") else "")
-        )
+        known = " or ".join(map(repr, protocols))
+        raise Mistake(f"--newlines (corpus.newlines) must be {known} for {name}, got {newlines!r}.")
     return DATASETS[name]
 
 
@@ -117,12 +111,9 @@ def _open_prepared(name: str, newlines: Newlines) -> Corpus:
     store = store_folder(name, "" if newlines == published else newlines)
     if not (store / "corpus.json").is_file():
         option = "" if newlines == published else f" --newlines {newlines}"
-        stores = [path.parent.name for path in store.parent.glob(f"{name}[-+]*/corpus.json")]
-        others = [other for other in stores if other not in DATASETS]
-        hint = f" Prepared are {', '.join(sorted(others))}: take one with --corpus.name." if others else ""
         raise FileNotFoundError(
             f"The corpus {name} (newlines = {newlines!r}) is not prepared in {store.parent}: run "
-            f"`txl data {name}{option}`, with --source PATH for a local copy.{hint}"
+            f"`txl data {name}{option}`, with --source PATH for a local copy."
         )
     return Corpus.open(store)
 

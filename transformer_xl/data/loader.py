@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,14 +41,6 @@ class Segment(NamedTuple):
     """-1: not scored."""
     reset: Bool[Tensor, " B"] | None
     """Rows whose memory is emptied before this segment; None for no row."""
-
-
-class LineShuffle(NamedTuple):
-    """How to shuffle lines: a new order in each epoch."""
-
-    line_end: int
-    """The id that ends a line."""
-    seed: int
 
 
 class ShuffledLines:
@@ -102,29 +95,28 @@ class _Row:
 
     def __init__(self) -> None:
         self.segments = 0
-        self.first: list[int] = []
-        self.start: list[int] = []
-        self.targets: list[int] = []
+        self.targets = 0
+        self._spans: list[tuple[int, int, int]] = []
+        """For each span the index of its first segment, its start and its number of targets."""
 
     def append(self, start: int, targets: int, tgt_len: int) -> None:
-        self.first.append(self.segments)
-        self.start.append(start)
-        self.targets.append(targets)
+        self._spans.append((self.segments, start, targets))
         self.segments += -(-targets // tgt_len)
+        self.targets += targets
 
     def locate(self, index: int, tgt_len: int) -> _Window:
         """The row's share of segment `index`; without targets after the end of the row."""
         if index >= self.segments:
             return _Window(0, 0, 0)
-        span = bisect_right(self.first, index) - 1
-        done = (index - self.first[span]) * tgt_len
-        return _Window(self.start[span] + done, min(tgt_len, self.targets[span] - done), done)
+        first, start, targets = self._spans[bisect_right(self._spans, index, key=itemgetter(0)) - 1]
+        done = (index - first) * tgt_len
+        return _Window(start + done, min(tgt_len, targets - done), done)
 
     def between(self, start: int, end: int) -> _Window:
         """The targets from `start` to `end` of the only span."""
-        if start >= sum(self.targets):
+        if start >= self.targets:
             return _Window(0, 0, 0)
-        return _Window(self.start[0] + start, min(end, self.targets[0]) - start, start)
+        return _Window(self._spans[0][1] + start, min(end, self.targets) - start, start)
 
 
 class _Window(NamedTuple):
@@ -149,7 +141,8 @@ class StreamLoader:
         documents: positions at which documents start, the first 0. Each document begins a segment with `reset`, in the
             stream with the fewest segments so far; its first token is context only. None takes the split's own.
         max_tokens: score only this many targets, the first ones; 0 scores all.
-        shuffle: join the lines in a new order in each epoch; None keeps the text as it is.
+        shuffle: the id that ends a line, and a seed: join the lines in a new order in each epoch; None keeps the text
+            as it is.
         context_len: repeat at most this many tokens of the same span before each segment, with targets of -1.
         random_seed: draw segment lengths by `random_cuts`, new ones in each epoch, so the number of segments differs
             between epochs; None: all lengths are `tgt_len`.
@@ -166,14 +159,13 @@ class StreamLoader:
         tgt_len: int,
         documents: Sequence[int] | Int[np.ndarray, " D"] | None = None,
         max_tokens: int = 0,
-        shuffle: LineShuffle | None = None,
+        shuffle: tuple[int, int] | None = None,
         context_len: int = 0,
         random_seed: int | None = None,
         rows: slice | None = None,
     ) -> None:
-        least = {"batch_size": (batch_size, 1), "tgt_len": (tgt_len, 1), "max_tokens": (max_tokens, 0)}
-        least["context_len"] = (context_len, 0)
-        for setting, (value, bound) in least.items():
+        least = (("batch_size", batch_size, 1), ("tgt_len", tgt_len, 1), ("max_tokens", max_tokens, 0))
+        for setting, value, bound in (*least, ("context_len", context_len, 0)):
             if value < bound:
                 raise Mistake(f"{setting} must be at least {bound}, got {value}.")
         if batch_size > _MOST_STREAMS:
@@ -181,7 +173,6 @@ class StreamLoader:
         if isinstance(split, Split):
             documents = split.documents if documents is None else documents
         self._tokens = np.asarray(split.ids if isinstance(split, Split) else split)
-        assert self._tokens.ndim == 1, f"ids must be one row of tokens, got shape {self._tokens.shape}"
         if len(self._tokens) < 2:
             name = f"{split.name} split" if isinstance(split, Split) else "text"
             raise Mistake(f"The {name} must have at least 2 tokens, the first is context; got {len(self._tokens)}.")
@@ -193,7 +184,7 @@ class StreamLoader:
         limit = max_tokens or len(self._tokens)
         self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
         self._rows = self._all[slice(None) if rows is None else rows]
-        self.targets = sum(sum(row.targets) for row in self._rows)
+        self.targets = sum(row.targets for row in self._rows)
         """Number of targets that the chosen rows score in an epoch."""
         self._seed, self._cuts = random_seed, (-1, np.zeros(0, np.int64))
         self._begins = [0]
@@ -242,7 +233,7 @@ class StreamLoader:
 
     def _cuts_of(self, epoch: int) -> Int[np.ndarray, " n"]:
         if self._cuts[0] != epoch:
-            longest = max(sum(row.targets) for row in self._all)
+            longest = max(row.targets for row in self._all)
             self._cuts = epoch, random_cuts(longest, self.tgt_len, ((self._seed or 0) % 2**63, epoch, 1))
         return self._cuts[1]
 
@@ -250,10 +241,8 @@ class StreamLoader:
         if self._shuffle is None:
             return self._tokens
         if self._shuffled[0] != epoch:
-            self._shuffled = (
-                epoch,
-                ShuffledLines(self._tokens, self._shuffle.line_end, (self._shuffle.seed % 2**63, epoch)),
-            )
+            line_end, seed = self._shuffle
+            self._shuffled = epoch, ShuffledLines(self._tokens, line_end, (seed % 2**63, epoch))
         return self._shuffled[1]
 
     def _streams(self, limit: int) -> list[_Row]:

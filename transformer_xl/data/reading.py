@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import bz2
-import codecs
 import gzip
 import io
 import lzma
+import os
 import re
 import sys
 import zlib
@@ -24,13 +24,11 @@ from .vocab import Unit
 
 @dataclass(frozen=True)
 class Span:
-    """The text of a file from byte `start` to byte `end` (None: the end of the file). If `encoding` names an encoding
-    other than UTF-8, these positions count the bytes of the text as UTF-8."""
+    """The text of a file from byte `start` to byte `end`; None is the end of the file."""
 
     file: Path
     start: int = 0
     end: int | None = None
-    encoding: str = ""
 
 
 Text = bytes | Path | Span
@@ -47,10 +45,7 @@ _WHITE = re.compile(rb"[ \n]")
 
 def expand_home(path: str | Path) -> Path:
     """`path` with a leading ~ or ~NAME replaced by the home folder of the user; an unknown NAME is left as it is."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
+    return Path(os.path.expanduser(path))
 
 
 def open_file(path: Path) -> io.BufferedIOBase:
@@ -76,33 +71,6 @@ def read_errors(path: Path) -> Iterator[None]:
             raise OSError(f"Cannot read {path}: {error.strerror or error}.") from error
         reason = str(error).rstrip(".") or type(error).__name__
         raise Mistake(f"{path} is not a sound {path.suffix} file: {reason}. Download it again.") from error
-
-
-MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-"""Byte order marks of encodings other than UTF-8; longer marks come first."""
-
-
-def encoding_of(head: bytes) -> str:
-    """The encoding that a file's byte order mark names; "" for no mark, or the mark of UTF-8."""
-    return next((name for mark, name in MARKS.items() if head.startswith(mark)), "")
-
-
-def text_in(path: Path, *, skip_mark: bool = False) -> Span:
-    """The whole text of a file, in the encoding its byte order mark names; `skip_mark` omits the mark of UTF-8."""
-    with read_errors(path), open_file(path) as opened:
-        head = opened.read(4)
-    mark = len(codecs.BOM_UTF8) if skip_mark and head.startswith(codecs.BOM_UTF8) else 0
-    return Span(path, mark, encoding=encoding_of(head))
-
-
-def read_text_file(path: Path) -> bytes:
-    """The text of a file: decompressed if its name says so, and converted from UTF-16 or UTF-32 to UTF-8."""
-    return b"".join(chunks(text_in(path)))
 
 
 def border(text: bytes, position: int, unit: Unit) -> int:
@@ -142,35 +110,12 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
         yield from (text[start : start + size] for start in range(0, len(text), size))
         return
     part = Span(text) if isinstance(text, Path) else text
-    position, end = part.start, sys.maxsize if part.end is None else part.end
+    left = sys.maxsize if part.end is None else part.end - part.start
     with read_errors(part.file), open_file(part.file) as opened:
-        if part.encoding:
-            source = _decode(opened, part, size)
-        else:
-            opened.seek(part.start)
-            source = iter(lambda: opened.read(size), b"")
-        for chunk in source:
-            yield chunk[: end - position]
-            position += len(chunk)
-            if position >= end:
-                return
-
-
-def _decode(opened: io.BufferedIOBase, part: Span, size: int) -> Iterator[bytes]:
-    """The text as UTF-8, from position `part.start` to its end."""
-    decoder, skip, last = codecs.getincrementaldecoder(part.encoding)(), part.start, False
-    try:
-        while not last:
-            raw = opened.read(size)
-            last = not raw
-            chunk = decoder.decode(raw, last).encode()
-            if left := chunk[skip:]:
-                yield left
-            skip = max(skip - len(chunk), 0)
-    except UnicodeError as error:
-        raise Mistake(
-            f"{part.file} begins as {part.encoding.upper()} text and goes on otherwise ({error}). Save it as UTF-8."
-        ) from error
+        opened.seek(part.start)
+        while chunk := opened.read(min(size, left)):
+            yield chunk
+            left -= len(chunk)
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:

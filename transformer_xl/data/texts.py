@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..config.values import listing
 from ..mistake import Mistake
 from .header import SPLITS, WHOLE
-from .reading import Span, border, chunks, encoding_of, open_file, read_errors, text_in
+from .reading import Span, border, chunks, open_file, read_errors
 from .vocab import Unit
 
 NAMES = {
@@ -96,18 +96,19 @@ def _make_splits(
 ) -> tuple[dict[str, list[Span]], str]:
     """The splits, and a sentence about how they were made: the files as `given`, except that a text without splits is
     cut, and a missing valid split is cut from train."""
+    parts = {split: [each.text for each in found] for split, found in given.items()}
     cut, wanted = (WHOLE, SPLITS) if WHOLE in given else ("train", SPLITS[:2])
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
-        return {split: [each.text for each in given[split]] for split in given}, _describe(given)
+        return parts, _describe(given)
+    found = given[cut]
     if whole_files:
-        given = given | _hold_out_files(path, given[cut], wanted)
-        given.pop(WHOLE, None)
-        how, parts = _describe(given), {split: [each.text for each in found] for split, found in given.items()}
+        cuts = _cuts_between_files(path, [each.size for each in found], len(wanted))
     else:
-        parts = {split: [each.text for each in found] for split, found in given.items() if split != cut}
-        parts |= _cut_files(given[cut], unit, wanted)
-        shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
-        how = f"{_describe(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
+        total = sum(each.size for each in found)
+        cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in range(21 - len(wanted), 20)]
+    parts |= _cut_files(found, wanted, cuts)
+    shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
+    how = f"{_describe(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
     return {split: parts[split] for split in SPLITS if split in parts}, how
 
 
@@ -135,8 +136,7 @@ def _no_text(file: Path) -> str:
     if not file.is_file():
         return "not a file"
     with read_errors(file), open_file(file) as opened:
-        head = opened.read(_HEAD)
-    return "binary" if b"\0" in head and not encoding_of(head) else ""
+        return "binary" if b"\0" in opened.read(_HEAD) else ""
 
 
 def _kind_of_output(folder: Path) -> str:
@@ -151,46 +151,39 @@ def _kind_of_output(folder: Path) -> str:
 
 def _read_once(file: Path, name: str, unit: Unit) -> _File:
     """Read a file once, for the size and checksum of its text. Unless `unit` is byte, refuse a file that is no text."""
-    text = text_in(file, skip_mark=unit != "byte")
-    size, digest, left, last = 0, hashlib.sha256(), b"", b""
-    for chunk in chunks(text):
-        digest.update(chunk)
+    decoder, digest, position, start, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, 0, b"\n"
+    for chunk in chunks(file):
         if unit != "byte":
-            left = _check_utf8(left + chunk, size - len(left) + text.start, file, unit)
-        size, last = size + len(chunk), chunk
-    if left:
-        _refuse_binary(file, unit, size - len(left) + text.start, left)
-    if unit == "word" and size and not last.endswith(b"\n"):
-        size += 1
-    return _File(name, text, size, digest.hexdigest())
+            _check_utf8(decoder, chunk, position, file)
+            if position == 0 and chunk.startswith(codecs.BOM_UTF8):
+                start = len(codecs.BOM_UTF8)
+        digest.update(chunk if position else chunk[start:])
+        position, last = position + len(chunk), chunk[-1:]
+    if unit != "byte":
+        _check_utf8(decoder, b"", position, file)
+    size = position - start + (unit == "word" and last != b"\n")
+    return _File(name, Span(file, start), size, digest.hexdigest())
 
 
-def _check_utf8(part: bytes, start: int, file: Path, unit: Unit) -> bytes:
-    """Refuse bytes, the first at position `start` of a file, that are no text; return an unfinished last character."""
+def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, position: int, file: Path) -> None:
+    """Refuse a chunk, which begins at this position of a file, if it is no text; an empty one ends the file."""
+    unfinished = decoder.getstate()[0]
     try:
-        _, length = codecs.utf_8_decode(part, "strict", False)
-        broken = part.find(b"\0")
+        decoder.decode(chunk, final=not chunk)
+        broken = (unfinished + chunk).find(b"\0")
     except UnicodeDecodeError as error:
-        length, broken = 0, error.start
+        broken = error.start
     if broken >= 0:
-        _refuse_binary(file, unit, start + broken, part[broken:])
-    return part[length:]
-
-
-def _refuse_binary(file: Path, unit: Unit, position: int, found: bytes) -> None:
-    units = "byte pairs" if unit == "bpe" else f"{unit}s"
-    raise Mistake(
-        f"{file} must be UTF-8 text for a corpus of {units}, and is binary or in another encoding: byte {position:,} "
-        f'is 0x{found[0]:02x}. Convert it, leave it out, or take corpus.unit = "byte".'
-    )
+        raise Mistake(
+            f"{file} must be UTF-8 text unless the tokens are bytes, and is binary or in another encoding: byte "
+            f"{position - len(unfinished) + broken:,} is 0x{(unfinished + chunk)[broken]:02x}. Convert it, leave it "
+            'out, or take corpus.unit = "byte".'
+        )
 
 
 def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str]) -> dict[str, list[_File]]:
-    """The files that name a split, by split; none if no file names one. If all of them name train, they are one text.
-
-    Raises:
-        ValueError: the split of a file is unclear.
-    """
+    """The files that name a split, by split; none if no file names one. If all of them name train, they are one text,
+    to be cut."""
     named: dict[str, list[_File]] = {}
     others: list[_File] = []
     for each in found:
@@ -220,11 +213,10 @@ def _splits_in(name: str) -> set[str]:
     if file.endswith(_CODE):
         return set()
     parts = file.split(".")
-    return _splits_among([*folders, *parts, *_ends(parts)]) or _splits_among(_ends(folders))
-
-
-def _splits_among(words: Sequence[str]) -> set[str]:
-    return {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}
+    for words in ([*folders, *parts, *_ends(parts)], _ends(folders)):
+        if splits := {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}:
+            return splits
+    return set()
 
 
 def _ends(names: Sequence[str]) -> list[str]:
@@ -233,13 +225,10 @@ def _ends(names: Sequence[str]) -> list[str]:
     return [word for words in inner for word in (*words[:1], *words[-1:])]
 
 
-def _cut_files(found: Sequence[_File], unit: Unit, splits: Sequence[str]) -> dict[str, list[Span]]:
-    """Join the texts and cut them so that each split except the first has a twentieth. Words are cut after a line,
-    unless a line is so long that the next split would become too short."""
-    total = sum(each.size for each in found)
-    shares = range(21 - len(splits), 20)
-    cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in shares]
+def _cut_files(found: Sequence[_File], splits: Sequence[str], cuts: Sequence[int]) -> dict[str, list[Span]]:
+    """Join the texts and cut them at these positions."""
     parts: dict[str, list[Span]] = {split: [] for split in splits}
+    total = sum(each.size for each in found)
     for split, begin, end in zip(splits, [0, *cuts], [*cuts, total], strict=True):
         first = 0
         for each in found:
@@ -252,8 +241,8 @@ def _cut_files(found: Sequence[_File], unit: Unit, splits: Sequence[str]) -> dic
 
 
 def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) -> int:
-    """The first position, at or after this one, at which the joined texts can be cut; for words, after a line if one
-    ends within `near` bytes."""
+    """The first position, at or after this one, at which the joined texts can be cut. Words are cut after a line if
+    one ends within `near` bytes; otherwise the next split could become too short."""
     first = 0
     for each in found:
         inside = position - first
@@ -269,20 +258,21 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
     return first + (each.size if unit == "word" and cut == len(window) else inside + cut)
 
 
-def _hold_out_files(path: Path, found: Sequence[_File], splits: Sequence[str]) -> dict[str, list[_File]]:
-    """Hold out whole texts from the end: for each split except the first, at least one and a twentieth of all bytes."""
-    if len(found) < len(splits):
+def _cuts_between_files(path: Path, sizes: Sequence[int], parts: int) -> list[int]:
+    """Positions between files. Each part except the first has at least one file and a twentieth of all bytes."""
+    if len(sizes) < parts:
         raise Mistake(
-            f"corpus.reset_documents must be false for {path}, which holds {len(found)} files with text: at least "
-            f"{len(splits)} are needed to hold whole ones out."
+            f"corpus.reset_documents must be false for {path}, which holds {len(sizes)} files with text: at least "
+            f"{parts} are needed to hold whole ones out."
         )
-    share = sum(each.size for each in found) / 20
-    left, held_out = list(found), {}
-    for keep, split in reversed([*enumerate(splits)][1:]):
-        held_out[split] = [left.pop()]
-        while sum(each.size for each in held_out[split]) < share and len(left) > keep:
-            held_out[split].insert(0, left.pop())
-    return {split: held_out.get(split, left) for split in splits}
+    cuts: list[int] = []
+    first = len(sizes)
+    for keep in range(parts - 1, 0, -1):
+        last, first = first, first - 1
+        while sum(sizes[first:last]) < sum(sizes) / 20 and first > keep:
+            first -= 1
+        cuts.insert(0, sum(sizes[:first]))
+    return cuts
 
 
 def _describe(splits: Mapping[str, Sequence[_File]]) -> str:
@@ -290,8 +280,6 @@ def _describe(splits: Mapping[str, Sequence[_File]]) -> str:
     parts = []
     for split, found in splits.items():
         size = sum(each.size for each in found)
-        encodings = sorted({each.text.encoding.upper() for each in found if each.text.encoding})
         files = f"{len(found):,} files, " if len(found) > 1 else ""
-        read = f", read as {', '.join(encodings)}" if encodings else ""
-        parts.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} bytes{read})")
+        parts.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} bytes)")
     return "; ".join(parts)

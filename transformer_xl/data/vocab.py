@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -63,24 +63,7 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """Count the bytes, characters or words of `texts`, and order them as `from_counts` does."""
-        counts: Counter[Any] = Counter()
-        for text in texts if unit != "byte" or closed else ():
-            parts = _split(text, unit, newlines)
-            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
-        return cls.from_counts(unit, counts, newlines=newlines, min_count=min_count, closed=closed)
-
-    @classmethod
-    def from_counts(
-        cls,
-        unit: Unit,
-        counts: Mapping[Any, int],
-        *,
-        newlines: Newlines = "keep",
-        min_count: int = 1,
-        closed: bool = False,
-    ) -> Vocab:
-        """The tokens of `counts` by frequency; ties keep the order of `counts`, which is that of first occurrence.
+        """The bytes, characters or words of `texts` by frequency; tokens of the same frequency as they first occur.
 
         `closed` keeps exactly these tokens, as a published protocol does. Otherwise any text can be encoded: the tokens
         are all 256 bytes in their own order, or there is an `<unk>` that also replaces tokens rarer than `min_count`.
@@ -88,22 +71,23 @@ class Vocab:
         """
         if unit == "byte" and not closed:
             return cls(unit, tuple(b for b in range(256) if newlines == "keep" or b != 0x0A), newlines)
+        counts: Counter[Any] = Counter()
+        for text in texts:
+            parts = _split(text, unit, newlines)
+            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
         first = [LINE_ENDS[newlines]] if unit == "word" and newlines in LINE_ENDS else []
-        left = Counter({symbol: count for symbol, count in counts.items() if symbol not in first})
+        for symbol in first:
+            del counts[symbol]
         if not closed:
-            rare = [symbol for symbol, count in left.items() if count < min_count and symbol != UNK]
-            left[UNK] += sum(left.pop(symbol) for symbol in rare)
+            rare = [symbol for symbol, count in counts.items() if count < min_count and symbol != UNK]
+            counts[UNK] += sum(counts.pop(symbol) for symbol in rare)
             if unit == "char":
-                left[UNK] = 0
-        return cls(unit, (*first, *(symbol for symbol, _ in left.most_common())), newlines)
+                counts[UNK] = 0
+        return cls(unit, (*first, *(symbol for symbol, _ in counts.most_common())), newlines)
 
     @classmethod
     def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
-        """The byte pairs of a `tokenizer.json`, with the ids it gives them.
-
-        Raises:
-            ValueError: the tokenizer does not give back every text exactly.
-        """
+        """The byte pairs of a `tokenizer.json`, with its ids. `BytePairs` says which tokenizers are refused."""
         return cls("bpe", BytePairs(content).symbols, newlines, json.dumps(json.loads(content)))
 
     @classmethod
@@ -160,7 +144,7 @@ class Vocab:
 
     @property
     def opening(self) -> Integer[np.ndarray, " O"]:
-        """The ids before those of a text: `<S>` before a first sentence, otherwise none."""
+        """The ids that precede a text: `<S>` before a first sentence, otherwise none."""
         return np.array([self.line_end] if self.newlines == "sentence" else [], self.dtype)
 
     @property
@@ -219,7 +203,7 @@ class Vocab:
         if self.is_text:
             return self.decode(ids).encode("utf-8", "surrogatepass")
         if self.unit == "bpe":
-            return b"".join(self._pairs.token_bytes()[i] for i in self._checked(ids).tolist())
+            return b"".join(self._pairs.token_bytes[i] for i in self._checked(ids).tolist())
         return np.array(self.symbols, np.uint8)[self._checked(ids)].tobytes()
 
     def token_sizes(self) -> Int[np.ndarray, " V"]:
@@ -230,7 +214,7 @@ class Vocab:
         if self.unit == "byte":
             return np.ones(len(self), np.int64)
         if self.unit == "bpe":
-            return np.array(list(map(len, self._pairs.token_bytes())), np.int64)
+            return np.array(list(map(len, self._pairs.token_bytes)), np.int64)
         space = int(self.unit == "word")
         sizes = [len(str(token).encode("utf-8", "surrogatepass")) + space for token in self.symbols]
         one = self.line_end if self.unit == "word" else self.unk
@@ -245,33 +229,29 @@ class Vocab:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Vocab:
-        """The vocabulary that `to_json` wrote.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """The vocabulary that `to_json` wrote; a `ValueError` if it is damaged."""
         try:
             unit, newlines, symbols = content["unit"], content["newlines"], tuple(content["symbols"])
+            tokenizer = json.dumps(content["tokenizer"]) if unit == "bpe" else ""
         except (KeyError, TypeError) as error:
-            raise Mistake(f"vocab.json must hold unit, newlines and symbols; {error} is missing.") from error
-        if unit not in get_args(Unit) or newlines not in get_args(Newlines):
-            raise Mistake(f"vocab.json has unit {unit!r} and newlines {newlines!r}, which no vocabulary has.")
-        if newlines == "sentence" and (unit != "word" or LINE_ENDS[newlines] not in symbols):
-            raise Mistake(
-                f"vocab.json must list words with {LINE_ENDS[newlines]} where it has sentences; it is damaged."
-            )
+            must = "vocab.json must hold unit, newlines and symbols, and for byte pairs the tokenizer"
+            raise Mistake(f"{must}; it is damaged.") from error
         if unit == "byte":
             sound = all(type(symbol) is int and 0 <= symbol < 256 for symbol in symbols)
         else:
             sound = all(is_text(s) and (unit != "char" or len(s) == 1 or s == UNK) for s in symbols)
-        if not sound or not symbols or len(set(symbols)) != len(symbols):
-            raise Mistake(f"vocab.json must list each {unit} of the vocabulary once; it is damaged.")
-        if unit == "bpe" and "tokenizer" not in content:
-            raise Mistake("vocab.json must hold the tokenizer of its byte pairs; it is damaged.")
-        return cls(unit, symbols, newlines, json.dumps(content["tokenizer"]) if unit == "bpe" else "")
+        if newlines == "sentence":
+            sound = sound and unit == "word" and LINE_ENDS[newlines] in symbols
+        known = unit in get_args(Unit) and newlines in get_args(Newlines)
+        if not known or not sound or not symbols or len(set(symbols)) != len(symbols):
+            raise Mistake(
+                f"vocab.json must list each token once, got unit {unit!r}, newlines {newlines!r} and {len(symbols)} "
+                "symbols; it is damaged."
+            )
+        return cls(unit, symbols, newlines, tokenizer)
 
     def ids_of(self, symbols: Collection[str]) -> Integer[np.ndarray, " T"]:
-        """The id of each token: that of `<unk>` for a token outside the vocabulary, or -1 if there is no `<unk>`."""
+        """The id of each token. A token outside the vocabulary has the id of `<unk>`, or -1 if there is no `<unk>`."""
         default = -1 if self.unk is None else self.unk
         return np.fromiter(map(self._ids.get, symbols, repeat(default)), np.int32, len(symbols))
 
@@ -326,11 +306,7 @@ def is_text(symbol: object) -> bool:
 
 
 def listed_words(text: str, file: str) -> list[str]:
-    """The words of a vocabulary file, in its order.
-
-    Raises:
-        ValueError: it is not a list of different words.
-    """
+    """The words of a vocabulary file, in its order; a `ValueError` if it is no list of different words."""
     numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
     lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
     counted = bool(lines) and len(lines[0][1]) == 2

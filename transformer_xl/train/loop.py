@@ -22,7 +22,7 @@ from ..config.settings import RunConfig, TrainConfig
 from ..data.corpora.detokenise import readable
 from ..data.corpus import Corpus
 from ..data.datasets import is_tokenised
-from ..data.loader import LineShuffle, StreamLoader
+from ..data.loader import StreamLoader
 from ..evaluation.generate import Sampling, generate
 from ..evaluation.score import EvalResult, evaluate
 from ..mistake import Mistake
@@ -109,7 +109,7 @@ def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
     shuffle = None
     if config.corpus.shuffle_lines:
         assert corpus.vocab.line_end is not None, "a corpus whose lines are shuffled has line ends"
-        shuffle = LineShuffle(corpus.vocab.line_end, settings.seed)
+        shuffle = (corpus.vocab.line_end, settings.seed)
     return StreamLoader(
         corpus.split("train"),
         batch_size=settings.batch_size,

@@ -17,7 +17,7 @@ from ...config.values import listed
 from ...data.corpus import Corpus
 from ...data.datasets import open_corpus
 from ...data.header import WHOLE
-from ...data.reading import read_text_file
+from ...data.reading import read_file
 from ...data.vocab import Vocab
 from ...mistake import Mistake
 from .env import recorded_fact
@@ -107,7 +107,7 @@ def read_text(file: str) -> bytes:
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
     if not path.is_file():
         raise Mistake(f"{file} is a pipe or a device. Give a text file, or - and send the text to standard input.")
-    return read_text_file(path)
+    return read_file(path)
 
 
 def writable(path: Path, option: str) -> Path:

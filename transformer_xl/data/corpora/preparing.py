@@ -5,13 +5,9 @@ It refuses content or counts other than the published ones, and calls a store pa
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,12 +19,12 @@ from ...mistake import Mistake
 from ...runtime.files import explain_write_error
 from ..corpus import Corpus
 from ..datasets import cache_folder, dataset_of, store_folder
-from ..header import SPLITS, Header
+from ..header import Header
 from ..reading import OPENERS, Text, expand_home, open_file, read_errors, read_file
 from ..vocab import Newlines, Vocab
-from .archive import is_archive, unpack
+from .archive import unpack_if_archive
 from .download import download
-from .published import DATASETS, Counts, Dataset, File, Package, Protocol
+from .published import DATASETS, Counts, Dataset, Protocol
 
 
 def prepare(
@@ -53,49 +49,50 @@ def prepare(
         ValueError: content or counts are not the published ones.
         OSError: a file is missing, cannot be read or cannot be downloaded.
     """
-    dataset = dataset_of(name, newlines, "--newlines")
+    dataset = dataset_of(name, newlines)
     newlines = newlines or dataset.newlines
-    protocol = dataset.protocols[newlines]
     with _source_files(name, source, partial=partial) as found:
+        if partial and dataset.substitute and dataset.substitute.replaces(dataset, found):
+            dataset = dataset.substitute
+        protocol = dataset.protocols[newlines]
         needed = [file for file in dataset.files if vocab_file is None or file != dataset.vocab_file]
-        taken = _choose_texts(name, found, needed, protocol.splits, partial=partial)
+        taken = _choose_texts(dataset, found, needed, protocol.splits, partial=partial)
         counted = dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts)
         listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
         listed = listed if vocab_file is None else expand_home(vocab_file)
-        vocab, other = _read_vocab(dataset, listed, newlines, whole=not taken.notes)
+        vocab, other = _read_vocab(dataset, listed, newlines)
         own_words = bool(other)
         if taken.notes and vocab is None and dataset.unit == "word":
             taken.notes.append(f"its words are those of its {' and '.join(counted)} split")
             own_words = True
         store_name = name + (f"+{other}" if other else "") + ("-partial" if taken.notes else "")
-        return Corpus.build(
-            store_folder(store_name, "" if newlines == dataset.newlines else newlines),
-            taken.texts,
-            name=store_name,
-            source=name,
-            partial="; ".join(taken.notes),
-            unit=dataset.unit,
-            newlines=newlines,
-            vocab=vocab,
-            counted=counted,
-            closed=not own_words,
-            check=lambda header: _check_counts(header, taken.counts, None if own_words else protocol),
-        )
+        try:
+            return Corpus.build(
+                store_folder(store_name, "" if newlines == dataset.newlines else newlines),
+                taken.texts,
+                name=store_name,
+                source=name,
+                partial="; ".join(taken.notes),
+                unit=dataset.unit,
+                newlines=newlines,
+                vocab=vocab,
+                counted=counted,
+                closed=not own_words,
+                check=lambda header: _check_counts(header, taken.counts, None if own_words else protocol),
+            )
+        except UnicodeDecodeError as error:
+            raise Mistake(f"A file of {name} is not the published one: it is not UTF-8 text ({error}).") from error
 
 
-def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines, *, whole: bool) -> tuple[Vocab | None, str]:
-    """The vocabulary in the file `listed`, and the file's name unless the file belongs to the corpus.
-
-    A file that only replaces a missing training split does not belong to a whole corpus: its words have another order.
-    """
+def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines) -> tuple[Vocab | None, str]:
+    """The vocabulary in the file `listed`, and the file's name unless the file belongs to the corpus."""
     if listed is None:
         return None, ""
-    own = _plain_name(listed) == dataset.vocab_file
-    if own and dataset.listed is not None:
-        _verify(dataset.vocab_file, listed, dataset.listed)
+    name = _plain_name(listed)
+    if name == dataset.vocab_file:
+        _verify(name, listed, dataset.listed)
     vocab = Vocab.read(read_file(listed), str(listed), unit=dataset.unit, newlines=newlines)
-    belongs = own and not (whole and dataset.listed)
-    return vocab, "" if belongs else _plain_name(listed).removesuffix(".txt")
+    return vocab, "" if name == dataset.vocab_file else name.removesuffix(".txt")
 
 
 class _Chosen(NamedTuple):
@@ -103,45 +100,36 @@ class _Chosen(NamedTuple):
 
     texts: dict[str, list[Text]]
     counts: dict[str, Counts]
-    """The published counts of the splits that are whole or known substitutes."""
+    """The published counts of the splits that are whole."""
     notes: list[str]
     """What is missing, in words."""
 
 
 def _choose_texts(
-    name: str, found: Mapping[str, Path], needed: Sequence[str], published: Mapping[str, Counts], *, partial: bool
+    dataset: Dataset,
+    found: Mapping[str, Path],
+    needed: Sequence[str],
+    published: Mapping[str, Counts],
+    *,
+    partial: bool,
 ) -> _Chosen:
     """Verify the files found and choose the texts of each split."""
-    dataset = DATASETS[name]
-    substitutes = dataset.substitutes if partial else {}
-    parts = {file: part for file, part in substitutes.items() if file not in found and part.name in found}
-    paths = {**found, **{file: found[part.name] for file, part in parts.items()}}
-    missing = [file for file in needed if file not in paths]
+    missing = [file for file in needed if file not in found]
     if missing and (not partial or len(missing) == len(needed)):
         raise FileNotFoundError(
-            f"--source must hold {listing(needed, 4)}, and lacks {listing(missing, 4)}. "
-            + ("Give it with --vocab FILE, or " if missing == [dataset.vocab_file] else "Give a whole copy, or ")
-            + (
-                "leave out --source to download one."
-                if partial
-                else "take what there is of a folder with --partial, or leave out --source to download all."
-            )
+            f"--source must hold {listing(needed, 4)}, and lacks {listing(missing, 4)}. Give a whole copy, take what "
+            "there is with --partial, or leave out --source to download all."
         )
-    for file in paths.keys() & set(needed):
-        known = dataset.files[file]
-        _verify(file, paths[file], replace(known, digest=parts[file].digest) if file in parts else known)
-    taken = _Chosen({}, dict(published), [part.note for part in parts.values()])
-    if not dataset.splits:
-        [file] = dataset.files
-        cuts = dataset.cuts
-        if file in parts:
-            cuts = parts[file].cuts
-            taken.counts.clear()
-        assert cuts is not None, "a single file is cut"
-        text = read_file(paths[file])
-        taken.texts.update(zip(SPLITS, ([text[: cuts[0]]], [text[slice(*cuts)]], [text[cuts[1] :]]), strict=True))
+    for file in needed:
+        if file in found:
+            _verify(file, found[file], dataset.files[file])
+    taken = _Chosen({}, dict(published), [dataset.note] if dataset.note else [])
+    if dataset.cuts:
+        first, second = dataset.cuts
+        text = read_file(found[needed[0]])
+        taken.texts.update(train=[text[:first]], valid=[text[first:second]], test=[text[second:]])
     for split, files in dataset.splits.items():
-        there = [paths[file] for file in files if file in paths]
+        there = [found[file] for file in files if file in found]
         if there:
             taken.texts[split] = [dataset.spelling(read_file(path)) for path in there] if dataset.spelling else [*there]
         if len(there) < len(files):
@@ -149,33 +137,23 @@ def _choose_texts(
             taken.notes.append(
                 f"{len(there)} of {len(files)} files of its {split} split" if there else f"no {split} split"
             )
-    for part in parts.values():
-        taken.counts.update(part.splits)
     if dataset.vocab_file in missing:
         taken.notes.append("no vocabulary file")
     return taken
 
 
-def _verify(name: str, path: Path, known: File) -> None:
-    """Compare a file with its published digest; without one, check that it is text and not too large."""
-    algorithm, _, published = known.digest.partition(":")
-    found, length, text = hashlib.new(algorithm or "md5"), 0, codecs.getincrementaldecoder("utf-8")()
+def _verify(name: str, path: Path, published: str) -> None:
+    """Compare the content of a file with its published digest, if there is one."""
+    if not published:
+        return
+    algorithm, _, digest = published.partition(":")
     with read_errors(path), open_file(path) as opened:
-        try:
-            while length <= known.bytes and (piece := opened.read(1 << 20)):
-                found.update(piece)
-                length += len(piece)
-                text.decode(b"" if published else piece)
-            text.decode(b"", final=length <= known.bytes)
-        except UnicodeDecodeError as error:
-            raise Mistake(f"{path} is not the published {name}: it is not UTF-8 text, or cut off.") from error
-    if published and (length > known.bytes or found.hexdigest() != published):
+        found = hashlib.file_digest(opened, algorithm).hexdigest()  # type: ignore[arg-type]
+    if found != digest:
         raise Mistake(
-            f"{path} is not the published {name}: its content has {algorithm.upper()} {found.hexdigest()} "
-            f"({length:,} bytes), and must have {published}. Download it again."
+            f"{path} is not the published {name}: its content has {algorithm.upper()} {found}, and must have {digest}. "
+            "Download it again."
         )
-    if length > known.bytes:
-        raise Mistake(f"{path} is not the published {name}: it has more than {known.bytes:,} bytes.")
 
 
 def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Protocol | None) -> None:
@@ -196,76 +174,57 @@ def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Pro
 def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
     """Yield the available files of a corpus by their published names; unpacked files are removed afterwards."""
     dataset = DATASETS[name]
-    if source is None and partial:
+    downloads = cache_folder() / "downloads" / name
+    if source is not None:
+        places = [expand_home(source)]
+        if not places[0].exists():
+            raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {places[0]}.")
+    elif partial:
         raise Mistake("--partial takes what a local copy holds: say with --source where it is.")
-    path = None if source is None else expand_home(source)
-    if path is not None and not path.exists():
-        raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {path}.")
-    archive = path is not None and path.is_file() and is_archive(path)
-    if archive and partial:
-        raise Mistake(f"--partial needs a folder of files, and {path} is an archive. Unpack it, and give the folder.")
-    names = [*dataset.files, *filter(None, [dataset.vocab_file]), *(part.name for part in dataset.substitutes.values())]
-    if path is not None and path.is_dir():
-        yield _files_in(path, names)
-    elif path is not None and not archive:
-        only = len(dataset.files) == 1 and _plain_name(path) not in names
-        yield {next(iter(dataset.files)) if only else _plain_name(path): path}
     else:
-        downloads = cache_folder() / "downloads" / name
-        with explain_write_error(downloads):
-            downloads.mkdir(parents=True, exist_ok=True)
-        with FileLock(downloads / ".lock"), tempfile.TemporaryDirectory(dir=downloads, prefix="unpacked-") as folder:
-            for left in downloads.glob("unpacked-*"):  # left by a process that was killed
-                if left != Path(folder):
-                    shutil.rmtree(left, ignore_errors=True)
-            if path is None:
-                yield _download_all(dataset, downloads, Path(folder))
-            else:
-                wanted = {file: known.bytes for file, known in dataset.files.items() if file != dataset.vocab_file}
-                yield unpack(path, wanted, Path(folder))
-
-
-def _download_all(dataset: Dataset, downloads: Path, folder: Path) -> dict[str, Path]:
-    """Download every file of a corpus, in the first way that works."""
-    failures = []
-    for packages in dataset.packages:
-        found: dict[str, Path] = {}
-        try:
-            for package in packages:
-                path = download(package.origins, downloads, check=partial(_why_refused, dataset, package, folder))
-                found |= _unpack_package(dataset, package, folder, path)
-        except (OSError, ValueError) as error:
-            failures.append(str(error))
-        else:
-            return found
-    raise OSError(" ".join(failures))
-
-
-def _unpack_package(dataset: Dataset, package: Package, folder: Path, path: Path) -> dict[str, Path]:
-    """The files of a package: the file itself, or those in its archive."""
-    name, sizes = path.name.removesuffix(".part"), {file: dataset.files[file].bytes for file in package.files}
-    return {name: path} if name in sizes else unpack(path, sizes, folder)
-
-
-def _why_refused(dataset: Dataset, package: Package, folder: Path, path: Path) -> str:
-    """The reason why a package is not the published one; empty if it is."""
-    try:
-        for file, there in _unpack_package(dataset, package, folder, path).items():
-            _verify(file, there, dataset.files[file])
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _files_in(folder: Path, names: list[str]) -> dict[str, Path]:
-    """The paths of files with these names in or below a folder; a plain file goes before a compressed one."""
-    wanted = {f"{name}{suffix}": name for name in names for suffix in ("", *OPENERS)}
+        places = _download_all(dataset, downloads)
+    names = [*dataset.files, dataset.vocab_file, *(dataset.substitute.files if dataset.substitute else ())]
     found: dict[str, Path] = {}
-    for paths in (folder.iterdir(), folder.rglob("*")):
-        for path in sorted(path for path in paths if path.name in wanted and path.is_file()):
-            found.setdefault(wanted[path.name], path)
-        if len(found) == len(names):
-            break
+    with ExitStack() as stack:
+        for place in places:
+            found |= _files_in(stack.enter_context(unpack_if_archive(place, downloads)), names)
+        if len(dataset.files) == 1 and not found and places[0].is_file():
+            found = {names[0]: places[0]}  # a file of any name
+        yield found
+
+
+def _download_all(dataset: Dataset, downloads: Path) -> list[Path]:
+    """Download every package of a corpus; one process at a time."""
+    with explain_write_error(downloads):
+        downloads.mkdir(parents=True, exist_ok=True)
+    with FileLock(downloads / ".lock"):
+        paths = [
+            download(package.origins, downloads, check=partial(_verify_package, dataset, package.files))
+            for package in dataset.packages
+        ]
+    return list(dict.fromkeys(paths))
+
+
+def _verify_package(dataset: Dataset, names: Sequence[str], path: Path) -> None:
+    """Compare the files of a package, which is one file or an archive, with the published ones."""
+    with unpack_if_archive(path, path.parent) as place:
+        found = _files_in(place, names) if place.is_dir() else {names[0]: place}
+        for name in names:
+            if name not in found:
+                raise Mistake(f"it has no file {name}")
+            _verify(name, found[name], dataset.files[name])
+
+
+def _files_in(place: Path, names: Sequence[str]) -> dict[str, Path]:
+    """The paths of files with these names: `place` itself, or the ones in or below the folder `place`.
+
+    Files nearer to the folder come first, and plain files before compressed ones.
+    """
+    paths = place.rglob("*") if place.is_dir() else [place]
+    found: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda path: (len(path.parts), path)):
+        if _plain_name(path) in names and path.is_file():
+            found.setdefault(_plain_name(path), path)
     return found
 
 
