@@ -286,59 +286,31 @@ def _little(data: memoryview) -> int:
     return int.from_bytes(data, "little")
 
 
-_LANES = 2**12
-_ONES_BEFORE = 0x641F6454
-"""The word that turns an empty register into 32 ones, with which CRC-32C starts."""
+_ONES_BEFORE = np.frombuffer(bytes.fromhex("54641f64"), np.uint8)
+"""The bytes that turn an empty register into 32 ones, with which CRC-32C starts."""
 
 
 def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
-    """The checksum (Castagnoli's polynomial), many words at a time.
+    """The checksum (Castagnoli's polynomial). A text is read as many lanes of equal width, all of them at once.
 
-    The register is linear over bits: after words a and b it is S(a) ^ b, and words at a distance of n in a text are
-    joined by S to the n-th power. Rows of words are added up, and the last row is folded in halves.
+    The register is linear over bits: `moved` has what each of its bits becomes after the width of a lane.
     """
-    data, row_size = np.asarray(data), 4 * _LANES
-    head = len(data) % row_size
-    start = np.zeros(2 * row_size, np.uint8)
-    start[2 * row_size - head :] = data[:head]
-    start[2 * row_size - head - 4 : 2 * row_size - head] = np.array([_ONES_BEFORE], "<u4").view(np.uint8)
-    words = np.zeros(_LANES, "<u4")
-    for row in chain(*(part.view("<u4").reshape(-1, _LANES) for part in (start, data[head:]))):
-        words = _moved(words, _LANES) ^ row
-    while len(words) > 1:
-        half = len(words) // 2
-        words = _moved(words[:half], half) ^ words[half:]
-    return int(_moved(words, 1)[0]) ^ 0xFFFFFFFF
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = table >> 1 ^ 0x82F63B78 * (table & 1)
+    lanes = min(4096, 1 + len(data) // 256)
+    text = np.zeros((lanes, -(-(len(data) + 4) // lanes)), np.uint8)  # zeros before a text change nothing
+    text.reshape(-1)[text.size - len(data) - 4 :] = np.concatenate([_ONES_BEFORE, data])
+    registers, moved = np.zeros(lanes, np.uint32), np.uint32(1) << np.arange(32, dtype=np.uint32)
+    for column in text.T:
+        registers = table[(registers ^ column) & 255] ^ registers >> 8
+        moved = table[moved & 255] ^ moved >> 8
+    crc = 0
+    for register in registers.tolist():
+        crc = register ^ int(np.bitwise_xor.reduce(moved[(crc >> np.arange(32) & 1).astype(bool)]))
+    return crc ^ 0xFFFFFFFF
 
 
 def _masked(crc: int) -> int:
     """The checksum as files hold it: a text that ends with its own plain checksum would have a constant one."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _moved(words: UInt32[np.ndarray, " L"], distance: int) -> UInt32[np.ndarray, " L"]:
-    """Registers after `distance` words of zeros, a power of two."""
-    low, high = _tables(distance)
-    halves = words.view("<u2").reshape(-1, 2)
-    return low.take(halves[:, 0], mode="clip") ^ high.take(halves[:, 1], mode="clip")
-
-
-@cache
-def _tables(distance: int) -> Integer[np.ndarray, "2 65536"]:
-    """The new register of each lower and each upper half of a register."""
-    if distance > 1:
-        powers = np.array([1 << bit for bit in range(32)], "<u4")
-        columns = _moved(_moved(powers, distance // 2), distance // 2).tolist()
-    else:
-        columns = [_shifted(1 << bit) for bit in range(32)]
-    tables = np.zeros((2, 1), "<u4")
-    for bit in range(16):
-        column = np.array([[columns[bit]], [columns[16 + bit]]], "<u4")
-        tables = np.concatenate([tables, tables ^ column], axis=1)
-    return tables
-
-
-def _shifted(register: int) -> int:
-    for _ in range(32):
-        register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
-    return register
