@@ -16,9 +16,10 @@ from ..config.recipe import (
     settings_in,
 )
 from ..config.settings import CorpusConfig, RunConfig
-from ..config.values import fits, shown, wanted
+from ..config.values import fits, wanted
 from ..mistake import Mistake
 from .mapping import shape_of
+from .pickles.inert import printable
 from .source import Source
 
 _OTHER_NAMES = {"n_token": "vocab_size"}
@@ -66,7 +67,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")
     sections = {"model": model, **_lengths(source, stated, example)}
     facts = [
-        Setting(section, name, value, f"{section}.{name}", _stated_in(source, name))
+        Setting(section, name, value, f"{section}.{name}", f" of {source.path}")
         for section, values in sections.items()
         for name, value in values.items()
     ]
@@ -120,8 +121,7 @@ def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
             stated[name] = value
         else:
             kind = "a table of lengths" if name == "evaluation" else wanted(_KNOWN[name])
-            got = shown(value) if isinstance(value, str | int | float) else f"a {type(source.stated[theirs]).__name__}"
-            problems.append(f"{theirs} in {source.stated_in[theirs]} must be {kind}, and is {got}")
+            problems.append(f"{theirs} must be {kind}, and is {printable(str(value))}")
     if "cutoffs" in stated:  # some programs write 0 before them and the size of the vocabulary after them
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     if stated.get("proj_share_all_but_first") and shape["bands"] > 1:
@@ -137,24 +137,18 @@ def _is_table_of_lengths(value: Any) -> bool:
     return isinstance(value, dict) and all(name in known and fits(v, _KNOWN[name]) for name, v in value.items())
 
 
-def _stated_in(source: Source, name: str) -> str:
-    """The file that a setting comes from, as a part of a sentence."""
-    name = "same_length" if name == "attn_len" else name
-    return f" in {source.stated_in[name]}" if name in source.stated_in else ""
-
-
 def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
     certain = {name: shape[name] for name in (*_SIZES, "cutoffs") if name in shape} | {"attn_type": 0}
     if shape["n_layer"] > 1:
         certain["untie_r"] = shape["untie_r"]
     for name, value in certain.items():
         if stated.get(name, value) != value:
-            yield f"{name} is {stated[name]}{_stated_in(source, name)} and {value} by its arrays"
+            yield f"{name} is stated as {printable(str(stated[name]))}, and is {value} by its arrays"
     bands, cutoffs = shape["bands"], stated.get("cutoffs", ())
     if len(cutoffs) not in (0, bands - 1):
-        yield f"cutoffs{_stated_in(source, 'cutoffs')} must be {bands - 1} for its {bands} bands, and are {cutoffs}"
+        yield f"cutoffs must be {bands - 1} for its {bands} bands, and are {printable(str(cutoffs))}"
     if "tie_projs" in shape and len(stated.get("tie_projs", shape["tie_projs"])) != bands:
-        yield f"tie_projs{_stated_in(source, 'tie_projs')} must hold a value for each of {bands} bands"
+        yield f"tie_projs must hold a value for each of {bands} bands"
 
 
 def _recipe_like(source: Source, model: Mapping[str, Any]) -> RunConfig | None:
