@@ -55,8 +55,8 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     stated = _statements(source, shape)
     example = _recipe_like(source, shape | stated)
     model = _model(source, stated, shape, example)
-    asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
-    if "cutoffs" not in model and ("model", "cutoffs") not in asked:
+    asked = [setting.field for setting in parse_overrides(overrides, [])]
+    if "cutoffs" not in {*model, *asked}:
         raise Mistake(
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
@@ -71,17 +71,11 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         for section, values in sections.items()
         for name, value in values.items()
     ]
-    base = _with_corpus(source, example or RunConfig())
+    base = example or RunConfig()
+    vocab = source.vocab
+    if vocab is not None and (base.corpus.unit, base.corpus.newlines) != (vocab.unit, vocab.newlines):
+        base = replace(base, corpus=CorpusConfig(unit=vocab.unit, newlines=vocab.newlines))
     return run_of([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
-
-
-def _with_corpus(source: Source, run: RunConfig) -> RunConfig:
-    """`run`, with a corpus of the source's unit and line ends if it has a vocabulary of others."""
-    if source.vocab is None:
-        return run
-    own = CorpusConfig(unit=source.vocab.unit, newlines=source.vocab.newlines)
-    same = (run.corpus.unit, run.corpus.newlines) == (own.unit, own.newlines)
-    return run if same else replace(run, corpus=own)
 
 
 def _model(
@@ -180,8 +174,6 @@ def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | Non
         for_test = stated.get("evaluation", for_test)
     train = _with_stated(asdict(run.train.lengths), for_train, dialect.same_length)
     test = _with_stated(asdict(run.eval_lengths), for_test, dialect.same_length)
-    if stated.get("ext_len"):
-        source.notes.append(f"ext_len was {stated['ext_len']}: here no segment is extended, memory does that.")
     for name in ("clamp_len", "attn_len"):
         if test[name] is None and train[name] is not None:  # in [eval] none means: as in training
             source.notes.append(f"Its evaluation has no {name}; here it has that of training, {train[name]}.")
