@@ -8,13 +8,9 @@ where `export_huggingface` wrote the folder. The code in the folder does not run
 
 from __future__ import annotations
 
-from .interop.hf import (
-    TransformerXLCache,
-    TransformerXLForCausalLM,
-    TransformerXLHFConfig,
-    export_huggingface,
-    fast_tokenizer,
-)
+from .interop.hf.export import export_huggingface
+from .interop.hf.modeling_transformer_xl import TransformerXLCache, TransformerXLForCausalLM, TransformerXLHFConfig
+from .interop.hf.tokenizer import fast_tokenizer
 
 from transformers import AutoConfig, AutoModelForCausalLM  # isort: skip  (its absence is reported by interop.hf)
 

@@ -210,12 +210,12 @@ def test_a_missing_file_is_one_sentence(tmp_path, model, name):
 
 
 def test_foreign_files_are_one_sentence(tmp_path, model):
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist\. Name a run folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere holds no checkpoint, or does not exist\. Name a run folder"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         load_model(tmp_path)
     torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
-    with pytest.raises(FileNotFoundError, match=r"model\.pt is a file"):
+    with pytest.raises(FileNotFoundError, match=r"model\.pt holds no checkpoint"):
         load_model(tmp_path / "model.pt")
     folder = save(tmp_path, model, 3)
     (tmp_path / "model.pt").replace(altered(folder) / "model.safetensors")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.interop import bundle
-from transformer_xl.interop.bundle import crc32c, find_bundle, left_out, read_bundle
+from transformer_xl.interop.bundle import crc32c, find_bundle, read_bundle
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow"
 POLYNOMIAL = 0x82F63B78
@@ -64,7 +64,7 @@ def test_values_equal_what_tensorflow_wrote(bundles, name):
         for key, value in np.load(bundles / "expected.npz").items()
         if key.startswith(f"{name}/")
     }
-    read = read_bundle(bundles / name)
+    read = {key: value for key, value in read_bundle(bundles / name).items() if value is not None}
     assert read.keys() == expected.keys()
     for key, value in read.items():
         array = value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
@@ -73,10 +73,12 @@ def test_values_equal_what_tensorflow_wrote(bundles, name):
         assert str(value.dtype) == f"torch.{kind}" or kind in ("scalar", "empty", "one", "VARIABLE_VALUE")
 
 
-def test_left_out_names_values_that_are_not_numbers(bundles):
-    assert left_out(bundles / "types") == ["complex", "quarter", "text"]
-    assert left_out(bundles / "object") == ["_CHECKPOINTABLE_OBJECT_GRAPH"]
-    assert left_out(bundles / "shards") == []
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [("types", ["complex", "quarter", "text"]), ("object", ["_CHECKPOINTABLE_OBJECT_GRAPH"]), ("shards", [])],
+)
+def test_values_that_are_not_numbers_are_none(bundles, name, others):
+    assert [name for name, value in read_bundle(bundles / name).items() if value is None] == others
 
 
 def test_an_index_of_many_blocks(bundles):
@@ -198,21 +200,16 @@ def test_a_checkpoint_written_here_is_read(tmp_path):
         ([(b"", HEADER), (b"a", entry(7))], r"a of shape \[7\] takes 24 bytes"),
         ([(b"", HEADER), (b"a", entry(2**62, f5=2**63))], "a has an absurd shape"),
         ([(b"", HEADER), (b"a", entry(2**63, 0, f5=0))], "a has an absurd shape"),
-        ([(b"", HEADER), (b"a", entry(*[1] * 65, f5=4))], "it has an absurd shape"),
+        ([(b"", HEADER), (b"a", entry(*[1] * 65, f5=4))], "a has an absurd shape"),
         ([(b"", HEADER), (b"a", entry(2**40, f5=2**42))], f"a takes {2**42} bytes from 0, and the file has 24"),
         ([(b"", HEADER), (b"a", entry(6, f4=2**63))], f"a takes 24 bytes from {2**63}"),
         ([(b"", HEADER), (b"a", entry(6, f4=4))], "a takes 24 bytes from 4"),
         ([(b"", HEADER), (b"a", entry(6, f3=1))], "a is in data file 1 of 1"),
         ([(b"", HEADER), (b"a", entry(6)[:-1])], "it is cut short"),
         ([(b"", HEADER), (b"a", b"\x0b")], "a field of an unknown kind"),
-        ([(b"", HEADER), (b"a", entry(*[1] * 65, f1=7))], "it has an absurd shape"),
-        ([(b"", HEADER), (b"a", entry(6, f7=[b""] * 65))], "it has an absurd shape"),
         ([(b"", HEADER), (b"a", b"\x08" + b"\xff" * 10)], "a number of more than 64 bits"),
         ([(b"", HEADER), (b"a", entry(6, f4=2**64))], "a number of more than 64 bits"),
-        ([(b"", HEADER), (b"a", entry(6)), (b"b", entry(6))], "a and b overlap"),
-        ([(b"", HEADER), (b"a", entry(2, f5=8, f4=16)), (b"b", entry(5, f5=20))], "b and a overlap"),
         ([(b"", HEADER), (b"a\x1b[2J", entry(6))], r"it has the name 'a\\x1b\[2J'"),
-        ([(b"", HEADER), (b"b", entry(6)), (b"a", entry(6))], "names are out of order"),
         ([(b"", HEADER), (b"a" * 1001, entry(6))], "the block at .* is damaged"),
         ([(b"", HEADER), (b"\xff", entry(6))], "codec can't decode"),
     ],
@@ -226,7 +223,7 @@ def test_tables_of_another_format_are_refused(tmp_path):
     entries = [(b"", HEADER), (b"a", entry(6))]
     with pytest.raises(ValueError, match=r"forged\.index .* it is compressed"):
         read_bundle(forge(tmp_path, entries, compression=1))
-    with pytest.raises(ValueError, match="names are out of order"):
+    with pytest.raises(ValueError, match="its blocks overlap"):
         read_bundle(forge(tmp_path, entries, repeats=2))
     os.truncate(tmp_path / "forged.index", 2**33)
     with pytest.raises(ValueError, match=r"it has 8,589,934,592 bytes"):
@@ -241,19 +238,6 @@ def test_an_index_with_too_many_variables_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "_VARIABLES", 5)
     with pytest.raises(ValueError, match="it has 5 variables or more"):
         read_bundle(prefix)
-
-
-def test_blocks_are_read_once(tmp_path):
-    """A list that names one block many times would cost time for each."""
-    empty, header = block([]), block([(b"", HEADER)])
-    for blocks in ([(0, 8)] * 3, [(13, len(header) - 5), (0, 8)]):
-        written = empty + header
-        listed = block([(b"k", varint(offset) + varint(size)) for offset, size in blocks])
-        footer = varint(0) + varint(8) + varint(len(written)) + varint(len(listed) - 5)
-        magic = 0xDB4775248B80FB57.to_bytes(8, "little")
-        (tmp_path / "forged.index").write_bytes(written + listed + footer.ljust(40, b"\0") + magic)
-        with pytest.raises(ValueError, match="a block is empty, or lies in another"):
-            read_bundle(tmp_path / "forged")
 
 
 @settings(deadline=None, max_examples=100)
@@ -289,24 +273,14 @@ def test_any_file_of_a_checkpoint_leads_to_its_prefix(tmp_path, name):
     assert find_bundle(tmp_path / name) == tmp_path / "model.ckpt-9"
 
 
-def test_a_folder_leads_to_the_checkpoint_that_its_list_names(tmp_path):
-    empty_checkpoint(tmp_path, "-9", "-10", "-100")
-    listed = 'model_checkpoint_path: "{}"\nall_model_checkpoint_paths: "model.ckpt-9"\n'
-    for path in ("model.ckpt-10", "/home/somebody/exp/model.ckpt-10", "C:\\\\exp\\\\model.ckpt-10"):
-        (tmp_path / "checkpoint").write_text(listed.format(path))
-        assert find_bundle(tmp_path) == tmp_path / "model.ckpt-10"
-    (tmp_path / "checkpoint").write_text(listed.format("model.ckpt-11"))  # removed since
-    assert find_bundle(tmp_path) == tmp_path / "model.ckpt-100"
-
-
-def test_a_folder_without_a_list_leads_to_its_only_or_latest_checkpoint(tmp_path):
+def test_a_folder_leads_to_its_latest_checkpoint(tmp_path):
     empty_checkpoint(tmp_path, "")
     assert find_bundle(tmp_path) == tmp_path / "model.ckpt"
     empty_checkpoint(tmp_path, "-9", "-10")
     assert find_bundle(tmp_path) == tmp_path / "model.ckpt-10"
 
 
-def test_a_folder_with_no_clear_checkpoint_is_refused(tmp_path):
+def test_a_path_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no TensorFlow checkpoint: .*model\.ckpt\.index is missing"):
         find_bundle(tmp_path)
     with pytest.raises(FileNotFoundError, match="is no TensorFlow checkpoint"):
@@ -315,8 +289,3 @@ def test_a_folder_with_no_clear_checkpoint_is_refused(tmp_path):
     for place in (tmp_path, tmp_path / ".index"):
         with pytest.raises(FileNotFoundError, match=r"\.index\.index is missing"):
             find_bundle(place)
-    (tmp_path / ".index").unlink()
-    for name in ("a.index", "b.index"):
-        (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=r"none with a step in its name: a\.index, b\.index"):
-        find_bundle(tmp_path)

@@ -342,7 +342,7 @@ REFUSED = {
     "a row of labels": ({"labels": text(1, 5)[0]}, r"input_ids, \(2, 5\), got \(5,\)"),
     "a short mask": ({"attention_mask": torch.tensor([[0, 1]] * 2)}, "of the shape of input_ids"),
     "vectors": ({"inputs_embeds": torch.zeros(2, 5, 14)}, "Give input_ids"),
-    "attentions": ({"output_attentions": True}, "output_attentions must be False"),
+    "attentions": ({"output_attentions": True}, "output_attentions and output_hidden_states must be False"),
     "another's cache": ({"past_key_values": DynamicCache()}, "got a DynamicCache"),
 }
 
@@ -364,7 +364,7 @@ def test_memory_refuses_other_rows_padding_and_cropping(pair, tmp_path):
     cache = theirs(text(2, 5)).past_key_values
     with pytest.raises(ValueError, match="3, got 2"):
         theirs(text(3, 5), past_key_values=cache)
-    with pytest.raises(ValueError, match="after a memory"):
+    with pytest.raises(ValueError, match="ones after a memory"):
         theirs(text(2, 3), attention_mask=torch.tensor([[1] * 5 + [0, 1, 1]] * 2), past_key_values=cache)
     with pytest.raises(ValueError, match="of the shape of input_ids"):
         theirs(text(2, 3), attention_mask=torch.ones(2, 1, 3, 8), past_key_values=cache)
@@ -444,30 +444,6 @@ def test_the_code_of_the_folder_imports_only_itself_and_transformers(pair):
                     "typing_extensions",
                     *sys.stdlib_module_names,
                 }
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import numpy as np",
-        "from safetensors.torch import load_file",
-        "import jaxtyping",
-        "import transformer_xl.model.memory",
-        "from transformer_xl.model.memory import Memory",
-        "from ...nowhere import thing",
-        "from ... import __version__",
-        "def f():\n    from einops import rearrange",
-        "if True:\n    from jaxtyping import Float",
-        "from ...modeling_transformer_xl import twice",
-    ],
-)
-def test_an_import_that_cannot_be_rewritten_stops_the_export(line, tmp_path, monkeypatch):
-    (tmp_path / "interop" / "hf").mkdir(parents=True)
-    (tmp_path / "interop" / "hf" / "modeling_transformer_xl.py").write_text(line + "\n")
-    (tmp_path / "modeling_transformer_xl.py").touch()  # of the same name in a flat folder
-    monkeypatch.setattr(export, "_PACKAGE", tmp_path)
-    with pytest.raises((AssertionError, SyntaxError)):
-        export.source_files()
 
 
 def test_imports_are_rewritten_wherever_they_are(tmp_path, monkeypatch):

@@ -23,10 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from transformer_xl.interop.pickles import machine as pickle_machine
-from transformer_xl.interop.pickles import unpickle
+from transformer_xl.interop.pickles import unpickler
 from transformer_xl.interop.pickles.inert import Name
-from transformer_xl.interop.pickles.unpickle import Omitted, StandIn, module_state, read_pickle
+from transformer_xl.interop.pickles.unpickle import StandIn, module_state, read_pickle
 
 PROTOCOLS = range(2, 6)
 FORMATS = {"zip": {}, "legacy": {"_use_new_zipfile_serialization": False}}
@@ -60,8 +59,7 @@ def read(tmp_path):
 
 @pytest.fixture(autouse=True)
 def smaller_limits(monkeypatch):
-    monkeypatch.setattr(pickle_machine, "BUDGET", 1 << 24)
-    monkeypatch.setattr(unpickle, "_DIRECTORY", 1 << 16)
+    monkeypatch.setattr(unpickler, "BUDGET", 1 << 24)
 
 
 def refused(read, content: bytes, match: str = ".") -> str:
@@ -144,7 +142,7 @@ def test_pickles_of_python_2_are_read(read, content, value):
 
 @pytest.mark.parametrize("value", [{"a": 1}, [True], (1.5,), "a", 2**70, re.compile("a")])
 def test_a_pickle_of_protocol_0_is_refused(read, value):
-    refused(read, pickle.dumps(value, protocol=0), r"is a pickle of protocol 0 or 1, .* Save it again by protocol 2")
+    refused(read, pickle.dumps(value, protocol=0), "no pickle of protocol 2 to 5")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -156,28 +154,22 @@ def test_objects_of_other_programs_become_stand_ins(read, protocol):
     assert "a+" not in repr(pattern) and "re._compile" in repr(pattern)
 
 
-def test_stand_ins_hold_items(read):
+def test_stand_ins_hold_a_state(read):
     new = hostile.name("utils", "Bag") + b")\x81"
-    assert read(new + b"(K\1K\2e.").items == [1, 2]
-    assert read(new + b"(K\1K\2u.").items == {1: 2}
-    slotted = read(new + b"}K\1K\2s}K\3K\4s\x86b.")
-    assert slotted.attributes == {1: 2, 3: 4}
-    assert read(hostile.name("utils", "Bag") + b")}K\1K\2s\x92.").attributes == {1: 2}
+    assert read(new + b"}K\1K\2sb.").attributes == {1: 2}
+    assert read(new + b"K\1K\2\x86b.").attributes == {"state": (1, 2)}
     assert read(hostile.name("utils", "Bag") + b".").name == "utils.Bag"
 
 
-def test_long_strings_are_left_out(read):
+def test_long_strings_become_empty(read):
     size = (1 << 20) + 1
     long = {"bytes": bytes(size), "text": "a" * size, "short": b"a"}
-    expected = {"bytes": Omitted(size), "text": Omitted(size), "short": b"a"}
-    assert read(pickle.dumps(long, protocol=4)) == expected
-    assert read(pickle.dumps(long, protocol=2))["bytes"].arguments == (Omitted(size), "latin1")
+    assert read(pickle.dumps(long, protocol=4)) == {"bytes": b"", "text": "", "short": b"a"}
+    assert read(pickle.dumps(long, protocol=2))["bytes"].arguments == ("", "latin1")
     tokens = np.zeros(size // 8 + 1, np.int64)
     for protocol in PROTOCOLS:
-        array = read(pickle.dumps({"train": tokens}, protocol=protocol))["train"]
-        parts = [*array.attributes.get("state", ()), *array.arguments]
-        parts += [argument for part in parts if isinstance(part, StandIn) for argument in part.arguments]
-        assert any(type(part) is Omitted for part in parts)
+        content = read(pickle.dumps({"train": tokens, "idx2sym": ["a"]}, protocol=protocol))
+        assert type(content["train"]) is StandIn and content["idx2sym"] == ["a"]
 
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
@@ -270,14 +262,17 @@ def test_a_module_not_built_as_torch_builds_them_is_refused():
 
     cycle = module()
     cycle.attributes["_modules"]["me"] = cycle
-    with pytest.raises(ValueError, match=r"It has more at 'me\.me\.me"):
+    with pytest.raises(ValueError, match=r"at 'me\.me\.me"):
         module_state(cycle)
-    with pytest.raises(ValueError, match="none of torch's at its top"):
-        module_state(module(a=Name("mem_transformer.MemTransformerLM")))
-    for broken in (module(a=3), StandIn("A"), StandIn("A", (), {"_parameters": {"a": "b"}})):
-        with pytest.raises(ValueError, match=r"none of torch's at its top \(A\)"):
+    for broken in (
+        module(a=3),
+        module(a=Name("mem_transformer.MemTransformerLM")),
+        StandIn("A"),
+        StandIn("A", (), {"_parameters": {"a": "b"}}),
+    ):
+        with pytest.raises(ValueError, match=r"A at '' has not, so it is none of torch's"):
             module_state(broken)
-    with pytest.raises(ValueError, match=r"none of torch's at a.b \(B\)"):
+    with pytest.raises(ValueError, match=r"B at 'a\.b\.' has not"):
         module_state(module(a=module(b=StandIn("B"))))
 
 
@@ -336,7 +331,7 @@ def test_a_million_levels_do_not_crash_the_process(tmp_path):
 
 def test_values_nested_at_the_limit_can_be_shown_compared_and_copied(read):
     value = []
-    for _ in range(199):
+    for _ in range(99):
         value = [value]
     got = read(pickle.dumps(value))
     assert got == value and repr(got) == repr(value) and deepcopy(got) == got
@@ -400,13 +395,11 @@ def read_or_refused(read, content: bytes) -> None:
         assert "\n" not in str(refusal) and "/file " in str(refusal)
 
 
-def test_the_refusal_says_what_a_file_is_instead(read, tmp_path):
+def test_files_of_another_kind_are_refused(read):
     from safetensors.torch import save
 
-    refused(read, save({"a": torch.ones(2)}), "is a safetensors file")
-    refused(read, "\u00e9 text, in words".encode(), "at byte 0: it is of another kind")
-    refused(read, struct.pack("<Q", 99) + b"not a pickle", "cut short or damaged")
-    refused(read, pickle.dumps({"a": 1}, 2)[:-1] + b"\x97.", "asks for something outside of it")
+    for content in (save({"a": torch.ones(2)}), "\u00e9 text, in words".encode(), struct.pack("<Q", 99) + b"no pickle"):
+        refused(read, content, "is cut short or damaged, or no pickle of protocol 2 to 5")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pipes among the files")

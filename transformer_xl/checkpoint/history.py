@@ -89,15 +89,12 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -
         FileNotFoundError: `path` does not exist or holds no checkpoint.
     """
     path = Path(path)
-    if path.is_dir():
-        if (path / "model.safetensors").exists():
-            return path
-        found = (best(path) if which == "best" else None) or latest(path)
-        if found is not None:
-            return found
-        reason = "holds no checkpoint"
-    else:
-        reason = "is a file" if path.exists() else "does not exist"
-    raise FileNotFoundError(
-        f"{path} {reason}. Name a run folder that `txl train` wrote, or one of the folders in its checkpoints/."
-    )
+    if (path / "model.safetensors").exists():
+        return path
+    found = (best(path) if which == "best" else None) or latest(path)
+    if found is None:
+        raise FileNotFoundError(
+            f"{path} holds no checkpoint, or does not exist. Name a run folder that `txl train` wrote, or one of the "
+            "folders in its checkpoints/."
+        )
+    return found

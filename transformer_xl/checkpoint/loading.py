@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..config.recipe import HINTS
-from ..config.settings import GONE, CorpusConfig, EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
+from ..config.recipe import HINTS, SECTIONS
+from ..config.settings import GONE, RunConfig, TransformerXLConfig
 from ..config.values import fits, listing
 from ..data.vocab import Vocab
 from ..mistake import Mistake
@@ -21,8 +20,6 @@ from .history import find_checkpoint
 from .parts import name_damage, read_header, read_json, read_tensors
 from .saving import TrainingState
 from .tensors import set_weights
-
-_SECTIONS = {"model": TransformerXLConfig, "corpus": CorpusConfig, "train": TrainConfig, "eval": EvalConfig}
 
 
 class LoadedModel(NamedTuple):
@@ -51,12 +48,12 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
 
 
 def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
-    """Hold the sizes against the file of weights before there is a model of them, which may take all memory."""
+    """Compare the sizes with the file of weights before a model of these sizes is built, which may take all memory."""
     size = (folder / "model.safetensors").stat().st_size
     layer = model.d_model * max(model.d_inner, 1 if model.kind in ("lstm", "qrnn") else model.n_head * model.d_head)
     if max(model.n_layer * layer, model.vocab_size, model.positions) > size:
         with name_damage(folder / "model.safetensors"):
-            raise Mistake("config.json tells of more weights")
+            raise Mistake("config.json has sizes of more weights")
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
@@ -103,33 +100,29 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
     Raises:
         ValueError: it lists settings this version does not have, or values that do not go together.
     """
-    strange = [name for name in _SECTIONS if not isinstance(stored.get(name, {}), Mapping)]
-    if strange:
-        raise Mistake(f"{path} must hold a table for {', '.join(strange)}. Restore it from a copy.")
-    sections = {
-        section: {k: v for k, v in stored.get(section, {}).items() if (section, k) not in GONE or v != GONE[section, k]}
-        for section in _SECTIONS
-    }
-    unknown = [
-        f"{section}.{name}"
-        for section, owner in _SECTIONS.items()
-        for name in sections[section]
-        if name not in {f.name for f in fields(owner)}
-    ]
+    sections: dict[str, dict[str, Any]] = {}
+    unknown: list[str] = []
+    wrong: list[str] = []
+    for section, hints in HINTS.items():
+        table = stored.get(section, {})
+        if not isinstance(table, Mapping):
+            raise Mistake(f"{path} must hold a table for {section}. Restore it from a copy.")
+        sections[section] = {}
+        for name, value in table.items():
+            if (section, name) in GONE and value == GONE[section, name]:
+                continue
+            value = tuple(value) if isinstance(value, list) else value
+            if name not in hints:
+                unknown.append(f"{section}.{name}")
+            elif not fits(value, hints[name]):
+                wrong.append(f"{section}.{name}")
+            sections[section][name] = value
     if unknown:
         raise Mistake(f"{path} has settings this version does not know: {listing(unknown)}. Update transformer-xl.")
-    given = {section: _tuples(sections[section]) for section in _SECTIONS}
-    wrong = [
-        f"{section}.{name}"
-        for section, values in given.items()
-        for name, value in values.items()
-        if not fits(value, HINTS[section][name])
-    ]
-    if wrong:
-        raise Mistake(f"{path} has settings of the wrong type: {listing(wrong)}. Restore it from a copy.")
-    if "vocab_size" not in given["model"]:
-        raise Mistake(f"{path} lacks model.vocab_size. Restore it from a copy.")
-    return RunConfig(**{section: owner(**given[section]) for section, owner in _SECTIONS.items()})
+    if wrong or "vocab_size" not in sections["model"]:
+        names = listing(wrong or ["model.vocab_size"])
+        raise Mistake(f"{path} has settings of the wrong type, or lacks them: {names}. Restore it from a copy.")
+    return RunConfig(**{section: owner(**sections[section]) for section, owner in SECTIONS.items()})
 
 
 def load_vocab(folder: str | Path) -> Vocab:
@@ -140,8 +133,3 @@ def load_vocab(folder: str | Path) -> Vocab:
         return Vocab.from_json(stored)
     except ValueError as error:
         raise Mistake(f"{path} is no vocabulary: {error}") from error
-
-
-def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the lists of JSON into the tuples of settings."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in section.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,17 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
     stored = {current_name(name, names): value for name, value in stored.items()}
     stored = {names.get(name, name): value for name, value in stored.items()}
     wanted = {name: state[name] for name in names.values()}
-    problems = list(_misfits(stored, wanted))
+    wrong = [
+        f"{name} is {dimensions(stored[name].shape)} in the file and {dimensions(value.shape)} in the model"
+        for name, value in wanted.items()
+        if name in stored and stored[name].shape != value.shape
+    ]
+    faults = {
+        "missing": [name for name in wanted if name not in stored],
+        "unexpected": [name for name in stored if name not in wanted],
+        "wrong shape": wrong,
+    }
+    problems = [f"{kind}: {listing(names)}" for kind, names in faults.items() if names]
     if problems:
         raise Mistake(f"{source} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")
     with torch.no_grad():
@@ -60,19 +70,6 @@ def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Each name, mapped to the first name of the same parameter."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(value), name) for name, value in state.items()}
-
-
-def _misfits(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[str]:
-    missing = [name for name in wanted if name not in stored]
-    unexpected = [name for name in stored if name not in wanted]
-    wrong = [
-        f"{name} is {dimensions(stored[name].shape)} in the file and {dimensions(value.shape)} in the model"
-        for name, value in wanted.items()
-        if name in stored and stored[name].shape != value.shape
-    ]
-    for kind, found in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)):
-        if found:
-            yield f"{kind}: {listing(found)}"
 
 
 def dimensions(shape: torch.Size) -> str:

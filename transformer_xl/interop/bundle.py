@@ -12,14 +12,13 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from itertools import chain, islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Integer, UInt8, UInt32
+from jaxtyping import UInt8
 from torch import Tensor
 
 from ..mistake import Mistake
@@ -39,7 +38,7 @@ _DTYPES = {
 }
 _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
-_LARGEST_INDEX, _VARIABLES, _LONGEST_NAME, _PARTS, _LARGEST_SHAPE = 2**22, 2**14, 1000, 64, 2**48
+_LARGEST_INDEX, _VARIABLES, _LONGEST_NAME, _DIMENSIONS, _LARGEST_SHAPE = 2**22, 2**14, 1000, 64, 2**48
 """Limits far beyond what TensorFlow writes, which bound the memory and time that a forged file can take."""
 
 
@@ -54,10 +53,8 @@ class _Entry(NamedTuple):
     checksum: int
 
 
-def read_bundle(prefix: Path) -> dict[str, Tensor]:
-    """The variables of a checkpoint by name. They view the memory-mapped files.
-
-    Strings and other values that torch has no type for are left out; `left_out` names them.
+def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
+    """The variables of a checkpoint by name, which view the memory-mapped files; None for one torch has no type for.
 
     Raises:
         FileNotFoundError: PREFIX.index or one of its data files is missing.
@@ -65,7 +62,7 @@ def read_bundle(prefix: Path) -> dict[str, Tensor]:
     """
     entries, count = _read_index(prefix)
     shards: dict[Path, UInt8[np.ndarray, " N"]] = {}
-    tensors = {}
+    tensors: dict[str, Tensor | None] = dict.fromkeys(entries)
     for name, entry in entries.items():
         if entry.dtype in _DTYPES:
             path = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{count:05d}")
@@ -76,19 +73,13 @@ def read_bundle(prefix: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def left_out(prefix: Path) -> list[str]:
-    """The names of values that `read_bundle` leaves out, because they are strings or of a type that torch lacks."""
-    return [name for name, entry in _read_index(prefix)[0].items() if entry.dtype not in _DTYPES]
-
-
 def find_bundle(path: Path) -> Path:
     """The prefix of the checkpoint at `path`, which is a prefix, one of the checkpoint's files, or a folder.
 
-    In a folder it is the checkpoint that the file `checkpoint` names, or the one of the highest step.
+    In a folder it is the checkpoint of the highest step.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ValueError: a folder holds several, and neither a file `checkpoint` nor their names say which is the latest.
     """
     suffix = re.compile(r"\.(index|meta|data-\d{5,}-of-\d{5,})$")
     prefix = _latest(path) if path.is_dir() else path.with_name(suffix.sub("", path.name) or path.name)
@@ -101,21 +92,11 @@ def find_bundle(path: Path) -> Path:
 
 
 def _latest(folder: Path) -> Path:
-    text = ""
-    if (folder / "checkpoint").is_file():
-        with (folder / "checkpoint").open("rb") as file:
-            text = file.read(1 << 16).decode("utf-8", "replace")
-    named = re.search(r'^model_checkpoint_path: "(.*[/\\])?([^/\\"]+)"', text, re.MULTILINE)
-    if named and _index(folder / named[2]).is_file():  # without its path, because folders move
-        return folder / named[2]
-    found = sorted(folder.glob("*.index"))
-    if len(found) < 2:
-        return found[0].with_suffix("") if found else folder / "model.ckpt"
-    steps = {int(step[1]): path for path in found if (step := re.search(r"-(\d+)\.index$", path.name))}
-    if not steps:
-        names = ", ".join(path.name for path in found[:8])
-        raise Mistake(f"{folder} holds several checkpoints, none with a step in its name: {names}. Name one of them.")
-    return steps[max(steps)].with_suffix("")
+    def step(index: Path) -> int:
+        number = re.search(r"-(\d+)$", index.stem)
+        return int(number[1]) if number else -1
+
+    return max(folder.glob("*.index"), key=step, default=folder / "model.ckpt.index").with_suffix("")
 
 
 def _index(prefix: Path) -> Path:
@@ -164,10 +145,6 @@ def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
         # A name that begins with a zero is a piece of a variable in slices, and the variable has an entry of its own.
         named = {_name(key): value for key, value in values.items() if key[0]}
         entries = {name: _entry(name, _Message(value), count) for name, value in named.items()}
-        spans = sorted((entry.shard, entry.offset, entry.size, name) for name, entry in entries.items())
-        for (shard, offset, size, name), (other_shard, start, _, other) in pairwise(spans):
-            if shard == other_shard and offset + size > start:
-                raise Mistake(f"{name} and {other} overlap")
         return entries, count
 
 
@@ -186,7 +163,7 @@ def _entry(name: str, stored: _Message, shards: int) -> _Entry:
     if shard >= shards:
         raise Mistake(f"{name} is in data file {shard} of {shards}")
     if dtype in _DTYPES:
-        if math.prod(max(n, 1) for n in shape) > _LARGEST_SHAPE:
+        if len(shape) > _DIMENSIONS or math.prod(max(n, 1) for n in shape) > _LARGEST_SHAPE:
             raise Mistake(f"{name} has an absurd shape")
         if size != math.prod(shape) * _DTYPES[dtype].itemsize:
             raise Mistake(f"{name} of shape {list(shape)} takes {size} bytes")
@@ -199,22 +176,16 @@ def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         raise Mistake("it does not end as an index does")
     footer = _Cursor(data[-_FOOTER:-8])
     extra, blocks = [(footer.varint(), footer.varint()) for _ in range(2)]
-    if any(footer.left):
-        raise Mistake("its footer is damaged")
-    if any(True for _ in _block(data, *extra)):
-        raise Mistake("it has entries of another program")
-    last, end = None, 0
+    if any(footer.left) or list(_block(data, *extra)):
+        raise Mistake("its footer is damaged, or it has entries of another program")
+    end = 0
     for _, handle in _block(data, *blocks):
-        cursor, before = _Cursor(handle), last
+        cursor = _Cursor(handle)
         offset, size = cursor.varint(), cursor.varint()
-        for key, value in _block(data, offset, size):
-            if last is not None and key <= last:
-                raise Mistake("its names are out of order")
-            yield key, value
-            last = key
-        if offset < end or last is before:
-            raise Mistake("a block is empty, or lies in another")
+        if offset < end:
+            raise Mistake("its blocks overlap")
         end = offset + size
+        yield from _block(data, offset, size)
 
 
 def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, memoryview]]:
@@ -270,10 +241,7 @@ class _Message:
         while cursor.left:
             field, kind = divmod(cursor.varint(), 8)
             if kind == 2:
-                parts, part = self.parts.get(field, []), cursor.take(cursor.varint())
-                parts.append(part)
-                if len(parts) > _PARTS:
-                    raise Mistake("it has an absurd shape")
+                self.parts.get(field, []).append(cursor.take(cursor.varint()))
                 continue
             if kind not in (0, 1, 5):
                 raise Mistake("it has a field of an unknown kind")
@@ -286,59 +254,31 @@ def _little(data: memoryview) -> int:
     return int.from_bytes(data, "little")
 
 
-_LANES = 2**12
-_ONES_BEFORE = 0x641F6454
-"""The word that turns an empty register into 32 ones, with which CRC-32C starts."""
+_ONES_BEFORE = np.frombuffer(bytes.fromhex("54641f64"), np.uint8)
+"""The bytes that turn an empty register into 32 ones, with which CRC-32C starts."""
 
 
 def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
-    """The checksum (Castagnoli's polynomial), many words at a time.
+    """The checksum (Castagnoli's polynomial). A text is read as many lanes of equal width, all of them at once.
 
-    The register is linear over bits: after words a and b it is S(a) ^ b, and words at a distance of n in a text are
-    joined by S to the n-th power. Rows of words are added up, and the last row is folded in halves.
+    The register is linear over bits: `moved` has what each of its bits becomes after the width of a lane.
     """
-    data, row_size = np.asarray(data), 4 * _LANES
-    head = len(data) % row_size
-    start = np.zeros(2 * row_size, np.uint8)
-    start[2 * row_size - head :] = data[:head]
-    start[2 * row_size - head - 4 : 2 * row_size - head] = np.array([_ONES_BEFORE], "<u4").view(np.uint8)
-    words = np.zeros(_LANES, "<u4")
-    for row in chain(*(part.view("<u4").reshape(-1, _LANES) for part in (start, data[head:]))):
-        words = _moved(words, _LANES) ^ row
-    while len(words) > 1:
-        half = len(words) // 2
-        words = _moved(words[:half], half) ^ words[half:]
-    return int(_moved(words, 1)[0]) ^ 0xFFFFFFFF
+    table = np.arange(1 << 16, dtype=np.uint32)
+    for _ in range(16):
+        table = table >> 1 ^ 0x82F63B78 * (table & 1)
+    lanes = min(1 << 14, 1 + len(data) // 256)
+    text = np.zeros((lanes, 2 * -(-(len(data) + 4) // (2 * lanes))), np.uint8)  # zeros before a text change nothing
+    text.reshape(-1)[text.size - len(data) - 4 :] = np.concatenate([_ONES_BEFORE, data])
+    registers, moved = np.zeros(lanes, np.uint32), np.uint32(1) << np.arange(32, dtype=np.uint32)
+    for column in np.ascontiguousarray(text.view("<u2").T):
+        registers = table[(registers ^ column) & 0xFFFF] ^ registers >> 16
+        moved = table[moved & 0xFFFF] ^ moved >> 16
+    crc = 0
+    for register in registers.tolist():
+        crc = register ^ int(np.bitwise_xor.reduce(moved[(crc >> np.arange(32) & 1).astype(bool)]))
+    return crc ^ 0xFFFFFFFF
 
 
 def _masked(crc: int) -> int:
     """The checksum as files hold it: a text that ends with its own plain checksum would have a constant one."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _moved(words: UInt32[np.ndarray, " L"], distance: int) -> UInt32[np.ndarray, " L"]:
-    """Registers after `distance` words of zeros, a power of two."""
-    low, high = _tables(distance)
-    halves = words.view("<u2").reshape(-1, 2)
-    return low.take(halves[:, 0], mode="clip") ^ high.take(halves[:, 1], mode="clip")
-
-
-@cache
-def _tables(distance: int) -> Integer[np.ndarray, "2 65536"]:
-    """The new register of each lower and each upper half of a register."""
-    if distance > 1:
-        powers = np.array([1 << bit for bit in range(32)], "<u4")
-        columns = _moved(_moved(powers, distance // 2), distance // 2).tolist()
-    else:
-        columns = [_shifted(1 << bit) for bit in range(32)]
-    tables = np.zeros((2, 1), "<u4")
-    for bit in range(16):
-        column = np.array([[columns[bit]], [columns[16 + bit]]], "<u4")
-        tables = np.concatenate([tables, tables ^ column], axis=1)
-    return tables
-
-
-def _shifted(register: int) -> int:
-    for _ in range(32):
-        register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
-    return register

@@ -16,9 +16,10 @@ from ..config.recipe import (
     settings_in,
 )
 from ..config.settings import CorpusConfig, RunConfig
-from ..config.values import fits, shown, wanted
+from ..config.values import fits, wanted
 from ..mistake import Mistake
 from .mapping import shape_of
+from .pickles.inert import printable
 from .source import Source
 
 _OTHER_NAMES = {"n_token": "vocab_size"}
@@ -54,8 +55,8 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     stated = _statements(source, shape)
     example = _recipe_like(source, shape | stated)
     model = _model(source, stated, shape, example)
-    asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
-    if "cutoffs" not in model and ("model", "cutoffs") not in asked:
+    asked = [setting.field for setting in parse_overrides(overrides, [])]
+    if "cutoffs" not in {*model, *asked}:
         raise Mistake(
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
@@ -66,21 +67,15 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")
     sections = {"model": model, **_lengths(source, stated, example)}
     facts = [
-        Setting(section, name, value, f"{section}.{name}", _stated_in(source, name))
+        Setting(section, name, value, f"{section}.{name}", f" of {source.path}")
         for section, values in sections.items()
         for name, value in values.items()
     ]
-    base = _with_corpus(source, example or RunConfig())
+    base = example or RunConfig()
+    vocab = source.vocab
+    if vocab is not None and (base.corpus.unit, base.corpus.newlines) != (vocab.unit, vocab.newlines):
+        base = replace(base, corpus=CorpusConfig(unit=vocab.unit, newlines=vocab.newlines))
     return run_of([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
-
-
-def _with_corpus(source: Source, run: RunConfig) -> RunConfig:
-    """`run`, with a corpus of the source's unit and line ends if it has a vocabulary of others."""
-    if source.vocab is None:
-        return run
-    own = CorpusConfig(unit=source.vocab.unit, newlines=source.vocab.newlines)
-    same = (run.corpus.unit, run.corpus.newlines) == (own.unit, own.newlines)
-    return run if same else replace(run, corpus=own)
 
 
 def _model(
@@ -120,8 +115,7 @@ def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
             stated[name] = value
         else:
             kind = "a table of lengths" if name == "evaluation" else wanted(_KNOWN[name])
-            got = shown(value) if isinstance(value, str | int | float) else f"a {type(source.stated[theirs]).__name__}"
-            problems.append(f"{theirs} in {source.stated_in[theirs]} must be {kind}, and is {got}")
+            problems.append(f"{theirs} must be {kind}, and is {printable(str(value))}")
     if "cutoffs" in stated:  # some programs write 0 before them and the size of the vocabulary after them
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     if stated.get("proj_share_all_but_first") and shape["bands"] > 1:
@@ -137,24 +131,18 @@ def _is_table_of_lengths(value: Any) -> bool:
     return isinstance(value, dict) and all(name in known and fits(v, _KNOWN[name]) for name, v in value.items())
 
 
-def _stated_in(source: Source, name: str) -> str:
-    """The file that a setting comes from, as a part of a sentence."""
-    name = "same_length" if name == "attn_len" else name
-    return f" in {source.stated_in[name]}" if name in source.stated_in else ""
-
-
 def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[str]:
     certain = {name: shape[name] for name in (*_SIZES, "cutoffs") if name in shape} | {"attn_type": 0}
     if shape["n_layer"] > 1:
         certain["untie_r"] = shape["untie_r"]
     for name, value in certain.items():
         if stated.get(name, value) != value:
-            yield f"{name} is {stated[name]}{_stated_in(source, name)} and {value} by its arrays"
+            yield f"{name} is stated as {printable(str(stated[name]))}, and is {value} by its arrays"
     bands, cutoffs = shape["bands"], stated.get("cutoffs", ())
     if len(cutoffs) not in (0, bands - 1):
-        yield f"cutoffs{_stated_in(source, 'cutoffs')} must be {bands - 1} for its {bands} bands, and are {cutoffs}"
+        yield f"cutoffs must be {bands - 1} for its {bands} bands, and are {printable(str(cutoffs))}"
     if "tie_projs" in shape and len(stated.get("tie_projs", shape["tie_projs"])) != bands:
-        yield f"tie_projs{_stated_in(source, 'tie_projs')} must hold a value for each of {bands} bands"
+        yield f"tie_projs must hold a value for each of {bands} bands"
 
 
 def _recipe_like(source: Source, model: Mapping[str, Any]) -> RunConfig | None:
@@ -186,8 +174,6 @@ def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | Non
         for_test = stated.get("evaluation", for_test)
     train = _with_stated(asdict(run.train.lengths), for_train, dialect.same_length)
     test = _with_stated(asdict(run.eval_lengths), for_test, dialect.same_length)
-    if stated.get("ext_len"):
-        source.notes.append(f"ext_len was {stated['ext_len']}: here no segment is extended, memory does that.")
     for name in ("clamp_len", "attn_len"):
         if test[name] is None and train[name] is not None:  # in [eval] none means: as in training
             source.notes.append(f"Its evaluation has no {name}; here it has that of training, {train[name]}.")

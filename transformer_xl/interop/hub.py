@@ -41,7 +41,7 @@ def local(path: str | Path) -> Path:
     """A folder on this machine: `path` itself, or what `hf:NAME` (`hf:NAME@REVISION`) stands for.
 
     A model of the hub is fetched and converted once per version. The hub is asked once for the version. If it does not
-    answer within seconds, the version that was fetched last is used, and a warning names it.
+    answer within seconds, the version in the hub's own cache is used, and a warning names it.
 
     Raises:
         ValueError: the hub package is not installed, or the hub's model is no Transformer-XL.
@@ -55,51 +55,27 @@ def local(path: str | Path) -> Path:
     except ImportError:
         raise Mistake(f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it.") from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
-    if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they become a path in the cache
-        raise Mistake(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")
     converted = cache_folder() / "hub" / name.replace("/", "--")
-    if revision and (converted / revision).is_dir():
-        return converted / revision
-    try:
-        version = model_info(
-            name, revision=revision or None, timeout=_PATIENCE
-        )  # other calls of the library retry for long
-        folder = converted / str(version.sha)
-        if folder.is_dir():
-            return folder
-        files = _needed([file.rfilename for file in version.siblings or ()])
-        snapshot = Path(snapshot_download(name, revision=version.sha, allow_patterns=files))
+    try:  # other calls of the library retry for long
+        asked = model_info(name, revision=revision or None, timeout=_PATIENCE)
+        files = _needed([file.rfilename for file in asked.siblings or ()])
+        if (converted / str(asked.sha)).is_dir():
+            return converted / str(asked.sha)
+        snapshot = Path(snapshot_download(name, revision=asked.sha, allow_patterns=files))
     except Exception as error:  # the library has a class for each way to fail
-        before = None if isinstance(error, HfHubHTTPError) else _fetched_before(name, revision, converted)
-        if before is None:
+        try:
+            if isinstance(error, HfHubHTTPError):
+                raise
+            snapshot = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+        except (OSError, ValueError):  # its cache has none, or the name is invalid
             reason, *_ = str(error).splitlines() or [type(error).__name__]
             raise OSError(f"{path} could not be fetched: {reason}") from error
-        warnings.warn(f"The hub cannot be reached: {before}, fetched before, is used.", stacklevel=2)
-        return before
-    return _convert(snapshot, folder)
-
-
-def _fetched_before(name: str, revision: str, converted: Path) -> Path | None:
-    """A version that is on this machine: the last one that was converted, or the one in the hub's own cache."""
-    from huggingface_hub import snapshot_download
-
-    versions = sorted(converted.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
-    if versions and not revision:
-        return versions[-1].parent
-    try:
-        snapshot = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
-    except (OSError, ValueError):  # it has none, or the name is invalid
-        return None
-    return _convert(snapshot, converted / snapshot.name)
-
-
-def _convert(snapshot: Path, folder: Path) -> Path:
-    """Write the checkpoint of a hub's folder to `folder`, if that does not exist."""
-    if folder.is_dir():
-        return folder
-    found = read_model(snapshot, "huggingface")
-    model, vocab, config = found.loaded()
-    save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
+        warnings.warn(f"The hub cannot be reached: {snapshot.name}, fetched before, is used.", stacklevel=2)
+    folder = converted / snapshot.name
+    if not folder.is_dir():
+        found = read_model(snapshot, "huggingface")
+        model, vocab, config = found.loaded()
+        save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
     return folder
 
 

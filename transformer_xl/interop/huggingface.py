@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..checkpoint import EXPORTED_VOCAB, FORMAT, config_of
-from ..config.settings import Lengths, RunConfig, TransformerXLConfig
+from ..checkpoint import EXPORTED_VOCAB, config_of
+from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from .pickles.unpickle import read_pickle
 from .source import Source, is_state, read_json
@@ -27,44 +27,26 @@ _OTHER_NAMES = {"tie_word_embeddings": "tie_weight"}
 
 def read_huggingface(path: Path) -> Source:
     """Read a model folder: config.json, safetensors or a pickled state dict, and the vocabulary."""
-    if not path.is_dir():
-        hint = " Leave --from out: the hub's name is enough." if str(path).startswith("hf:") else ""
-        raise FileNotFoundError(
-            f"{path} must be a folder with config.json and the weights, from save_pretrained.{hint}"
-        )
     config = read_json(path / "config.json")
-    if config.get("format") == FORMAT:
-        raise Mistake(f"{path} is a checkpoint of transformer-xl already. Leave --from out.")
-    kind = config.get("model_type", "transfo-xl")
+    kind = config.get("model_type", "transfo-xl" if "format" not in config else "a checkpoint of this package")
     source = Source(path, "huggingface")
     if kind == OWN_TYPE:
         own = {field.name: config[field.name] for field in fields(TransformerXLConfig) if field.name in config}
         sections: Any = config.get("run")
         if not isinstance(sections, dict):
             raise Mistake(f"{path / 'config.json'} must hold a table, run. Restore it from a copy.")
-        source.run = _with_lengths(config_of({**sections, "model": own}, path / "config.json"), config, source)
+        source.run = config_of({**sections, "model": own}, path / "config.json")
         source.add_state(_weights(path), lambda name: name.removeprefix("model."))
     elif kind == "transfo-xl":
-        source.state({_OTHER_NAMES.get(name, name): value for name, value in config.items()}, "config.json")
+        source.state({_OTHER_NAMES.get(name, name): value for name, value in config.items()})
         source.add_state(_weights(path), lambda name: name.removeprefix("transformer."))
         if config.get("untie_r") is False:
             _restore_shared(source)
     else:
-        raise Mistake(f"{path} must hold a model of type transfo-xl, and holds {kind!r}.")
+        raise Mistake(f"{path} must hold a model of type transfo-xl, and holds {str(kind)[:60]!a}.")
     file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)
     source.symbols = partial(read_vocabulary, file) if file else None
     return source
-
-
-def _with_lengths(run: RunConfig, config: dict[str, Any], source: Source) -> RunConfig:
-    """The run with the lengths of `config`, which transformers may have changed since the export."""
-    changed = {field.name: config[field.name] for field in fields(Lengths) if field.name in config}
-    if all(getattr(run.eval_lengths, name) == value for name, value in changed.items()):
-        return run
-    source.notes.append("Its lengths were changed after the export. Training, if it is resumed, has them too.")
-    sections = {"train": asdict(run.train) | changed, "eval": asdict(run.eval) | dict.fromkeys(changed)}
-    stored = {name: asdict(getattr(run, name)) for name in ("model", "corpus")}
-    return config_of(stored | sections, source.path / "config.json")
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
@@ -74,8 +56,6 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{folder} holds no weights: {', '.join(WEIGHTS)}. Get the whole folder.")
     arrays: dict[str, Tensor] = {}
     for file in files:
-        if not file.is_file():
-            raise Mistake(f"{file} must be a file, and is none. Get the whole folder.")
         if file.suffix == ".bin":
             found = read_pickle(file)
         else:
@@ -85,8 +65,6 @@ def _weights(folder: Path) -> dict[str, Tensor]:
                 raise Mistake(f"{file} is damaged ({str(error).splitlines()[0]}). Get it again.") from error
         if not is_state(found):
             raise Mistake(f"{file} must hold names and tensors, and holds something else. Get it again.")
-        if twice := arrays.keys() & found.keys():
-            raise Mistake(f"{file} must hold other arrays than the files before it, and has {min(twice)} too.")
         arrays |= found
     return arrays
 

@@ -170,11 +170,13 @@ def shape_of(source: Source) -> dict[str, Any]:
     With `div_val` 1 the original's arrays do not show where bands end, so `cutoffs` is then absent.
 
     Raises:
-        ValueError: a sentence: it is no Transformer-XL, or of another `attn_type` than 0.
+        ValueError: a sentence: it is no Transformer-XL.
     """
     arrays = source.arrays
     output = _needed(source, "layers.0.dec_attn.o_net.weight", 2)
     inner = _needed(source, "layers.0.pos_ff.CoreNet.0.weight", 2)
+    untied = "r_w_bias" not in arrays
+    content_bias = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
     tables = [_needed(source, f"word_emb.emb_layers.{i}.weight", 2) for i in range(_count(source, r"word_emb\.\w+"))]
     biases = [_needed(source, f"crit.out_layers.{i}.bias", 1) for i in range(_count(source, r"crit\.out_layers"))]
     clusters = len(_needed(source, "crit.cluster_weight", 2)) if "crit.cluster_weight" in arrays else 0
@@ -183,7 +185,9 @@ def shape_of(source: Source) -> dict[str, Any]:
         "n_layer": _count(source, "layers"),
         "d_model": output.shape[0],
         "d_inner": inner.shape[0],
-        **_attention(source),
+        "n_head": content_bias.shape[-2],
+        "d_head": content_bias.shape[-1],
+        "untie_r": untied or content_bias.ndim == 3,
         "vocab_size": sum(len(table) for table in tables),
         "d_embed": tables[0].shape[1],
         "div_val": _div_val([table.shape[1] for table in tables], source.stated.get("div_val")),
@@ -198,20 +202,6 @@ def shape_of(source: Source) -> dict[str, Any]:
         pairs = ((f"crit.out_projs.{i}", f"word_emb.emb_projs.{j}") for i, j in enumerate(own))
         found["tie_projs"] = tuple(_same(source, *pair) for pair in pairs)
     return found
-
-
-def _attention(source: Source) -> dict[str, Any]:
-    """The heads; an attention of another `attn_type` than 0 is refused."""
-    arrays, absolute = source.arrays, "layers.0.dec_attn.q_net.weight" in source.arrays
-    if absolute or "r_emb" in arrays:
-        number = 1 if not absolute else 3 if "r_emb" in arrays else 2
-        raise Mistake(
-            f"{source.path} must have attn_type 0 (Transformer-XL itself), and its arrays are of attn_type {number}, "
-            "which cannot be converted. Give a checkpoint of attn_type 0."
-        )
-    untied = "r_w_bias" not in arrays
-    u = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
-    return {"n_head": u.shape[-2], "d_head": u.shape[-1], "untie_r": untied or u.ndim == 3}
 
 
 def _same(source: Source, name: str, other: str) -> bool:

@@ -25,7 +25,7 @@ def read_nvidia(path: Path) -> Source:
     stated_in = "model_config" if "model_config" in content else "args"
     settings = content.get(stated_in)
     settings = settings.attributes if isinstance(settings, StandIn) else settings
-    source.state(settings if isinstance(settings, Mapping) else {}, stated_in)
+    source.state(settings if isinstance(settings, Mapping) else {})
     others = [str(name) for name in content if name not in ("model_state", stated_in, "vocab")]
     source.left_out |= dict.fromkeys(others, "state of the training")
     vocabulary = pickled_vocabulary(content, str(path))

@@ -32,28 +32,22 @@ def read_original(path: Path) -> Source:
     source = Source(path, "original")
     content: Any = read_pickle(file)
     if isinstance(content, StandIn):
-        if "_parameters" not in content.attributes:
-            raise Mistake(f"{file} must hold a model, and holds {content.name}. A vocabulary goes to --vocab.")
         content = _child(content, "module") or content  # in a data-parallel wrapper
-        source.state(_settings(content), file.name)
+        source.state(_settings(content))
         try:
             state: Any = module_state(content)
         except ValueError as error:
             raise Mistake(f"{file}: {error}") from error
     elif isinstance(content, Mapping):
-        if "model_state" in content:
-            raise Mistake(f"{file} is a checkpoint of NVIDIA's code. Use --from nvidia.")
-        wrapped = [name for name in ("model_state_dict", "state_dict") if name in content]
-        if len(wrapped) > 1:
-            raise Mistake(f"{file} must hold one state dict, and holds {' and '.join(wrapped)}.")
-        state = content[wrapped[0]] if wrapped else content
-        others = [str(name) for name in content if wrapped and name not in wrapped]
+        wrapped = next((name for name in ("model_state_dict", "state_dict") if name in content), None)
+        state = content[wrapped] if wrapped else content
+        others = [str(name) for name in content if wrapped and name != wrapped]
         source.left_out |= dict.fromkeys(others, "stored beside the state dict")
     else:
         state = None
     if not is_state(state):
         kind = content.name if isinstance(content, StandIn) else f"a {type(content).__name__} of other things"
-        raise Mistake(f"{file} must hold a module or its state dict, and holds {kind}.")
+        raise Mistake(f"{file} must hold a module or its state dict, and holds {kind}. Is it --from nvidia?")
     source.add_state(state, lambda name: name.removeprefix("module."))
     source.state_beside(file.parent)
     vocabularies = [file.parent / name for name in (EXPORTED_VOCAB, "cache.pt")]

@@ -120,12 +120,6 @@ def _report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> l
     for reason in dict.fromkeys(source.left_out.values()):
         names = [printable(name) for name, why in source.left_out.items() if why == reason]
         lines.append(f"Left out ({reason}): {listing(names, 1000)}.")
-    if source.run is None and source.dialect.clusters_reversed and config.model.cutoffs:
-        lines.append("The columns of the softmax's clusters were in reverse order, and were turned around.")
-    if any(array.dtype == torch.float64 for array in source.arrays.values()):
-        lines.append("It is in float64. Once it is saved, it loads as float32.")
-    if config.model.zero_memory:
-        lines.append("Memory starts as zeros that are attended, as in its program (model.zero_memory).")
     lengths = config.eval_lengths
     window = f"clamp_len {lengths.clamp_len or 'none'}, attn_len {lengths.attn_len or 'all'}"
     lines.append(f"Evaluation has tgt_len {lengths.tgt_len}, mem_len {lengths.mem_len}, {window}.")

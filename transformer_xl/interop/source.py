@@ -63,8 +63,6 @@ class Source:
     """Names of the source that become no weight, and why."""
     stated: dict[str, Any] = field(default_factory=dict)
     """The hyper-parameters it states, by the original's names."""
-    stated_in: dict[str, str] = field(default_factory=dict)
-    """The file that states each of them."""
     symbols: Callable[[], Symbols] | None = None
     """Reads its vocabulary, if it holds one."""
     vocab: Vocab | None = None
@@ -104,20 +102,15 @@ class Source:
             else:
                 self.add(name, canonical, array)
 
-    def state(self, settings: Mapping[str, Any], where: str) -> None:
-        """Add the hyper-parameters that `where` states; null states nothing."""
-        settings = {str(name): value for name, value in settings.items() if value is not None}
-        for name in self.stated.keys() & settings.keys():
-            if self.stated[name] != settings[name]:
-                self.notes.append(f"{name} differs between {self.stated_in[name]} and {where}: the latter is used.")
-        self.stated |= settings
-        self.stated_in |= dict.fromkeys(settings, where)
+    def state(self, settings: Mapping[str, Any]) -> None:
+        """Add hyper-parameters that the source states; null states nothing."""
+        self.stated |= {str(name): value for name, value in settings.items() if value is not None}
 
     def state_beside(self, folder: Path) -> None:
         """Add the hyper-parameters of the JSON files in a folder, `corpus-info.json` among them."""
         for file in sorted(folder.glob("*.json")):
             if file.name != EXPORTED_VOCAB:
-                self.state(read_json(file), file.name)
+                self.state(read_json(file))
 
     def spelling(self, canonical: str) -> str:
         """The source's name of an array, or the original's where it has none."""

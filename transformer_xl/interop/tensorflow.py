@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .bundle import find_bundle, left_out, read_bundle
+from .bundle import find_bundle, read_bundle
 from .source import Source
 from .vocabulary import read_vocabulary
 
@@ -49,9 +49,11 @@ def read_tensorflow(path: Path) -> Source:
         if _TRAINING.fullmatch(name):
             source.left_out[name] = "state of the training"
             continue
+        if array is None:
+            source.left_out[name] = "not numbers"
+            continue
         canonical, transposed = _canonical(name)
         source.add(name, canonical, array.T if transposed and array.ndim == 2 else array)
-    source.left_out |= dict.fromkeys(left_out(prefix), "not numbers")
     for folder in folders:
         source.state_beside(folder)
         if (folder / "cache.pkl").is_file():

@@ -50,7 +50,7 @@ def convert(
     found = _foreign(source, program, vocab, overrides) if program else _own(source, vocab, overrides)
     loaded, report = found.loaded(), found.report
     if to_format == "huggingface":
-        from ...interop.hf import export_huggingface
+        from ...interop.hf.export import export_huggingface
 
         export_huggingface(loaded, to)
     elif to_format == "original":

@@ -14,15 +14,3 @@ except ImportError as error:
         f"Hugging Face's format must have the transformers library, 5 or newer ({error}). "
         'Run `pip install -U "transformers>=5"`.'
     ) from error
-
-from .export import export_huggingface
-from .modeling_transformer_xl import TransformerXLCache, TransformerXLForCausalLM, TransformerXLHFConfig
-from .tokenizer import fast_tokenizer
-
-__all__ = [
-    "TransformerXLCache",
-    "TransformerXLForCausalLM",
-    "TransformerXLHFConfig",
-    "export_huggingface",
-    "fast_tokenizer",
-]

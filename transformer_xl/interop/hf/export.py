@@ -6,16 +6,13 @@
     transformer_xl_vocab.json                                the vocabulary as `Vocab` keeps it, for the way back
     README.md, LICENSE                                       the model card, and the code's licence
 
-No second copy of the model's code is maintained. An import that cannot be rewritten stops the export.
+No second copy of the model's code is maintained.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import distribution
 from pathlib import Path
@@ -33,7 +30,6 @@ from .tokenizer import fast_tokenizer
 
 _PACKAGE = Path(__file__).parents[2]
 _FIRST = ("interop", "hf", "modeling_transformer_xl")
-_FOUND_THERE = {"torch", "transformers", "typing_extensions", *sys.stdlib_module_names}
 
 
 def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
@@ -60,23 +56,11 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     # An empty prompt starts after a line end, as in our `generate`, and a text goes on after its line ends.
     wrapped.generation_config = GenerationConfig(bos_token_id=config.bos_token_id)
     with whole_folder(Path(folder)) as unfinished:
-        with _no_bar():
-            wrapped.save_pretrained(unfinished)
+        logging.disable_progress_bar()  # transformers shows one even without a terminal
+        wrapped.save_pretrained(unfinished)
         fast_tokenizer(vocab).save_pretrained(unfinished)
         write_json(unfinished / EXPORTED_VOCAB, vocab.to_json())
         (unfinished / "README.md").write_text(_card(loaded, Path(folder).name), encoding="utf-8")
-
-
-@contextmanager
-def _no_bar() -> Iterator[None]:
-    """transformers shows a progress bar even without a terminal."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def write_source(folder: str | Path) -> dict[str, str]:
@@ -91,63 +75,44 @@ def write_source(folder: str | Path) -> dict[str, str]:
 
 def source_files() -> dict[str, str]:
     """The modeling file and each file of the package that it needs, by their names in one folder."""
-    contents: dict[tuple[str, ...], str] = {}
+    contents: dict[str, str] = {}
     wanted = [_FIRST]
     while wanted:
         module = wanted.pop()
-        if module not in contents:
-            contents[module], needed = _rewritten(module)
+        if _flat(module) not in contents:
+            contents[_flat(module)], needed = _rewritten(module)
             wanted += needed
     # Before 5.10, transformers copies only the files that the first one names after "from .".
-    others = [_flat(module) for module in contents if module != _FIRST]
-    contents[_FIRST] += "".join(f"from .{name} import __name__ as _\n" for name in others)
-    files = {f"{_flat(module)}.py": content for module, content in contents.items()}
-    assert len(files) == len(contents), f"two of {sorted(contents)} would have one name in the folder"
-    return files
+    others = [name for name in contents if name != _FIRST[-1]]
+    contents[_FIRST[-1]] += "".join(f"from .{name} import __name__ as _\n" for name in others)
+    return {f"{name}.py": content for name, content in contents.items()}
 
 
 def _rewritten(module: tuple[str, ...]) -> tuple[str, list[tuple[str, ...]]]:
-    """A file with imports that fit one folder and need only torch and transformers, and the modules it imports."""
-    path = _path(module)
-    source = path.read_text(encoding="utf-8")
-    package = module if path.name == "__init__.py" else module[:-1]
-    lines, needed = source.splitlines(), []
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    for node in sorted(imports, key=lambda node: node.lineno, reverse=True):
-        new, targets = _import(node, package, path)
-        lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + line for line in new]
-        needed += targets
-    origin = f"# transformer_xl/{path.relative_to(_PACKAGE).as_posix()} of transformer-xl {__version__}, MIT licence"
-    content = "\n".join([f"{origin}; its imports are rewritten for this folder.", *lines, ""])
-    ast.parse(content)
-    return content, needed
-
-
-def _import(
-    node: ast.Import | ast.ImportFrom, package: tuple[str, ...], path: Path
-) -> tuple[list[str], list[tuple[str, ...]]]:
-    """An import's new lines, and the modules of this package that it names."""
-    names = ", ".join(map(ast.unparse, node.names))
-    if isinstance(node, ast.ImportFrom) and node.module == "jaxtyping":
-        return [], []  # annotations are not evaluated there
-    if isinstance(node, ast.Import) or not node.level:
-        tops = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
-        strange = {top.partition(".")[0] for top in tops} - _FOUND_THERE
-        assert not strange, f"{path} imports {strange}, which an exported folder cannot count on"
-        return [ast.unparse(node)], []
-    base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else ()))
-    if node.module:
-        return [f"from .{_flat(base)} import {names}"], [base]
-    modules = [(*base, alias.name) for alias in node.names]
-    whole = [f"{_flat(m)} as {a.asname or a.name}" for m, a in zip(modules, node.names, strict=True)]
-    return [f"from . import {', '.join(whole)}"], modules
-
-
-def _path(module: tuple[str, ...]) -> Path:
+    """A file with imports that fit one folder, and the modules of this package that it imports."""
     folder = _PACKAGE.joinpath(*module)
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    assert module and path.is_file(), f"{'.'.join(module) or 'the package'} is no file that can be exported"
-    return path
+    source = path.read_text(encoding="utf-8")
+    package = module if folder.is_dir() else module[:-1]
+    lines, needed = source.splitlines(), []
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    for node in sorted(imports, key=lambda node: node.lineno, reverse=True):
+        if node.level:
+            base = package[: len(package) - node.level + 1]
+            if node.module:
+                targets = [(*base, *node.module.split("."))]
+                node.module = _flat(targets[0])
+            else:
+                targets = [(*base, alias.name) for alias in node.names]
+                for alias, target in zip(node.names, targets, strict=True):
+                    alias.name, alias.asname = _flat(target), alias.asname or alias.name
+            node.level = 1
+            lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + ast.unparse(node)]
+            needed += targets
+        elif node.module == "jaxtyping":  # annotations are not evaluated there
+            del lines[node.lineno - 1 : node.end_lineno]
+    origin = f"# transformer_xl/{path.relative_to(_PACKAGE).as_posix()} of transformer-xl {__version__}, MIT licence"
+    return "\n".join([f"{origin}; its imports are rewritten for this folder.", *lines, ""]), needed
 
 
 def _flat(module: tuple[str, ...]) -> str:
@@ -189,17 +154,12 @@ print(tokenizer.decode(ids[0]))
 `trust_remote_code=True` runs the Python files of this folder (`LICENSE` has their licence), so read them first. It is
 not needed after `import transformer_xl.hf`, where that package is installed.
 
-`logits` are log-probabilities. `past_key_values` is the memory: give it to the next call to continue the text.
-`model(new, past_key_values=memory)` takes the new tokens only; `model.generate(text, past_key_values=memory)` takes the
-whole text so far, such as the `sequences` that came with the memory. After beam search, read the text again, because
-the memory is that of other beams.
+`logits` are log-probabilities. `past_key_values` is the memory: `model(new, past_key_values=memory)` takes the new
+tokens only, and `model.generate(text, past_key_values=memory)` the whole text so far. After beam search, read the text
+again.
 
-A text goes on after a line end; to stop at one, give `generate` its id as `eos_token_id`. `stop_strings` work with
-bytes and byte pairs; with words or characters, use `eos_token_id` or a `StoppingCriteria`.
-
-Texts of a batch are padded on the left and have an attention mask. The padding of bytes and byte pairs is byte 0xFF. If
-the tokenizer has no `pad_token`, set it to a rare token, which transformers then drops from decoded texts and labels. A
-`pipeline` decodes its new text by itself: end a prompt of words with a space.
+Texts of a batch are padded on the left and have an attention mask. If the tokenizer has no `pad_token`, set it to a
+rare token. To stop at a line end, give `generate` its id as `eos_token_id`.
 """
 
 

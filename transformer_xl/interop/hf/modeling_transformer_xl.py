@@ -97,9 +97,6 @@ class TransformerXLCache(Cache):
     def __len__(self) -> int:
         return 0 if self.memory is None else len(self.memory.layers)
 
-    def __repr__(self) -> str:
-        return f"TransformerXLCache(length={0 if self.memory is None else self.memory.length}, seen={self.seen})"
-
     @property
     def batch_size(self) -> int:
         """The number of rows; -1 while it is empty."""
@@ -193,7 +190,6 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             `logits` are log-probabilities, so their softmax is exact. They are None in training with labels, because
             they are large and the loss does not need them. `loss` is the mean nats per label.
         """
-        asked = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         if input_ids is None or inputs_embeds is not None:
             raise Mistake("inputs_embeds must be left out, because memory starts from tokens. Give input_ids.")
         if not input_ids.numel():
@@ -201,8 +197,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None and labels.shape != input_ids.shape:
             shapes = f"{tuple(input_ids.shape)}, got {tuple(labels.shape)}"
             raise Mistake(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
-        if unknown := [name for name, value in asked.items() if value]:
-            raise Mistake(f"{unknown[0]} must be False or left out: a Transformer-XL returns logits and memory only.")
+        if output_attentions or output_hidden_states:
+            raise Mistake("output_attentions and output_hidden_states must be False or left out: there are none.")
         mask = None if attention_mask is None else attention_mask.bool()
         cache = self._cache(past_key_values, input_ids, mask)
         keep = logits_to_keep if labels is None and isinstance(logits_to_keep, int) else 0
@@ -269,16 +265,17 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             )
         if mask is None:
             return given
-        if given.memory is not None and mask.dim() == 2:
-            if not mask[:, -length:].all():
-                raise Mistake(
-                    "attention_mask must be 1 for all tokens after a memory: only a text's beginning is padded."
-                )
+        if given.memory is not None and mask.dim() == 2 and mask[:, -length:].all():
             return given
-        if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any() or not mask[:, -1].all():
+        if (
+            given.memory is not None
+            or mask.shape != ids.shape
+            or (mask[:, 1:] < mask[:, :-1]).any()
+            or not mask[:, -1].all()
+        ):
             raise Mistake(
-                "attention_mask must be zeros, then a one or more, of the shape of input_ids: texts are padded on the "
-                'left. Set tokenizer.padding_side = "left".'
+                "attention_mask must be zeros, then a one or more, of the shape of input_ids, and ones after a memory: "
+                'texts are padded on the left. Set tokenizer.padding_side = "left".'
             )
         if mask.all():
             return given

@@ -10,18 +10,11 @@ from typing import Any
 
 from ...mistake import Mistake
 
-_DEPTH, _NODES = 200, 1 << 24
+_DEPTH, _NODES = 100, 1 << 22
 
 
 class Refusal(Mistake):
     """The reason why a file is refused, as the rest of a sentence that begins with the file's name."""
-
-
-class Damage(Refusal):
-    """The refusal of a file that no program wrote on purpose."""
-
-    def __init__(self, reason: str):
-        super().__init__(f"is cut short or damaged ({reason}). Get it again.")
 
 
 def printable(name: str) -> str:
@@ -60,19 +53,9 @@ class StandIn:
     arguments: tuple[Any, ...] = ()
     attributes: dict[Any, Any] = field(default_factory=dict)
     """Its state. A state that is no dict is under "state"."""
-    items: list[Any] | dict[Any, Any] = field(default_factory=list)
-    """Its items as a list or as a dict."""
 
     def __repr__(self) -> str:
         return f"<StandIn of {self.name}>"
-
-
-@dataclass(frozen=True, slots=True)
-class Omitted:
-    """A string too long to be taken out of the file."""
-
-    size: int
-    """In bytes, as in the file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +63,7 @@ class Name:
     """A class or function that a pickle names. `make` computes the result of a call; without it that is a stand-in."""
 
     name: str
-    make: Callable[[Any, tuple[Any, ...]], Any] | None = None
+    make: Callable[..., Any] | None = None
 
 
 _NESTED = {list, tuple, dict, StandIn}
@@ -89,7 +72,7 @@ _NESTED = {list, tuple, dict, StandIn}
 def _inside(value: Any) -> list[Any]:
     parts: Iterable[Any] = value
     if type(value) is StandIn:
-        parts = (value.arguments, value.attributes, value.items)
+        parts = (value.arguments, value.attributes)
     elif type(value) is dict:
         parts = value.values()
     return [part for part in parts if type(part) in _NESTED]
@@ -97,25 +80,17 @@ def _inside(value: Any) -> list[Any]:
 
 def check_tree(root: Any) -> None:
     """Refuse an object that contains itself, or nests deeper or, through sharing, is larger than any model."""
-    known: dict[int, tuple[int, int]] = {}  # levels and nodes of finished values
-    above: set[int] = set()
-    todo = [root] if type(root) in _NESTED else []
-    while todo:
-        value = todo[-1]
-        if id(value) in known:
-            todo.pop()
-            continue
-        parts = _inside(value)
-        if id(value) in above:  # the second visit: all its parts are finished, except those that contain it
-            if any(id(part) in above for part in parts):
-                raise Refusal("has a list, dict or object that holds itself: no model does. Do not trust this file.")
-            sizes = [known[id(part)] for part in parts]
+    known: dict[int, tuple[int, int]] = {}  # levels and nodes
+
+    def measure(value: Any, above: int) -> tuple[int, int]:
+        levels, nodes = known.get(id(value), (0, 0))
+        if not levels and above < _DEPTH:
+            sizes = [measure(part, above + 1) for part in _inside(value)]
             levels, nodes = 1 + max((level for level, _ in sizes), default=0), 1 + sum(count for _, count in sizes)
-            known[id(todo.pop())] = levels, nodes
-            above.remove(id(value))
-        else:
-            levels, nodes = len(above) + 1, 0
-            above.add(id(value))
-            todo += parts
-        if levels > _DEPTH or nodes > _NODES:
+            known[id(value)] = levels, nodes
+        if not levels or above + levels > _DEPTH or nodes > _NODES:
             raise Refusal(f"nests deeper than {_DEPTH} levels or shares more than a model. Do not trust this file.")
+        return levels, nodes
+
+    if type(root) in _NESTED:
+        measure(root, 0)
