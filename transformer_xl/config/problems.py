@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..mistake import Mistake
 
@@ -62,11 +62,7 @@ class Problems(list[str]):
     def refuse(self) -> None:
         """Raise one `Mistake` with every sentence, each once, if there are any."""
         if self:
-            self.fail()
-
-    def fail(self) -> NoReturn:
-        """Raise one `Mistake` with every sentence, each once."""
-        raise Mistake("\n".join(dict.fromkeys(self)))
+            raise Mistake("\n".join(dict.fromkeys(self)))
 
 
 def as_options(typed: Collection[str]) -> Callable[[Problem], str]:

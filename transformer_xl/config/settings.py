@@ -6,9 +6,10 @@ to train on it and how to score it. A recipe is a TOML file with one table per s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf, isfinite
 from typing import Any, Literal
 
 from .problems import Problem, refuse_settings
@@ -16,31 +17,22 @@ from .problems import Problem, refuse_settings
 Found = Iterator[Problem]
 
 
+_LONGEST, _HIGHEST = 1 << 31, 10**30
+
+
 def _problem(sentence: str, *fields: str) -> Problem:
     return Problem(fields, sentence)
 
 
-def _at_least(bound: int, owner: Any, *names: str) -> Found:
-    return _outside(owner, names, lambda value: value < bound, f"at least {bound}")
-
-
-def _at_most(bound: int, owner: Any, *names: str) -> Found:
-    return _outside(owner, names, lambda value: value > bound, f"at most {bound:,}")
-
-
-def _above_zero(owner: Any, *names: str) -> Found:
-    return _outside(owner, names, lambda value: value <= 0, "above 0")
-
-
-def _fractions(owner: Any, *names: str) -> Found:
-    return _outside(owner, names, lambda value: not 0 <= value < 1, "at least 0 and below 1")
-
-
-def _outside(owner: Any, names: Iterable[str], wrong: Callable[[Any], bool], must: str) -> Found:
-    """The settings in `names` whose value is `wrong`; None is the default and always right."""
+def _bounded(
+    owner: Any, *names: str, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
+) -> Found:
+    """The settings in `names` that are out of bounds; None is the default and always right."""
+    bounds = {"at least": least, "above": above, "at most": most, "below": below}
+    must = " and ".join(f"{words} {bound:,}" for words, bound in bounds.items() if isfinite(bound))
     for name in names:
         value = getattr(owner, name)
-        if value is not None and wrong(value):
+        if value is not None and not (least <= value <= most and above < value < below):
             yield _problem(f"{{}} must be {must}, got {value}.", name)
 
 
@@ -122,13 +114,13 @@ class TransformerXLConfig(_Checked):
 
     def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
-        yield from _at_least(1, self, *sizes)
-        yield from _at_most(10_000, self, "n_layer")
-        yield from _at_most(1 << 24, self, *sizes[1:], "positions")
-        yield from _at_least(0, self, "vocab_size", "init_std", "proj_init_std")
-        yield from _fractions(self, "dropout", "dropatt", "dropout_words", "weight_drop")
-        yield from _fractions(self, "dropout_input", "dropout_output")
-        yield from _above_zero(self, "layer_norm_epsilon")
+        shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
+        yield from _bounded(self, *sizes, least=1)
+        yield from _bounded(self, "n_layer", most=10_000)
+        yield from _bounded(self, *sizes[1:], "positions", most=1 << 24)
+        yield from _bounded(self, "vocab_size", "init_std", "proj_init_std", least=0)
+        yield from _bounded(self, *shares, least=0, below=1)
+        yield from _bounded(self, "layer_norm_epsilon", above=0)
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield _problem(sentence, "d_model")
@@ -161,15 +153,10 @@ class TransformerXLConfig(_Checked):
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
             yield _problem(sentence, "untie_r", "share_position_projection")
-        strange = [n for n in _ATTENTION if self.kind in _RECURRENT and getattr(self, n) != _default(self, n)]
-        if strange:
-            names = ", ".join("{}" for _ in strange)
-            sentence = f"{names} must be left out for {{}} = {self.kind}, which has no attention and no norm."
-            yield _problem(sentence, *strange, "kind")
         if self.kind in ("shaw", "al-rfou") and self.positions < 1:
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
             yield _problem(sentence, "positions", "kind")
-        yield from _at_least(0, self, "positions")
+        yield from _bounded(self, "positions", least=0)
 
     @property
     def embed_width(self) -> int:
@@ -184,11 +171,6 @@ class TransformerXLConfig(_Checked):
 
 
 _RECURRENT = ("lstm", "qrnn")
-_ATTENTION = (
-    *("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon"),
-    *("zero_memory", "dropatt", "init_std"),
-)
-"""Settings that recurrent networks do not use."""
 _OF_KINDS = {
     "untie_r": ("transformer-xl",),
     "share_position_projection": ("transformer-xl",),
@@ -202,10 +184,6 @@ _OF_KINDS = {
 
 GONE = {("model", "score_biases"): False}
 """Settings of former versions, and the one value with which a file that holds them still means the same."""
-
-
-def _default(owner: Any, name: str) -> Any:
-    return next(f.default for f in fields(owner) if f.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,22 +203,21 @@ class Lengths(_Checked):
         return _length_problems(self)
 
 
-_LONGEST, _HIGHEST = 1 << 31, 10**30
-
-
 def _length_problems(lengths: Any) -> Found:
-    yield from _at_least(1, lengths, "tgt_len", "clamp_len", "attn_len")
-    yield from _at_least(0, lengths, "mem_len")
-    yield from _at_most(_LONGEST, lengths, "tgt_len", "mem_len", "clamp_len")
-    if lengths.attn_len is not None and lengths.attn_len > lengths.mem_len + 1:
+    yield from _bounded(lengths, "tgt_len", "clamp_len", "attn_len", least=1)
+    yield from _bounded(lengths, "mem_len", least=0)
+    yield from _bounded(lengths, "tgt_len", "mem_len", "clamp_len", most=_LONGEST)
+    attn_len, mem_len = lengths.attn_len, lengths.mem_len
+    if attn_len is not None and mem_len is not None and attn_len > mem_len + 1:
         sentence = (
-            f"{{}} must be at most {{}} + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of a "
-            f"segment sees no more. Raise mem_len to {lengths.attn_len - 1}, or lower attn_len."
+            f"{{}} must be at most {{}} + 1 = {mem_len + 1}, got {attn_len}: the first query of a segment sees no "
+            f"more. Raise mem_len to {attn_len - 1}, or lower attn_len."
         )
         yield _problem(sentence, "attn_len", "mem_len")
 
 
 def _context_problems(lengths: Any) -> Found:
+    yield from _bounded(lengths, "context_len", least=0)
     if lengths.context_len and lengths.mem_len:
         sentence = f"{{}} must be 0 where {{}} is given, which replaces the memory, got {lengths.mem_len}."
         yield _problem(sentence, "mem_len", "context_len")
@@ -268,8 +245,8 @@ class CorpusConfig(_Checked):
     """Size of the vocabulary to make if unit is bpe."""
 
     def _problems(self) -> Found:
-        yield from _at_least(1, self, "min_count")
-        yield from _at_least(257, self, "bpe_size")
+        yield from _bounded(self, "min_count", least=1)
+        yield from _bounded(self, "bpe_size", least=257)
         if self.newlines == "sentence" and self.unit != "word":
             sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
             yield _problem(sentence, "newlines", "unit")
@@ -354,13 +331,14 @@ class TrainConfig(_Checked):
 
     def _problems(self) -> Found:
         yield from _length_problems(self)
-        yield from _at_least(1, self, "batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
+        counts = ("batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
-        yield from _at_least(0, self, *steps, "context_len", *rates)
-        yield from _above_zero(self, "embedding_lr_ratio")
-        yield from _fractions(self, "min_lr_ratio", "momentum")
-        yield from _at_most(_HIGHEST, self, *rates, "embedding_lr_ratio")
+        yield from _bounded(self, *counts, least=1)
+        yield from _bounded(self, *steps, *rates, least=0)
+        yield from _bounded(self, "embedding_lr_ratio", above=0)
+        yield from _bounded(self, "min_lr_ratio", "momentum", least=0, below=1)
+        yield from _bounded(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             yield _problem(f"{{}} must be at least 0 and below 1, got {list(self.betas)}.", "betas")
@@ -395,9 +373,10 @@ class EvalConfig(_Checked):
     """Score at most this many tokens of the split; 0: all."""
 
     def _problems(self) -> Found:
-        yield from _at_least(1, self, "tgt_len", "clamp_len", "attn_len", "batch_size")
-        yield from _at_least(0, self, "mem_len", "max_tokens", "context_len")
+        yield from _length_problems(self)
         yield from _context_problems(self)
+        yield from _bounded(self, "batch_size", least=1)
+        yield from _bounded(self, "max_tokens", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

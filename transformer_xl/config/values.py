@@ -88,9 +88,7 @@ def wanted(hint: Any) -> str:
 def shown(value: Any) -> str:
     """A value as the user wrote it, or the beginning of it."""
     try:
-        text = json.dumps(value) if isinstance(value, str | bool | list) else str(value)
-    except TypeError:  # a date in a list
-        text = str(value)
+        text = json.dumps(value, default=str) if isinstance(value, str | bool | list) else str(value)
     except ValueError:
         text = "a number of thousands of digits"
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

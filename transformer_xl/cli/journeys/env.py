@@ -18,20 +18,21 @@ from ...ops import BACKENDS, resolve_backend
 from ...runtime.device import resolve_device, resolve_precision
 from ...runtime.files import plain_file
 from ...runtime.terminal import show_pairs
+from ..options.measure import Env
 
 _PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
 _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
 
 
-def env(*, as_json: bool = False) -> None:
+def env(options: Env) -> None:
     """Print the parts of this machine and the meaning of `auto` on it."""
     model = TransformerXLConfig(vocab_size=0)
     auto = choices(TrainConfig(), model)
     device = torch.device(auto["device"]["name"])
     name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
     auto["backend for inference"] = {"name": name, "why": why}
-    facts = environment() | {"auto": auto, "cache": _below_home(cache_folder())}
-    if as_json:
+    facts = environment() | {"auto": auto, "cache": str(cache_folder())}
+    if options.json:
         print(json.dumps(facts, indent=2))
         return
     shown = {name.replace("_", " "): _words(value) for name, value in facts.items() if name != "auto"}
@@ -96,12 +97,6 @@ def cpu_features() -> list[str]:
     """The processor's features that affect speed, by their Linux names; empty on other systems."""
     cpuinfo = Path("/proc/cpuinfo")
     return sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else []
-
-
-def _below_home(path: Path) -> str:
-    """A path without the name of the user."""
-    home = os.path.expanduser("~")
-    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else "where TXL_HOME says"
 
 
 def _version(package: str) -> str | None:

@@ -15,6 +15,7 @@ from tyro.conf import Positional, arg
 from ...config import recipe as recipes
 from ...config.settings import RunConfig
 from ...mistake import Mistake
+from .command import Command
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class Demo:
         begun = time.perf_counter()  # before torch is imported, which takes seconds
         from ..journeys.demo import demo
 
-        return demo(out=self.out, minutes=self.minutes, begun=begun)
+        return demo(self, begun)
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Command):
     """Prepare a published corpus: download it, or read a local copy."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
@@ -48,12 +49,7 @@ class Data:
     newlines: Literal["published", "drop", "keep"] = "published"
     """Line ends of enwik8: the published protocol drops them; "keep" keeps every byte."""
 
-    def run(self) -> int:
-        from ..journeys.data import data
-
-        newlines = None if self.newlines == "published" else self.newlines
-        data(self.name, self.source, newlines=newlines, partial=self.partial, vocab_file=self.vocab)
-        return 0
+    journey = "data.data"
 
 
 @dataclass(frozen=True)
@@ -83,12 +79,13 @@ class Train:
                 f"--init must be left out with --resume, because {out} goes on from its own weights. To start from "
                 f"those of {self.init}, choose another folder with --out and leave out --resume."
             )
-        resume = self.resume == "yes" or (self.resume == "auto" and saved_anything(out)) or restarted(out)
+        saved = any(out.glob("checkpoints/[!.]*"))  # sound or damaged
+        resume = self.resume == "yes" or (saved and (self.resume == "auto" or restarted(out)))
         given: list[recipes.Setting] = []
         if resume:
             from ..journeys.train import resumed
 
-            config = resumed(out, self.recipe, overrides, self.data, self.init)
+            config = resumed(out, self, overrides)
         else:
             defaults = recipes.data_settings(self.data) if self.data else []
             config = recipes.load_recipe(self.recipe, overrides, defaults=defaults)
@@ -99,17 +96,12 @@ class Train:
         from ..journeys.train import Origin, train
 
         origin = Origin(recipes.recipe_identity(self.recipe), None if resume else self.init, given)
-        return train(config, out, resume=resume, afresh=self.resume == "auto", origin=origin)
-
-
-def saved_anything(run: Path) -> bool:
-    """Whether a run has a checkpoint, sound or damaged."""
-    return any(run.glob("checkpoints/[!.]*"))
+        return train(config, out, origin, resume=resume, afresh=self.resume == "auto")
 
 
 def restarted(run: Path) -> bool:
-    """Whether torchrun starts this in place of processes that failed, and what they saved is there."""
-    if os.environ.get("TORCHELASTIC_RUN_ID") is None or not any(run.glob("checkpoints/step_*")):
+    """Whether torchrun starts this in place of processes that failed."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
     from ..journeys.train import ours
 
