@@ -321,7 +321,7 @@ def test_the_command_prints_a_table_and_chooses_for_itself(home: Path, tmp_path:
         ({"heads": ("4.1",)}, r"--heads must be layer.head, from 1.1 to 3.2, got '4.1'"),
         ({"heads": ("0.1",)}, "got '0.1'"),
         ({"heads": ("2",)}, "got '2'"),
-        ({"positions": (0,)}, "--positions must be from 1 to"),
+        ({"positions": (0,)}, "--positions must be at least 1 and at most"),
         ({"positions": (10**6,)}, r"--positions must be .* got 1000000"),
         ({"max_tokens": -1}, "--max-tokens must be at least 0, got -1"),
         ({"tgt_len": 0}, "--tgt-len must be at least 1, got 0"),

@@ -180,9 +180,9 @@ def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"r": (0.0, 2.0)}, r"r must be above 0 and at most 1, got 0\.\nr must be above 0 and at most 1, got 2"),
+        ({"r": (0.0, 2.0)}, r"--r must be above 0 and at most 1, got 0\.0\.\n--r must be above 0 and at most 1, got 2"),
         ({"step": 0}, "step must be at least 1, got 0"),
-        ({"max_context": 6}, "max_context must be a multiple of step = 4, at least twice it, got 6"),
+        ({"max_context": 6}, "--max-context must be a multiple of --step = 4, at least twice it, got 6"),
         ({"max_context": 4}, "at least twice it, got 4"),
         ({"threshold": 1.0}, "threshold must be above 0 and below 1, got 1"),
         ({"positions": 100_000}, "positions must be at most"),
@@ -199,7 +199,7 @@ def test_runs_with_other_symbols_are_refused(home: Path):
             command([home / "xl", home / "words"], data=str(home / "text.txt"))
         with pytest.raises(ValueError, match="name a file, a folder or a corpus by --data"):
             command([home / "xl"])
-    with pytest.raises(ValueError, match=r"attn_len must be at least 1, got 0\.\nbatch_size must be at least 1"):
+    with pytest.raises(ValueError, match=r"--attn-len must be at least 1, got 0\.\n--batch-size must be at least 1"):
         length([home / "xl"], attn_len=(4, 0), batch_size=0)
 
 

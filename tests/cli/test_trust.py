@@ -167,7 +167,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_resuming_takes_no_weights_from_elsewhere_and_leaves_the_run_as_it_was(home, run, capsys):
     before = content(run)
-    assert "--init must be left out with --resume" in refusal(words(home, run, "--resume", "--init", str(run)), capsys)
+    assert "--init is not given in" in refusal(words(home, run, "--resume", "--init", str(run)), capsys)
     assert content(run) == before
 
 

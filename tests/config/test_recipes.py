@@ -192,6 +192,7 @@ def test_all_problems_of_file_and_command_line_come_at_once(tmp_path: Path):
         """
         stray = 1
         [trian]
+        lr = 1
         [model]
         d_modle = 64
         n_layer = "four"
@@ -213,7 +214,7 @@ def test_all_problems_of_file_and_command_line_come_at_once(tmp_path: Path):
     of = f" in recipe {file}"
     assert set(problems) == {
         f"stray{of} is not a setting; `txl train --help` lists them all.",
-        f"[trian]{of} is not a section; there are [model], [corpus], [train] and [eval].",
+        f"trian.lr{of} is not a setting; did you mean train.lr?",
         f"model.d_modle{of} is not a setting; did you mean model.d_model?",
         f'model.n_layer in recipe {file} must be a whole number, got "four".',
         f"model.d_head in recipe {file} must be at least 1, got -1.",

@@ -156,12 +156,10 @@ def users_sentence(error: Exception) -> str | None:
 
 def fill_streams() -> None:
     """Open the null device in place of closed standard streams, because the next file opened would get their
-    descriptors and everything that is printed. Closed input stays None."""
-    for name in ("stdin", "stdout", "stderr"):
+    descriptors and everything that is printed."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if name != "stdin":
-                setattr(sys, name, io.TextIOWrapper(io.FileIO(nowhere, "w", closefd=False), encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def rank_name() -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from math import inf, isfinite
 from typing import NamedTuple, TypeVar
 
 from ..mistake import Mistake
@@ -45,6 +46,19 @@ def refuse_settings(problems: Iterable[Problem]) -> None:
         raise WrongSettings(kept)
 
 
+def bounded(
+    owner: object, *names: str, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
+) -> Iterator[Problem]:
+    """The settings in `names` that are out of bounds, or hold a value that is; None is the default and always right."""
+    bounds = {"at least": least, "above": above, "at most": most, "below": below}
+    must = " and ".join(f"{words} {bound:,}" for words, bound in bounds.items() if isfinite(bound))
+    for name in names:
+        given = getattr(owner, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value is not None and not (least <= value <= most and above < value < below):
+                yield Problem((name,), f"{{}} must be {must}, got {value}.")
+
+
 class Problems(list[str]):
     """Sentences about what a user asked for, reported together."""
 
@@ -58,6 +72,10 @@ class Problems(list[str]):
         except Mistake as error:
             self += str(error).splitlines()
         return None
+
+    def bound(self, options: object, *names: str, **bounds: float) -> None:
+        """Add a sentence for each option of a command that is out of bounds."""
+        self += map(as_options(names), bounded(options, *names, **bounds))
 
     def refuse(self) -> None:
         """Raise one `Mistake` with every sentence, each once, if there are any."""

@@ -20,7 +20,7 @@ from typing import Any, get_origin, get_type_hints
 from ..mistake import Mistake
 from .problems import Problem, Problems
 from .settings import GONE, RunConfig
-from .values import fits, from_words, listed, shown, wanted, widened
+from .values import fits, from_words, shown, wanted, widened
 
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
@@ -46,8 +46,7 @@ class Setting:
 
 def packaged_recipes() -> dict[str, Path]:
     """The recipes that come with the package: name to file."""
-    folder = Path(__file__).with_name("recipes")
-    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    return {file.stem: file for file in sorted(Path(__file__).with_name("recipes").glob("*.toml"))}
 
 
 def find_recipe(recipe: str) -> Path:
@@ -102,15 +101,6 @@ def data_settings(data: str) -> list[Setting]:
     return [Setting(section, field, value, "--data") for (section, field), value in given.items()]
 
 
-def given_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Setting]) -> list[Setting]:
-    """The settings that the user chose and that `--init` may contradict: all of `overrides`, and the recipe's unit and
-    line ends unless `defaults` replace them."""
-    source = f" in recipe {recipe}"
-    own = [Setting("corpus", field, None, f"corpus.{field}", source) for field in ("unit", "newlines")]
-    last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
-    return [setting for setting in last.values() if setting not in defaults]
-
-
 def text_name(data: str) -> str:
     """An absolute path, so a run's `config.toml` works in any folder; the name of a corpus as it is."""
     return str(Path(data).resolve()) if data and Path(data).exists() else data
@@ -154,7 +144,6 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
     given: list[Setting] = []
     for match, words in _by_setting(overrides):
         if match is None:
-            problems.append(f"{words[0]} is neither a setting nor a value of one. Leave it out.")
             continue
         label, _, value = words[0].partition("=")
         values = words[1:] if match["value"] is None else [value]
@@ -212,20 +201,17 @@ def _toml_value(value: Any) -> str:
 
 
 def _settings_of(tables: Mapping[str, Any], source: str, problems: list[str]) -> list[Setting]:
-    """The settings of a recipe; unknown tables and values outside of tables go to `problems`."""
+    """The settings of a recipe; values outside of tables go to `problems`."""
     given: list[Setting] = []
     for section, table in tables.items():
         if not isinstance(table, dict):
             problems.append(_unknown("", section, section, source))
-        elif section not in SECTIONS:
-            known = listed(f"[{name}]" for name in SECTIONS)
-            problems.append(f"[{section}]{source} is not a section; there are {known}.")
-        else:
-            given += [
-                Setting(section, field, value, f"{section}.{field}", source)
-                for field, value in table.items()
-                if (section, field) not in GONE or value != GONE[section, field]
-            ]
+            continue
+        given += [
+            Setting(section, field, value, f"{section}.{field}", source)
+            for field, value in table.items()
+            if (section, field) not in GONE or value != GONE[section, field]
+        ]
     return given
 
 
@@ -259,7 +245,7 @@ def _fitting(settings: Sequence[Setting], problems: list[str]) -> dict[str, Sett
     """The last setting of each dotted name; None if its value has the wrong type."""
     given: dict[str, Setting | None] = {}
     for setting in settings:
-        name, hint = f"{setting.section}.{setting.field}", HINTS[setting.section].get(setting.field)
+        name, hint = f"{setting.section}.{setting.field}", HINTS.get(setting.section, {}).get(setting.field)
         value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
         if hint is None:
             problems.append(_unknown(setting.section, setting.field, setting.label, setting.source))

@@ -9,31 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import inf, isfinite
 from typing import Any, Literal
 
-from .problems import Problem, refuse_settings
+from .problems import Problem, bounded, refuse_settings
 
 Found = Iterator[Problem]
 
 
 _LONGEST, _HIGHEST = 1 << 31, 10**30
-
-
-def _problem(sentence: str, *fields: str) -> Problem:
-    return Problem(fields, sentence)
-
-
-def _bounded(
-    owner: Any, *names: str, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
-) -> Found:
-    """The settings in `names` that are out of bounds; None is the default and always right."""
-    bounds = {"at least": least, "above": above, "at most": most, "below": below}
-    must = " and ".join(f"{words} {bound:,}" for words, bound in bounds.items() if isfinite(bound))
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not (least <= value <= most and above < value < below):
-            yield _problem(f"{{}} must be {must}, got {value}.", name)
 
 
 class _Checked:
@@ -115,48 +98,48 @@ class TransformerXLConfig(_Checked):
     def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
-        yield from _bounded(self, *sizes, least=1)
-        yield from _bounded(self, "n_layer", most=10_000)
-        yield from _bounded(self, *sizes[1:], "positions", most=1 << 24)
-        yield from _bounded(self, "vocab_size", "init_std", "proj_init_std", least=0)
-        yield from _bounded(self, *shares, least=0, below=1)
-        yield from _bounded(self, "layer_norm_epsilon", above=0)
+        yield from bounded(self, *sizes, least=1)
+        yield from bounded(self, "n_layer", most=10_000)
+        yield from bounded(self, *sizes[1:], "positions", most=1 << 24)
+        yield from bounded(self, "vocab_size", "init_std", "proj_init_std", least=0)
+        yield from bounded(self, *shares, least=0, below=1)
+        yield from bounded(self, "layer_norm_epsilon", above=0)
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
-            yield _problem(sentence, "d_model")
+            yield Problem(("d_model",), sentence)
         yield from self._problems_of_bands()
         yield from self._problems_of_kind()
 
     def _problems_of_bands(self) -> Found:
         edges, bands = (0, *self.cutoffs), len(self.cutoffs) + 1
         if any(a >= b for a, b in pairwise(edges)):
-            yield _problem(f"{{}} must increase from above 0, got {list(self.cutoffs)}.", "cutoffs")
+            yield Problem(("cutoffs",), f"{{}} must increase from above 0, got {list(self.cutoffs)}.")
         elif self.cutoffs and self.vocab_size and self.cutoffs[-1] >= self.vocab_size:
             sentence = f"{{}} must be below {{}} = {self.vocab_size}, got {list(self.cutoffs)}."
-            yield _problem(sentence, "cutoffs", "vocab_size")
+            yield Problem(("cutoffs", "vocab_size"), sentence)
         if not self.cutoffs and self.div_val > 1:
             sentence = f"{{}} must be 1 without {{}}, got {self.div_val}. Give cutoffs, or leave it out."
-            yield _problem(sentence, "div_val", "cutoffs")
+            yield Problem(("div_val", "cutoffs"), sentence)
         if self.div_val ** len(self.cutoffs) > self.embed_width > 0:
             width = "d_model" if self.d_embed is None else "d_embed"
             sentence = f"{{}} must leave some width for the last of {bands} bands of {{}} = {self.embed_width}, got "
-            yield _problem(f"{sentence}{self.div_val}. Lower it.", "div_val", width)
+            yield Problem(("div_val", width), f"{sentence}{self.div_val}. Lower it.")
         if self.tie_projs and len(self.tie_projs) != bands:
             sentence = f"{{}} must hold a value for each of the {bands} bands of {{}}, got {len(self.tie_projs)}."
-            yield _problem(sentence, "tie_projs", "cutoffs")
+            yield Problem(("tie_projs", "cutoffs"), sentence)
 
     def _problems_of_kind(self) -> Found:
         for name, kinds in _OF_KINDS.items():
             if getattr(self, name) and self.kind not in kinds:
                 sentence = f"{{}} is for kind = {' and '.join(kinds)}, got {{}} = {self.kind}. Leave it out."
-                yield _problem(sentence, name, "kind")
+                yield Problem((name, "kind"), sentence)
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
-            yield _problem(sentence, "untie_r", "share_position_projection")
+            yield Problem(("untie_r", "share_position_projection"), sentence)
         if self.kind in ("shaw", "al-rfou") and self.positions < 1:
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
-            yield _problem(sentence, "positions", "kind")
-        yield from _bounded(self, "positions", least=0)
+            yield Problem(("positions", "kind"), sentence)
+        yield from bounded(self, "positions", least=0)
 
     @property
     def embed_width(self) -> int:
@@ -204,23 +187,23 @@ class Lengths(_Checked):
 
 
 def _length_problems(lengths: Any) -> Found:
-    yield from _bounded(lengths, "tgt_len", "clamp_len", "attn_len", least=1)
-    yield from _bounded(lengths, "mem_len", least=0)
-    yield from _bounded(lengths, "tgt_len", "mem_len", "clamp_len", most=_LONGEST)
+    yield from bounded(lengths, "tgt_len", "clamp_len", "attn_len", least=1)
+    yield from bounded(lengths, "mem_len", least=0)
+    yield from bounded(lengths, "tgt_len", "mem_len", "clamp_len", most=_LONGEST)
     attn_len, mem_len = lengths.attn_len, lengths.mem_len
     if attn_len is not None and mem_len is not None and attn_len > mem_len + 1:
         sentence = (
             f"{{}} must be at most {{}} + 1 = {mem_len + 1}, got {attn_len}: the first query of a segment sees no "
             f"more. Raise mem_len to {attn_len - 1}, or lower attn_len."
         )
-        yield _problem(sentence, "attn_len", "mem_len")
+        yield Problem(("attn_len", "mem_len"), sentence)
 
 
 def _context_problems(lengths: Any) -> Found:
-    yield from _bounded(lengths, "context_len", least=0)
+    yield from bounded(lengths, "context_len", least=0)
     if lengths.context_len and lengths.mem_len:
         sentence = f"{{}} must be 0 where {{}} is given, which replaces the memory, got {lengths.mem_len}."
-        yield _problem(sentence, "mem_len", "context_len")
+        yield Problem(("mem_len", "context_len"), sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,17 +228,11 @@ class CorpusConfig(_Checked):
     """Size of the vocabulary to make if unit is bpe."""
 
     def _problems(self) -> Found:
-        yield from _bounded(self, "min_count", least=1)
-        yield from _bounded(self, "bpe_size", least=257)
+        yield from bounded(self, "min_count", least=1)
+        yield from bounded(self, "bpe_size", least=257)
         if self.newlines == "sentence" and self.unit != "word":
             sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
-            yield _problem(sentence, "newlines", "unit")
-        if self.shuffle_lines and self.newlines == "drop":
-            sentence = '{} must be "keep" or "sentence" where {} is true, got "drop", which leaves no lines.'
-            yield _problem(sentence, "newlines", "shuffle_lines")
-        if self.shuffle_lines and self.reset_documents:
-            sentence = "{} must be false where {} is true, because the lines of a document have an order."
-            yield _problem(sentence, "reset_documents", "shuffle_lines")
+            yield Problem(("newlines", "unit"), sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,23 +311,21 @@ class TrainConfig(_Checked):
         counts = ("batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
-        yield from _bounded(self, *counts, least=1)
-        yield from _bounded(self, *steps, *rates, least=0)
-        yield from _bounded(self, "embedding_lr_ratio", above=0)
-        yield from _bounded(self, "min_lr_ratio", "momentum", least=0, below=1)
-        yield from _bounded(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
+        yield from bounded(self, *counts, least=1)
+        yield from bounded(self, *steps, *rates, least=0)
+        yield from bounded(self, "embedding_lr_ratio", above=0)
+        yield from bounded(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
+        yield from bounded(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            yield _problem(f"{{}} must be at least 0 and below 1, got {list(self.betas)}.", "betas")
         if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
             sentence = "{} must be above 0 where {} is given, because weights that no longer change need no average."
-            yield _problem(sentence, "min_lr_ratio", "average_from", "schedule")
+            yield Problem(("min_lr_ratio", "average_from", "schedule"), sentence)
         if self.parallel == "fsdp" and (self.compile or self.average_from):
             sentence = "{} and {} must be left out with {} = fsdp, which splits the weights. Use ddp."
-            yield _problem(sentence, "compile", "average_from", "parallel")
+            yield Problem(("compile", "average_from", "parallel"), sentence)
         if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:
             sentence = f"{{}} must be a multiple of {{}} = {self.batch_chunk}, got {self.batch_size}."
-            yield _problem(sentence, "batch_size", "batch_chunk")
+            yield Problem(("batch_size", "batch_chunk"), sentence)
 
     @property
     def lengths(self) -> Lengths:
@@ -375,8 +350,8 @@ class EvalConfig(_Checked):
     def _problems(self) -> Found:
         yield from _length_problems(self)
         yield from _context_problems(self)
-        yield from _bounded(self, "batch_size", least=1)
-        yield from _bounded(self, "max_tokens", least=0)
+        yield from bounded(self, "batch_size", least=1)
+        yield from bounded(self, "max_tokens", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,26 +365,23 @@ class RunConfig(_Checked):
 
     def _problems(self) -> Found:
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
-        if self.train.random_tgt_len and self.corpus.reset_documents:
-            sentence = "{} must be false where {} is true, because segments have the same length in all rows."
-            yield _problem(sentence, "corpus.reset_documents", "train.random_tgt_len")
         if self.model.kind not in ("vaswani", "al-rfou"):
             return
         for name in ("ar_alpha", "tar_beta") if self.model.kind == "al-rfou" else ():
             if getattr(self.train, name):
                 sentence = f"{{}} must be 0 for {kind}, which has losses of its own."
-                yield _problem(sentence, f"train.{name}", "model.kind")
+                yield Problem((f"train.{name}", "model.kind"), sentence)
         if self.train.random_tgt_len and places:
             sentence = f"{{}} must be false for {kind}, whose positions end. Leave it out."
-            yield _problem(sentence, "train.random_tgt_len", "model.kind")
+            yield Problem(("train.random_tgt_len", "model.kind"), sentence)
         for section, lengths in (("train", self.train), ("eval", self.eval)):
             if lengths.clamp_len is not None:
                 sentence = f"{{}} is for distances, and {kind} has positions. Leave it out."
-                yield _problem(sentence, f"{section}.clamp_len", "model.kind")
+                yield Problem((f"{section}.clamp_len", "model.kind"), sentence)
             width = (lengths.tgt_len or 0) + (lengths.context_len or 0)
             if places and width > places:
                 sentence = f"{{}} must be at most {{}} = {places}, {{}} included, got {width}. Lower it."
-                yield _problem(sentence, f"{section}.tgt_len", "model.positions", f"{section}.context_len")
+                yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
 
     @property
     def eval_lengths(self) -> Lengths:

@@ -32,7 +32,9 @@ class Group:
 
     def __init__(self, options: Recl | Length, problems: Problems):
         """Raises `Mistake` for `problems` before anything is opened."""
-        problems += _at_least(1, batch_size=options.batch_size, runs=len(options.runs))
+        problems.bound(options, "batch_size", least=1)
+        if not options.runs:
+            problems.append("RUN must be at least one run, got none.")
         problems.refuse()
         self.runs = [Trained(run, options.device, options.precision) for run in options.runs]
         for each in self.runs:
@@ -66,9 +68,13 @@ def recl(options: Recl) -> dict[str, Any]:
     Files: `recl.json`, `recl.npz` (all losses) and the pictures (Figures 3 and 4).
     """
     step, longest, seed = options.step, options.max_context, options.seed
-    problems = Problems([*_at_least(1, step=step, positions=options.positions), *_at_least(0, seed=seed)])
-    problems.refuse()
-    problems += _recl_problems(options)
+    problems = Problems()
+    problems.bound(options, "step", "positions", least=1)
+    problems.bound(options, "seed", least=0)
+    problems.bound(options, "r", above=0, most=1)
+    problems.bound(options, "threshold", above=0, below=1)
+    if longest < 2 * step or (step > 0 and longest % step):
+        problems.append(f"--max-context must be a multiple of --step = {step:,}, at least twice it, got {longest:,}.")
     group = Group(options, problems)
     split = group.text.split
     targets = measures.sample_positions(
@@ -98,15 +104,6 @@ def recl(options: Recl) -> dict[str, Any]:
         heading = f"RECL on {group.text.title}: {options.positions:,} positions, threshold {options.threshold:g}"
         _show_recl(heading, group, facts, shares)
     return facts
-
-
-def _recl_problems(options: Recl) -> Iterable[str]:
-    yield from (f"r must be above 0 and at most 1, got {share:g}." for share in options.r if not 0 < share <= 1)
-    if not 0 < options.threshold < 1:
-        yield f"threshold must be above 0 and below 1, got {options.threshold:g}."
-    step, longest = options.step, options.max_context
-    if longest % step or longest < 2 * step:
-        yield f"max_context must be a multiple of step = {step:,}, at least twice it, got {longest:,}."
 
 
 def _losses(
@@ -171,8 +168,9 @@ def length(options: Length) -> dict[str, Any]:
 
     Files: `length.json` and the picture.
     """
-    problems = Problems(_at_least(0, max_tokens=options.max_tokens))
-    problems += _at_least(1, stride=options.stride, attn_len=min(options.attn_len, default=1))
+    problems = Problems()
+    problems.bound(options, "max_tokens", least=0)
+    problems.bound(options, "stride", "attn_len", least=1)
     group = Group(options, problems)
     lengths = list(options.attn_len) or attention_lengths([run.config for run in group.runs])
     sweeps = []
@@ -213,11 +211,3 @@ def _show_lengths(group: Group, sweeps: Sequence[Sweep]) -> None:
             rows.append([name, f"{attn_len:,}", *figures, *counts, ", ".join(notes)])
     show_table(group.text.title, ["run", "attn_len", group.unit, "loss", "targets", "tokens/s", ""], rows)
     show_pairs("\nHow each reads", {name: each.told for name, each in zip(group.names, sweeps, strict=True)})
-
-
-def _at_least(bound: int, **given: int | None) -> Iterable[str]:
-    return (
-        f"{name} must be at least {bound}, got {value}."
-        for name, value in given.items()
-        if value is not None and value < bound
-    )

@@ -42,14 +42,15 @@ def attention(options: Attention) -> dict[str, Any]:
     problems, config, precision = trained.problems, trained.config, trained.precision
     found = trained.lengths(options)
     named = problems.attempt(lambda: [_head(name, config.model) for name in options.heads]) or []
-    if options.max_tokens < 0:
-        problems.append(f"--max-tokens must be at least 0, got {options.max_tokens}. 0 reads the whole split.")
+    problems.bound(options, "max_tokens", least=0)
     loaded = trained.load()
     [lengths] = found
     attending_layers(loaded.model)
     text = trained.text(loaded.vocab, options.data, options.split, "valid")
     ids, documents = text.split.ids, text.split.documents
-    positions = _positions(options, len(ids))
+    problems.bound(options, "positions", least=1, most=len(ids) - 1)
+    problems.refuse()
+    positions = options.positions or (min(options.max_tokens or len(ids), len(ids)) // 2,)
     loader = StreamLoader(
         text.split, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=options.max_tokens
     )
@@ -78,13 +79,6 @@ def _head(name: str, config: TransformerXLConfig) -> Head:
     if name not in every:
         raise Mistake(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
     return every[name]
-
-
-def _positions(options: Attention, tokens: int) -> list[int]:
-    wrong = [position for position in options.positions if not 0 < position < tokens]
-    if wrong:
-        raise Mistake(f"--positions must be from 1 to {tokens - 1}, the split's last token, got {wrong[0]}.")
-    return list(options.positions) or [min(options.max_tokens or tokens, tokens) // 2]
 
 
 def _figures(average: AverageAttention) -> dict[str, Any]:

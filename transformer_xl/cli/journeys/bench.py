@@ -22,6 +22,7 @@ from ...analysis import bound
 from ...analysis.peak import first_step, peak_memory, restart_peak
 from ...analysis.rates import least_seconds, least_token_seconds
 from ...checkpoint import find_checkpoint, load_config
+from ...config.problems import Problems
 from ...config.recipe import load_recipe
 from ...config.settings import Lengths, RunConfig
 from ...data.loader import StreamLoader
@@ -52,10 +53,10 @@ class Unit(NamedTuple):
 
 def bench(options: Bench) -> None:
     """Print tokens per second, peak memory and the share of the bound of training, evaluating and writing."""
-    if not 0 < options.seconds < math.inf:
-        raise Mistake(f"--seconds must be above 0 and finite, got {options.seconds:g}.")
-    if options.repeats < 1:
-        raise Mistake(f"--repeats must be at least 1, got {options.repeats}.")
+    problems = Problems()
+    problems.bound(options, "seconds", above=0, most=3600)
+    problems.bound(options, "repeats", least=1)
+    problems.refuse()
     reuse_memory()
     config = _settings(options.model, options.device, options.precision)
     first_step()

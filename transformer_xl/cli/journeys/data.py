@@ -9,8 +9,7 @@ from ..options.train import Data
 
 def data(options: Data) -> None:
     """Prepare a corpus, by default with the published treatment of line ends, and print what it holds."""
-    newlines = None if options.newlines == "published" else options.newlines
-    how = {"newlines": newlines, "partial": options.partial, "vocab_file": options.vocab}
+    how = {"newlines": options.newlines, "partial": options.partial, "vocab_file": options.vocab}
     corpus = prepare(options.name, options.source, **how)
     rows = []
     for name, split in corpus.header.splits.items():

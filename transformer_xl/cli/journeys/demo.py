@@ -41,7 +41,7 @@ from .report import report
 from .train import Origin, carry_out, prepare, refuse_run
 
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
-INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
+LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 HELD_OUT, VALIDATION = 500_000, 100_000
 """Minimum number of bytes, in whole files."""
 PROMPT = "class Memory:\n"
@@ -122,11 +122,9 @@ def prepared() -> Corpus:
     sizes = {name: (len(files), sum(map(len, files.values()))) for name, files in splits.items()}
     listed = "; ".join(f"{name} {files} files, {size:,} bytes" for name, (files, size) in sizes.items())
     print(f"The library of this Python, as bytes: {listed}", flush=True)
-    digest = hashlib.sha256(listed.encode())
     texts = {name: list(files.values()) for name, files in splits.items()}
-    for text in chain.from_iterable(texts.values()):
-        digest.update(text)
-    folder = cache_folder() / "demo" / f"library-{digest.hexdigest()[:16]}"
+    digest = hashlib.sha256(b"".join([listed.encode(), *chain.from_iterable(texts.values())])).hexdigest()
+    folder = cache_folder() / "demo" / f"library-{digest[:16]}"
     return Corpus.build(folder, texts, name="library", reuse=True)
 
 
@@ -158,7 +156,7 @@ def library() -> dict[str, dict[str, bytes]]:
     root = Path(sysconfig.get_path("stdlib"))
     kept: list[Path] = []
     for folder, below, files in os.walk(root):
-        below[:] = set(below) - LEFT_OUT - INSTALLED  # os.walk does not enter these
+        below[:] = set(below) - LEFT_OUT  # os.walk does not enter these
         kept += [Path(folder, file).relative_to(root) for file in files if file.endswith(".py")]
     by_hash = sorted(kept, key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
     splits: dict[str, dict[str, bytes]] = {"train": {}, "valid": {}, "test": {}}

@@ -22,6 +22,7 @@ from ..options.measure import Env
 
 _PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
 _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
+"""The processor's features that affect speed, by their Linux names."""
 
 
 def env(options: Env) -> None:
@@ -44,13 +45,14 @@ def env(options: Env) -> None:
 def environment() -> dict[str, Any]:
     """Versions and hardware; no host name, no user, no variables."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cpuinfo = Path("/proc/cpuinfo")  # Linux alone has it
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "cores": cores,
         "threads": torch.get_num_threads(),
-        "cpu_features": cpu_features(),
+        "cpu_features": sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else [],
         "cuda": torch.version.cuda,
         "devices": ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))],
         "backends": list(BACKENDS),
@@ -91,12 +93,6 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
         "precision": {"name": precision, "why": why_precision},
         "backend": {"name": backend, "why": why_backend},
     }
-
-
-def cpu_features() -> list[str]:
-    """The processor's features that affect speed, by their Linux names; empty on other systems."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else []
 
 
 def _version(package: str) -> str | None:

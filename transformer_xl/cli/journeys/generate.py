@@ -32,7 +32,11 @@ def generate(options: Generate) -> None:
     """
     trained = Trained(options.folder, options.device, options.precision)
     problems, config = trained.problems, trained.config
-    problems += _problems(options)
+    problems.bound(options, "max_tokens", least=1)
+    problems.bound(options, "n", least=1, most=MOST_ROWS)
+    problems.bound(options, "from_test", least=1, most=MOST_CONTEXT)
+    if options.from_test is not None and options.prompt:
+        problems.append("--from-test takes the prompt from the test set, so give it or a prompt, not both.")
     names = ("temperature", "top_k", "top_p", "seed", "stop")
     sampling = problems.attempt(lambda: Sampling(**{name: getattr(options, name) for name in names}))
     found = trained.lengths(options)
@@ -46,7 +50,9 @@ def generate(options: Generate) -> None:
     report_unknown(loaded.vocab, texts, "the prompt")
     texts = [text for text in texts or [""] for _ in range(options.n)]
     neat = is_tokenised(config.corpus.name) and not options.raw
-    written = _write(loaded, texts, config.writing(found[0]), sampling, options, trained.precision, neat=neat)
+    lengths, how = config.writing(found[0]), {"precision": trained.precision, "compiled": options.compile}
+    pieces = stream_text(loaded.model, loaded.vocab, texts, lengths, sampling, options.max_tokens, **how)
+    written = _write(loaded, texts, pieces, options, neat=neat)
     if len(texts) == 1 and not options.json:
         return
     for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
@@ -61,10 +67,8 @@ def generate(options: Generate) -> None:
 def _write(
     loaded: LoadedModel,
     prompts: Sequence[str | bytes],
-    lengths: Lengths,
-    sampling: Sampling,
+    pieces: Iterator[tuple[int, str]],
     options: Generate,
-    precision: str,
     *,
     neat: bool,
 ) -> list[str]:
@@ -75,8 +79,7 @@ def _write(
     if streams:
         print(feed(_shown(prompts[0])), end="", flush=True)
     start = time.perf_counter()
-    how = {"precision": precision, "compiled": options.compile}
-    for row, text in stream_text(loaded.model, loaded.vocab, prompts, lengths, sampling, options.max_tokens, **how):
+    for row, text in pieces:
         written[row] += text
         if streams:
             print(feed(text), end="", flush=True)
@@ -88,17 +91,6 @@ def _write(
         tokens = sum(len(loaded.vocab.encode(text)) for text in written)
     print(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
     return written
-
-
-def _problems(options: Generate) -> Iterator[str]:
-    if options.max_tokens < 1:
-        yield f"--max-tokens must be at least 1, got {options.max_tokens}."
-    if not 1 <= options.n <= MOST_ROWS:
-        yield f"--n must be at least 1 and at most {MOST_ROWS:,}, got {options.n}."
-    if options.from_test is not None and not 1 <= options.from_test <= MOST_CONTEXT:
-        yield f"--from-test must be 1 to {MOST_CONTEXT} tokens, got {options.from_test}."
-    if options.from_test is not None and options.prompt:
-        yield "--from-test takes the prompt from the test set, so give it or a prompt, not both."
 
 
 def _compiling_problems(device: torch.device, lengths: Lengths, kind: str) -> Iterator[str]:

@@ -55,12 +55,6 @@ def changed_splits(run: Path, corpus: Corpus) -> str:
     return listed(changed) if changed else ""
 
 
-def title(corpus: Corpus, split: str) -> str:
-    """The title of figures: the text, the number of unknown tokens, and what a partial corpus lacks."""
-    unknown = corpus.unknown(split)
-    return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
-
-
 def report_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
     """Print on standard error how much of the texts, called `name`, is unknown to the model, and the consequence."""
     ids = [vocab.encode(text) for text in texts]
@@ -73,8 +67,6 @@ def report_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, conseq
 def read_text(file: str) -> bytes:
     """The bytes of a file, or of standard input for "-"."""
     if file == "-":
-        if sys.stdin is None:
-            raise Mistake("- is standard input, which is closed. Send a text to it, or give a text file.")
         return sys.stdin.buffer.read()
     if not Path(file).is_file():
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")

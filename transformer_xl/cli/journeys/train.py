@@ -89,9 +89,7 @@ def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh:
     """Train by `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
 
     With `resume` continue from the last checkpoint; with `afresh` start even in the folder of a run that saved nothing.
-
-    Raises:
-        Mistake, OSError: a sentence for a mistake; nothing was written then.
+    A mistake is found before anything is written.
     """
     reuse_memory()
     with join_ranks(config.train.device) as ranks, ExitStack() as stack:
@@ -207,8 +205,6 @@ def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
             f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
             f"{config.train.batch_size}. Change it, or start another number of ranks."
         )
-    if not config.corpus.name:
-        raise Mistake("The recipe names no corpus. Name a file, a folder or a corpus to train on by --data.")
     for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
         refuse_odd_name(name, option)
 
@@ -244,10 +240,9 @@ def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> 
     for setting in origin.given:
         value, own = setting.of(config), setting.of(new)
         if value != own:
-            advice = f"Name another recipe, or give --{setting.label} {own}." if setting.source else "Leave it out."
             problems.append(
-                f"{setting.label}{setting.source} must be {shown(own)} with --init {origin.init}, whose shape and "
-                f"vocabulary ({vocab}) the new run takes, got {shown(value)}. {advice}"
+                f"{setting.label} must be {shown(own)} with --init {origin.init}, whose shape and vocabulary ({vocab}) "
+                f"the new run takes, got {shown(value)}. Leave it out."
             )
     if config.corpus.vocab:
         problems.append(f"corpus.vocab must be left out with --init, because {origin.init} has the vocabulary.")

@@ -15,7 +15,7 @@ from ...data.vocab import Vocab
 from ...interop import local
 from ...runtime.device import resolve_device, resolve_precision, reuse_memory
 from ..options.command import Part
-from .texts import corpus_for, title
+from .texts import corpus_for
 
 
 class Trained:
@@ -74,4 +74,4 @@ class Text:
         self.corpus, self.name, self.split = corpus, name, corpus.split(name)
         self.unknown = corpus.unknown(name)
         self.about = {**corpus.about, "split": name}
-        self.title = title(corpus, name)
+        self.title = f"{corpus.name}, {name}{f' ({self.unknown:,} unknown)' if self.unknown else ''}{corpus.caveat}"

@@ -16,14 +16,24 @@ Runs = Annotated[
 
 
 @dataclass(frozen=True)
-class Recl(Command):
-    """Compare the relative effective context length of models: Table 8, Figures 3 and 4."""
+class Comparison(Command):
+    """What both comparisons of runs take."""
 
     runs: Runs
     data: Text = None
     """Score this text instead of the first run's corpus."""
     split: Part | None = None
     """By default test, or all if --data has no splits; all: every split, one after another."""
+    device: str = "auto"
+    out: Folder = None
+    """Write JSON, arrays and, with matplotlib, pictures to this folder."""
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class Recl(Comparison):
+    """Compare the relative effective context length of models: Table 8, Figures 3 and 4."""
+
     r: Annotated[tuple[float, ...], arg(metavar="R ...")] = (0.1, 0.5, 1.0)
     """Shares of positions; each takes the ones with the highest loss."""
     step: int = 100
@@ -38,26 +48,17 @@ class Recl(Command):
     seed: int = 0
     batch_size: int = 16
     """Number of windows in a batch."""
-    device: str = "auto"
     precision: Precision = "fp32"
     """fp32 by default, because rounding changes losses, and small gains count."""
-    out: Folder = None
-    """Write arrays, JSON and, with matplotlib, pictures to this folder."""
-    json: bool = False
 
     journey = "analyse.recl"
 
 
 @dataclass(frozen=True)
-class Length(Command):
+class Length(Comparison):
     """Measure perplexity or bits at each attention length, and find the shortest one that is as good as the best:
     Table 6."""
 
-    runs: Runs
-    data: Text = None
-    """Score this text instead of the first run's corpus."""
-    split: Part | None = None
-    """By default test, or all if --data has no splits; all: every split, one after another."""
     attn_len: Sizes = ()
     """By default from a quarter of tgt_len in training to eight times that."""
     max_tokens: int = 0
@@ -65,11 +66,7 @@ class Length(Command):
     stride: int = 8
     """Models without memory read windows that start this many tokens apart."""
     batch_size: Size = None
-    device: str = "auto"
     precision: Precision = "auto"
-    out: Folder = None
-    """Write JSON and, with matplotlib, a picture to this folder."""
-    json: bool = False
 
     journey = "analyse.length"
 

@@ -14,7 +14,6 @@ from tyro.conf import Positional, arg
 
 from ...config import recipe as recipes
 from ...config.settings import RunConfig
-from ...mistake import Mistake
 from .command import Command
 
 
@@ -46,8 +45,8 @@ class Data(Command):
     """Accept a --source with some files missing. Train on it as NAME-partial; all figures say that it is partial."""
     vocab: Annotated[Path | None, arg(metavar="FILE")] = None
     """A file with the vocabulary: one word per line, with or without counts."""
-    newlines: Literal["published", "drop", "keep"] = "published"
-    """Line ends of enwik8: the published protocol drops them; "keep" keeps every byte."""
+    newlines: Literal["drop", "keep"] | None = None
+    """Line ends of enwik8: the published protocol, the default, drops them; "keep" keeps every byte."""
 
     journey = "data.data"
 
@@ -74,11 +73,6 @@ class Train:
 
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)
-        if self.resume == "yes" and self.init is not None:
-            raise Mistake(
-                f"--init must be left out with --resume, because {out} goes on from its own weights. To start from "
-                f"those of {self.init}, choose another folder with --out and leave out --resume."
-            )
         saved = any(out.glob("checkpoints/[!.]*"))  # sound or damaged
         resume = self.resume == "yes" or (saved and (self.resume == "auto" or restarted(out)))
         given: list[recipes.Setting] = []
@@ -89,7 +83,7 @@ class Train:
         else:
             defaults = recipes.data_settings(self.data) if self.data else []
             config = recipes.load_recipe(self.recipe, overrides, defaults=defaults)
-            given = recipes.given_settings(self.recipe, overrides, defaults)
+            given = recipes.parse_overrides(overrides, [])
         if self.print_config:
             print(recipes.write_toml(config), end="")
             return 0
