@@ -125,14 +125,17 @@ def dispatch(arguments: list[str]) -> int:
         raise FileNotFoundError("The folder in which txl was started is gone. Change to another one.") from None
     takes_settings = arguments[:1] in (["train"], ["convert"])
     overrides, others = recipes.split_overrides(arguments) if takes_settings else ([], arguments)
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
-        prog="txl",
-        description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
-        args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
-        config=(FlagCreatePairsOff, DisallowNone),
-        registry=REGISTRY,
-    )
+    try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="txl",
+            description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
+            args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
+            config=(FlagCreatePairsOff, DisallowNone),
+            registry=REGISTRY,
+        )
+    finally:
+        sys.stdout.flush()  # of the help, after which tyro ends the process
     return command.run(overrides) if takes_settings else command.run()
 
 

@@ -111,7 +111,7 @@ def _losses(
 ) -> tuple[Float[np.ndarray, "I L P"], list[str]]:
     """The losses of each run, one model in memory at a time, and how each run reads."""
     losses, readings = [], []
-    score = partial(measures.true_losses, ids=group.text.split.ids, positions=targets, precision=group.precision)
+    score: Any = partial(measures.true_losses, ids=group.text.split.ids, positions=targets, precision=group.precision)
     for run in group.runs:
         plan = measures.feeding(run.config, options.max_context, trained_context=options.trained_context)
         seen = np.minimum(contexts, plan.most)

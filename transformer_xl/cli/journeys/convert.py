@@ -23,7 +23,7 @@ _OF_THE_CALL = {
 
 
 def convert(options: Convert, overrides: Sequence[str]) -> None:
-    """Write a model to the new folder `--to`: as a checkpoint of ours, or in `--to-format`. A mistake writes nothing."""
+    """Write a model to the new folder `--to`, in our format or in `--to-format`. A mistake writes nothing."""
     source, to, vocab = options.source, options.to, options.vocab
     if options.program is None and options.to_format is None:
         raise Mistake("Say which program wrote SRC by --from, or what to make of a run by --to-format.")

@@ -70,7 +70,7 @@ class Trained:
 class Text:
     """A split of a corpus, with what is reported about it."""
 
-    def __init__(self, corpus: Corpus, name: str):
+    def __init__(self, corpus: Corpus, name: Part):
         self.corpus, self.name, self.split = corpus, name, corpus.split(name)
         self.unknown = corpus.unknown(name)
         self.about = {**corpus.about, "split": name}
