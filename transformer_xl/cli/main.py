@@ -27,7 +27,7 @@ from ..mistake import Mistake
 from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput, Output
 from .options import COMMANDS
-from .options.train import resume_spelled_out
+from .options.train import spell_out_resume
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """Torch's words for a tensor that does not fit into memory."""
@@ -130,7 +130,7 @@ def dispatch(arguments: list[str]) -> int:
             COMMANDS,
             prog="txl",
             description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
-            args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
+            args=spell_out_resume(others) if arguments[:1] == ["train"] else others,
             config=(FlagCreatePairsOff, DisallowNone),
             registry=REGISTRY,
         )

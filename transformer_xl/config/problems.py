@@ -46,7 +46,7 @@ def refuse_settings(problems: Iterable[Problem]) -> None:
         raise WrongSettings(kept)
 
 
-def bounded(
+def out_of_bounds(
     owner: object, *names: str, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
 ) -> Iterator[Problem]:
     """The settings in `names` that are out of bounds, or hold a value that is; None is the default and always right."""
@@ -75,7 +75,7 @@ class Problems(list[str]):
 
     def bound(self, options: object, *names: str, **bounds: float) -> None:
         """Add a sentence for each option of a command that is out of bounds."""
-        self += map(as_options(names), bounded(options, *names, **bounds))
+        self += map(as_options(names), out_of_bounds(options, *names, **bounds))
 
     def refuse(self) -> None:
         """Raise one `Mistake` with every sentence, each once, if there are any."""

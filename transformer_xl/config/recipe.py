@@ -228,14 +228,14 @@ def run_of(settings: Sequence[Setting], overrides: Sequence[str], problems: Prob
     for setting in filter(None, given.values()):
         chosen[setting.section][setting.field] = setting.value
     sections = {
-        section: problems.attempt(partial(owner, **chosen[section]), partial(_worded, given, section))
+        section: problems.attempt(partial(owner, **chosen[section]), partial(_sentence, given, section))
         for section, owner in SECTIONS.items()
     }
     config = None
     if None not in sections.values():
-        config = problems.attempt(partial(RunConfig, **sections), partial(_worded, given, ""))
+        config = problems.attempt(partial(RunConfig, **sections), partial(_sentence, given, ""))
     if config is not None:
-        problems.attempt(partial(getattr, config, "eval_lengths"), partial(_worded, given, "eval"))
+        problems.attempt(partial(getattr, config, "eval_lengths"), partial(_sentence, given, "eval"))
     problems.refuse()
     assert config is not None, "what is refused has a problem"
     return config
@@ -257,7 +257,7 @@ def _fitting(settings: Sequence[Setting], problems: list[str]) -> dict[str, Sett
     return given
 
 
-def _worded(given: Mapping[str, Setting | None], section: str, problem: Problem) -> str:
+def _sentence(given: Mapping[str, Setting | None], section: str, problem: Problem) -> str:
     """The sentence of a problem of a section, with each setting named as the user wrote it.
 
     "" if one of the settings has the wrong type, because then its default was compared.

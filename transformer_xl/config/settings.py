@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from .problems import Problem, bounded, refuse_settings
+from .problems import Problem, out_of_bounds, refuse_settings
 
 Found = Iterator[Problem]
 
@@ -98,12 +98,12 @@ class TransformerXLConfig(_Checked):
     def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
-        yield from bounded(self, *sizes, least=1)
-        yield from bounded(self, "n_layer", most=10_000)
-        yield from bounded(self, *sizes[1:], "positions", most=1 << 24)
-        yield from bounded(self, "vocab_size", "init_std", "proj_init_std", least=0)
-        yield from bounded(self, *shares, least=0, below=1)
-        yield from bounded(self, "layer_norm_epsilon", above=0)
+        yield from out_of_bounds(self, *sizes, least=1)
+        yield from out_of_bounds(self, "n_layer", most=10_000)
+        yield from out_of_bounds(self, *sizes[1:], "positions", most=1 << 24)
+        yield from out_of_bounds(self, "vocab_size", "init_std", "proj_init_std", least=0)
+        yield from out_of_bounds(self, *shares, least=0, below=1)
+        yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)
@@ -139,7 +139,7 @@ class TransformerXLConfig(_Checked):
         if self.kind in ("shaw", "al-rfou") and self.positions < 1:
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
             yield Problem(("positions", "kind"), sentence)
-        yield from bounded(self, "positions", least=0)
+        yield from out_of_bounds(self, "positions", least=0)
 
     @property
     def embed_width(self) -> int:
@@ -187,9 +187,9 @@ class Lengths(_Checked):
 
 
 def _length_problems(lengths: Any) -> Found:
-    yield from bounded(lengths, "tgt_len", "clamp_len", "attn_len", least=1)
-    yield from bounded(lengths, "mem_len", least=0)
-    yield from bounded(lengths, "tgt_len", "mem_len", "clamp_len", most=_LONGEST)
+    yield from out_of_bounds(lengths, "tgt_len", "clamp_len", "attn_len", least=1)
+    yield from out_of_bounds(lengths, "mem_len", least=0)
+    yield from out_of_bounds(lengths, "tgt_len", "mem_len", "clamp_len", most=_LONGEST)
     attn_len, mem_len = lengths.attn_len, lengths.mem_len
     if attn_len is not None and mem_len is not None and attn_len > mem_len + 1:
         sentence = (
@@ -200,7 +200,7 @@ def _length_problems(lengths: Any) -> Found:
 
 
 def _context_problems(lengths: Any) -> Found:
-    yield from bounded(lengths, "context_len", least=0)
+    yield from out_of_bounds(lengths, "context_len", least=0)
     if lengths.context_len and lengths.mem_len:
         sentence = f"{{}} must be 0 where {{}} is given, which replaces the memory, got {lengths.mem_len}."
         yield Problem(("mem_len", "context_len"), sentence)
@@ -228,8 +228,8 @@ class CorpusConfig(_Checked):
     """Size of the vocabulary to make if unit is bpe."""
 
     def _problems(self) -> Found:
-        yield from bounded(self, "min_count", least=1)
-        yield from bounded(self, "bpe_size", least=257)
+        yield from out_of_bounds(self, "min_count", least=1)
+        yield from out_of_bounds(self, "bpe_size", least=257)
         if self.newlines == "sentence" and self.unit != "word":
             sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
             yield Problem(("newlines", "unit"), sentence)
@@ -311,11 +311,11 @@ class TrainConfig(_Checked):
         counts = ("batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
-        yield from bounded(self, *counts, least=1)
-        yield from bounded(self, *steps, *rates, least=0)
-        yield from bounded(self, "embedding_lr_ratio", above=0)
-        yield from bounded(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
-        yield from bounded(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
+        yield from out_of_bounds(self, *counts, least=1)
+        yield from out_of_bounds(self, *steps, *rates, least=0)
+        yield from out_of_bounds(self, "embedding_lr_ratio", above=0)
+        yield from out_of_bounds(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
+        yield from out_of_bounds(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
         if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
             sentence = "{} must be above 0 where {} is given, because weights that no longer change need no average."
@@ -350,8 +350,8 @@ class EvalConfig(_Checked):
     def _problems(self) -> Found:
         yield from _length_problems(self)
         yield from _context_problems(self)
-        yield from bounded(self, "batch_size", least=1)
-        yield from bounded(self, "max_tokens", least=0)
+        yield from out_of_bounds(self, "batch_size", least=1)
+        yield from out_of_bounds(self, "max_tokens", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ def demo(options: Demo, begun: float) -> int:
     run = options.out or cache_folder() / "demo" / "run"
     if options.out is not None:
         refuse_run(run, resume=False)
-    corpus = prepared()
+    corpus = library_corpus()
     with lock_folder(run):
         if options.out is None:
             empty_folder(run)
@@ -116,7 +116,7 @@ def demo(options: Demo, begun: float) -> int:
     return status
 
 
-def prepared() -> Corpus:
+def library_corpus() -> Corpus:
     """The library as a corpus, in a folder of the cache named by a hash of its content."""
     splits = library()
     sizes = {name: (len(files), sum(map(len, files.values()))) for name, files in splits.items()}

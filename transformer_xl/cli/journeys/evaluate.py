@@ -22,7 +22,7 @@ from ...evaluation.sliding import Sliding
 from ...runtime.ranks import Ranks
 from ...runtime.terminal import report_progress, show_table
 from ..options.use import Eval, Score
-from .texts import decoded, read_text, report_unknown, writable
+from .texts import read_text, report_unknown, text_of, writable
 from .trained import Text, Trained
 
 HIGHEST_RATE = 1e30
@@ -210,7 +210,7 @@ def score(options: Score) -> None:
     text = read_text(options.file)
     loaded = trained.load()
     lines = text.split(b"\n")[: -1 if text.endswith(b"\n") or not text else None]
-    given = lines if loaded.vocab.unit == "byte" else [decoded(line, options.file) for line in lines]
+    given = lines if loaded.vocab.unit == "byte" else [text_of(line, options.file) for line in lines]
     scores = score_lines(loaded.model, loaded.vocab, given, found[0], precision=trained.precision)
     report_unknown(loaded.vocab, given, "the text", ", so bits are not comparable with other models")
     for each in scores:

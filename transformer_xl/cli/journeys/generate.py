@@ -16,7 +16,7 @@ from ...data.datasets import is_tokenised
 from ...evaluation.generate import Sampling, stream_text
 from ...model.inference import has_compiler
 from ..options.use import Generate
-from .texts import decoded, read_text, report_unknown
+from .texts import read_text, report_unknown, text_of
 from .trained import Trained
 
 MOST_CONTEXT = 512
@@ -121,7 +121,7 @@ def _prompts(
     if loaded.vocab.unit == "byte":
         return read
     named = zip(options.prompt, read, strict=True)
-    return [decoded(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in named]
+    return [text_of(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in named]
 
 
 def _shown(prompt: str | bytes) -> str:

@@ -80,7 +80,7 @@ def writable(path: Path, option: str) -> Path:
     return path
 
 
-def decoded(text: bytes, file: str) -> str:
+def text_of(text: bytes, file: str) -> str:
     """The text of UTF-8; a `Mistake` if it is not UTF-8, which only a model of bytes can read."""
     try:
         return text.decode()

@@ -177,7 +177,7 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
     source = find_checkpoint(local(origin.init)) if origin.init is not None else None
     vocab = load_vocab(source or find_checkpoint(run, which="last")) if begun["init"] else None
     if source is not None and vocab is not None:
-        config = inherited(config, source, vocab, origin)
+        config = inherit(config, source, vocab, origin)
     corpus = open_corpus(config.corpus, vocab=vocab)
     if corpus.caution and ranks.first:
         print(corpus.caution, file=sys.stderr)
@@ -189,7 +189,7 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     chosen = choices(config.train, config.model)
-    config = settled(config, corpus, {name: choice["name"] for name, choice in chosen.items()})
+    config = settle(config, corpus, {name: choice["name"] for name, choice in chosen.items()})
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:
@@ -225,7 +225,7 @@ def _check_splits(config: RunConfig, corpus: Corpus) -> None:
         raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
 
 
-def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
+def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
     """`config` with the shape and the vocabulary of `source`, the checkpoint that the run starts from.
 
     Raises:
@@ -255,12 +255,12 @@ def _init_name(init: Path | None) -> str:
     return "" if init is None else init.resolve().name
 
 
-def ours(run: Path) -> bool:
+def began_here(run: Path) -> bool:
     """Whether the torchrun that started this process began the run, with processes that have failed since."""
     return bool(launch_id()) and recorded_fact(run, "launch") == launch_id()
 
 
-def settled(config: RunConfig, corpus: Corpus, chosen: Mapping[str, str]) -> RunConfig:
+def settle(config: RunConfig, corpus: Corpus, chosen: Mapping[str, str]) -> RunConfig:
     """`config` with the vocabulary size of the corpus and the device, precision and backend chosen for this machine."""
     symbols = len(corpus.vocab)
     if config.model.vocab_size not in (0, symbols):
@@ -274,7 +274,7 @@ def settled(config: RunConfig, corpus: Corpus, chosen: Mapping[str, str]) -> Run
     return replace(config, model=replace(config.model, vocab_size=symbols), train=train)
 
 
-def resumed(run: Path, options: Train, overrides: Sequence[str]) -> RunConfig:
+def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> RunConfig:
     """The settings of a resumed run: its own `config.toml`, with the changes of the command line that are allowed.
 
     The rest of the command line, RECIPE included, must be what the run began with, if it recorded that.
@@ -314,7 +314,7 @@ def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
     began = (run / "environment.json").exists()
-    may = resume or (afresh and began and latest(run) is None) or ours(run)
+    may = resume or (afresh and began and latest(run) is None) or began_here(run)
     if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
         advice = "Go on with it by --resume, or choose" if began else "Choose"
         raise FileExistsError(f"{run} exists. {advice} another folder with --out.")

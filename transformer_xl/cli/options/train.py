@@ -74,12 +74,12 @@ class Train:
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)
         saved = any(out.glob("checkpoints/[!.]*"))  # sound or damaged
-        resume = self.resume == "yes" or (saved and (self.resume == "auto" or restarted(out)))
+        resume = self.resume == "yes" or (saved and (self.resume == "auto" or is_restart(out)))
         given: list[recipes.Setting] = []
         if resume:
-            from ..journeys.train import resumed
+            from ..journeys.train import resumed_settings
 
-            config = resumed(out, self, overrides)
+            config = resumed_settings(out, self, overrides)
         else:
             defaults = recipes.data_settings(self.data) if self.data else []
             config = recipes.load_recipe(self.recipe, overrides, defaults=defaults)
@@ -93,16 +93,16 @@ class Train:
         return train(config, out, origin, resume=resume, afresh=self.resume == "auto")
 
 
-def restarted(run: Path) -> bool:
+def is_restart(run: Path) -> bool:
     """Whether torchrun starts this in place of processes that failed."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
-    from ..journeys.train import ours
+    from ..journeys.train import began_here
 
-    return ours(run)
+    return began_here(run)
 
 
-def resume_spelled_out(words: Sequence[str]) -> list[str]:
+def spell_out_resume(words: Sequence[str]) -> list[str]:
     """`--resume` alone becomes `--resume=yes`, because the parser wants a value for it and would take RECIPE."""
     pairs = zip_longest(words, words[1:])
     return ["--resume=yes" if word == "--resume" and following != "auto" else word for word, following in pairs]
