@@ -204,8 +204,8 @@ def _show_lengths(group: Group, sweeps: Sequence[Sweep]) -> None:
     close = f"shortest within {TOLERANCE:.1%} of the best {group.unit}"
     rows = []
     for name, each in zip(group.names, sweeps, strict=True):
-        for place, (attn_len, result) in enumerate(zip(each.attn_lens, each.results, strict=True)):
-            notes = ["best"] * (place == each.best) + [close] * (place == each.shortest)
+        for index, (attn_len, result) in enumerate(zip(each.attn_lens, each.results, strict=True)):
+            notes = ["best"] * (index == each.best) + [close] * (index == each.shortest)
             figures = [f"{result.headline[1]:.4f}", f"{result.loss:.4f}"]
             counts = [f"{result.targets:,}", f"{result.tokens_per_second:,.0f}"]
             rows.append([name, f"{attn_len:,}", *figures, *counts, ", ".join(notes)])

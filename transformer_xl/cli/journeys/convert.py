@@ -32,8 +32,8 @@ def convert(options: Convert, overrides: Sequence[str]) -> None:
     if options.program is None:
         found = _own(source, vocab, overrides)
     else:
-        symbols, notes = (None, []) if vocab is None else _vocab(vocab)
-        found = read_model(source, options.program, overrides, vocab=symbols)
+        tokens, notes = (None, []) if vocab is None else _vocab(vocab)
+        found = read_model(source, options.program, overrides, vocab=tokens)
         found = replace(found, report=found.report + notes)
     loaded, report = found.loaded(), found.report
     if options.to_format == "huggingface":

@@ -187,7 +187,7 @@ def write_sample(loaded: LoadedModel, end: float) -> None:
 def measure(loaded: LoadedModel, test: Split, end: float) -> list[EvalResult]:
     """Score the same targets with a memory longer than in training, as in training, and none.
 
-    The speed over two segments tells how many targets can be scored by the time `end`.
+    Their number follows from the speed over two segments and the time `end`.
     """
     config = loaded.config
     memories = (2 * config.train.mem_len, config.train.mem_len, 0)

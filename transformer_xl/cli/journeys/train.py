@@ -262,16 +262,16 @@ def began_here(run: Path) -> bool:
 
 def settle(config: RunConfig, corpus: Corpus, chosen: Mapping[str, str]) -> RunConfig:
     """`config` with the vocabulary size of the corpus and the device, precision and backend chosen for this machine."""
-    symbols = len(corpus.vocab)
-    if config.model.vocab_size not in (0, symbols):
+    size = len(corpus.vocab)
+    if config.model.vocab_size not in (0, size):
         raise Mistake(
-            f"model.vocab_size must be {symbols}, the vocabulary size of the corpus {config.corpus.name}, got "
+            f"model.vocab_size must be {size}, the vocabulary size of the corpus {config.corpus.name}, got "
             f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
         )
     train = replace(config.train, **chosen)
     if train.compile and train.device == "cpu" and not has_compiler():
         raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
-    return replace(config, model=replace(config.model, vocab_size=symbols), train=train)
+    return replace(config, model=replace(config.model, vocab_size=size), train=train)
 
 
 def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> RunConfig:
