@@ -3,7 +3,6 @@ anywhere."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
