@@ -162,7 +162,8 @@ def fill_streams() -> None:
     descriptors and everything that is printed."""
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+            nowhere = io.FileIO(os.open(os.devnull, os.O_RDWR), mode, closefd=False)
+            setattr(sys, name, io.TextIOWrapper(nowhere, encoding="utf-8"))
 
 
 def rank_name() -> str:
