@@ -107,11 +107,7 @@ def text_name(data: str) -> str:
 
 
 def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:
-    """`config` with a command line's settings, and those settings that differ from before.
-
-    Raises:
-        Mistake: a line for each mistake.
-    """
+    """`config` with a command line's settings, and the settings that differ from before."""
     changed = run_of(settings_in(config), overrides)
     last = {(setting.section, setting.field): setting for setting in parse_overrides(overrides, [])}
     return changed, [setting for setting in last.values() if setting.of(config) != setting.of(changed)]
