@@ -45,7 +45,7 @@ score alpha story.txt
 score beta - --json
 generate alpha --max-tokens 3 --seed 1
 generate alpha --max-tokens 3 --prompt @opening.txt --json
-generate beta --max-tokens 3 --prompt-file opening.txt
+generate beta --max-tokens 3 --prompt @opening.txt
 generate beta --max-tokens 3 --prompt -
 analyse recl alpha --step 5 --max-context 10 --positions 10 --out figures
 analyse length alpha --attn-len 3 --data story.txt --out figures

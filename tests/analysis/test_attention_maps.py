@@ -27,6 +27,7 @@ from transformer_xl.analysis.attention import (
 from transformer_xl.analysis.figures import Passage, draw_by_distance, draw_passages
 from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli.journeys.attention import attention
+from transformer_xl.cli.options.analyse import Attention
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
@@ -274,11 +275,11 @@ def home(tmp_path_factory: pytest.TempPathFactory):
 
 def looked(home: Path, out: Path, **options: Any) -> dict[str, Any]:
     given = {"data": str(home / "text.txt"), "split": "train", "precision": "fp32", "out": out} | options
-    return attention(home / "run", **given)
+    return attention(Attention(home / "run", **given))
 
 
 def test_the_command_leaves_pictures_arrays_and_their_names(home: Path, tmp_path: Path, capsys):
-    facts = looked(home, tmp_path, heads=["2.1", "3.2"], positions=[9, 40], max_tokens=150, as_json=True)
+    facts = looked(home, tmp_path, heads=("2.1", "3.2"), positions=(9, 40), max_tokens=150, json=True)
     told = json.loads(capsys.readouterr().out)
     names = ["average", "terms", "position-9", "position-40"]
     assert told.pop("files") == [str(tmp_path / f"{name}.{form}") for name in names for form in ("png", "svg")]
@@ -316,11 +317,11 @@ def test_the_command_prints_a_table_and_chooses_for_itself(home: Path, tmp_path:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"heads": ["4.1"]}, r"--heads must be layer.head, from 1.1 to 3.2, got '4.1'"),
-        ({"heads": ["0.1"]}, "got '0.1'"),
-        ({"heads": ["2"]}, "got '2'"),
-        ({"positions": [0]}, "--positions must be from 1 to"),
-        ({"positions": [10**6]}, r"--positions must be .* got 1000000"),
+        ({"heads": ("4.1",)}, r"--heads must be layer.head, from 1.1 to 3.2, got '4.1'"),
+        ({"heads": ("0.1",)}, "got '0.1'"),
+        ({"heads": ("2",)}, "got '2'"),
+        ({"positions": (0,)}, "--positions must be at least 1 and at most"),
+        ({"positions": (10**6,)}, r"--positions must be .* got 1000000"),
         ({"max_tokens": -1}, "--max-tokens must be at least 0, got -1"),
         ({"tgt_len": 0}, "--tgt-len must be at least 1, got 0"),
     ],

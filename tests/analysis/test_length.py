@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from small_models import small_model, text
 from transformer_xl.analysis.figures import Curve, Panel, draw_curves
 from transformer_xl.analysis.length import Sweep, attention_lengths, sweep
 from transformer_xl.checkpoint import save_checkpoint
-from transformer_xl.cli.journeys.analyse import length, recl
+from transformer_xl.cli.journeys import analyse
+from transformer_xl.cli.options.analyse import Length, Recl
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.corpus import Split
 from transformer_xl.data.loader import StreamLoader
@@ -122,12 +124,20 @@ def home(tmp_path_factory: pytest.TempPathFactory):
         yield folder
 
 
+def recl(runs: list[Path], **options: Any) -> dict[str, Any]:
+    return analyse.recl(Recl(tuple(runs), **options))
+
+
+def length(runs: list[Path], **options: Any) -> dict[str, Any]:
+    return analyse.length(Length(tuple(runs), **options))
+
+
 SMALL = {"step": 4, "max_context": 16, "positions": 40, "split": "train"}
 
 
 def test_recl_compares_a_group_and_leaves_figures_arrays_and_pictures(home: Path, tmp_path: Path, capsys):
     runs, data = [home / "xl", home / "vaswani"], str(home / "text.txt")
-    facts = recl(runs, data=data, out=tmp_path, as_json=True, r=(0.5,), **SMALL)
+    facts = recl(runs, data=data, out=tmp_path, json=True, r=(0.5,), **SMALL)
     assert json.loads(capsys.readouterr().out) == facts == json.loads((tmp_path / "recl.json").read_text())
     saved = np.load(tmp_path / "recl.npz")
     assert saved["losses"].shape == (2, 4, 40) and saved["contexts"].tolist() == facts["contexts"] == [4, 8, 12, 16]
@@ -149,7 +159,7 @@ def test_recl_compares_a_group_and_leaves_figures_arrays_and_pictures(home: Path
 
 def test_the_same_seed_gives_the_same_and_another_other_places(home: Path, capsys):
     first, again, other = (
-        recl([home / "xl"], data=str(home / "text.txt"), seed=seed, as_json=True, **SMALL) for seed in (1, 1, 2)
+        recl([home / "xl"], data=str(home / "text.txt"), seed=seed, json=True, **SMALL) for seed in (1, 1, 2)
     )
     assert first == again and first["runs"][0]["loss"] != other["runs"][0]["loss"]
 
@@ -163,16 +173,16 @@ def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, cap
     assert facts == json.loads((tmp_path / "length.json").read_text()) and (tmp_path / "length.svg").exists()
     losses = {result["attn_len"]: result["loss"] for result in facts["runs"][0]["results"]}
     assert losses[facts["runs"][0]["best"]] == min(losses.values())
-    length([home / "xl"], as_json=True, **asked)
+    length([home / "xl"], json=True, **asked)
     assert json.loads(capsys.readouterr().out)["runs"][0]["best"] == facts["runs"][0]["best"]
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"r": (0.0, 2.0)}, r"r must be above 0 and at most 1, got 0\.\nr must be above 0 and at most 1, got 2"),
+        ({"r": (0.0, 2.0)}, r"--r must be above 0 and at most 1, got 0\.0\.\n--r must be above 0 and at most 1, got 2"),
         ({"step": 0}, "step must be at least 1, got 0"),
-        ({"max_context": 6}, "max_context must be a multiple of step = 4, at least twice it, got 6"),
+        ({"max_context": 6}, "--max-context must be a multiple of --step = 4, at least twice it, got 6"),
         ({"max_context": 4}, "at least twice it, got 4"),
         ({"threshold": 1.0}, "threshold must be above 0 and below 1, got 1"),
         ({"positions": 100_000}, "positions must be at most"),
@@ -189,7 +199,7 @@ def test_runs_with_other_symbols_are_refused(home: Path):
             command([home / "xl", home / "words"], data=str(home / "text.txt"))
         with pytest.raises(ValueError, match="name a file, a folder or a corpus by --data"):
             command([home / "xl"])
-    with pytest.raises(ValueError, match=r"attn_len must be at least 1, got 0\.\nbatch_size must be at least 1"):
+    with pytest.raises(ValueError, match=r"--attn-len must be at least 1, got 0\.\n--batch-size must be at least 1"):
         length([home / "xl"], attn_len=(4, 0), batch_size=0)
 
 

@@ -168,7 +168,7 @@ class TestOptions:
         ("line", "told"),
         [
             ("eval run --dynamic-tokens 1e3x", 'it must be a whole number, got "1e3x"'),
-            ("eval run --tgt-len long", 'it must be a whole number or "auto", got "long"'),
+            ("eval run --tgt-len long", 'it must be a whole number, got "long"'),
             ("eval run --mem-len 3 b", 'it must be a list of whole numbers, got [3, "b"]'),
             ("eval run --mem-len", "it must be a list of whole numbers, got []"),
             ("generate run --temperature a", 'it must be a number, got "a"'),
@@ -235,7 +235,7 @@ class TestFiles:
         *("train text-small --data text.txt --resume --out {}", "train text-small --data text.txt --out {}"),
         "train text-words --data text.txt --corpus.vocab {}",
         *("eval {}", "eval run --data {}", "eval run --dump {}", "score {} text.txt", "score run {}"),
-        *("generate {}", "generate run --prompt @{}", "generate run --prompt-file {}"),
+        *("generate {}", "generate run --prompt @{}"),
         *("analyse recl {}", "analyse attention run --data {}", "analyse attention run --out {}"),
         *("analyse length run --attn-len 3 --out {}", "report {}", "report run --out {}", "demo --out {}"),
         *(f"convert {{}} --from {program} --to new" for program in ("original", "tensorflow", "huggingface", "nvidia")),
@@ -312,7 +312,7 @@ class TestFiles:
         assert f"odd/{file}" in refused(words("eval run --data odd"), capsys)
 
     @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux's /proc")
-    @pytest.mark.parametrize("line", ["score run {}", "generate run --prompt-file {}"])
+    @pytest.mark.parametrize("line", ["score run {}", "generate run --prompt @{}"])
     def test_a_file_of_a_bad_disk_is_named(self, home, line, capsys):
         """Where `open` works and `read` does not, the error has no file's name."""
         assert "/proc/self/mem: Input/output error" in refused(words(line.format("/proc/self/mem")), capsys)

@@ -89,7 +89,9 @@ def test_options_that_do_not_fit(
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("target", "sentence"), [("text-small", "Give a run of it"), ("nowhere", "no recipe")])
+@pytest.mark.parametrize(
+    ("target", "sentence"), [("text-small", "Give a run of it"), ("nowhere", "RECIPE must be a TOML file")]
+)
 def test_targets_that_do_not_fit(target: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", target]) == 2
     assert sentence in capsys.readouterr().err

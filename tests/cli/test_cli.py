@@ -22,6 +22,7 @@ from transformer_xl.cli.main import COMMANDS, main
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.runtime.terminal import plain_table
 
+ROOT = Path(__file__).parents[2]
 MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
 TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
 TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
@@ -112,7 +113,7 @@ def test_compressed_text_is_scored_and_continued_like_plain_text(home, capsys, s
     for name in ("plain.txt", f"packed.txt{suffix}"):
         capsys.readouterr()
         assert main(["score", "run", name]) == 0
-        assert main(["generate", "run", "--prompt-file", name, "--max-tokens", "5", "--seed", "1"]) == 0
+        assert main(["generate", "run", "--prompt", f"@{name}", "--max-tokens", "5", "--seed", "1"]) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1] and len(shown[0].splitlines()) >= 4
 
@@ -141,15 +142,15 @@ class TestMistakes:
 
     def test_unknown_recipe(self, home, capsys):
         [sentence] = refused(["train", "enwik8-smal"], capsys)
-        assert sentence.startswith("There is no recipe 'enwik8-smal'. Did you mean enwik8-small?")
+        assert "got 'enwik8-smal'. Did you mean enwik8-small?" in sentence
 
     def test_typo_in_a_recipe(self, home, capsys):
         Path("typo.toml").write_text("[train]\nlearning_rat = 1\nmem_len = -1\n[model]\nn_layers = 3\n")
         sentences = refused(["train", "typo.toml", "--train.batch-siz", "3"], capsys)
         assert sorted(sentences) == [
             "--train.batch-siz is not a setting; did you mean --train.batch-size?",
-            "model.n_layers is not a setting of recipe typo.toml; did you mean model.n_layer?",
-            "train.learning_rat is not a setting of recipe typo.toml; `txl train --help` lists them all.",
+            "model.n_layers in recipe typo.toml is not a setting; did you mean model.n_layer?",
+            "train.learning_rat in recipe typo.toml is not a setting; `txl train --help` lists them all.",
             "train.mem_len in recipe typo.toml must be at least 0, got -1.",
         ]
 
@@ -242,14 +243,11 @@ def test_output_that_cannot_be_written_is_told_unless_its_reader_left(number, st
     assert told == ("" if status == 141 else f"txl: standard output: {os.strerror(number)}.\n")
 
 
-def test_streams_that_are_closed_are_told(home, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", None)
-    for line in ("score run -", "generate run --prompt -"):
-        [sentence] = refused(words(line), capsys)
-        assert "standard input, which is closed" in sentence
-    monkeypatch.setattr(sys, "stdout", None)
-    assert main(["env"]) == 2
-    assert capsys.readouterr().err == "txl: Standard output is closed. Send it to a file, or to /dev/null.\n"
+@pytest.mark.skipif(os.name != "posix", reason="closes descriptors as POSIX shells do")
+def test_a_closed_output_is_nowhere_and_a_closed_input_is_empty(home):
+    command = f"{sys.executable} -m transformer_xl score run - <&- >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0 and done.stderr == b""
 
 
 def test_an_interrupt_is_told(monkeypatch, capsys):
@@ -295,7 +293,6 @@ def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not()
         ("eval", "run"),
         ("train demo --resum", "--resum"),
         ("eval run --split some", "some"),
-        ("train demo --resum --train.lrr 3", "--train.lrr is not a setting; did you mean --train.lr?"),
     ],
 )
 def test_words_that_no_command_knows_are_refused(arguments: str, told: str, capsys):
@@ -313,7 +310,7 @@ def test_several_mistakes_in_generate_come_at_once(home, capsys):
 
 def test_resuming_changes_only_what_cannot_matter(home, capsys):
     sentences = refused(words("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
-    assert sentences == ["There is no recipe 'x'. There are " + sentences[0].partition("There are ")[2]]
+    assert len(sentences) == 1 and "got 'x'" in sentences[0]
     changes = "--train.lr 3 --train.max-steps 9 --data other --init x"
     sentences = refused(words(f"train text-small --out run --resume auto {changes}"), capsys)
     assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data", "--init"]

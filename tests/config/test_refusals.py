@@ -32,15 +32,12 @@ REFUSALS = (
     "--model.tie-projs true false",
     "--model.multiple-targets",
     "--model.untie-r --model.share-position-projection",
-    "--model.kind lstm --model.n-head 8",
-    "--model.kind lstm --model.zero-memory",
+    "--model.kind lstm --model.untie-r",
     "--model.kind shaw",
     "--model.kind vaswani | --model.positions -1",
     "--corpus.min-count 0",
     "--corpus.bpe-size 256",
     "--corpus.newlines sentence",
-    "--corpus.newlines drop --corpus.shuffle-lines",
-    "--corpus.reset-documents --corpus.shuffle-lines",
     "--train.clamp-len 0",
     "--train.mem-len 3000000000",
     "--train.attn-len 200",
@@ -57,7 +54,6 @@ REFUSALS = (
     "--train.lr 1e300",
     "--train.batch-chunk 3",
     "--train.batch-size 5 --train.batch-chunk 3",
-    "--train.random-tgt-len --corpus.reset-documents",
     "--model.positions 128 | --model.kind al-rfou --train.tar-beta 1",
     "--model.positions 128 | --model.kind al-rfou --train.random-tgt-len",
     "--model.positions 128 | --model.kind al-rfou --train.clamp-len 3",
@@ -95,9 +91,9 @@ def test_a_refusal_names_every_option_as_typed(line: str, empty: Path):
 
 
 def test_a_setting_of_a_recipe_is_named_with_its_recipe_and_the_option_that_contradicts_it_as_typed():
-    assert refusals("demo", words("--model.kind lstm --model.n-head 8")) == [
-        "--model.n-head, d_head, pre_lnorm, final_norm must be left out for --model.kind = lstm, which has no "
-        "attention and no norm."
+    assert refusals("ptb-24m", words("--model.kind lstm")) == [
+        "model.share_position_projection in recipe ptb-24m is for kind = transformer-xl, got --model.kind = lstm. "
+        "Leave it out."
     ]
     assert refusals("demo", words("--train.batch-chunk 3")) == [
         "train.batch_size in recipe demo must be a multiple of --train.batch-chunk = 3, got 16."

@@ -18,7 +18,8 @@ from small_models import text as random_text
 from table_model import TableModel
 
 from transformer_xl.checkpoint import save_checkpoint
-from transformer_xl.cli.journeys.evaluate import evaluate as evaluate_run
+from transformer_xl.cli.journeys.evaluate import evaluate as evaluate_options
+from transformer_xl.cli.options.use import Eval
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
@@ -336,18 +337,22 @@ def run(tmp_path_factory: pytest.TempPathFactory):
         yield save_checkpoint(folder / "run", model=model, vocab=BYTES, config=config)
 
 
+def evaluate_run(run: Path, **asked: Any) -> None:
+    evaluate_options(Eval(run, **asked))
+
+
 class TestRun:
     """`txl eval`: what is asked for goes together, or is refused in a sentence."""
 
     def told(self, run: Path, capsys: pytest.CaptureFixture[str], **asked: Any) -> dict[str, Any]:
         capsys.readouterr()
-        evaluate_run(run, device="cpu", precision="fp32", as_json=True, **asked)
+        evaluate_run(run, device="cpu", precision="fp32", json=True, **asked)
         return json.loads(capsys.readouterr().out)
 
     def test_what_is_asked_for_is_told(self, run, capsys):
         plain = self.told(run, capsys)
         assert plain == plain | {"sliding": None, "temperature": 1.0, "dynamic": None}
-        asked = self.told(run, capsys, sliding=2, temperature=1.08, dynamic={"rule": "sgd", "lr": 0.1, "tokens": None})
+        asked = self.told(run, capsys, sliding=2, temperature=1.08, dynamic="sgd", dynamic_lr=0.1)
         assert asked["sliding"] == 2 and asked["temperature"] == 1.08 and asked["dynamic"]["lr"] == 0.1
         assert asked["results"][0] == asked["results"][0] | {
             "targets": 60,
@@ -357,7 +362,7 @@ class TestRun:
         }
 
     def test_the_title_tells_how_it_was_read(self, run, capsys):
-        evaluate_run(run, device="cpu", sliding=2, temperature=1.08, dynamic={"rule": "rms", "tokens": 40})
+        evaluate_run(run, device="cpu", sliding=2, temperature=1.08, dynamic="rms", dynamic_tokens=40)
         shown = " ".join(capsys.readouterr().out.split())
         assert "windows sliding by 2; temperature 1.08; dynamic rms, lr 0.1, decay 0, epsilon 0.1" in shown
 
@@ -378,13 +383,11 @@ class TestRun:
     def test_a_text_without_splits_is_scored_whole(self, run, capsys, tmp_path):
         """Every target of the file that was named, not those of its last 5 %."""
         (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)
-        asked = {"data": str(tmp_path / "other.txt"), "scope": {"max_tokens": 0, "split": None}}
+        asked = {"data": str(tmp_path / "other.txt"), "max_tokens": 0}
         found = self.told(run, capsys, **asked)
         assert found["split"] == "all" and found["results"][0]["targets"] == 30 * 16 - 1
-        asked["scope"]["split"] = "all"
-        assert self.told(run, capsys, **asked)["results"][0]["nats"] == found["results"][0]["nats"]
-        asked["scope"]["split"] = "test"
-        assert self.told(run, capsys, **asked)["results"][0]["targets"] == 24 - 1
+        assert self.told(run, capsys, split="all", **asked)["results"][0]["nats"] == found["results"][0]["nats"]
+        assert self.told(run, capsys, split="test", **asked)["results"][0]["targets"] == 24 - 1
         evaluate_run(run, device="cpu", data=asked["data"])
         shown = capsys.readouterr()
         assert "other.txt, all" in shown.out and "all: other.txt (480 bytes)" in shown.err
@@ -393,23 +396,24 @@ class TestRun:
         for split, count in {"train": 9, "dev": 5, "test": 3}.items():
             (tmp_path / f"{split}.txt").write_text("a fox\n" * count)
         for split, targets in {None: 3 * 6 - 1, "all": 17 * 6 - 1}.items():
-            found = self.told(run, capsys, data=str(tmp_path), scope={"max_tokens": 0, "split": split})
+            found = self.told(run, capsys, data=str(tmp_path), max_tokens=0, split=split)
             assert found["results"][0]["targets"] == targets
 
     def test_text_that_trained_the_model_is_said_to_be_that(self, run, capsys):
         own = str(run.parent / "text.txt")
-        assert self.told(run, capsys, scope={"split": "all", "max_tokens": 0})["results"][0]["targets"] == 40 * 44 - 1
+        assert self.told(run, capsys, split="all", max_tokens=0)["results"][0]["targets"] == 40 * 44 - 1
         capsys.readouterr()
         evaluate_run(run, device="cpu", data=own)
         assert "trained this model, and is read whole: --split test" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("how", [{"rule": "sgd", "lr": 0.02}, {"rule": "rms", "lr": 0.1, "tokens": 40}])
-    def test_dynamic_evaluation_learns_and_at_a_rate_of_zero_does_not(self, run, capsys, how, tmp_path):
-        plain = self.told(run, capsys, scope={"batch_size": 1})["results"][0]["loss"]
-        still = self.told(run, capsys, dynamic=how | {"lr": 0.0})["results"][0]["loss"]
-        learned = [result["loss"] for result in self.told(run, capsys, dynamic=how, mem_len=[8, 3])["results"]]
+    @pytest.mark.parametrize(("rule", "lr"), [("sgd", 0.02), ("rms", 0.1)])
+    def test_dynamic_evaluation_learns_and_at_a_rate_of_zero_does_not(self, run, capsys, rule, lr, tmp_path):
+        how = {"dynamic": rule, "dynamic_lr": lr} | ({"dynamic_tokens": 40} if rule == "rms" else {})
+        plain = self.told(run, capsys, batch_size=1)["results"][0]["loss"]
+        still = self.told(run, capsys, **how | {"dynamic_lr": 0.0})["results"][0]["loss"]
+        learned = [result["loss"] for result in self.told(run, capsys, mem_len=(8, 3), **how)["results"]]
         assert math.isclose(still, plain, rel_tol=1e-6) and learned[0] < plain - 0.05 and learned[1] != learned[0]
-        self.told(run, capsys, dynamic=how, dump=tmp_path / "log.npz")
+        self.told(run, capsys, **how, dump=tmp_path / "log.npz")
         with np.load(tmp_path / "log.npz") as log:
             assert math.isclose(-log["log_probs"].mean(dtype=np.float64), learned[0], rel_tol=1e-6)
 
@@ -418,12 +422,12 @@ class TestRun:
         [
             ({"sliding": 9}, "stride of sliding windows must be from 1 to their width, 8 tokens, got 9"),
             ({"sliding": 0, "tgt_len": 5}, "their width, 5 tokens, got 0"),
-            ({"sliding": 1, "mem_len": [8]}, "--sliding reads windows without memory: leave out"),
+            ({"sliding": 1, "mem_len": (8,)}, "--sliding reads windows without memory: leave out"),
             ({"sliding": 1, "same_length": True}, "--sliding reads windows without memory: leave out"),
-            ({"sliding": 1, "attn_len": [3]}, "--sliding reads windows without memory: leave out"),
-            ({"dynamic": {"lr": 0.1}}, "--dynamic-lr needs --dynamic sgd or --dynamic rms"),
-            ({"dynamic": {"rule": "sgd", "epsilon": 0.1}}, "--dynamic-epsilon is for --dynamic rms, got sgd"),
-            ({"dynamic": {"rule": "rms", "lr": -1.0}}, "--dynamic-lr must be at least 0, got -1.0"),
+            ({"sliding": 1, "attn_len": (3,)}, "--sliding reads windows without memory: leave out"),
+            ({"dynamic_lr": 0.1}, "--dynamic-lr needs --dynamic sgd or rms"),
+            ({"dynamic": "sgd", "dynamic_epsilon": 0.1}, "--dynamic-epsilon needs --dynamic rms"),
+            ({"dynamic": "rms", "dynamic_lr": -1.0}, "--dynamic-lr must be at least 0, got -1.0"),
             ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ],
     )
@@ -434,5 +438,5 @@ class TestRun:
 
     def test_all_mistakes_are_told_at_once(self, run):
         with pytest.raises(ValueError) as refused:
-            evaluate_run(run, sliding=9, mem_len=[3], temperature=0.0, dynamic={"lr": 1.0}, scope={"batch_size": 0})
+            evaluate_run(run, sliding=9, mem_len=(3,), temperature=0.0, dynamic_lr=1.0, batch_size=0)
         assert len(str(refused.value).splitlines()) >= 3

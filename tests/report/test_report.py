@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.cli.journeys.report import names, report
+from transformer_xl.cli.journeys import report as journey
+from transformer_xl.cli.journeys.report import names
+from transformer_xl.cli.options.analyse import Report
 from transformer_xl.config.recipe import load_recipe, write_toml
 from transformer_xl.report.curves import HEIGHT, WIDTH, Series, chart, thin, ticks
 from transformer_xl.report.record import read_run
@@ -79,9 +82,13 @@ def make_run(folder: Path, entries=None, recipe: str = "enwik8-small", **changes
     return folder
 
 
+def report(runs: Sequence[Path], out: Path | None = None, **options: Any) -> Path:
+    return journey.report(Report(tuple(runs), out, **options))
+
+
 def page_of(*runs: Path, **options: Any) -> Page:
     out = runs[0].parent / "page.html"
-    assert report(list(runs), out, **options) == out
+    assert report(runs, out, **options) == out
     return Page(out.read_text("utf-8"))
 
 

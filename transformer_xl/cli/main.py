@@ -14,8 +14,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -29,7 +27,7 @@ from ..mistake import Mistake
 from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput, Output
 from .options import COMMANDS
-from .options.train import resume_spelled_out
+from .options.train import spell_out_resume
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
 """Torch's words for a tensor that does not fit into memory."""
@@ -51,25 +49,23 @@ REGISTRY = ConstructorRegistry()
 def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """Read an option of one number or of a list of numbers as a setting is read, with the same errors. The command
     checks how large it may be."""
-    hint: Any = option.type
-    many = get_origin(hint) is tuple and Ellipsis in get_args(hint)
-    each = get_args(hint)[0] if many else hint
-    kinds = alternatives(each)
-    if {int, float}.isdisjoint(kinds):
+    many = get_origin(option.type) is tuple and Ellipsis in get_args(option.type)
+    each: Any = get_args(option.type)[0] if many else option.type
+    kind = next((kind for kind in (int, float) if kind in alternatives(each)), None)
+    if kind is None:
         return None
-    if not many:  # None is the default of an option that takes one number, and no word spells it
-        hint = each = reduce(or_, (kind for kind in kinds if kind is not type(None)))
+    hint: Any = option.type if many else kind  # None is the default of one number, and no word spells it
 
     def read(words: list[str]) -> Any:
         value = from_words(words, hint)
         values = value if many else [value]
-        if not values or any(isinstance(one, str) and not fits(one, each) for one in values):
+        if not values or any(isinstance(one, str) for one in values):
             raise Mistake(f"it must be {wanted(hint)}, got {shown(value)}")
-        return tuple(value) if many else value
+        return tuple(values) if many else value
 
     return PrimitiveConstructorSpec(
         nargs="*" if many else 1,
-        metavar="FLOAT" if float in kinds else "INT",
+        metavar="FLOAT" if kind is float else "INT",
         instance_from_str=read,
         is_instance=lambda value: fits(value, option.type),
         str_from_instance=lambda value: [*map(str, value)] if many else [str(value)],
@@ -79,7 +75,6 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. A user's mistake prints a sentence; a bug keeps its traceback."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    closed = sys.stdout is None
     fill_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters that a model writes
@@ -89,31 +84,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(name in os.environ for name in WAITING):  # before torch loads OpenMP, which reads it once
         os.environ["GOMP_SPINCOUNT"] = SPINS
     with redirect_stdout(Output(sys.stdout)), redirect_stderr(LastingOutput(sys.stderr)):
-        return status_of(arguments, closed=closed)
+        return status_of(arguments)
 
 
-def status_of(arguments: list[str], *, closed: bool) -> int:
-    """The exit status of one command, where standard output is open or `closed`."""
+def status_of(arguments: list[str]) -> int:
+    """The exit status of one command."""
     try:
-        if closed and arguments[:1] != ["train"]:  # train writes everything to log.txt, too
-            raise Mistake("Standard output is closed. Send it to a file, or to /dev/null.")
         status = dispatch(arguments)
         sys.stdout.flush()  # here a failure gets a sentence; when the interpreter ends, it does not
         return status
     except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
         return 141
     except KeyboardInterrupt as interrupt:
-        complain([" ".join(["Interrupted.", *getattr(interrupt, "__notes__", [])])])
+        complain(" ".join(["Interrupted.", *getattr(interrupt, "__notes__", [])]))
         return 130
     except Exception as error:
         sentence = users_sentence(error)
         if sentence is None:
             if name := rank_name():
-                complain([f"{name}failed:"])
+                complain(f"{name}failed:")
             raise
         with suppress(OSError):
             sys.stdout.flush()
-        complain([rank_name() + line for line in sentence.splitlines()])
+        for line in sentence.splitlines():
+            complain(rank_name() + line)
         return MISTAKE
 
 
@@ -136,17 +130,12 @@ def dispatch(arguments: list[str]) -> int:
             COMMANDS,
             prog="txl",
             description=f"Transformer-XL. Recipes: {', '.join(recipes.packaged_recipes())}.",
-            args=resume_spelled_out(others) if arguments[:1] == ["train"] else others,
+            args=spell_out_resume(others) if arguments[:1] == ["train"] else others,
             config=(FlagCreatePairsOff, DisallowNone),
             registry=REGISTRY,
         )
-    except SystemExit as exit:
-        problems: list[str] = []
-        if exit.code:
-            recipes.parse_overrides(overrides, problems)
-        complain(problems)
-        sys.stdout.flush()
-        raise
+    finally:
+        sys.stdout.flush()  # of the help, after which tyro ends the process
     return command.run(overrides) if takes_settings else command.run()
 
 
@@ -170,12 +159,11 @@ def users_sentence(error: Exception) -> str | None:
 
 def fill_streams() -> None:
     """Open the null device in place of closed standard streams, because the next file opened would get their
-    descriptors and everything that is printed. Closed input stays None."""
-    for name in ("stdin", "stdout", "stderr"):
+    descriptors and everything that is printed."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if name != "stdin":
-                setattr(sys, name, io.TextIOWrapper(io.FileIO(nowhere, "w", closefd=False), encoding="utf-8"))
+            nowhere = io.FileIO(os.open(os.devnull, os.O_RDWR), mode, closefd=False)
+            setattr(sys, name, io.TextIOWrapper(nowhere, encoding="utf-8"))
 
 
 def rank_name() -> str:
@@ -187,9 +175,9 @@ def rank_name() -> str:
     return f"rank {rank}: " if size > 1 else ""
 
 
-def complain(sentences: Sequence[str]) -> None:
-    for sentence in sentences:  # a sentence may quote a file, so control characters of a terminal are escaped
-        print("txl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence), file=sys.stderr)
+def complain(sentence: str) -> None:
+    """Print a sentence on standard error. It may quote a file, so control characters of a terminal are escaped."""
+    print("txl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
+from math import inf, isfinite
+from typing import NamedTuple, TypeVar
 
 from ..mistake import Mistake
 
@@ -45,6 +46,19 @@ def refuse_settings(problems: Iterable[Problem]) -> None:
         raise WrongSettings(kept)
 
 
+def out_of_bounds(
+    owner: object, *names: str, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
+) -> Iterator[Problem]:
+    """The settings in `names` that are out of bounds, or hold a value that is; None is the default and always right."""
+    bounds = {"at least": least, "above": above, "at most": most, "below": below}
+    must = " and ".join(f"{words} {bound:,}" for words, bound in bounds.items() if isfinite(bound))
+    for name in names:
+        given = getattr(owner, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value is not None and not (least <= value <= most and above < value < below):
+                yield Problem((name,), f"{{}} must be {must}, got {value}.")
+
+
 class Problems(list[str]):
     """Sentences about what a user asked for, reported together."""
 
@@ -59,14 +73,14 @@ class Problems(list[str]):
             self += str(error).splitlines()
         return None
 
+    def bound(self, options: object, *names: str, **bounds: float) -> None:
+        """Add a sentence for each option of a command that is out of bounds."""
+        self += map(as_options(names), out_of_bounds(options, *names, **bounds))
+
     def refuse(self) -> None:
         """Raise one `Mistake` with every sentence, each once, if there are any."""
         if self:
-            self.fail()
-
-    def fail(self) -> NoReturn:
-        """Raise one `Mistake` with every sentence, each once."""
-        raise Mistake("\n".join(dict.fromkeys(self)))
+            raise Mistake("\n".join(dict.fromkeys(self)))
 
 
 def as_options(typed: Collection[str]) -> Callable[[Problem], str]:

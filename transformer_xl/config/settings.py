@@ -6,42 +6,17 @@ to train on it and how to score it. A recipe is a TOML file with one table per s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from .problems import Problem, refuse_settings
+from .problems import Problem, out_of_bounds, refuse_settings
 
 Found = Iterator[Problem]
 
 
-def _problem(sentence: str, *fields: str) -> Problem:
-    return Problem(fields, sentence)
-
-
-def _at_least(bound: int, owner: Any, *names: str) -> Found:
-    return _outside(owner, names, lambda value: value < bound, f"at least {bound}")
-
-
-def _at_most(bound: int, owner: Any, *names: str) -> Found:
-    return _outside(owner, names, lambda value: value > bound, f"at most {bound:,}")
-
-
-def _above_zero(owner: Any, *names: str) -> Found:
-    return _outside(owner, names, lambda value: value <= 0, "above 0")
-
-
-def _fractions(owner: Any, *names: str) -> Found:
-    return _outside(owner, names, lambda value: not 0 <= value < 1, "at least 0 and below 1")
-
-
-def _outside(owner: Any, names: Iterable[str], wrong: Callable[[Any], bool], must: str) -> Found:
-    """The settings in `names` whose value is `wrong`; None is the default and always right."""
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and wrong(value):
-            yield _problem(f"{{}} must be {must}, got {value}.", name)
+_LONGEST, _HIGHEST = 1 << 31, 10**30
 
 
 class _Checked:
@@ -122,54 +97,49 @@ class TransformerXLConfig(_Checked):
 
     def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
-        yield from _at_least(1, self, *sizes)
-        yield from _at_most(10_000, self, "n_layer")
-        yield from _at_most(1 << 24, self, *sizes[1:], "positions")
-        yield from _at_least(0, self, "vocab_size", "init_std", "proj_init_std")
-        yield from _fractions(self, "dropout", "dropatt", "dropout_words", "weight_drop")
-        yield from _fractions(self, "dropout_input", "dropout_output")
-        yield from _above_zero(self, "layer_norm_epsilon")
+        shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
+        yield from out_of_bounds(self, *sizes, least=1)
+        yield from out_of_bounds(self, "n_layer", most=10_000)
+        yield from out_of_bounds(self, *sizes[1:], "positions", most=1 << 24)
+        yield from out_of_bounds(self, "vocab_size", "init_std", "proj_init_std", least=0)
+        yield from out_of_bounds(self, *shares, least=0, below=1)
+        yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
-            yield _problem(sentence, "d_model")
+            yield Problem(("d_model",), sentence)
         yield from self._problems_of_bands()
         yield from self._problems_of_kind()
 
     def _problems_of_bands(self) -> Found:
         edges, bands = (0, *self.cutoffs), len(self.cutoffs) + 1
         if any(a >= b for a, b in pairwise(edges)):
-            yield _problem(f"{{}} must increase from above 0, got {list(self.cutoffs)}.", "cutoffs")
+            yield Problem(("cutoffs",), f"{{}} must increase from above 0, got {list(self.cutoffs)}.")
         elif self.cutoffs and self.vocab_size and self.cutoffs[-1] >= self.vocab_size:
             sentence = f"{{}} must be below {{}} = {self.vocab_size}, got {list(self.cutoffs)}."
-            yield _problem(sentence, "cutoffs", "vocab_size")
+            yield Problem(("cutoffs", "vocab_size"), sentence)
         if not self.cutoffs and self.div_val > 1:
             sentence = f"{{}} must be 1 without {{}}, got {self.div_val}. Give cutoffs, or leave it out."
-            yield _problem(sentence, "div_val", "cutoffs")
+            yield Problem(("div_val", "cutoffs"), sentence)
         if self.div_val ** len(self.cutoffs) > self.embed_width > 0:
             width = "d_model" if self.d_embed is None else "d_embed"
             sentence = f"{{}} must leave some width for the last of {bands} bands of {{}} = {self.embed_width}, got "
-            yield _problem(f"{sentence}{self.div_val}. Lower it.", "div_val", width)
+            yield Problem(("div_val", width), f"{sentence}{self.div_val}. Lower it.")
         if self.tie_projs and len(self.tie_projs) != bands:
             sentence = f"{{}} must hold a value for each of the {bands} bands of {{}}, got {len(self.tie_projs)}."
-            yield _problem(sentence, "tie_projs", "cutoffs")
+            yield Problem(("tie_projs", "cutoffs"), sentence)
 
     def _problems_of_kind(self) -> Found:
         for name, kinds in _OF_KINDS.items():
             if getattr(self, name) and self.kind not in kinds:
                 sentence = f"{{}} is for kind = {' and '.join(kinds)}, got {{}} = {self.kind}. Leave it out."
-                yield _problem(sentence, name, "kind")
+                yield Problem((name, "kind"), sentence)
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
-            yield _problem(sentence, "untie_r", "share_position_projection")
-        strange = [n for n in _ATTENTION if self.kind in _RECURRENT and getattr(self, n) != _default(self, n)]
-        if strange:
-            names = ", ".join("{}" for _ in strange)
-            sentence = f"{names} must be left out for {{}} = {self.kind}, which has no attention and no norm."
-            yield _problem(sentence, *strange, "kind")
+            yield Problem(("untie_r", "share_position_projection"), sentence)
         if self.kind in ("shaw", "al-rfou") and self.positions < 1:
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
-            yield _problem(sentence, "positions", "kind")
-        yield from _at_least(0, self, "positions")
+            yield Problem(("positions", "kind"), sentence)
+        yield from out_of_bounds(self, "positions", least=0)
 
     @property
     def embed_width(self) -> int:
@@ -184,11 +154,6 @@ class TransformerXLConfig(_Checked):
 
 
 _RECURRENT = ("lstm", "qrnn")
-_ATTENTION = (
-    *("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon"),
-    *("zero_memory", "dropatt", "init_std"),
-)
-"""Settings that recurrent networks do not use."""
 _OF_KINDS = {
     "untie_r": ("transformer-xl",),
     "share_position_projection": ("transformer-xl",),
@@ -202,10 +167,6 @@ _OF_KINDS = {
 
 GONE = {("model", "score_biases"): False}
 """Settings of former versions, and the one value with which a file that holds them still means the same."""
-
-
-def _default(owner: Any, name: str) -> Any:
-    return next(f.default for f in fields(owner) if f.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,25 +186,24 @@ class Lengths(_Checked):
         return _length_problems(self)
 
 
-_LONGEST, _HIGHEST = 1 << 31, 10**30
-
-
 def _length_problems(lengths: Any) -> Found:
-    yield from _at_least(1, lengths, "tgt_len", "clamp_len", "attn_len")
-    yield from _at_least(0, lengths, "mem_len")
-    yield from _at_most(_LONGEST, lengths, "tgt_len", "mem_len", "clamp_len")
-    if lengths.attn_len is not None and lengths.attn_len > lengths.mem_len + 1:
+    yield from out_of_bounds(lengths, "tgt_len", "clamp_len", "attn_len", least=1)
+    yield from out_of_bounds(lengths, "mem_len", least=0)
+    yield from out_of_bounds(lengths, "tgt_len", "mem_len", "clamp_len", most=_LONGEST)
+    attn_len, mem_len = lengths.attn_len, lengths.mem_len
+    if attn_len is not None and mem_len is not None and attn_len > mem_len + 1:
         sentence = (
-            f"{{}} must be at most {{}} + 1 = {lengths.mem_len + 1}, got {lengths.attn_len}: the first query of a "
-            f"segment sees no more. Raise mem_len to {lengths.attn_len - 1}, or lower attn_len."
+            f"{{}} must be at most {{}} + 1 = {mem_len + 1}, got {attn_len}: the first query of a segment sees no "
+            f"more. Raise mem_len to {attn_len - 1}, or lower attn_len."
         )
-        yield _problem(sentence, "attn_len", "mem_len")
+        yield Problem(("attn_len", "mem_len"), sentence)
 
 
 def _context_problems(lengths: Any) -> Found:
+    yield from out_of_bounds(lengths, "context_len", least=0)
     if lengths.context_len and lengths.mem_len:
         sentence = f"{{}} must be 0 where {{}} is given, which replaces the memory, got {lengths.mem_len}."
-        yield _problem(sentence, "mem_len", "context_len")
+        yield Problem(("mem_len", "context_len"), sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,17 +228,11 @@ class CorpusConfig(_Checked):
     """Size of the vocabulary to make if unit is bpe."""
 
     def _problems(self) -> Found:
-        yield from _at_least(1, self, "min_count")
-        yield from _at_least(257, self, "bpe_size")
+        yield from out_of_bounds(self, "min_count", least=1)
+        yield from out_of_bounds(self, "bpe_size", least=257)
         if self.newlines == "sentence" and self.unit != "word":
             sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
-            yield _problem(sentence, "newlines", "unit")
-        if self.shuffle_lines and self.newlines == "drop":
-            sentence = '{} must be "keep" or "sentence" where {} is true, got "drop", which leaves no lines.'
-            yield _problem(sentence, "newlines", "shuffle_lines")
-        if self.shuffle_lines and self.reset_documents:
-            sentence = "{} must be false where {} is true, because the lines of a document have an order."
-            yield _problem(sentence, "reset_documents", "shuffle_lines")
+            yield Problem(("newlines", "unit"), sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,25 +308,24 @@ class TrainConfig(_Checked):
 
     def _problems(self) -> Found:
         yield from _length_problems(self)
-        yield from _at_least(1, self, "batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
+        counts = ("batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
-        yield from _at_least(0, self, *steps, "context_len", *rates)
-        yield from _above_zero(self, "embedding_lr_ratio")
-        yield from _fractions(self, "min_lr_ratio", "momentum")
-        yield from _at_most(_HIGHEST, self, *rates, "embedding_lr_ratio")
+        yield from out_of_bounds(self, *counts, least=1)
+        yield from out_of_bounds(self, *steps, *rates, least=0)
+        yield from out_of_bounds(self, "embedding_lr_ratio", above=0)
+        yield from out_of_bounds(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
+        yield from out_of_bounds(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            yield _problem(f"{{}} must be at least 0 and below 1, got {list(self.betas)}.", "betas")
         if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
             sentence = "{} must be above 0 where {} is given, because weights that no longer change need no average."
-            yield _problem(sentence, "min_lr_ratio", "average_from", "schedule")
+            yield Problem(("min_lr_ratio", "average_from", "schedule"), sentence)
         if self.parallel == "fsdp" and (self.compile or self.average_from):
             sentence = "{} and {} must be left out with {} = fsdp, which splits the weights. Use ddp."
-            yield _problem(sentence, "compile", "average_from", "parallel")
+            yield Problem(("compile", "average_from", "parallel"), sentence)
         if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:
             sentence = f"{{}} must be a multiple of {{}} = {self.batch_chunk}, got {self.batch_size}."
-            yield _problem(sentence, "batch_size", "batch_chunk")
+            yield Problem(("batch_size", "batch_chunk"), sentence)
 
     @property
     def lengths(self) -> Lengths:
@@ -395,9 +348,10 @@ class EvalConfig(_Checked):
     """Score at most this many tokens of the split; 0: all."""
 
     def _problems(self) -> Found:
-        yield from _at_least(1, self, "tgt_len", "clamp_len", "attn_len", "batch_size")
-        yield from _at_least(0, self, "mem_len", "max_tokens", "context_len")
+        yield from _length_problems(self)
         yield from _context_problems(self)
+        yield from out_of_bounds(self, "batch_size", least=1)
+        yield from out_of_bounds(self, "max_tokens", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,26 +365,23 @@ class RunConfig(_Checked):
 
     def _problems(self) -> Found:
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
-        if self.train.random_tgt_len and self.corpus.reset_documents:
-            sentence = "{} must be false where {} is true, because segments have the same length in all rows."
-            yield _problem(sentence, "corpus.reset_documents", "train.random_tgt_len")
         if self.model.kind not in ("vaswani", "al-rfou"):
             return
         for name in ("ar_alpha", "tar_beta") if self.model.kind == "al-rfou" else ():
             if getattr(self.train, name):
                 sentence = f"{{}} must be 0 for {kind}, which has losses of its own."
-                yield _problem(sentence, f"train.{name}", "model.kind")
+                yield Problem((f"train.{name}", "model.kind"), sentence)
         if self.train.random_tgt_len and places:
             sentence = f"{{}} must be false for {kind}, whose positions end. Leave it out."
-            yield _problem(sentence, "train.random_tgt_len", "model.kind")
+            yield Problem(("train.random_tgt_len", "model.kind"), sentence)
         for section, lengths in (("train", self.train), ("eval", self.eval)):
             if lengths.clamp_len is not None:
                 sentence = f"{{}} is for distances, and {kind} has positions. Leave it out."
-                yield _problem(sentence, f"{section}.clamp_len", "model.kind")
+                yield Problem((f"{section}.clamp_len", "model.kind"), sentence)
             width = (lengths.tgt_len or 0) + (lengths.context_len or 0)
             if places and width > places:
                 sentence = f"{{}} must be at most {{}} = {places}, {{}} included, got {width}. Lower it."
-                yield _problem(sentence, f"{section}.tgt_len", "model.positions", f"{section}.context_len")
+                yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
 
     @property
     def eval_lengths(self) -> Lengths:

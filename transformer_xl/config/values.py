@@ -88,14 +88,10 @@ def wanted(hint: Any) -> str:
 def shown(value: Any) -> str:
     """A value as the user wrote it, or the beginning of it."""
     try:
-        text = json.dumps(value) if isinstance(value, str | bool | list) else str(value)
-    except TypeError:  # a date in a list
-        text = str(value)
+        text = json.dumps(value, default=str) if isinstance(value, str | bool | list) else str(value)
     except ValueError:
         text = "a number of thousands of digits"
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-    large = type(value) is int and abs(value) > _LARGEST_WHOLE
-    return f"{text}, which is beyond 63 bits" if large else text
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def listed(words: Any, conjunction: str = "and") -> str:

@@ -1,1 +1,1 @@
-"""The journeys behind `txl`, one a page: `train`, `evaluate` (and score), `generate`, `data`, `env`, `demo`."""
+"""The work of each command of `txl`, one page each."""

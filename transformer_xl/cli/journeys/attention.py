@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,13 +15,12 @@ from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attend
 from ...analysis.figures import Passage, draw_by_distance, draw_passages
 from ...checkpoint import LoadedModel
 from ...config.settings import TransformerXLConfig
-from ...data.corpus import Split
 from ...data.loader import StreamLoader
 from ...data.vocab import Vocab
 from ...mistake import Mistake
-from ...runtime.files import write_whole
 from ...runtime.terminal import report_progress, show_table
-from .texts import Part
+from ..options.analyse import Attention
+from .analyse import save_arrays
 from .trained import Trained
 
 NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
@@ -35,81 +33,52 @@ Head = tuple[int, int]
 """Layer and head, counted from 0; users see them counted from 1."""
 
 
-def attention(
-    run: Path,
-    *,
-    data: str | None = None,
-    split: Part | None = None,
-    max_tokens: int = 0,
-    tgt_len: int | None = None,
-    mem_len: int | None = None,
-    heads: Sequence[str] = (),
-    positions: Sequence[int] = (),
-    out: Path | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    as_json: bool = False,
-) -> dict[str, Any]:
-    """Average the attention of every head over a split (None: valid, or all of a text without splits), and draw the
-    attention of some `heads` ("layer.head", counted from 1) from some `positions` (tokens of the split, counted from 0;
-    by default the middle of the text that is read).
+def attention(options: Attention) -> dict[str, Any]:
+    """Average the attention of every head over a split, and draw the attention of some heads from some positions.
 
-    Pictures, `attention.npz` and `attention.json`, which names its axes, go to `out`, by default `RUN/attention`.
-
-    Raises:
-        Mistake, OSError: a sentence for each mistake.
+    Files: pictures, `attention.npz`, and `attention.json`, which names its axes.
     """
-    trained = Trained(run, device, precision)
-    problems, config, run = trained.problems, trained.config, trained.run
-    found = trained.lengths(tgt_len=tgt_len, mem_len=() if mem_len is None else (mem_len,))
-    named = problems.attempt(lambda: [_head(name, config.model) for name in heads]) or []
-    if max_tokens < 0:
-        problems.append(f"--max-tokens must be at least 0, got {max_tokens}. 0 reads the whole split.")
+    trained = Trained(options.folder, options.device, options.precision)
+    problems, config, precision = trained.problems, trained.config, trained.precision
+    found = trained.lengths(options)
+    named = problems.attempt(lambda: [_head(name, config.model) for name in options.heads]) or []
+    problems.bound(options, "max_tokens", least=0)
     loaded = trained.load()
     [lengths] = found
     attending_layers(loaded.model)
-    text = trained.text(loaded, data, split, "valid")
-    ids = text.split.ids
-    positions = _positions(positions, len(ids), max_tokens)
-    loader = StreamLoader(text.split, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=max_tokens)
-    segments = report_progress(loader, "averaging")
-    average = average_attention(loaded.model, segments, lengths, precision=trained.precision)
-    looks = [
-        glance(loaded.model, ids, position, lengths, precision=trained.precision, start=_start(text.split, position))
-        for position in positions
-    ]
+    text = trained.text(loaded.vocab, options.data, options.split, "valid")
+    ids, documents = text.split.ids, text.split.documents
+    problems.bound(options, "positions", least=1, most=len(ids) - 1)
+    problems.refuse()
+    positions = options.positions or (min(options.max_tokens or len(ids), len(ids)) // 2,)
+    loader = StreamLoader(
+        text.split, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=options.max_tokens
+    )
+    average = average_attention(loaded.model, report_progress(loader, "averaging"), lengths, precision=precision)
+    looks = []
+    for position in positions:
+        start = 0 if documents is None else int(documents[documents <= position][-1])
+        looks.append(glance(loaded.model, ids, position, lengths, precision=precision, start=start))
     chosen = named or average.widest(NOTABLE)
-    about = {"run": str(run), **text.about, "queries": average.queries, "precision": trained.precision}
+    about = {"run": str(trained.run), **text.about, "queries": average.queries, "precision": precision}
     facts = about | {"lengths": asdict(lengths)} | _figures(average) | {"positions": _seen(looks, chosen, loaded.vocab)}
-    folder = run / "attention" if out is None else out
-    _save(folder, average, looks, facts)
+    folder = options.out or trained.run / "attention"
+    arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
+    save_arrays(folder / "attention", facts, arrays | {f"position_{look.position}": look.probability for look in looks})
     paths = _draw(folder, average, chosen, looks, loaded, f"{text.corpus.name}, {text.name}")
-    if as_json:
+    if options.json:
         print(json.dumps(facts | {"files": [str(path) for path in paths]}))
     else:
-        _show(average, text.title, folder)
+        _show(average, text.title)
+        print(f"Pictures and arrays are in {folder}.")
     return facts
 
 
 def _head(name: str, config: TransformerXLConfig) -> Head:
-    layer, dot, head = name.partition(".")
-    if dot and layer.isdecimal() and head.isdecimal():
-        found = int(layer) - 1, int(head) - 1
-        if 0 <= found[0] < config.n_layer and 0 <= found[1] < config.n_head:
-            return found
-    raise Mistake(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
-
-
-def _positions(positions: Sequence[int], tokens: int, max_tokens: int) -> list[int]:
-    wrong = [position for position in positions if not 0 < position < tokens]
-    if wrong:
-        raise Mistake(f"--positions must be from 1 to {tokens - 1}, the split's last token, got {wrong[0]}.")
-    return list(positions) or [min(max_tokens or tokens, tokens) // 2]
-
-
-def _start(text: Split, place: int) -> int:
-    """Where the document of a token begins."""
-    return 0 if text.documents is None else int(text.documents[text.documents <= place][-1])
+    every = {f"{n + 1}.{h + 1}": (n, h) for n, h in product(range(config.n_layer), range(config.n_head))}
+    if name not in every:
+        raise Mistake(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
+    return every[name]
 
 
 def _figures(average: AverageAttention) -> dict[str, Any]:
@@ -144,17 +113,7 @@ def _seen(looks: Sequence[Glance], chosen: Sequence[Head], vocab: Vocab) -> list
 
 def _tokens(vocab: Vocab, ids: np.ndarray) -> list[str]:
     """Each token as text, a line end as ¶."""
-    ends = {vocab.line_end}
-    return ["¶" if i in ends else vocab.decode([i]) for i in ids.tolist()]
-
-
-def _save(folder: Path, average: AverageAttention, looks: Sequence[Glance], facts: dict[str, Any]) -> None:
-    arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
-    arrays |= {f"position_{look.position}": look.probability for look in looks}
-    file = io.BytesIO()
-    np.savez_compressed(file, allow_pickle=False, **arrays)
-    write_whole(folder / "attention.npz", file.getvalue())
-    write_whole(folder / "attention.json", json.dumps(facts, indent=1) + "\n")
+    return ["¶" if i == vocab.line_end else vocab.decode([i]) for i in ids.tolist()]
 
 
 def _draw(
@@ -174,10 +133,9 @@ def _draw(
     if len(panels) > 1:
         title = f"{text}: average of each term through its own softmax, {queries}"
         paths += draw_by_distance(folder / "terms", panels, title)
-    vocab = loaded.vocab
-    space = " " if vocab.unit == "word" else ""
+    space = " " if loaded.vocab.unit == "word" else ""
     for look in looks:
-        tokens = [token + space for token in _tokens(vocab, look.ids)]
+        tokens = [token + space for token in _tokens(loaded.vocab, look.ids)]
         passages = []
         for n, h in chosen:
             probability, marked = look.probability[n, h], look.top(TOP)[n, h]
@@ -187,7 +145,7 @@ def _draw(
     return paths
 
 
-def _show(average: AverageAttention, text: str, folder: Path) -> None:
+def _show(average: AverageAttention, text: str) -> None:
     rows = []
     for layer, distances in enumerate(average.mean_distance):
         widest = int(distances.argmax())
@@ -196,4 +154,3 @@ def _show(average: AverageAttention, text: str, folder: Path) -> None:
         rows.append([str(layer + 1), *figures, *shares])
     columns = ["layer", "mean distance", "widest head", "beyond segment", "entropy (nats)"]
     show_table(f"{text}: attention of {average.queries:,} queries", columns, rows)
-    print(f"Pictures and arrays are in {folder}.")

@@ -22,6 +22,7 @@ from ...analysis import bound
 from ...analysis.peak import first_step, peak_memory, restart_peak
 from ...analysis.rates import least_seconds, least_token_seconds
 from ...checkpoint import find_checkpoint, load_config
+from ...config.problems import Problems
 from ...config.recipe import load_recipe
 from ...config.settings import Lengths, RunConfig
 from ...data.loader import StreamLoader
@@ -32,6 +33,7 @@ from ...model.baselines import build_model
 from ...runtime.device import autocast, reuse_memory
 from ...runtime.terminal import report_progress, show_table
 from ...train import Trainer
+from ..options.measure import Bench
 from .env import choices, environment
 
 
@@ -49,38 +51,23 @@ class Unit(NamedTuple):
         return 2 + math.ceil(self.lengths.mem_len / self.lengths.tgt_len)
 
 
-def bench(
-    target: str,
-    *,
-    device: str = "auto",
-    precision: str | None = None,
-    seconds: float = 1.0,
-    repeats: int = 5,
-    as_json: bool = False,
-) -> dict[str, Any]:
-    """Print tokens per second, peak memory and the share of the bound of training, evaluating and writing.
-
-    `target` is a recipe, a run folder or `hf:NAME`; `precision` None is its own. A turn takes at least `seconds`.
-
-    Raises:
-        Mistake, OSError: a sentence for what does not fit.
-    """
-    if not 0 < seconds < math.inf:
-        raise Mistake(f"--seconds must be above 0 and finite, got {seconds:g}.")
-    if repeats < 1:
-        raise Mistake(f"--repeats must be at least 1, got {repeats}.")
+def bench(options: Bench) -> None:
+    """Print tokens per second, peak memory and the share of the bound of training, evaluating and writing."""
+    problems = Problems()
+    problems.bound(options, "seconds", above=0, most=3600)
+    problems.bound(options, "repeats", least=1)
+    problems.refuse()
     reuse_memory()
-    config = _settings(target, device, precision)
+    config = _settings(options.model, options.device, options.precision)
     first_step()
-    rows = [_row(part, config, seconds, repeats) for part in report_progress(list(PARTS), "timing")]
-    device, precision = config.train.device, config.train.precision
-    facts = {"model": target, "device": device, "precision": precision, "repeats": repeats, "rows": rows}
-    if as_json:
-        print(json.dumps(facts | {"machine": environment()}))
-    else:
-        columns = ["", "tokens/s", "peak MB", "bound tokens/s", "of the bound", "rows", "tgt_len", "mem_len"]
-        show_table(f"{target} on {device}, {precision}; median of {repeats}", columns, [*map(_cells, rows)])
-    return facts
+    rows = [_row(part, config, options) for part in report_progress(list(PARTS), "timing")]
+    facts = {"model": options.model, "device": config.train.device, "precision": config.train.precision}
+    if options.json:
+        print(json.dumps(facts | {"repeats": options.repeats, "rows": rows, "machine": environment()}))
+        return
+    columns = ["", "tokens/s", "peak MB", "bound tokens/s", "of the bound", "rows", "tgt_len", "mem_len"]
+    title = "{model} on {device}, {precision}; median of ".format(**facts) + str(options.repeats)
+    show_table(title, columns, [*map(_cells, rows)])
 
 
 def _settings(target: str, device: str, precision: str | None) -> RunConfig:
@@ -97,7 +84,7 @@ def _settings(target: str, device: str, precision: str | None) -> RunConfig:
     return replace(config, train=replace(train, **chosen, random_tgt_len=False))
 
 
-def _row(part: str, config: RunConfig, seconds: float, repeats: int) -> dict[str, Any]:
+def _row(part: str, config: RunConfig, options: Bench) -> dict[str, Any]:
     device = config.train.device
     gc.collect()
     before = restart_peak(device)
@@ -105,11 +92,11 @@ def _row(part: str, config: RunConfig, seconds: float, repeats: int) -> dict[str
     unit = PARTS[part](config)
     for _ in range(unit.warm_up):
         unit.run()
-    times = max(1, math.ceil(seconds / max(_timed(unit.run, 1), 1e-6)))
+    times = max(1, math.ceil(options.seconds / max(_timed(unit.run, 1), 1e-6)))
     peak = peak_memory(device) - before
     least = _bound(part, config, unit)
     turns, bounds = [], []
-    for _ in range(repeats):
+    for _ in range(options.repeats):
         turns.append(_timed(unit.run, times))
         bounds += [least()] if least else []
     taken = statistics.median(turns)

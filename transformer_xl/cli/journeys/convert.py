@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from ...checkpoint import save_checkpoint
 from ...config.recipe import changed_settings
 from ...data.corpus import Corpus
 from ...data.datasets import store_folder
 from ...data.vocab import Vocab
-from ...interop import Imported, Program, check_vocabulary, load_model, read_model, read_vocabulary, write_original
+from ...interop import Imported, check_vocabulary, load_model, read_model, read_vocabulary, write_original
 from ...mistake import Mistake
-
-Format = Literal["huggingface", "original"]
+from ..options.use import Convert
 
 _OF_THE_CALL = {
     *("dropout", "dropatt", "init_std", "proj_init_std"),
@@ -24,47 +22,30 @@ _OF_THE_CALL = {
 """Settings of a model that do not shape its weights."""
 
 
-def convert(
-    source: str,
-    to: Path,
-    *,
-    program: Program | None = None,
-    to_format: Format | None = None,
-    vocab: str | None = None,
-    overrides: Sequence[str] = (),
-) -> None:
-    """Write the model in `source` to the folder `to`: as a checkpoint of ours, or in `to_format`.
-
-    Args:
-        source: a file or folder that `program` wrote; if that is None, a run of ours or `hf:NAME`.
-        vocab: a file with the vocabulary, or the name of a prepared corpus, if the source holds none.
-        overrides: settings to change, `--section.field value ...`.
-
-    Raises:
-        Mistake, OSError: a sentence for each mistake; nothing is written then.
-    """
-    if program is None and to_format is None:
+def convert(options: Convert, overrides: Sequence[str]) -> None:
+    """Write a model to the new folder `--to`, in our format or in `--to-format`. A mistake writes nothing."""
+    source, to, vocab = options.source, options.to, options.vocab
+    if options.program is None and options.to_format is None:
         raise Mistake("Say which program wrote SRC by --from, or what to make of a run by --to-format.")
     if to.exists():
         raise FileExistsError(f"--to must be a new folder, and {to} exists. Choose another, or remove it.")
-    found = _foreign(source, program, vocab, overrides) if program else _own(source, vocab, overrides)
+    if options.program is None:
+        found = _own(source, vocab, overrides)
+    else:
+        tokens, notes = (None, []) if vocab is None else _vocab(vocab)
+        found = read_model(source, options.program, overrides, vocab=tokens)
+        found = replace(found, report=found.report + notes)
     loaded, report = found.loaded(), found.report
-    if to_format == "huggingface":
+    if options.to_format == "huggingface":
         from ...interop.hf.export import export_huggingface
 
         export_huggingface(loaded, to)
-    elif to_format == "original":
+    elif options.to_format == "original":
         report = report + write_original(loaded, to)
     else:
         save_checkpoint(to, model=loaded.model, vocab=loaded.vocab, config=loaded.config, report=report)
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     print("\n".join([f"{to}: {weights:,} weights, {loaded.vocab}", *(f"  {line}" for line in report)]))
-
-
-def _foreign(source: str, program: Program, vocab: str | None, overrides: Sequence[str]) -> Imported:
-    symbols, notes = (None, []) if vocab is None else _vocab(vocab)
-    found = read_model(source, program, overrides, vocab=symbols)
-    return replace(found, report=found.report + notes)
 
 
 def _own(run: str, vocab: str | None, overrides: Sequence[str]) -> Imported:

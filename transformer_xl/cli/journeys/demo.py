@@ -14,34 +14,34 @@ import math
 import os
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from functools import partial
+from itertools import chain
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from ...checkpoint import LoadedModel, load_model
 from ...config.recipe import load_recipe
-from ...config.settings import Lengths, RunConfig, TrainConfig
+from ...config.settings import TrainConfig
 from ...data.corpus import Corpus, Split
 from ...data.datasets import cache_folder
-from ...data.loader import Segment, StreamLoader
 from ...evaluation.generate import Sampling, stream_text
-from ...evaluation.score import EvalResult, evaluate
+from ...evaluation.score import EvalResult
 from ...mistake import Mistake
 from ...runtime.device import reuse_memory
 from ...runtime.files import empty_folder, lock_folder
-from ...runtime.terminal import report_progress, show_table
+from ...runtime.ranks import Ranks
+from ...runtime.terminal import show_table
 from ...train import Trainer
 from ...train.metric_log import MetricLog
+from ..options.analyse import Report
+from ..options.train import Demo
+from .evaluate import score_split
 from .report import report
-from .train import carry_out, prepare, refuse_run
+from .train import Origin, carry_out, prepare, refuse_run
 
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
-INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
+LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 HELD_OUT, VALIDATION = 500_000, 100_000
 """Minimum number of bytes, in whole files."""
 PROMPT = "class Memory:\n"
@@ -94,82 +94,56 @@ class Plan:
         )
 
 
-def demo(*, out: Path | None = None, minutes: float = 5.0, begun: float | None = None) -> int:
-    """Train, write a sample, evaluate with three lengths of memory, compare; in at most `minutes` since `begun`.
+def demo(options: Demo, begun: float) -> int:
+    """Train, write a sample, evaluate with three lengths of memory, compare; in about `--minutes` since `begun`.
 
     Returns the exit status.
-
-    Raises:
-        ValueError, OSError: a sentence for what does not fit; nothing was written then.
     """
-    begun = time.perf_counter() if begun is None else begun
     reuse_memory()
-    if not 0.1 <= minutes < 1e6:
-        raise Mistake(f"--minutes must be at least 0.1 and below 1,000,000, got {minutes:g}.")
-    if out is not None:
-        refuse_run(out, resume=False)
-    with ExitStack() as stack:
-        try:
-            corpus = prepared()
-            spent = time.perf_counter() - begun
-            if spent > 30 * minutes:
-                least = math.ceil(spent / 3) / 10
-                raise Mistake(
-                    f"--minutes must be at least {least:g} here and now, where to start took {spent:.0f} seconds; got "
-                    f"{minutes:g}."
-                )
-            run = own_folder(stack) if out is None else stack.enter_context(lock_folder(out)) or out
-            status = show(run, corpus, begun + (1 - SPARE) * 60 * minutes)
-        except KeyboardInterrupt:
-            print("\nThe demo was stopped.", flush=True)
-            return 130
+    if not 0.1 <= options.minutes < 1e6:
+        raise Mistake(f"--minutes must be at least 0.1 and below 1,000,000, got {options.minutes:g}.")
+    run = options.out or cache_folder() / "demo" / "run"
+    if options.out is not None:
+        refuse_run(run, resume=False)
+    corpus = library_corpus()
+    with lock_folder(run):
+        if options.out is None:
+            empty_folder(run)
+        status = show(run, corpus, begun + (1 - SPARE) * 60 * options.minutes)
     if status == 0:
-        kept = "" if out else " (the next demo takes its place)"
+        kept = "" if options.out else " (the next demo takes its place)"
         print(f"{time.perf_counter() - begun:.0f} seconds in all. More text: txl generate {run}{kept}", flush=True)
     return status
 
 
-def own_folder(stack: ExitStack) -> Path:
-    """An empty folder in the cache, locked while `stack` is open: the first one without another demo."""
-    for number in count(1):
-        run = cache_folder() / "demo" / f"run-{number}"
-        with suppress(BlockingIOError):
-            stack.enter_context(lock_folder(run))
-            empty_folder(run)
-            return run
-    raise AssertionError("numbers do not end")
-
-
-def prepared() -> Corpus:
+def library_corpus() -> Corpus:
     """The library as a corpus, in a folder of the cache named by a hash of its content."""
     splits = library()
     sizes = {name: (len(files), sum(map(len, files.values()))) for name, files in splits.items()}
     listed = "; ".join(f"{name} {files} files, {size:,} bytes" for name, (files, size) in sizes.items())
     print(f"The library of this Python, as bytes: {listed}", flush=True)
-    digest = hashlib.sha256(listed.encode())
     texts = {name: list(files.values()) for name, files in splits.items()}
-    for text in chain.from_iterable(texts.values()):
-        digest.update(text)
-    folder = cache_folder() / "demo" / f"library-{digest.hexdigest()[:16]}"
+    digest = hashlib.sha256(b"".join([listed.encode(), *chain.from_iterable(texts.values())])).hexdigest()
+    folder = cache_folder() / "demo" / f"library-{digest[:16]}"
     return Corpus.build(folder, texts, name="library", reuse=True)
 
 
 def show(run: Path, corpus: Corpus, end: float) -> int:
-    """Run the demo in the folder `run`; everything slow ends by the time `end`. Returns the exit status."""
+    """Run the demo in the folder `run`; everything slow should end by the time `end`. Returns the exit status."""
     config = load_recipe("demo")
-    start = prepare(replace(config, corpus=replace(config.corpus, name=str(corpus.path))), run)
-    lengths = memories(start.config)
-    targets = start.config.train.eval_tokens + len(lengths) * len(corpus.split("test").ids)
-    if status := carry_out(start, run, replan=Plan(start.config.train, end, targets)):
+    start = prepare(replace(config, corpus=replace(config.corpus, name=str(corpus.path))), run, Origin(), Ranks())
+    test = corpus.split("test")
+    targets = start.config.train.eval_tokens + 3 * len(test.ids)
+    if status := carry_out(start, run, Ranks(), replan=Plan(start.config.train, end, targets)):
         return status
     loaded = load_model(run, device=start.config.train.device)
     write_sample(loaded, time.perf_counter() + (end - time.perf_counter()) / 5)
-    results, scored = measure(loaded, corpus.split("test"), end)
-    compare(results, loaded.config.train.mem_len, scored, len(corpus.split("test").ids))
+    results = measure(loaded, test, end)
+    compare(results, loaded, test)
     metrics = MetricLog(run / "metrics.jsonl")
     for result in results:
         metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
-    report([run])
+    report(Report((run,)))
     return 0
 
 
@@ -182,7 +156,7 @@ def library() -> dict[str, dict[str, bytes]]:
     root = Path(sysconfig.get_path("stdlib"))
     kept: list[Path] = []
     for folder, below, files in os.walk(root):
-        below[:] = set(below) - LEFT_OUT - INSTALLED  # os.walk does not enter these
+        below[:] = set(below) - LEFT_OUT  # os.walk does not enter these
         kept += [Path(folder, file).relative_to(root) for file in files if file.endswith(".py")]
     by_hash = sorted(kept, key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
     splits: dict[str, dict[str, bytes]] = {"train": {}, "valid": {}, "test": {}}
@@ -198,14 +172,6 @@ def library() -> dict[str, dict[str, bytes]]:
     return {split: dict(sorted(files.items())) for split, files in splits.items()}
 
 
-def memories(config: RunConfig) -> list[Lengths]:
-    """The lengths to evaluate at, the longest first: memory longer than in training, as in training, and none."""
-    own = config.eval_lengths
-    longer = max(own.mem_len, 2 * config.train.mem_len)
-    sizes = {config.train.mem_len, longer, 0, own.mem_len}
-    return [replace(own, mem_len=size, attn_len=None) for size in sorted(sizes, reverse=True)]
-
-
 def write_sample(loaded: LoadedModel, end: float) -> None:
     """Print text while the model generates it, at most until the time `end`."""
     print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}", end="", flush=True)
@@ -218,71 +184,35 @@ def write_sample(loaded: LoadedModel, end: float) -> None:
     print("\n", flush=True)
 
 
-def measure(loaded: LoadedModel, held_out: Split, end: float) -> tuple[list[EvalResult], bytes]:
-    """Score the held-out text at each length of memory, the longest first, at most until the time `end`.
+def measure(loaded: LoadedModel, test: Split, end: float) -> list[EvalResult]:
+    """Score the same targets with a memory longer than in training, as in training, and none.
 
-    Every figure is over the same bytes, which are returned too: the first segments of each stream that every length had
-    time for.
+    Their number follows from the speed over two segments and the time `end`.
     """
-    config, lengths = loaded.config, memories(loaded.config)
-    loader = StreamLoader(held_out, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
-    passes: list[tuple[EvalResult, list[float]]] = []
-    segments = len(loader)
-    for index, each in enumerate(lengths):
-        now = time.perf_counter()
-        shown = report_progress(islice(loader, segments), f"scoring with a memory of {each.mem_len}", segments)
-        one_pass = timed(shown, now + (end - now) / (len(lengths) - index))
-        passes.append(score_pass(loaded, one_pass, each))
-        segments = len(passes[-1][1])
-    targets = torch.cat([loader.segment(index).targets for index in range(segments)], dim=1)
-    scored = loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
-    size = len(scored)
-    return [
-        replace(result, nats=sum(nats[:segments]), targets=size, bytes=size, seconds=size / result.tokens_per_second)
-        for result, nats in passes
-    ], scored
+    config = loaded.config
+    memories = (2 * config.train.mem_len, config.train.mem_len, 0)
+    lengths = [replace(config.eval_lengths, mem_len=size, attn_len=None) for size in memories]
+    how = replace(config.eval, max_tokens=2 * config.eval.batch_size * lengths[0].tgt_len)
+    score = partial(score_split, loaded, test, precision=config.train.precision)
+    speed = score(lengths[0], how).tokens_per_second
+    how = replace(how, max_tokens=max(int(speed * (end - time.perf_counter()) / len(lengths)), how.batch_size))
+    return [score(each, how) for each in lengths]
 
 
-def score_pass(loaded: LoadedModel, segments: Iterable[Segment], lengths: Lengths) -> tuple[EvalResult, list[float]]:
-    """Score these segments; returns the result and the nats of each segment."""
-    nats: list[float] = []
-
-    def keep(_: Segment, nll: Tensor) -> None:
-        nats.append(nll.sum(dtype=torch.float64).item())
-
-    return evaluate(loaded.model, segments, lengths, precision=loaded.config.train.precision, dump=keep), nats
-
-
-def timed(segments: Iterable[Segment], end: float) -> Iterator[Segment]:
-    """The first segment, and more of them while the pace so far lets them end before the time `end`."""
-    begun = time.perf_counter()
-    for done, segment in enumerate(segments):
-        now = time.perf_counter()
-        if done and now + (now - begun) / done > end:
-            return
-        yield segment
-
-
-def compare(results: list[EvalResult], trained: int, scored: bytes, held_out: int) -> None:
-    """Print bits per byte on the `scored` bytes (of `held_out`), best first, and the comparison with gzip."""
-    figures = {name: 8 * size / len(scored) for name, size in compressed(scored).items()}
-    for result in results:
-        memory = result.lengths.mem_len
-        note = {trained: " as in training", 0: ": none"}.get(memory, "")
-        figures[f"Transformer-XL, memory {memory}{note}"] = result.bpc
+def compare(results: Sequence[EvalResult], loaded: LoadedModel, test: Split) -> None:
+    """Print bits per byte on the bytes that were scored, best first, and the comparison with gzip."""
+    held_out, size = len(test.ids), results[0].targets
+    scored = loaded.vocab.decode_bytes(test.ids[1 : size + 1])  # the first byte is context only
+    packed = {"gzip -9": gzip.compress(scored, 9), "bzip2 -9": bz2.compress(scored, 9)}
+    packed["xz -9e"] = lzma.compress(scored, preset=9 | lzma.PRESET_EXTREME)
+    figures = {name: 8 * len(text) / size for name, text in packed.items()}
+    notes = ("", " as in training", ": none")
+    for result, note in zip(results, notes, strict=True):
+        figures[f"Transformer-XL, memory {result.lengths.mem_len}{note}"] = result.bpc
     rows = [[name, f"{bpc:.3f}"] for name, bpc in sorted(figures.items(), key=lambda item: item[1])]
-    some = f"{len(scored):,} of " if len(scored) < held_out - 1 else ""  # the first byte is context only
+    some = f"{size:,} of " if size < held_out - 1 else ""
     show_table(f"bits per byte on {some}{held_out:,} bytes of files held out", ["", "bpc"], rows)
     ours, gzipped = min(result.bpc for result in results), figures["gzip -9"]
     verdict = "It beats gzip -9" if ours < gzipped else "It did NOT beat gzip -9"
     advice = " Compressors do better on more text: more --minutes score more." if some else ""
     print(f"{verdict}: {ours:.3f} against {gzipped:.3f} bits per byte.{advice}", flush=True)
-
-
-def compressed(text: bytes) -> Mapping[str, int]:
-    """Size of `text` in bytes after common compressors."""
-    return {
-        "gzip -9": len(gzip.compress(text, 9)),
-        "bzip2 -9": len(bz2.compress(text, 9)),
-        "xz -9e": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
-    }

@@ -18,20 +18,22 @@ from ...ops import BACKENDS, resolve_backend
 from ...runtime.device import resolve_device, resolve_precision
 from ...runtime.files import plain_file
 from ...runtime.terminal import show_pairs
+from ..options.measure import Env
 
 _PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
 _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
+"""The processor's features that affect speed, by their Linux names."""
 
 
-def env(*, as_json: bool = False) -> None:
+def env(options: Env) -> None:
     """Print the parts of this machine and the meaning of `auto` on it."""
     model = TransformerXLConfig(vocab_size=0)
     auto = choices(TrainConfig(), model)
     device = torch.device(auto["device"]["name"])
     name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
     auto["backend for inference"] = {"name": name, "why": why}
-    facts = environment() | {"auto": auto, "cache": _below_home(cache_folder())}
-    if as_json:
+    facts = environment() | {"auto": auto, "cache": str(cache_folder())}
+    if options.json:
         print(json.dumps(facts, indent=2))
         return
     shown = {name.replace("_", " "): _words(value) for name, value in facts.items() if name != "auto"}
@@ -43,13 +45,14 @@ def env(*, as_json: bool = False) -> None:
 def environment() -> dict[str, Any]:
     """Versions and hardware; no host name, no user, no variables."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cpuinfo = Path("/proc/cpuinfo")  # Linux alone has it
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "cores": cores,
         "threads": torch.get_num_threads(),
-        "cpu_features": cpu_features(),
+        "cpu_features": sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else [],
         "cuda": torch.version.cuda,
         "devices": ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))],
         "backends": list(BACKENDS),
@@ -90,18 +93,6 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
         "precision": {"name": precision, "why": why_precision},
         "backend": {"name": backend, "why": why_backend},
     }
-
-
-def cpu_features() -> list[str]:
-    """The processor's features that affect speed, by their Linux names; empty on other systems."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else []
-
-
-def _below_home(path: Path) -> str:
-    """A path without the name of the user."""
-    home = os.path.expanduser("~")
-    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else "where TXL_HOME says"
 
 
 def _version(package: str) -> str | None:

@@ -9,28 +9,20 @@ from ...mistake import Mistake
 from ...report.page import page
 from ...report.record import read_run
 from ...runtime.files import write_whole
+from ..options.analyse import Report
 from .texts import writable
 
 PAGE = "report.html"
 
 
-def report(runs: Sequence[Path], out: Path | None = None, *, title: str | None = None) -> Path:
-    """Write the page of `runs` to `out`, print where it is, and return that.
-
-    Args:
-        out: RUN/report.html if None for one run, and report.html here for several.
-        title: of the page; the name of the run if None, or how many there are.
-
-    Raises:
-        FileNotFoundError, ValueError: a sentence for a folder that is no run, or no run at all.
-        OSError: the page could not be written.
-    """
+def report(options: Report) -> Path:
+    """Write the page, print where it is, and return that."""
+    runs = options.runs
     if not runs:
         raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
-    runs = [Path(run) for run in runs]
-    page_of = page([read_run(run, name) for run, name in zip(runs, names(runs), strict=True)], title)
-    to = (out and writable(out, "--out")) or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
-    write_whole(to, page_of)
+    text = page([read_run(run, name) for run, name in zip(runs, names(runs), strict=True)], options.title)
+    to = (options.out and writable(options.out, "--out")) or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    write_whole(to, text)
     print(f"Report: {to}", flush=True)
     return to
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
-from jaxtyping import Integer
 
 from ...checkpoint import find_checkpoint
 from ...config.recipe import text_name
@@ -21,8 +18,6 @@ from ...data.reading import read_file
 from ...data.vocab import Vocab
 from ...mistake import Mistake
 from .env import recorded_fact
-
-Part = Literal["train", "valid", "test", "all"]
 
 
 def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
@@ -60,54 +55,22 @@ def changed_splits(run: Path, corpus: Corpus) -> str:
     return listed(changed) if changed else ""
 
 
-def part_of(corpus: Corpus, asked: Part | None, default: Part) -> Part:
-    """The split to read: the one asked for; without one, all of a text without splits, or the default split."""
-    return asked or (WHOLE if WHOLE in corpus.header.splits else default)
-
-
-def title(corpus: Corpus, split: str) -> str:
-    """The title of figures: the text, the number of unknown tokens, and what a partial corpus lacks."""
-    unknown = corpus.unknown(split)
-    return f"{corpus.name}, {split}{f' ({unknown:,} unknown)' if unknown else ''}{corpus.caveat}"
-
-
-class CountingVocab(Vocab):
-    """A vocabulary that counts how much of the text it encodes is unknown to the model."""
-
-    def __init__(self, vocab: Vocab):
-        self.__dict__.update(vocab.__dict__, tokens=0, unknown=0)
-
-    def encode(self, text: str | bytes, *, start: int = 0) -> Integer[np.ndarray, " T"]:
-        ids = super().encode(text, start=start)
-        self.__dict__["tokens"] += len(ids)
-        self.__dict__["unknown"] += 0 if self.unk is None else int((ids == self.unk).sum())
-        return ids
-
-    def report(self, name: str, consequence: str = "") -> None:
-        """Print on standard error how much of the text `name` was unknown, and the consequence."""
-        if self.__dict__["unknown"]:
-            counts = "{unknown:,} of {tokens:,}".format(**self.__dict__)
-            print(f"{counts} {self.unit}s of {name} are unknown to the model{consequence}.", file=sys.stderr)
+def report_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
+    """Print on standard error how much of the texts, called `name`, is unknown to the model, and the consequence."""
+    ids = [vocab.encode(text) for text in texts]
+    unknown = 0 if vocab.unk is None else sum(int((each == vocab.unk).sum()) for each in ids)
+    if unknown:
+        counts = f"{unknown:,} of {sum(map(len, ids)):,}"
+        print(f"{counts} {vocab.unit}s of {name} are unknown to the model{consequence}.", file=sys.stderr)
 
 
 def read_text(file: str) -> bytes:
-    """The bytes of a file, or of standard input for "-".
-
-    Raises:
-        OSError: a sentence for a file that is missing or cannot be read.
-    """
+    """The bytes of a file, or of standard input for "-"."""
     if file == "-":
-        if sys.stdin is None:
-            raise Mistake("- is standard input, which is closed. Send a text to it, or give a text file.")
         return sys.stdin.buffer.read()
-    path = Path(file)
-    if path.is_dir():
-        raise IsADirectoryError(f"{file} is a folder; give a text file, or - for standard input.")
-    if not path.exists():
+    if not Path(file).is_file():
         raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
-    if not path.is_file():
-        raise Mistake(f"{file} is a pipe or a device. Give a text file, or - and send the text to standard input.")
-    return read_file(path)
+    return read_file(Path(file))
 
 
 def writable(path: Path, option: str) -> Path:
@@ -117,7 +80,7 @@ def writable(path: Path, option: str) -> Path:
     return path
 
 
-def decoded(text: bytes, file: str) -> str:
+def text_of(text: bytes, file: str) -> str:
     """The text of UTF-8; a `Mistake` if it is not UTF-8, which only a model of bytes can read."""
     try:
         return text.decode()

@@ -8,9 +8,8 @@ Under torchrun every rank runs this; only rank 0 writes and prints.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -30,6 +29,7 @@ from ...data.vocab import Vocab
 from ...interop import local
 from ...mistake import Mistake
 from ...model.baselines import build_model
+from ...model.inference import has_compiler
 from ...model.transformer_xl import TransformerXL
 from ...runtime.device import reuse_memory
 from ...runtime.files import LOCK, explain_write_error, holds_anything, lock_folder, refuse_odd_name, write_whole
@@ -38,10 +38,13 @@ from ...runtime.terminal import LastingOutput
 from ...train import Trainer, fit
 from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require_installed
+from ..options.analyse import Report
+from ..options.train import Train
 from .env import choices, environment, recorded_fact
 from .evaluate import score_split, show_results
 from .report import report
-from .texts import changed_splits, title
+from .texts import changed_splits
+from .trained import Text
 
 STOPPED = 75
 """Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
@@ -82,35 +85,30 @@ class Start(NamedTuple):
     """The "recipe" and the "init", the run it started from; "" if there is none."""
 
 
-def train(
-    config: RunConfig, run: Path, *, resume: bool = False, afresh: bool = False, origin: Origin | None = None
-) -> int:
+def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh: bool) -> int:
     """Train by `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
 
-    Args:
-        resume: continue from the last checkpoint in `run`.
-        afresh: start even in the folder of a run that saved nothing.
-        origin: the sources of a new run; a resumed run has recorded them.
-
-    Raises:
-        Mistake, OSError: a sentence for a mistake; nothing was written then.
+    With `resume` continue from the last checkpoint; with `afresh` start even in the folder of a run that saved nothing.
+    A mistake is found before anything is written.
     """
     reuse_memory()
     with join_ranks(config.train.device) as ranks, ExitStack() as stack:
         stack.enter_context(redirect_stdout(LastingOutput(sys.stdout)))
+        trackers = Trackers()
         if ranks.first:
             claim(run, stack, resume=resume, afresh=afresh)
         else:
             ranks.wait()  # until rank 0 has prepared the corpus
-        start = prepare(config, run, resume=resume, origin=origin, ranks=ranks)
+        start = prepare(config, run, origin, ranks, resume=resume)
         if ranks.first:
             ranks.wait()
-        trackers = stack.enter_context(_trackers(start.config, run)) if ranks.first else Trackers()
-        status = carry_out(start, run, resume=resume, trackers=trackers, ranks=ranks)
+            names, warn = start.config.train.trackers, partial(say, run)
+            trackers = stack.enter_context(open_trackers(names, run, start.config, step=_last_step(run), warn=warn))
+        status = carry_out(start, run, ranks, resume=resume, trackers=trackers)
         if status == 0:
             score_best(run, start, trackers, ranks)
         if status == 0 and ranks.first:
-            report([run])
+            report(Report((run,)))
     return status
 
 
@@ -124,10 +122,6 @@ def claim(run: Path, stack: ExitStack, *, resume: bool, afresh: bool) -> None:
     refuse_run(run, resume=resume, afresh=afresh)
 
 
-def _trackers(config: RunConfig, run: Path) -> Trackers:
-    return open_trackers(config.train.trackers, run, config, step=_last_step(run), warn=partial(say, run))
-
-
 def _last_step(run: Path) -> int:
     last = latest(run)
     return int(last.name.removeprefix("step_")) if last else 0
@@ -136,23 +130,19 @@ def _last_step(run: Path) -> int:
 def carry_out(
     start: Start,
     run: Path,
+    ranks: Ranks,
     *,
     resume: bool = False,
     trackers: Trackers | None = None,
-    ranks: Ranks | None = None,
     replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> int:
     """Record the run in its folder, then train; `fit` explains `replan`. Returns the exit status."""
-    ranks = ranks or Ranks()
     if ranks.first:
         facts = environment() | {"ranks": ranks.size, "launch": launch_id(), "chosen": start.chosen} | start.begun
         facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run
         write_whole(run / "config.toml", write_toml(start.config))
-        for line in (
-            f"{describe(start, ranks)}; {run}",
-            *start.corpus.notes,
-        ):  # reports look for the first
+        for line in (f"{describe(start, ranks)}; {run}", *start.corpus.notes):  # reports look for the first
             say(run, line)
         if resume and (last := latest(run)):
             say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
@@ -161,8 +151,7 @@ def carry_out(
         finished = fit(start.model, start.corpus, start.config, run, **options)
     except KeyboardInterrupt as interrupt:
         last = latest(run)
-        kept = f"{last.name} is saved: go on with --resume --out {run}." if last else "Nothing was saved."
-        interrupt.add_note(kept)
+        interrupt.add_note(f"{last.name} is saved: go on with --resume --out {run}." if last else "Nothing was saved.")
         raise
     if replan is not None:
         write_whole(run / "config.toml", write_toml(load_config(find_checkpoint(run, which="last"))))
@@ -170,8 +159,7 @@ def carry_out(
         return 0
     if ranks.first:
         left = getattr(sys.stdout, "reader_left", False)
-        cause = "a closed pipe" if left else "a signal"
-        line = f"Stopped by {cause}, and saved. Go on with --resume --out {run}."
+        line = f"Stopped by {'a closed pipe' if left else 'a signal'}, and saved. Go on with --resume --out {run}."
         say(run, line)
         if left:
             print(line, file=sys.stderr)
@@ -179,29 +167,29 @@ def carry_out(
     return STOPPED
 
 
-def prepare(
-    config: RunConfig, run: Path, *, resume: bool = False, origin: Origin | None = None, ranks: Ranks | None = None
-) -> Start:
+def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resume: bool = False) -> Start:
     """Open the corpus, settle every setting that was left open, and build the model."""
     require_installed(config.train.trackers)
-    _check_before_reading(config, ranks or Ranks())
-    origin = origin or Origin()
+    _check_before_reading(config, ranks)
     begun = {"recipe": origin.recipe, "init": _init_name(origin.init)}
     if resume:
         begun = {fact: recorded_fact(run, fact) for fact in begun}
     source = find_checkpoint(local(origin.init)) if origin.init is not None else None
     vocab = load_vocab(source or find_checkpoint(run, which="last")) if begun["init"] else None
     if source is not None and vocab is not None:
-        config = inherited(config, source, vocab, origin)
+        config = inherit(config, source, vocab, origin)
     corpus = open_corpus(config.corpus, vocab=vocab)
-    if corpus.caution and (ranks is None or ranks.first):
+    if corpus.caution and ranks.first:
         print(corpus.caution, file=sys.stderr)
-    if resume:
-        _refuse_changed(run, corpus, config.corpus.name)
+    if resume and (changed := _change(run, corpus)):
+        raise Mistake(
+            f"{config.corpus.name} has changed since {run} began: {changed}. Restore it, or start a new run from these "
+            f"weights with --init {run}."
+        )
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     chosen = choices(config.train, config.model)
-    config = settled(config, corpus)
+    config = settle(config, corpus, {name: choice["name"] for name, choice in chosen.items()})
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:
@@ -217,21 +205,16 @@ def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
             f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
             f"{config.train.batch_size}. Change it, or start another number of ranks."
         )
-    if not config.corpus.name:
-        raise Mistake("The recipe names no corpus. Name a file, a folder or a corpus to train on by --data.")
     for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
         refuse_odd_name(name, option)
 
 
-def _refuse_changed(run: Path, corpus: Corpus, name: str) -> None:
-    """Refuse to resume on a text that is not the one the run began with."""
-    changed = changed_splits(run, corpus)
-    if changed or corpus.vocab != load_vocab(find_checkpoint(run, which="last")):
-        how = f"{changed} has another SHA-256" if changed else "it has another vocabulary"
-        raise Mistake(
-            f"{name} has changed since {run} began: {how}. Restore it, or start a new run from these weights with "
-            f"--init {run}."
-        )
+def _change(run: Path, corpus: Corpus) -> str:
+    """How a text differs from the one that the run began with; "" if it is the same."""
+    if changed := changed_splits(run, corpus):
+        return f"{changed} has another SHA-256"
+    same = corpus.vocab == load_vocab(find_checkpoint(run, which="last"))
+    return "" if same else "it has another vocabulary"
 
 
 def _check_splits(config: RunConfig, corpus: Corpus) -> None:
@@ -239,11 +222,10 @@ def _check_splits(config: RunConfig, corpus: Corpus) -> None:
     for split in ("train", "valid", config.eval.split):
         corpus.split(split)
     if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
-        lacks = "vocabulary has no line end" if corpus.vocab.line_end is None else "documents have their lines in order"
-        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}, whose {lacks}.")
+        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
 
 
-def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
+def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
     """`config` with the shape and the vocabulary of `source`, the checkpoint that the run starts from.
 
     Raises:
@@ -256,12 +238,11 @@ def inherited(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> 
     new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
     problems = Problems()
     for setting in origin.given:
-        value, own = _own(config, setting), _own(new, setting)
-        if value != own and not _left_open(config, setting):
-            advice = f"Name another recipe, or give --{setting.label} {own}." if setting.source else "Leave it out."
+        value, own = setting.of(config), setting.of(new)
+        if value != own:
             problems.append(
-                f"{setting.label}{setting.source} must be {shown(own)} with --init {origin.init}, whose shape and "
-                f"vocabulary ({vocab}) the new run takes, got {shown(value)}. {advice}"
+                f"{setting.label} must be {shown(own)} with --init {origin.init}, whose shape and vocabulary ({vocab}) "
+                f"the new run takes, got {shown(value)}. Leave it out."
             )
     if config.corpus.vocab:
         problems.append(f"corpus.vocab must be left out with --init, because {origin.init} has the vocabulary.")
@@ -274,61 +255,53 @@ def _init_name(init: Path | None) -> str:
     return "" if init is None else init.resolve().name
 
 
-def ours(run: Path) -> bool:
+def began_here(run: Path) -> bool:
     """Whether the torchrun that started this process began the run, with processes that have failed since."""
     return bool(launch_id()) and recorded_fact(run, "launch") == launch_id()
 
 
-def settled(config: RunConfig, corpus: Corpus) -> RunConfig:
-    """`config` with the vocabulary size of the corpus and the device, precision and backend for this machine.
-
-    Raises:
-        Mistake: the recipe has another vocabulary size than the corpus, or this machine lacks what was asked for.
-    """
-    symbols = len(corpus.vocab)
-    if config.model.vocab_size not in (0, symbols):
+def settle(config: RunConfig, corpus: Corpus, chosen: Mapping[str, str]) -> RunConfig:
+    """`config` with the vocabulary size of the corpus and the device, precision and backend chosen for this machine."""
+    size = len(corpus.vocab)
+    if config.model.vocab_size not in (0, size):
         raise Mistake(
-            f"model.vocab_size must be {symbols}, the vocabulary size of the corpus {config.corpus.name}, got "
+            f"model.vocab_size must be {size}, the vocabulary size of the corpus {config.corpus.name}, got "
             f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
         )
-    chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
     train = replace(config.train, **chosen)
-    if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+    if train.compile and train.device == "cpu" and not has_compiler():
         raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
-    return replace(config, model=replace(config.model, vocab_size=symbols), train=train)
+    return replace(config, model=replace(config.model, vocab_size=size), train=train)
 
 
-def resumed(run: Path, recipe: str, overrides: Sequence[str], data: str | None, init: Path | None = None) -> RunConfig:
+def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> RunConfig:
     """The settings of a resumed run: its own `config.toml`, with the changes of the command line that are allowed.
 
-    The rest of the command line, `recipe` included, must be what the run began with, if it recorded that.
+    The rest of the command line, RECIPE included, must be what the run began with, if it recorded that.
 
     Raises:
         FileNotFoundError: there is no run to resume.
         Mistake: a line for each setting that cannot change.
     """
-    asked, began = recipe_identity(recipe), recorded_fact(run, "recipe")
+    data, init = options.data, options.init
+    asked, began = recipe_identity(options.recipe), recorded_fact(run, "recipe")
     if not (run / "config.toml").exists():
         raise FileNotFoundError(f"{run} holds no run to resume. Leave out --resume to start one there.")
     own = load_recipe(run / "config.toml")
     config, changes = changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
-    for setting in changes:
-        if _left_open(config, setting):  # "auto" was replaced when the run began
-            section = replace(getattr(config, setting.section), **{setting.field: _own(own, setting)})
-            config = replace(config, **{setting.section: section})
     advice = f"in {run}, and cannot change now. Start a new run from its weights with --init {run}."
     fixed = Problems(
-        f"{setting.label} is {_own(own, setting)} {advice}"
+        f"{setting.label} is {setting.of(own)} {advice}"
         for setting in changes
         if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
-        if _own(config, setting) != _own(own, setting)
+        if setting.of(config) != setting.of(own)
     )
     if data is not None and text_name(data) != own.corpus.name:
         fixed.append(f"--data is {own.corpus.name} {advice}")
     if init is not None and _init_name(init) != recorded_fact(run, "init"):
         fixed.append(f"--init is {recorded_fact(run, 'init') or 'not given'} {advice}")
-    if began not in ("", asked) and find_recipe(recipe).resolve() != (run / "config.toml").resolve():
+    if began not in ("", asked) and find_recipe(options.recipe).resolve() != (run / "config.toml").resolve():
         fixed.append(f"RECIPE must be {began}, by which {run} began, or {run / 'config.toml'}, got {asked}.")
     fixed.refuse()
     return config
@@ -341,7 +314,7 @@ def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
     began = (run / "environment.json").exists()
-    may = resume or (afresh and began and latest(run) is None) or ours(run)
+    may = resume or (afresh and began and latest(run) is None) or began_here(run)
     if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
         advice = "Go on with it by --resume, or choose" if began else "Choose"
         raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
@@ -375,19 +348,8 @@ def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> Non
     result = score_split(loaded, split, config.eval_lengths, config.eval, precision=config.train.precision, ranks=ranks)
     if not ranks.first:
         return
-    unknown = start.corpus.unknown(config.eval.split)
-    show_results(title(start.corpus, config.eval.split), [result], unknown=unknown)
-    scored = {"checkpoint": find_checkpoint(run).name, "step": config.train.max_steps, "split": config.eval.split}
-    about = scored | start.corpus.about
-    entry = about | result.to_json()
+    text = Text(start.corpus, config.eval.split)
+    show_results(text.title, [result], unknown=text.unknown)
+    entry = {"checkpoint": find_checkpoint(run).name, "step": config.train.max_steps, **text.about, **result.to_json()}
     MetricLog(run / "metrics.jsonl").log(entry)
     trackers.log(entry)
-
-
-def _left_open(config: RunConfig, setting: Setting) -> bool:
-    value = _own(config, setting)
-    return value == "auto" or (setting.field == "vocab_size" and value == 0)
-
-
-def _own(config: RunConfig, setting: Setting) -> object:
-    return getattr(getattr(config, setting.section), setting.field)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from ...config.problems import Problems, as_options
-from ...config.settings import Lengths, RunConfig
+from ...config.settings import Lengths
 from ...data.corpus import Corpus
+from ...data.header import WHOLE
+from ...data.vocab import Vocab
 from ...interop import local
 from ...runtime.device import resolve_device, resolve_precision, reuse_memory
-from .texts import Part, corpus_for, part_of, title
+from ..options.command import Part
+from .texts import corpus_for
 
 
 class Trained:
@@ -30,19 +31,40 @@ class Trained:
         chosen = self.device and self.problems.attempt(partial(resolve_precision, precision, self.device))
         self.precision = chosen[0] if chosen else ""
 
-    def lengths(self, **asked: Any) -> list[Lengths]:
-        """`eval_lengths`; empty if these do not fit, which is then one of the problems."""
-        return self.problems.attempt(partial(eval_lengths, self.config, **asked)) or []
+    def lengths(self, options: object) -> list[Lengths]:
+        """Every combination of the lengths in a command's options; the run gives the lengths that they do not have.
+
+        An inherited `attn_len` is dropped where the memory asked for is too short for it. Lengths that no call can have
+        are problems.
+        """
+        own, asked = self.config.eval_lengths, {}
+        for name in ("tgt_len", "mem_len", "clamp_len", "attn_len"):
+            given = getattr(options, name, None)
+            asked[name] = given if isinstance(given, tuple) else () if given is None else (given,)
+        same_length = getattr(options, "same_length", False)
+        if same_length and asked["attn_len"]:
+            self.problems.append("--same-length sets attn_len to mem_len. Give it or --attn-len, not both.")
+        worded = as_options([name for name, values in asked.items() if values])
+        found = []
+        for sizes in product(*(values or (getattr(own, name),) for name, values in asked.items())):
+            call = dict(zip(asked, sizes, strict=True))
+            if same_length:
+                call["attn_len"] = call["mem_len"]
+            elif not asked["attn_len"] and own.attn_len is not None and own.attn_len > call["mem_len"] + 1:
+                call["attn_len"] = None
+            found.append(self.problems.attempt(partial(Lengths, **call), worded))
+        return [lengths for lengths in found if lengths is not None]
 
     def load(self) -> LoadedModel:
         """The model. Raises `Mistake` for the problems before any weight is read."""
         self.problems.refuse()
         return load_model(self.run, device=self.device or "cpu")
 
-    def text(self, loaded: LoadedModel, data: str | None, asked: Part | None, default: Part) -> Text:
-        """The text that a command reads; `corpus_for` explains `data` and `asked`."""
-        corpus = corpus_for(self.run, self.config.corpus, loaded.vocab, data, asked)
-        return Text(corpus, part_of(corpus, asked, default))
+    def text(self, vocab: Vocab, data: str | None, asked: Part | None, default: Part) -> Text:
+        """The text that a command reads: the split asked for, or all of a text without splits, or the default split.
+        `corpus_for` explains `data`."""
+        corpus = corpus_for(self.run, self.config.corpus, vocab, data, asked)
+        return Text(corpus, asked or (WHOLE if WHOLE in corpus.header.splits else default))
 
 
 class Text:
@@ -52,40 +74,4 @@ class Text:
         self.corpus, self.name, self.split = corpus, name, corpus.split(name)
         self.unknown = corpus.unknown(name)
         self.about = {**corpus.about, "split": name}
-        self.title = title(corpus, name)
-
-
-def eval_lengths(
-    config: RunConfig,
-    *,
-    tgt_len: int | None = None,
-    mem_len: Sequence[int] = (),
-    clamp_len: Sequence[int | None] = (),
-    attn_len: Sequence[int | None] = (),
-    same_length: bool = False,
-) -> list[Lengths]:
-    """Every combination of the lengths asked for; `eval_lengths` of the run gives the others.
-
-    An `attn_len` that is only inherited is dropped where the memory asked for is too short for it. `same_length` means
-    `attn_len = mem_len`, as in the original PyTorch code.
-
-    Raises:
-        Mistake: lengths that no call can have.
-    """
-    own = config.eval_lengths
-    problems, found = Problems(), []
-    sizes = {"tgt_len": tgt_len is not None, "mem_len": mem_len, "clamp_len": clamp_len, "attn_len": attn_len}
-    worded = as_options([name for name, size in sizes.items() if size])
-    if same_length and attn_len:
-        problems.append("--same-length sets attn_len to mem_len. Give it or --attn-len, not both.")
-    given = mem_len or [own.mem_len], clamp_len or [own.clamp_len], attn_len or [own.attn_len]
-    for memory, clamp, window in product(*given):
-        if same_length:
-            window = memory
-        elif not attn_len and window is not None and window > memory + 1:
-            window = None
-        width = own.tgt_len if tgt_len is None else tgt_len
-        call = partial(Lengths, tgt_len=width, mem_len=memory, clamp_len=clamp, attn_len=window)
-        found.append(problems.attempt(call, worded))
-    problems.refuse()
-    return [lengths for lengths in found if lengths is not None]
+        self.title = f"{corpus.name}, {name}{f' ({self.unknown:,} unknown)' if self.unknown else ''}{corpus.caveat}"

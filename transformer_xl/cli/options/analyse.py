@@ -1,39 +1,39 @@
-"""`txl analyse`: the paper's tables and figures from trained models."""
+"""`txl analyse`: the paper's tables and figures from trained models. `txl report`: a page about runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg, subcommand
+
+from .command import Command, Folder, Part, Precision, RunFolder, Size, Sizes, Text
 
 Runs = Annotated[
     Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Run folders, or hf:NAME; all with the same vocabulary.")
 ]
-Split = Annotated[
-    Literal["train", "valid", "test", "all"] | None,
-    arg(help="By default test, or all if --data has no splits; all: every split, one after another."),
-]
-Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
-Clamp = Annotated[
-    tuple[int | None, ...],
-    arg(metavar="N|none", help="Encode distances beyond this one as this one; by default as the run does."),
-]
-Out = Annotated[
-    Path | None,
-    arg(metavar="DIR", help="Write arrays, JSON and, with matplotlib, pictures to this folder."),
-]
 
 
 @dataclass(frozen=True)
-class Recl:
-    """Compare the relative effective context length of models: Table 8, Figures 3 and 4."""
+class Comparison(Command):
+    """What both comparisons of runs take."""
 
     runs: Runs
-    data: Annotated[str | None, arg(metavar="PATH")] = None
+    data: Text = None
     """Score this text instead of the first run's corpus."""
-    split: Split = None
+    split: Part | None = None
+    """By default test, or all if --data has no splits; all: every split, one after another."""
+    device: str = "auto"
+    out: Folder = None
+    """Write JSON, arrays and, with matplotlib, pictures to this folder."""
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class Recl(Comparison):
+    """Compare the relative effective context length of models: Table 8, Figures 3 and 4."""
+
     r: Annotated[tuple[float, ...], arg(metavar="R ...")] = (0.1, 0.5, 1.0)
     """Shares of positions; each takes the ones with the highest loss."""
     step: int = 100
@@ -43,89 +43,58 @@ class Recl:
     """Number of targets to sample."""
     threshold: float = 0.01
     """The smallest relative gain that counts."""
-    clamp_len: Clamp = ()
     trained_context: bool = False
     """Give no model more context than in training."""
     seed: int = 0
     batch_size: int = 16
     """Number of windows in a batch."""
-    device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    out: Out = None
-    json: bool = False
+    precision: Precision = "fp32"
+    """fp32 by default, because rounding changes losses, and small gains count."""
 
-    def run(self) -> int:
-        from ..journeys.analyse import recl
-
-        recl(**_arguments(self))
-        return 0
+    journey = "analyse.recl"
 
 
 @dataclass(frozen=True)
-class Length:
+class Length(Comparison):
     """Measure perplexity or bits at each attention length, and find the shortest one that is as good as the best:
     Table 6."""
 
-    runs: Runs
-    data: Annotated[str | None, arg(metavar="PATH")] = None
-    """Score this text instead of the first run's corpus."""
-    split: Split = None
     attn_len: Sizes = ()
     """By default from a quarter of tgt_len in training to eight times that."""
     max_tokens: int = 0
     """Score at most this many tokens; 0: all."""
     stride: int = 8
     """Models without memory read windows that start this many tokens apart."""
-    clamp_len: Clamp = ()
-    batch_size: Annotated[int | None, arg(metavar="N")] = None
-    device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    out: Out = None
-    json: bool = False
+    batch_size: Size = None
+    precision: Precision = "auto"
 
-    def run(self) -> int:
-        from ..journeys.analyse import length
-
-        length(**_arguments(self))
-        return 0
+    journey = "analyse.length"
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Command):
     """Draw what each head attends to: by distance, from chosen positions, and term by term. Figures 5 to 7."""
 
-    folder: Annotated[Positional[Path], arg(metavar="RUN", help="A run folder, one of its checkpoints, or hf:NAME.")]
-    data: Annotated[str | None, arg(metavar="PATH")] = None
+    folder: RunFolder
+    data: Text = None
     """Another text, in the run's vocabulary."""
-    split: Annotated[
-        Literal["train", "valid", "test", "all"] | None,
-        arg(help="By default valid, or all if --data has no splits; all: every split, one after another."),
-    ] = None
+    split: Part | None = None
+    """By default valid, or all if --data has no splits; all: every split, one after another."""
     max_tokens: int = 0
     """Average over at most this many tokens; 0: all."""
-    tgt_len: Annotated[int | None, arg(metavar="N")] = None
-    mem_len: Annotated[int | None, arg(metavar="N")] = None
+    tgt_len: Size = None
+    mem_len: Size = None
     heads: Annotated[tuple[str, ...], arg(metavar="LAYER.HEAD ...")] = ()
     """Heads to draw, counted from 1; by default the three with the greatest mean distance."""
     positions: Sizes = ()
-    """Positions whose attention is drawn; by default the middle of the text that is read."""
-    out: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Positions of the split whose attention is drawn, counted from 0; by default the middle of what is read."""
+    out: Folder = None
     """By default RUN/attention."""
     device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Precision = "auto"
     json: bool = False
 
-    def run(self) -> int:
-        from ..journeys.attention import attention
-
-        arguments = _arguments(self)
-        attention(arguments.pop("folder"), **arguments)
-        return 0
-
-
-def _arguments(command: object) -> dict[str, Any]:
-    named = dict(vars(command))
-    return named | {"as_json": named.pop("json")}
+    journey = "attention.attention"
 
 
 @dataclass(frozen=True)
@@ -143,16 +112,13 @@ class Analyse:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Command):
     """Write one self-contained HTML page about a run, or about several side by side."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Folders that `txl train` wrote.")]
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """By default report.html in the run's folder, or here for several."""
     title: Annotated[str | None, arg(metavar="TEXT")] = None
+    """By default the name of the run, or how many there are."""
 
-    def run(self) -> int:
-        from ..journeys.report import report
-
-        report(self.runs, self.out, title=self.title)
-        return 0
+    journey = "report.report"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from .command import Command, Precision
+
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Command):
     """Tokens per second, peak memory and share of the bound on this machine: training, evaluating and writing."""
 
     model: Annotated[Positional[str], arg(metavar="RECIPE|RUN", help="A recipe, a run folder, or hf:NAME.")]
     device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] | None = None
+    precision: Precision | None = None
     """By default that of the recipe or run."""
     seconds: float = 1.0
     """Least duration of a turn."""
@@ -23,23 +25,14 @@ class Bench:
     json: bool = False
     """Print one JSON object."""
 
-    def run(self) -> int:
-        from ..journeys.bench import bench
-
-        options = {"device": self.device, "precision": self.precision, "as_json": self.json}
-        bench(self.model, seconds=self.seconds, repeats=self.repeats, **options)
-        return 0
+    journey = "bench.bench"
 
 
 @dataclass(frozen=True)
-class Env:
+class Env(Command):
     """What this machine has, what would run on it, and why."""
 
     json: bool = False
     """Print one JSON object."""
 
-    def run(self) -> int:
-        from ..journeys.env import env
-
-        env(as_json=self.json)
-        return 0
+    journey = "env.env"

@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from ...config import recipe as recipes
 from ...config.settings import RunConfig
-from ...mistake import Mistake
+from .command import Command
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Demo:
         begun = time.perf_counter()  # before torch is imported, which takes seconds
         from ..journeys.demo import demo
 
-        return demo(out=self.out, minutes=self.minutes, begun=begun)
+        return demo(self, begun)
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Command):
     """Prepare a published corpus: download it, or read a local copy."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
@@ -45,15 +45,10 @@ class Data:
     """Accept a --source with some files missing. Train on it as NAME-partial; all figures say that it is partial."""
     vocab: Annotated[Path | None, arg(metavar="FILE")] = None
     """A file with the vocabulary: one word per line, with or without counts."""
-    newlines: Literal["published", "drop", "keep"] = "published"
-    """Line ends of enwik8: the published protocol drops them; "keep" keeps every byte."""
+    newlines: Literal["drop", "keep"] | None = None
+    """Line ends of enwik8: the published protocol, the default, drops them; "keep" keeps every byte."""
 
-    def run(self) -> int:
-        from ..journeys.data import data
-
-        newlines = None if self.newlines == "published" else self.newlines
-        data(self.name, self.source, newlines=newlines, partial=self.partial, vocab_file=self.vocab)
-        return 0
+    journey = "data.data"
 
 
 @dataclass(frozen=True)
@@ -78,45 +73,36 @@ class Train:
 
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)
-        if self.resume == "yes" and self.init is not None:
-            raise Mistake(
-                f"--init must be left out with --resume, because {out} goes on from its own weights. To start from "
-                f"those of {self.init}, choose another folder with --out and leave out --resume."
-            )
-        resume = self.resume == "yes" or (self.resume == "auto" and saved_anything(out)) or restarted(out)
+        saved = any(out.glob("checkpoints/[!.]*"))  # sound or damaged
+        resume = self.resume == "yes" or (saved and (self.resume == "auto" or is_restart(out)))
         given: list[recipes.Setting] = []
         if resume:
-            from ..journeys.train import resumed
+            from ..journeys.train import resumed_settings
 
-            config = resumed(out, self.recipe, overrides, self.data, self.init)
+            config = resumed_settings(out, self, overrides)
         else:
             defaults = recipes.data_settings(self.data) if self.data else []
             config = recipes.load_recipe(self.recipe, overrides, defaults=defaults)
-            given = recipes.given_settings(self.recipe, overrides, defaults)
+            given = recipes.parse_overrides(overrides, [])
         if self.print_config:
             print(recipes.write_toml(config), end="")
             return 0
         from ..journeys.train import Origin, train
 
         origin = Origin(recipes.recipe_identity(self.recipe), None if resume else self.init, given)
-        return train(config, out, resume=resume, afresh=self.resume == "auto", origin=origin)
+        return train(config, out, origin, resume=resume, afresh=self.resume == "auto")
 
 
-def saved_anything(run: Path) -> bool:
-    """Whether a run has a checkpoint, sound or damaged."""
-    return any(run.glob("checkpoints/[!.]*"))
-
-
-def restarted(run: Path) -> bool:
-    """Whether torchrun starts this in place of processes that failed, and what they saved is there."""
-    if os.environ.get("TORCHELASTIC_RUN_ID") is None or not any(run.glob("checkpoints/step_*")):
+def is_restart(run: Path) -> bool:
+    """Whether torchrun starts this in place of processes that failed."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
-    from ..journeys.train import ours
+    from ..journeys.train import began_here
 
-    return ours(run)
+    return began_here(run)
 
 
-def resume_spelled_out(words: Sequence[str]) -> list[str]:
+def spell_out_resume(words: Sequence[str]) -> list[str]:
     """`--resume` alone becomes `--resume=yes`, because the parser wants a value for it and would take RECIPE."""
     pairs = zip_longest(words, words[1:])
     return ["--resume=yes" if word == "--resume" and following != "auto" else word for word, following in pairs]

@@ -9,27 +9,20 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-RunFolder = Annotated[
-    Positional[Path],
-    arg(metavar="RUN", help="A run folder, one of its checkpoints, or hf:NAME for a model on the Hugging Face hub."),
-]
-Precision = Literal["auto", "fp32", "bf16"]
-Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
-SizesOrNone = Annotated[tuple[int | None, ...], arg(metavar="N|none ...")]
-"""none is spelled as in a recipe's settings, in upper or lower case."""
+from .command import Command, Part, Precision, RunFolder, Size, Sizes, SizesOrNone, Text
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(Command):
     """Score a text with a trained model, at one or many lengths."""
 
     folder: RunFolder
-    data: Annotated[str | None, arg(metavar="PATH")] = None
+    data: Text = None
     """Score this text file, folder or archive instead: its test split if it has splits, or all of it."""
-    split: Literal["train", "valid", "test", "all"] | None = None
+    split: Part | None = None
     """By default the split in the run's [eval]. A text without splits is cut into train, valid and test as for
     training. all: every split, one after another."""
-    tgt_len: Annotated[int | None, arg(metavar="N")] = None
+    tgt_len: Size = None
     """Tokens per forward pass. All lengths default to the run's."""
     mem_len: Sizes = ()
     """Tokens of memory. Several values are scored one after another, with every clamp_len and attn_len."""
@@ -52,11 +45,11 @@ class Eval:
     """Share of the difference to the trained weights that each step takes back; by default 0."""
     dynamic_epsilon: Annotated[float | None, arg(metavar="EPSILON")] = None
     """rms: bounds the steps of weights with small gradients; by default 0.1."""
-    dynamic_tokens: Annotated[int | None, arg(metavar="N")] = None
+    dynamic_tokens: Size = None
     """rms: measure gradients over this many tokens of the training split; by default 10,000; 0: all."""
-    batch_size: Annotated[int | None, arg(metavar="N")] = None
-    """Number of streams, the rows of a batch."""
-    max_tokens: Annotated[int | None, arg(metavar="N")] = None
+    batch_size: Size = None
+    """Number of streams, the rows of a batch; by default the run's, or 1 with --sliding or --dynamic."""
+    max_tokens: Size = None
     """Score at most N tokens; 0: all."""
     device: str = "auto"
     precision: Precision = "auto"
@@ -65,50 +58,35 @@ class Eval:
     dump: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write each target's id and log-probability (nats) to a NumPy .npz file."""
 
-    def run(self) -> int:
-        from ..journeys.evaluate import evaluate
-
-        given = dict(vars(self))
-        scope = {name: given.pop(name) for name in ("split", "batch_size", "max_tokens")}
-        dynamic = {name: given.pop(f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
-        dynamic |= {"rule": given.pop("dynamic")}
-        evaluate(given.pop("folder"), scope=scope, dynamic=dynamic, as_json=given.pop("json"), **given)
-        return 0
+    journey = "evaluate.evaluate"
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Command):
     """Print the log-probability (nats), perplexity and bits of each line of a file, separated by tabs."""
 
     folder: RunFolder
     file: Annotated[Positional[str], arg(metavar="FILE|-")]
     """A text file, which may be compressed (.gz, .xz, .bz2), or - for standard input."""
-    tgt_len: Annotated[int | None, arg(metavar="N")] = None
-    mem_len: Annotated[int | None, arg(metavar="N")] = None
+    tgt_len: Size = None
+    mem_len: Size = None
     """Tokens of memory within a line."""
     device: str = "auto"
     precision: Precision = "fp32"
     json: bool = False
     """Print one JSON object per line."""
 
-    def run(self) -> int:
-        from ..journeys.evaluate import score
-
-        lengths = {"tgt_len": self.tgt_len, "mem_len": () if self.mem_len is None else (self.mem_len,)}
-        score(self.folder, self.file, lengths, device=self.device, precision=self.precision, as_json=self.json)
-        return 0
+    journey = "evaluate.score"
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(Command):
     """Generate text, and print it while it is generated."""
 
     folder: RunFolder
     prompt: Annotated[tuple[str, ...], arg(metavar="TEXT|-|@FILE ...")] = ()
-    """Text to continue; several prompts are continued in one batch. -: standard input."""
-    prompt_file: Annotated[str | None, arg(metavar="FILE")] = None
-    """Continue the text in this file."""
-    from_test: Annotated[int | None, arg(metavar="N")] = None
+    """Text to continue; several prompts are continued in one batch. -: standard input. @FILE: the text of a file."""
+    from_test: Size = None
     """Continue the first N tokens of the test split, at most 512."""
     max_tokens: Annotated[int, arg(metavar="N")] = 500
     top_k: Annotated[int, arg(metavar="N")] = 40
@@ -119,11 +97,11 @@ class Generate:
     """Divide log-probabilities by this. 0: take the likeliest token each time."""
     stop: Annotated[tuple[str, ...], arg(metavar="TEXT ...")] = ()
     """End before the first of these."""
-    seed: Annotated[int | None, arg(metavar="N")] = None
+    seed: Size = None
     """The same seed gives the same text; by default every call draws another one."""
     n: int = 1
     """Number of continuations of each prompt."""
-    mem_len: Annotated[int | None, arg(metavar="N")] = None
+    mem_len: Size = None
     """Tokens of memory; by default as in evaluation. 0: generate each token from the last tgt_len tokens."""
     device: str = "auto"
     precision: Precision = "auto"
@@ -134,25 +112,7 @@ class Generate:
     json: bool = False
     """Print one JSON object per continuation, when all are done."""
 
-    def run(self) -> int:
-        from ..journeys.generate import generate
-
-        names = ("temperature", "top_k", "top_p", "seed", "stop")
-        generate(
-            self.folder,
-            [*self.prompt, *([f"@{self.prompt_file}"] if self.prompt_file else [])],
-            {name: getattr(self, name) for name in names},
-            self.max_tokens,
-            rows=self.n,
-            from_test=self.from_test,
-            mem_len=self.mem_len,
-            device=self.device,
-            precision=self.precision,
-            compiled=self.compile,
-            raw=self.raw,
-            as_json=self.json,
-        )
-        return 0
+    journey = "generate.generate"
 
 
 @dataclass(frozen=True)
@@ -174,5 +134,5 @@ class Convert:
     def run(self, overrides: Sequence[str]) -> int:
         from ..journeys.convert import convert
 
-        convert(**vars(self), overrides=overrides)
+        convert(self, overrides)
         return 0
