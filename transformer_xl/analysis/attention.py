@@ -68,7 +68,7 @@ def terms_by_distance(
 
 
 def seen_by_distance(
-    queries: int, keys: int, columns: int, valid: Int[Tensor, " B"] | None, device=None
+    queries: int, keys: int, columns: int, valid: Int[Tensor, " B"] | None, device: Any = None
 ) -> Bool[Tensor, "#B 1 T columns"]:
     """Whether a key exists at each distance. Only the newest `valid` memory positions of a row count."""
     memory = torch.tensor([keys - queries], device=device) if valid is None else valid

@@ -70,7 +70,7 @@ class Bandwidth:
     """The seconds to read a byte of a large array, by its sum."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self.array = torch.ones(job["bytes"] // 4, device=job["device"])
+        self.array: Tensor = torch.ones(job["bytes"] // 4, device=job["device"])
 
     def seconds(self) -> float:
         return min(_seconds(self.array.sum, 1) for _ in range(3)) / (self.array.numel() * 4)
@@ -84,7 +84,7 @@ class MatrixVector:
         size, width, head = dtype.itemsize, job["d_model"], job["d_head"]
         count = max(1, job["bytes"] // (size * 4 * width * width))
         weights = torch.randn(count, 4 * width, width, device=device).to(dtype)
-        self.bytes = weights.numel() * size
+        self.bytes: int = weights.numel() * size
         turned, flat = weights.mT.contiguous(), weights.view(-1, width)
         keys = weights.view(count, 4 * width * width // head, head)
         x, query = torch.randn(1, width, device=device).to(dtype), torch.randn(count, 1, head, device=device).to(dtype)

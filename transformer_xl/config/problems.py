@@ -26,7 +26,7 @@ class WrongSettings(Mistake):
     """Settings were refused. `problems` names them, so that a reader of options can name each as the user wrote it."""
 
     def __init__(self, problems: Iterable[Problem]):
-        self.problems = list(problems)
+        self.problems: list[Problem] = list(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
 

@@ -179,12 +179,14 @@ class StreamLoader:
         assert documents is None or shuffle is None, "a document's lines have an order"
         if documents is not None and random_seed is not None:
             raise Mistake("random_tgt_len must be false where documents start segments of their own.")
-        self.batch_size, self.tgt_len, self.context_len = batch_size, tgt_len, context_len
+        self.batch_size: int = batch_size
+        self.tgt_len: int = tgt_len
+        self.context_len: int = context_len
         self._shuffle, self._shuffled = shuffle, (-1, self._tokens)
         limit = max_tokens or len(self._tokens)
         self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
         self._rows = self._all[slice(None) if rows is None else rows]
-        self.targets = sum(row.targets for row in self._rows)
+        self.targets: int = sum(row.targets for row in self._rows)
         """Number of targets that the chosen rows score in an epoch."""
         self._seed, self._cuts = random_seed, (-1, np.zeros(0, np.int64))
         self._begins = [0]

@@ -19,7 +19,7 @@ from .header import SPLITS, WHOLE
 from .reading import Span, border, chunks, open_file, read_errors
 from .vocab import Unit
 
-NAMES = {
+NAMES: dict[str, tuple[str, ...]] = {
     "train": ("train", "training"),
     "valid": ("valid", "validation", "val", "dev", "devel", "development"),
     "test": ("test", "testing"),

@@ -61,7 +61,9 @@ class Dynamic(nn.Module):
 
     def __init__(self, model: Any, config: DynamicConfig, rms: Sequence[Float[Tensor, "*_"]] | None = None):
         super().__init__()
-        self.model, self.config, self.rms = model, config, rms
+        self.model: Any = model
+        self.config: DynamicConfig = config
+        self.rms: Sequence[Tensor] | None = rms
         self.trained: list[nn.Parameter] | None = None
 
     def for_inference(self, precision: str = "fp32") -> Dynamic:

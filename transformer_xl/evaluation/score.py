@@ -146,7 +146,8 @@ class Tempered(nn.Module):
         super().__init__()
         if not 0 < temperature < math.inf:
             raise Mistake(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
-        self.model, self.temperature = model, temperature
+        self.model: Any = model
+        self.temperature: float = temperature
 
     def forward(
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Any, lengths: Lengths

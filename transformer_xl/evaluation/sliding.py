@@ -74,7 +74,9 @@ class Sliding(nn.Module):
             raise Mistake(
                 f"The stride of sliding windows must be from 1 to their width, {context} tokens, got {stride}."
             )
-        self.model, self.context, self.stride = model, context, stride
+        self.model: Any = model
+        self.context: int = context
+        self.stride: int = stride
 
     @property
     def config(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-TABLES = {
+TABLES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "wikitext-103": (("standard (Table 1)", "151M", "24.0", "ppl"), ("large (Table 1)", "257M", "18.3", "ppl")),
     "enwik8": (
         ("12 layers (Table 2)", "41M", "1.06", "bpc"),

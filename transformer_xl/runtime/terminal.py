@@ -69,8 +69,8 @@ class Output:
 class LastingOutput(Output):
     """A stream whose failure does not end the work: it drops text that it cannot write, after one warning."""
 
-    failed = False
-    reader_left = False
+    failed: bool = False
+    reader_left: bool = False
     """Whether the stream is a pipe whose reader has ended."""
 
     def _fail(self, error: OSError) -> None:
@@ -126,7 +126,7 @@ class ProgressPrinter:
     """
 
     def __init__(self, *, stream: Any = None, log: str | Path | None = None):
-        self.stream = sys.stdout if stream is None else stream
+        self.stream: Any = sys.stdout if stream is None else stream
         self._log = None if log is None else Path(log)
         self._text, self._total, self._last = "", 0, 0.0
 

@@ -18,13 +18,14 @@ from ...analysis.figures import Curve, Panel, draw_curves, draw_gains
 from ...analysis.length import TOLERANCE, Sweep, attention_lengths, sweep
 from ...checkpoint import find_checkpoint, load_vocab
 from ...config.problems import Problems
+from ...data.vocab import Vocab
 from ...evaluation.measures import figure
 from ...mistake import Mistake
 from ...runtime.files import write_whole
 from ...runtime.terminal import show_pairs, show_table
 from ..options.analyse import Length, Recl
 from .report import names
-from .trained import Trained
+from .trained import Text, Trained
 
 
 class Group:
@@ -36,7 +37,7 @@ class Group:
         if not options.runs:
             problems.append("RUN must be at least one run, got none.")
         problems.refuse()
-        self.runs = [Trained(run, options.device, options.precision) for run in options.runs]
+        self.runs: list[Trained] = [Trained(run, options.device, options.precision) for run in options.runs]
         for each in self.runs:
             each.problems.refuse()
         first, vocabs = self.runs[0], [load_vocab(find_checkpoint(each.run)) for each in self.runs]
@@ -48,9 +49,11 @@ class Group:
             if vocab != vocabs[0]
         ]
         problems.refuse()
-        self.names, self.vocab, self.precision = names([each.run for each in self.runs]), vocabs[0], first.precision
-        self.text = first.text(self.vocab, options.data, options.split, "test")
-        self.unit = figure(self.vocab.unit, 0.0)[0]
+        self.names: list[str] = names([each.run for each in self.runs])
+        self.vocab: Vocab = vocabs[0]
+        self.precision: str = first.precision
+        self.text: Text = first.text(self.vocab, options.data, options.split, "test")
+        self.unit: str = figure(self.vocab.unit, 0.0)[0]
         """The unit of figures: ppl or bpc."""
 
     def facts(self, of_runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import torch
+
 from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from ...config.problems import Problems, as_options
-from ...config.settings import Lengths
-from ...data.corpus import Corpus
+from ...config.settings import Lengths, RunConfig
+from ...data.corpus import Corpus, Split
 from ...data.header import WHOLE
 from ...data.vocab import Vocab
 from ...interop import local
@@ -24,12 +26,12 @@ class Trained:
     def __init__(self, run: Path, device: str, precision: str):
         """Raises `FileNotFoundError` if there is no such run."""
         reuse_memory()
-        self.run = local(run)
-        self.config = load_config(find_checkpoint(self.run))
-        self.problems = Problems()
-        self.device = self.problems.attempt(partial(resolve_device, device))
+        self.run: Path = local(run)
+        self.config: RunConfig = load_config(find_checkpoint(self.run))
+        self.problems: Problems = Problems()
+        self.device: torch.device | None = self.problems.attempt(partial(resolve_device, device))
         chosen = self.device and self.problems.attempt(partial(resolve_precision, precision, self.device))
-        self.precision = chosen[0] if chosen else ""
+        self.precision: str = chosen[0] if chosen else ""
 
     def lengths(self, options: object) -> list[Lengths]:
         """Every combination of the lengths in a command's options; the run gives the lengths that they do not have.
@@ -71,7 +73,11 @@ class Text:
     """A split of a corpus, with what is reported about it."""
 
     def __init__(self, corpus: Corpus, name: Part):
-        self.corpus, self.name, self.split = corpus, name, corpus.split(name)
-        self.unknown = corpus.unknown(name)
-        self.about = {**corpus.about, "split": name}
-        self.title = f"{corpus.name}, {name}{f' ({self.unknown:,} unknown)' if self.unknown else ''}{corpus.caveat}"
+        self.corpus: Corpus = corpus
+        self.name: Part = name
+        self.split: Split = corpus.split(name)
+        self.unknown: int = corpus.unknown(name)
+        self.about: dict[str, str] = {**corpus.about, "split": name}
+        self.title: str = (
+            f"{corpus.name}, {name}{f' ({self.unknown:,} unknown)' if self.unknown else ''}{corpus.caveat}"
+        )

@@ -50,7 +50,7 @@ class TransformerXLHFConfig(PreTrainedConfig):
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
     }
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference: list[str] = ["past_key_values"]  # noqa: RUF012
 
     def __init__(self, **settings: Any):
         values = _DEFAULTS | {self.attribute_map.get(name, name): value for name, value in settings.items()}
@@ -77,7 +77,7 @@ class TransformerXLHFConfig(PreTrainedConfig):
         """
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         if __name__.startswith("transformer_xl."):
-            self.auto_map = import_module(".export", __package__).write_source(save_directory)
+            self.auto_map: Any = import_module(".export", __package__).write_source(save_directory)
         for name in _CARRIED:
             if (file := Path(self.name_or_path or save_directory, name)).is_file():
                 Path(save_directory, name).write_bytes(file.read_bytes())
@@ -120,7 +120,8 @@ class TransformerXLCache(Cache):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.memory, self.seen = None, 0
+        self.memory = None
+        self.seen: int = 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, " R"]) -> None:
         """Take these rows, in this order."""
@@ -158,7 +159,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         if not config.vocab_size:
             raise Mistake("vocab_size must be the number of tokens, got 0. Give it to TransformerXLHFConfig.")
-        self.model = TransformerXL(config.shape)
+        self.model: TransformerXL = TransformerXL(config.shape)
         self._tied_weights_keys = _tied(self)
         self.post_init()
 

@@ -27,15 +27,16 @@ _KEYS = {str, bytes, int, float, bool, type(None)}
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _OPERATIONS = b"(.012BCGJKMNQTUX])}acehjqt\x80\x85\x86\x87\x88\x89\x8a\x8c\x8d\x8e\x8f\x93\x94"
 """The operations that are Python's own."""
-_Python: Any = pickle._Unpickler
-"""The unpickler that is written in Python, whose operations can be replaced."""
 
 
 class Reader:
     """The bytes of a file from `position` to `end`, for its unpicklers. Each read is charged to the file's budget."""
 
     def __init__(self, data: mmap, position: int, end: int):
-        self.data, self.position, self.end, self.left = data, position, end, BUDGET
+        self.data: mmap = data
+        self.position: int = position
+        self.end: int = end
+        self.left: int = BUDGET
 
     def spend(self, cost: int) -> None:
         """Charge the budget."""
@@ -61,7 +62,7 @@ class Reader:
         return self.read(newline + 1 - self.position)
 
 
-class Unpickler(_Python):
+class Unpickler(pickle._Unpickler):
     """Reads one pickle.
 
     Args:
@@ -71,6 +72,11 @@ class Unpickler(_Python):
         persistent: returns the value of a persistent id. None refuses them.
     """
 
+    stack: list[Any]
+    memo: Any
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+
     def __init__(
         self,
         file: Reader,
@@ -79,8 +85,11 @@ class Unpickler(_Python):
         persistent: Callable[[Any], Any] | None,
     ):
         super().__init__(file, encoding="latin-1")
-        self.file, self.names, self.programs, self.persistent = file, names, programs, persistent
-        self.numbers = 0
+        self.file: Reader = file
+        self.names: Mapping[str, Callable[..., Any] | None] = names
+        self.programs: tuple[str, ...] = programs
+        self.persistent: Callable[[Any], Any] | None = persistent
+        self.numbers: int = 0
 
     def value(self) -> Any:
         """The pickle's value."""
@@ -151,9 +160,9 @@ class Unpickler(_Python):
         items = self.pop_mark()  # which puts another stack, with another append, in place of this one
         self.append(frozenset(self.check_keys(items)))
 
-    dispatch = {code: _Python.dispatch[code] for code in _OPERATIONS} | {
+    dispatch: dict[int, Any] = {code: pickle._Unpickler.dispatch[code] for code in _OPERATIONS} | {
         pickle.FRAME[0]: _skip_frame,
-        pickle.BYTEARRAY8[0]: _Python.dispatch[pickle.BINBYTES8[0]],
+        pickle.BYTEARRAY8[0]: pickle._Unpickler.dispatch[pickle.BINBYTES8[0]],
         pickle.LONG_BINPUT[0]: _put,
         pickle.REDUCE[0]: _call,
         pickle.NEWOBJ[0]: _call,
