@@ -70,7 +70,7 @@ class Bandwidth:
     """The seconds to read a byte of a large array, by its sum."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self.array: Tensor = torch.ones(job["bytes"] // 4, device=job["device"])
+        self.array: torch.Tensor = torch.ones(job["bytes"] // 4, device=job["device"])
 
     def seconds(self) -> float:
         return min(_seconds(self.array.sum, 1) for _ in range(3)) / (self.array.numel() * 4)

@@ -9,8 +9,8 @@ try:
 
     if int(transformers.__version__.partition(".")[0]) < 5:
         raise ImportError(f"this is {transformers.__version__}")
-except ImportError as error:
+except ImportError as _error:
     raise Mistake(
-        f"Hugging Face's format must have the transformers library, 5 or newer ({error}). "
+        f"Hugging Face's format must have the transformers library, 5 or newer ({_error}). "
         'Run `pip install -U "transformers>=5"`.'
-    ) from error
+    ) from _error

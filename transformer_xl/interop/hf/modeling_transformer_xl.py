@@ -45,7 +45,7 @@ class TransformerXLHFConfig(PreTrainedConfig):
     """
 
     model_type = "transformer-xl"
-    attribute_map = {  # noqa: RUF012  transformers' own names
+    attribute_map: dict[str, str] = {  # noqa: RUF012  transformers' own names
         "hidden_size": "d_model",
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
@@ -150,7 +150,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     positions than the last.
     """
 
-    config_class = TransformerXLHFConfig
+    config_class: type = TransformerXLHFConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = True
     _is_stateful = True  # so transformers refuses to remove tokens, as assisted decoding would
@@ -176,7 +176,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> CausalLMOutputWithPast | tuple:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Read `input_ids` after the memory in `past_key_values`.
 
         Args:
