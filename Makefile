@@ -18,6 +18,8 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	PYTHONPATH=. PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes transformer_xl --ignoreexternal > $(VENV)/types.txt \
+		|| { grep -B 1 error $(VENV)/types.txt; false; }
 
 clean:
 	rm -rf $(VENV)
