@@ -15,6 +15,7 @@ import zipfile
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from server import serving
 
 from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data.bpe import BytePairs, train_bpe
 from transformer_xl.data.corpora.download import Origin
 from transformer_xl.data.corpora.preparing import prepare
@@ -32,7 +34,7 @@ from transformer_xl.data.datasets import is_tokenised, open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.texts import read_splits
-from transformer_xl.data.vocab import EOS, UNK, Vocab
+from transformer_xl.data.vocab import EOS, UNK, Newlines, Vocab
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the corpora are not here")
@@ -162,6 +164,21 @@ class TestCorpus:
         assert {p.name for p in (tmp_path / "store").iterdir()} == {
             "corpus.json", "vocab.json", "train.bin", "valid.bin", "test.bin"
         }  # fmt: skip
+
+    @pytest.mark.parametrize("newlines", get_args(Newlines))
+    def test_words_are_read_once(self, tmp_path: Path, newlines, monkeypatch: pytest.MonkeyPatch) -> None:
+        texts = {"train": [b"c a b\na a\n", b"d d\n"], "valid": [b"e b b b\n"], "test": [b"a f\n"]}
+        read: list[Any] = []
+        monkeypatch.setattr(corpus_module, "pieces", lambda text, unit: read.append(text) or pieces(text, unit))
+        how: Any = {"newlines": newlines, "min_count": 2}
+        corpus = Corpus.build(tmp_path / "store", texts, unit="word", counted=("train", "valid"), **how)
+        assert sorted(read) == sorted(chain(*texts.values()))
+        assert corpus.vocab == Vocab.build("word", [*texts["train"], *texts["valid"]], **how)
+        for split, found in texts.items():
+            ids = np.concatenate([corpus.vocab.opening, *map(corpus.vocab.encode, found)])
+            assert corpus.split(split).ids.tolist() == ids.tolist()
+            header = corpus.header.splits[split]
+            assert (header.types, header.unknown) == (len({*ids}), int((ids == corpus.vocab.unk).sum()))
 
     def test_unknown_words_are_counted(self, tmp_path: Path) -> None:
         corpus = Corpus.build(tmp_path / "store", splits | {"test": b"x b <unk>\n"}, unit="word")
@@ -383,6 +400,20 @@ class TestAnyText:
         assert note.startswith("Left out: ") and note.endswith(" and 2 more.")
         for name, reason in {"arrays.npz": "binary", "logo.png": "binary", "run": "a run", "old.zip": "binary"}.items():
             assert f"{name} ({reason})" in note
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+    @pytest.mark.parametrize("unit", UNITS)
+    def test_a_byte_order_mark_names_the_encoding(self, tmp_path: Path, encoding: str, unit) -> None:
+        text = "\u00e9t\u00e9 \u4e2d\u6587 line\n" * 40
+        (tmp_path / "a").mkdir()
+        file = tmp_path / "a" / "a.txt"
+        file.write_bytes(text.encode(encoding))
+        (tmp_path / "b.txt").write_bytes(text.encode())
+        ours, packed, theirs = (texts_of(tmp_path / name, unit) for name in ("a/a.txt", "a", "b.txt"))
+        assert ours == packed == theirs and read_file(file) == text.encode()
+        file.write_bytes(text.encode(encoding)[:-1])
+        with pytest.raises(ValueError, match=r"a\.txt begins as UTF-(16|32) text and goes on otherwise"):
+            read_splits(file, unit)
 
     @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
     def test_an_archive_is_the_folder_that_was_packed(self, tmp_path: Path, kind: str) -> None:

@@ -128,7 +128,8 @@ def test_a_name_on_the_hub_is_fetched_and_converted_once(tmp_path, monkeypatch, 
     weights = "model.safetensors" if stored == "safetensors" else "pytorch_model.bin"
     wanted = sorted(["config.json", "transformer_xl_vocab.json", weights])
     assert asked == [("some/model", "abc123", wanted)], "both names are one version"
-    cached, online = True, False
+    online = False
+    assert same(public_load_model("hf:some/model@abc123").model, model)  # no need to ask
     with pytest.warns(UserWarning, match="cannot be reached: .*abc123, fetched before, is used"):
         assert same(public_load_model("hf:some/model").model, model)
     assert [path.name for path in (tmp_path / "cache" / "hub" / "some--model").iterdir()] == ["abc123"]
@@ -233,12 +234,16 @@ def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monk
     assert back.train.lengths == Lengths(tgt_len=4, mem_len=6, attn_len=6)
 
 
-def test_a_damaged_export_is_refused(tmp_path):
+def test_lengths_changed_after_an_export_are_used_and_damage_is_refused(tmp_path):
     pytest.importorskip("transformers")
     run_of(shuffled(small_model(dtype=torch.float32)), tmp_path / "run")
     assert main(["convert", str(tmp_path / "run"), "--to-format", "huggingface", "--to", str(tmp_path / "out")]) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    for broken in ({"run": None}, {"run": {"train": 3}}, {"n_layer": 10**8}):
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"mem_len": 7, "attn_len": None}))
+    found = read_model(tmp_path / "out", "huggingface")
+    assert found.config.eval_lengths == Lengths(tgt_len=4, mem_len=7)
+    assert any("changed" in line for line in found.report)
+    for broken in ({"run": None}, {"run": {"train": 3}}, {"mem_len": "x"}, {"n_layer": 10**8}):
         (tmp_path / "out" / "config.json").write_text(json.dumps(config | broken))
         with pytest.raises(ValueError, match=r"config\.json|n_layer must be at most 10,000"):
             read_model(tmp_path / "out", "huggingface")

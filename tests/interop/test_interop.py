@@ -328,6 +328,9 @@ def test_weights_in_several_files_are_read(tmp_path):
     save_file({first: state[first].clone()}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({name: state[name].clone() for name in others}, tmp_path / "model-00002-of-00002.safetensors")
     assert same(read_model(tmp_path, "huggingface").model(), read_model(home, "huggingface").model())
+    save_file({name: value.clone() for name, value in state.items()}, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(ValueError, match=f"must hold other arrays than the files before it, and has {first} too"):
+        read_model(tmp_path, "huggingface")
 
 
 def test_zero_memory_is_zeros_that_are_attended():

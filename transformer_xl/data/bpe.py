@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
 _BYTES_BORDER = re.compile(_BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
+_LARGEST_ID = 1 << 24
+"""The library allocates memory for all ids up to the largest, and aborts the process if that fails."""
 _PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
 _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
 """Pre-tokenizers that keep every character unless their behavior is "Removed"."""
@@ -44,8 +46,10 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
     A newline is always a token of its own. The same texts give the same JSON.
     """
     tokenizers = _library()
-    if size < 256:
-        raise Mistake(f"The size of a byte-level vocabulary must be ≥ 256, one for each byte, got {size}.")
+    if not 256 <= size <= _LARGEST_ID:
+        raise Mistake(
+            f"The size of a byte-level vocabulary must be ≥ 256, one for each byte, and ≤ {_LARGEST_ID:,}, got {size}."
+        )
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     lines = tokenizers.pre_tokenizers.Split("\n", "isolated")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -158,11 +162,18 @@ def _library() -> Any:
 def _load(content: str) -> Tokenizer:
     library = _library()
     try:
+        json.loads(content, parse_int=_checked_number)
         return library.Tokenizer.from_str(content)
     except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise Mistake(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
+
+
+def _checked_number(number: str) -> int:
+    if len(number) > 8 or int(number) > _LARGEST_ID:
+        raise Mistake(f"it has the number {number[:20]}, and ids are at most {_LARGEST_ID:,}")
+    return int(number)
 
 
 def _problems(settings: dict[str, Any]) -> Iterator[str]:

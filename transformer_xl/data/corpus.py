@@ -10,25 +10,29 @@ A store is written under another name, synced and renamed, so it is there whole 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from filelock import FileLock
-from jaxtyping import Integer
+from jaxtyping import Int, Integer
 
 from ..mistake import Mistake
 from ..runtime.files import digest_of, explain_write_error, remove_unfinished, whole_folder
 from .bpe import renumber, train_bpe
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
 from .reading import Text, pieces
-from .vocab import Newlines, Unit, Vocab
+from .vocab import Newlines, Unit, Vocab, split_words
 
 _LONG_WORDS = 30
 """More bytes per word than in any language with spaces: 6 in English, 14 in Russian, 28 in Malayalam."""
+_BLOCK = 1 << 20
+"""Bytes of a file of numbers that are read at a time."""
 
 
 class Split(NamedTuple):
@@ -197,7 +201,7 @@ class Corpus:
                 bytes or a file that is read piece by piece, in UTF-8 unless the unit is "byte".
             partial: what is missing from a published corpus, in words.
             vocab: the vocabulary, which also sets the unit and newlines; None makes one from the splits in `counted`
-                with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.build`) and `bpe_size`.
+                with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
             documents: each text starts with an empty memory; otherwise texts are joined. A line of words always ends
                 with its text.
             reuse: open the store that is there instead, if it is sound.
@@ -227,10 +231,16 @@ class Corpus:
                         f"{path} holds something that is not a token store; name another folder, or empty it."
                     )
                 remove_unfinished(path.parent, path.name)
-                if vocab is None:
-                    every = [text for split in counted for text in texts.get(split, ())]
-                    vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size)
                 with whole_folder(path) as folder:
+                    written: dict[str, _Written] = {}
+                    if vocab is None:
+                        every = {split: texts[split] for split in counted if split in texts}
+                        if unit == "word":
+                            vocab, written = _number_words(folder, every, newlines, documents, min_count, closed)
+                        else:
+                            vocab = _make_vocab([*chain(*every.values())], unit, newlines, min_count, closed, bpe_size)
+                    for split in texts.keys() - written.keys():
+                        written[split] = _write_ids(folder / f"{split}.bin", texts[split], vocab, documents)
                     header = Header(
                         name=name,
                         source=source,
@@ -241,8 +251,8 @@ class Corpus:
                         vocab_size=len(vocab),
                         vocab=vocab.fingerprint,
                         splits={
-                            split: _write_split(folder / f"{split}.bin", found, vocab, documents, name)
-                            for split, found in texts.items()
+                            split: _split_header(folder / f"{split}.bin", written[split], vocab, documents, name)
+                            for split in texts
                         },
                     )
                     if check:
@@ -269,10 +279,63 @@ def _make_vocab(
     return Vocab.of_tokenizer(renumber(tokenizer, order.tolist()), newlines)
 
 
-def _write_split(file: Path, texts: Sequence[Text], vocab: Vocab, documents: bool, name: str) -> SplitHeader:
-    """Write the ids of a split of the corpus `name`, and return its entry in the header."""
-    tokens, size, starts = 0, 0, []
-    counts = np.zeros(len(vocab), np.int64)
+class _WordNumbers:
+    """Numbers words as they first occur. These numbers are their ids until all words are counted."""
+
+    unit: Unit = "word"
+
+    def __init__(self, newlines: Newlines):
+        self.newlines: Newlines = newlines
+        self.numbers: defaultdict[str, int] = defaultdict(count().__next__)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def encode(self, text: bytes, *, start: int = 0) -> Integer[np.ndarray, " T"]:
+        words = split_words(text.decode(), self.newlines)
+        return np.fromiter(map(self.numbers.__getitem__, words), np.int32, len(words))
+
+
+class _Written(NamedTuple):
+    """What is known of a split whose ids are written."""
+
+    bytes: int
+    starts: list[int]
+    counts: Int[np.ndarray, " N"]
+    """How often each id occurs."""
+
+
+def _number_words(
+    folder: Path,
+    splits: Mapping[str, Sequence[Text]],
+    newlines: Newlines,
+    documents: bool,
+    min_count: int,
+    closed: bool,
+) -> tuple[Vocab, dict[str, _Written]]:
+    """Write the ids of splits and make their vocabulary, reading the words once: the splits are written with numbers,
+    which become ids when all words are counted."""
+    words, written, total = _WordNumbers(newlines), {}, np.zeros(0, np.int64)
+    for split, texts in splits.items():
+        written[split] = _write_ids(folder / f"{split}.numbers", texts, words, documents)
+        total = np.pad(total, (0, len(words) - len(total))) + written[split].counts
+    named = Counter(dict(zip(words.numbers, total.tolist(), strict=True)))
+    vocab = Vocab.from_counts("word", named, newlines=newlines, min_count=min_count, closed=closed)
+    ids = vocab.ids_of(words.numbers).astype(vocab.dtype)
+    for split, (_, _, counts) in written.items():
+        numbers, by_id = folder / f"{split}.numbers", np.zeros(len(vocab), np.int64)
+        np.add.at(by_id, ids[: len(counts)], counts)
+        written[split] = written[split]._replace(counts=by_id)
+        with numbers.open("rb") as opened, (folder / f"{split}.bin").open("wb") as out:
+            while block := opened.read(_BLOCK):
+                out.write(ids[np.frombuffer(block, np.int32)].data)
+        numbers.unlink()
+    return vocab, written
+
+
+def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab | _WordNumbers, documents: bool) -> _Written:
+    """Write the ids of the texts of a split."""
+    tokens, size, starts, counts = 0, 0, [], np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
         for text in texts:
             begin = tokens
@@ -282,9 +345,16 @@ def _write_split(file: Path, texts: Sequence[Text], vocab: Vocab, documents: boo
                 ids = vocab.encode(b"\n" + piece if opens else piece, start=tokens - begin)
                 out.write(ids.data)
                 tokens += ids.size
-                counts += np.bincount(ids, minlength=len(vocab))
+                before, counts = counts, np.bincount(ids, minlength=len(counts))
+                counts[: len(before)] += before
             if tokens > begin:
                 starts.append(begin)
+    return _Written(size, starts, counts)
+
+
+def _split_header(file: Path, written: _Written, vocab: Vocab, documents: bool, name: str) -> SplitHeader:
+    """The entry of a split of the corpus `name` in the header."""
+    tokens = int(written.counts.sum())
     if tokens < 2:
         raise Mistake(
             f"The {file.stem} split of {name} must have at least 2 tokens, because the first is context, and has "
@@ -292,9 +362,9 @@ def _write_split(file: Path, texts: Sequence[Text], vocab: Vocab, documents: boo
         )
     return SplitHeader(
         tokens=tokens,
-        types=int(np.count_nonzero(counts)),
-        unknown=0 if vocab.unk is None else int(counts[vocab.unk]),
-        bytes=size,
+        types=int(np.count_nonzero(written.counts)),
+        unknown=0 if vocab.unk is None else int(written.counts[vocab.unk]),
+        bytes=written.bytes,
         sha256=digest_of(file),
-        documents=starts if documents else None,
+        documents=written.starts if documents else None,
     )

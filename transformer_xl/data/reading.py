@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -13,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from .vocab import Unit
 
 @dataclass(frozen=True)
 class Span:
-    """The text of a file from byte `start` to byte `end`; None is the end of the file."""
+    """The text of a file, as UTF-8, from byte `start` to byte `end`; None is the end of the file."""
 
     file: Path
     start: int = 0
@@ -40,6 +42,11 @@ _PIECE = 1 << 18
 """Bytes of text read at a time: few enough that a piece and its ids stay in the processor's cache."""
 _LONGEST = 1 << 12
 """The last bytes of a piece, in which byte pairs look for a position to cut."""
+_MARKS = {
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
+}
+"""Encodings by byte order mark. That of UTF-16 can begin that of UTF-32, which therefore comes first."""
 _WHITE = re.compile(rb"[ \n]")
 
 
@@ -54,9 +61,8 @@ def open_file(path: Path) -> io.BufferedIOBase:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file, decompressed if its name says so. Errors name the file and the reason."""
-    with read_errors(path), open_file(path) as opened:
-        return opened.read()
+    """The content of a file, decompressed if its name says so, as UTF-8. Errors name the file and the reason."""
+    return b"".join(chunks(path))
 
 
 @contextmanager
@@ -110,12 +116,35 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
         yield from (text[start : start + size] for start in range(0, len(text), size))
         return
     part = Span(text) if isinstance(text, Path) else text
-    left = sys.maxsize if part.end is None else part.end - part.start
     with read_errors(part.file), open_file(part.file) as opened:
-        opened.seek(part.start)
-        while chunk := opened.read(min(size, left)):
-            yield chunk
-            left -= len(chunk)
+        encoding = encoding_of(opened.read(4))
+        opened.seek(0 if encoding else part.start)
+        source = _decode(opened, encoding, part.file, size) if encoding else iter(partial(opened.read, size), b"")
+        position, end = 0 if encoding else part.start, sys.maxsize if part.end is None else part.end
+        for chunk in source:
+            if inside := chunk[max(part.start - position, 0) : end - position]:
+                yield inside
+            position += len(chunk)
+            if position >= end:
+                return
+
+
+def encoding_of(head: bytes) -> str:
+    """The encoding that the byte order mark of a file names, unless it is UTF-8; "" if there is none."""
+    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
+
+
+def _decode(opened: io.BufferedIOBase, encoding: str, file: Path, size: int) -> Iterator[bytes]:
+    """A text in another encoding, as UTF-8."""
+    decoder, raw = codecs.getincrementaldecoder(encoding)(), b"\0"
+    try:
+        while raw:
+            raw = opened.read(size)
+            yield decoder.decode(raw, final=not raw).encode()
+    except UnicodeError as error:
+        raise Mistake(
+            f"{file} begins as {encoding.upper()} text and goes on otherwise ({error}). Save it as UTF-8."
+        ) from error
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..config.values import listing
 from ..mistake import Mistake
 from .header import SPLITS, WHOLE
-from .reading import Span, border, chunks, open_file, read_errors
+from .reading import Span, border, chunks, encoding_of, open_file, read_errors
 from .vocab import Unit
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -136,7 +136,8 @@ def _no_text(file: Path) -> str:
     if not file.is_file():
         return "not a file"
     with read_errors(file), open_file(file) as opened:
-        return "binary" if b"\0" in opened.read(_HEAD) else ""
+        head = opened.read(_HEAD)
+    return "binary" if b"\0" in head and not encoding_of(head) else ""
 
 
 def _kind_of_output(folder: Path) -> str:

@@ -63,7 +63,24 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """The bytes, characters or words of `texts` by frequency; tokens of the same frequency as they first occur.
+        """The bytes, characters or words of `texts`, in the order of `from_counts`."""
+        counts: Counter[Any] = Counter()
+        for text in texts if unit != "byte" or closed else ():
+            parts = _split(text, unit, newlines)
+            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
+        return cls.from_counts(unit, counts, newlines=newlines, min_count=min_count, closed=closed)
+
+    @classmethod
+    def from_counts(
+        cls,
+        unit: Unit,
+        counts: Counter[Any],
+        *,
+        newlines: Newlines = "keep",
+        min_count: int = 1,
+        closed: bool = False,
+    ) -> Vocab:
+        """The tokens of `counts`, which it changes, by frequency; tokens of the same frequency keep their order.
 
         `closed` keeps exactly these tokens, as a published protocol does. Otherwise any text can be encoded: the tokens
         are all 256 bytes in their own order, or there is an `<unk>` that also replaces tokens rarer than `min_count`.
@@ -71,10 +88,6 @@ class Vocab:
         """
         if unit == "byte" and not closed:
             return cls(unit, tuple(b for b in range(256) if newlines == "keep" or b != 0x0A), newlines)
-        counts: Counter[Any] = Counter()
-        for text in texts:
-            parts = _split(text, unit, newlines)
-            counts.update(parts if isinstance(parts, list) else _count_codes(parts, counts))
         first = [LINE_ENDS[newlines]] if unit == "word" and newlines in LINE_ENDS else []
         for symbol in first:
             del counts[symbol]

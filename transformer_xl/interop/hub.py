@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,7 +42,8 @@ def local(path: str | Path) -> Path:
     """A folder on this machine: `path` itself, or what `hf:NAME` (`hf:NAME@REVISION`) stands for.
 
     A model of the hub is fetched and converted once per version. The hub is asked once for the version. If it does not
-    answer within seconds, the version in the hub's own cache is used, and a warning names it.
+    answer within seconds, the version that was converted last or else the one in the hub's own cache is used, and a
+    warning names it.
 
     Raises:
         ValueError: the hub package is not installed, or the hub's model is no Transformer-XL.
@@ -56,6 +58,8 @@ def local(path: str | Path) -> Path:
         raise Mistake(f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it.") from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
     converted = cache_folder() / "hub" / name.replace("/", "--")
+    if (converted / revision / "config.json").is_file():
+        return converted / revision
     try:  # other calls of the library retry for long
         asked = model_info(name, revision=revision or None, timeout=_PATIENCE)
         files = _needed([file.rfilename for file in asked.siblings or ()])
@@ -66,7 +70,9 @@ def local(path: str | Path) -> Path:
         try:
             if isinstance(error, HfHubHTTPError):
                 raise
-            snapshot = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+            before = [] if revision else sorted(converted.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+            cached = partial(snapshot_download, name, revision=revision or None, local_files_only=True)
+            snapshot = before[-1].parent if before else Path(cached())
         except (OSError, ValueError):  # its cache has none, or the name is invalid
             reason, *_ = str(error).splitlines() or [type(error).__name__]
             raise OSError(f"{path} could not be fetched: {reason}") from error

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..checkpoint import EXPORTED_VOCAB, config_of
-from ..config.settings import TransformerXLConfig
+from ..config.settings import Lengths, RunConfig, TransformerXLConfig
 from ..mistake import Mistake
 from .pickles.unpickle import read_pickle
 from .source import Source, is_state, read_json
@@ -35,7 +35,7 @@ def read_huggingface(path: Path) -> Source:
         sections: Any = config.get("run")
         if not isinstance(sections, dict):
             raise Mistake(f"{path / 'config.json'} must hold a table, run. Restore it from a copy.")
-        source.run = config_of({**sections, "model": own}, path / "config.json")
+        source.run = _with_lengths({**sections, "model": own}, config, source)
         source.add_state(_weights(path), lambda name: name.removeprefix("model."))
     elif kind == "transfo-xl":
         source.state({_OTHER_NAMES.get(name, name): value for name, value in config.items()})
@@ -47,6 +47,18 @@ def read_huggingface(path: Path) -> Source:
     file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)
     source.symbols = partial(read_vocabulary, file) if file else None
     return source
+
+
+def _with_lengths(sections: dict[str, Any], config: dict[str, Any], source: Source) -> RunConfig:
+    """The run of these sections, with the lengths of `config`, which may have been edited since the export."""
+    file = source.path / "config.json"
+    run = config_of(sections, file)
+    lengths = {field.name: config[field.name] for field in fields(Lengths) if field.name in config}
+    if all(getattr(run.eval_lengths, name) == value for name, value in lengths.items()):
+        return run
+    source.notes.append("Its lengths were changed after the export. Training, if it is resumed, has them too.")
+    changed = {"train": lengths, "eval": dict.fromkeys(lengths)}  # in [eval] none means: as in training
+    return config_of(sections | {name: {**sections.get(name, {}), **new} for name, new in changed.items()}, file)
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
@@ -65,6 +77,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
                 raise Mistake(f"{file} is damaged ({str(error).splitlines()[0]}). Get it again.") from error
         if not is_state(found):
             raise Mistake(f"{file} must hold names and tensors, and holds something else. Get it again.")
+        if twice := arrays.keys() & found.keys():
+            raise Mistake(f"{file} must hold other arrays than the files before it, and has {min(twice)} too.")
         arrays |= found
     return arrays
 
