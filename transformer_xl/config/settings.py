@@ -138,8 +138,9 @@ class TransformerXLConfig(_Checked):
             yield Problem(("untie_r", "share_position_projection"), sentence)
         given = [name for name in _ATTENTION if getattr(self, name) != getattr(TransformerXLConfig, name)]
         if self.kind in _RECURRENT and given:
-            sentence = f"{', '.join(['{}'] * len(given))} must be left out for {{}} = {self.kind}, which has no attention "
-            yield Problem((*given, "kind"), f"{sentence}and no norm.")
+            names = ", ".join(["{}"] * len(given))
+            sentence = f"{names} must be left out for {{}} = {self.kind}, which has no attention and no norm."
+            yield Problem((*given, "kind"), sentence)
         if self.kind in ("shaw", "al-rfou") and self.positions < 1:
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
             yield Problem(("positions", "kind"), sentence)
