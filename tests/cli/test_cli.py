@@ -244,10 +244,39 @@ def test_output_that_cannot_be_written_is_told_unless_its_reader_left(number, st
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes descriptors as POSIX shells do")
-def test_a_closed_output_is_nowhere_and_a_closed_input_is_empty(home):
-    command = f"{sys.executable} -m transformer_xl score run - <&- >&-"
+@pytest.mark.parametrize(
+    ("line", "status", "told"),
+    [
+        ("score run - <&-", 0, ""),  # closed input is empty
+        ("score run text.txt >&-", 2, "txl: Standard output is closed. Send it to a file, or to /dev/null.\n"),
+        ("--help >&-", 2, "txl: Standard output is closed. Send it to a file, or to /dev/null.\n"),
+        ("env > /dev/full", 2, "txl: standard output: No space left on device.\n"),
+        ("--help > /dev/full", 2, "txl: standard output: No space left on device.\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(home, line, status, told):
+    command = f"{sys.executable} -m transformer_xl {line}"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0 and done.stderr == b""
+    assert (done.returncode, done.stderr.decode()) == (status, told)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes descriptors as POSIX shells do")
+def test_training_goes_on_without_output(home, tmp_path):
+    line = f"train text-small --data text.txt --out {tmp_path / 'run'} {' '.join(TINY)} >&-"
+    command = f"{sys.executable} -m transformer_xl {line}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr) == (0, b"") and "step 4/4" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("cache", "told"), [(".cache/txl", "~/.cache/txl"), ("../elsewhere", "elsewhere")])
+def test_env_does_not_name_the_home_folder(cache, told, tmp_path, monkeypatch, capsys):
+    user = tmp_path / "ann"
+    monkeypatch.setenv("HOME", str(user))
+    monkeypatch.setenv("USERPROFILE", str(user))
+    monkeypatch.setenv("TXL_HOME", os.path.normpath(user / cache))
+    assert main(["env"]) == main(["env", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(told) == 2 and str(user) not in shown
 
 
 def test_an_interrupt_is_told(monkeypatch, capsys):

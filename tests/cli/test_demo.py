@@ -6,7 +6,7 @@ import gzip
 import math
 import os
 import re
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from shlex import split as words
 from typing import Any
@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from transformer_xl.checkpoint import find_checkpoint, load_config
+from transformer_xl.checkpoint import find_checkpoint, load_config, load_model
+from transformer_xl.cli.journeys.demo import measure
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.evaluation.score import evaluate
 from transformer_xl.model.transformer_xl import DecoderLayer
+from transformer_xl.runtime.files import lock_folder
 from transformer_xl.train.metric_log import read_metrics
 
 TEXT = Path(os.__file__).read_bytes()[:20_000]
@@ -90,7 +95,7 @@ def test_it_trains_scores_writes_and_compares(demo, capsys):
     assert main(words("generate runs/demo --max-tokens 5 --seed 1")) == 0
 
 
-@pytest.mark.parametrize("busy_from", [math.inf, 20], ids=["never", "training"])
+@pytest.mark.parametrize("busy_from", [math.inf, 20, 48], ids=["never", "training", "scoring"])
 def test_it_ends_in_time_on_a_machine_that_gets_busy(demo, busy_from):
     machine = Machine(0.5, busy_from)
     assert demo(machine, "--minutes 1 --out run") == 0
@@ -111,7 +116,38 @@ def test_a_slow_machine_scores_less_text_and_compressors_get_the_same(demo, caps
     shown = capsys.readouterr().out
     [scored] = [int(size.replace(",", "")) for size in re.findall(r"on ([\d,]+) of 3,000 bytes", shown)]
     assert 80 <= scored < 2999
-    assert f"{8 * len(gzip.compress(TEXT[1 : scored + 1], 9)) / scored:.3f}" in shown
+    rows = [TEXT[1 + start : 1 + start + scored // 5] for start in range(0, 3000, 600)]
+    assert f"{8 * len(gzip.compress(b''.join(rows), 9)) / scored:.3f}" in shown
+
+
+def test_figures_are_of_the_bytes_that_all_lengths_had_time_for(demo, monkeypatch):
+    assert demo(Machine(2), "--minutes 1 --out run") == 0
+    loaded, test = load_model("run"), Corpus.open(load_config(find_checkpoint("run")).corpus.name).split("test")
+    machine = Machine(0.5, busy_from=10)  # in the second of three passes
+    on(machine, monkeypatch)
+    results, scored = measure(loaded, test, 18.0)
+    assert machine.now <= 18 and 80 <= len(scored) < 2999 - 80
+    segments = len(scored) // (5 * 16)
+    loader = StreamLoader(test, batch_size=5, tgt_len=16)
+    for memory, result in zip((32, 16, 0), results, strict=True):
+        plain = evaluate(loaded.model, islice(loader, segments), result.lengths)
+        assert (result.targets, result.bytes, result.lengths.mem_len) == (len(scored), len(scored), memory)
+        assert result.targets == plain.targets and result.nats == pytest.approx(plain.nats, rel=1e-6)
+
+
+def test_a_second_one_leaves_the_folder_of_one_that_runs(demo, capsys):
+    def folder() -> Path:
+        [run] = re.findall(r"txl generate (\S+)", capsys.readouterr().out)
+        return Path(run)
+
+    assert demo(Machine(4)) == 0
+    first = folder()
+    with lock_folder(first):  # as the one that runs there does
+        assert demo(Machine(4)) == 0
+    second = folder()
+    assert first != second and find_checkpoint(first) and find_checkpoint(second)
+    assert demo(Machine(4)) == 0
+    assert folder() == first and find_checkpoint(second)
 
 
 def test_too_little_time_is_refused(demo, capsys):

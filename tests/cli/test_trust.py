@@ -187,15 +187,34 @@ def test_what_contradicts_the_run_to_start_from_is_refused(home, tmp_path, given
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_takes_shape_and_unit_from_the_run_it_starts_from(home, tmp_path):
-    """The user may give settings that agree with that run, and another dropout."""
+def test_a_recipe_trains_another_shape_and_not_another_unit(home, tmp_path, capsys):
+    """The shape is that of the run to start from; what agrees with it may be said, and dropout may differ."""
     line = ["train", "text-words", *words(home, tmp_path / "new", "--init", str(home / "run"))[2:]]
     short = ["--train.max-steps", "1", "--train.batch-size", "4", "--train.eval-tokens", "20"]
-    agreed = ["--corpus.unit", "byte", "--model.n-layer", "1", "--model.dropout", "0.3"]
+    sentence = refusal(line, capsys)
+    assert 'corpus.unit in recipe text-words must be "byte"' in sentence and "--corpus.unit byte" in sentence
+    agreed = ["--corpus.unit", "byte", "--model.n-layer", "1", "--model.vocab-size", "0", "--model.dropout", "0.3"]
     assert main([*line, *agreed, *short]) == 0
-    config = load_recipe(tmp_path / "new" / "config.toml")
-    model = config.model
-    assert config.corpus.unit == "byte" and (model.d_model, model.d_inner, model.dropout) == (6, 5, 0.3)
+    model = load_recipe(tmp_path / "new" / "config.toml").model
+    assert (model.d_model, model.d_inner, model.dropout) == (6, 5, 0.3)
+
+
+def test_line_ends_of_a_recipe_must_be_those_of_the_run_to_start_from(home, tmp_path, capsys):
+    (tmp_path / "drop.toml").write_text(f'[corpus]\nname = "{home / "text.txt"}"\nnewlines = "drop"\n')
+    line = ["train", str(tmp_path / "drop.toml"), "--out", str(tmp_path / "new"), "--init", str(home / "run")]
+    assert f'corpus.newlines in recipe {line[1]} must be "keep" with --init' in refusal(line, capsys)
+    assert not (tmp_path / "new").exists()
+
+
+def test_settings_left_open_are_those_of_the_run_that_goes_on(home, tmp_path, capsys):
+    left_open = ["--train.device", "auto", "--train.precision", "auto", "--train.backend", "auto"]
+    line = words(home, tmp_path / "run", *left_open, "--model.vocab-size", "0", "--resume", "auto")
+    assert main(line) == 0
+    settled = (tmp_path / "run" / "config.toml").read_text()
+    shutil.rmtree(checkpoints(tmp_path / "run")[-1])
+    assert main(line) == 0 and "Resumed from step" in capsys.readouterr().out
+    assert (tmp_path / "run" / "config.toml").read_text() == settled
+    assert "--train.lr is" in refusal([*line, "--train.lr", "3"], capsys)
 
 
 def test_a_run_goes_on_by_the_recipe_it_began_with(home, run, tmp_path, capsys):

@@ -33,11 +33,16 @@ REFUSALS = (
     "--model.multiple-targets",
     "--model.untie-r --model.share-position-projection",
     "--model.kind lstm --model.untie-r",
+    "--model.kind lstm --model.n-head 8",
+    "--model.kind qrnn --model.zero-memory",
+    "--model.kind lstm --train.attn-len 3",
+    "--model.kind qrnn --eval.clamp-len 3",
     "--model.kind shaw",
     "--model.kind vaswani | --model.positions -1",
     "--corpus.min-count 0",
     "--corpus.bpe-size 256",
     "--corpus.newlines sentence",
+    "--corpus.newlines drop --corpus.shuffle-lines",
     "--train.clamp-len 0",
     "--train.mem-len 3000000000",
     "--train.attn-len 200",
@@ -91,12 +96,20 @@ def test_a_refusal_names_every_option_as_typed(line: str, empty: Path):
 
 
 def test_a_setting_of_a_recipe_is_named_with_its_recipe_and_the_option_that_contradicts_it_as_typed():
-    assert refusals("ptb-24m", words("--model.kind lstm")) == [
-        "model.share_position_projection in recipe ptb-24m is for kind = transformer-xl, got --model.kind = lstm. "
-        "Leave it out."
+    assert refusals("demo", words("--model.kind lstm --model.n-head 8")) == [
+        "--model.n-head, d_head, pre_lnorm, final_norm must be left out for --model.kind = lstm, which has no "
+        "attention and no norm."
     ]
     assert refusals("demo", words("--train.batch-chunk 3")) == [
         "train.batch_size in recipe demo must be a multiple of --train.batch-chunk = 3, got 16."
+    ]
+
+
+def test_words_that_set_nothing_and_empty_tables_without_a_name_are_refused(tmp_path: Path):
+    (tmp_path / "odd.toml").write_text("[trian]\n")
+    assert refusals(tmp_path / "odd.toml", ["lr", "--train.lr", "3"]) == [
+        f"trian in recipe {tmp_path / 'odd.toml'} is not a setting; `txl train --help` lists them all.",
+        "lr is neither a setting nor a value of one. Leave it out.",
     ]
 
 

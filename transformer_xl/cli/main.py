@@ -75,6 +75,7 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. A user's mistake prints a sentence; a bug keeps its traceback."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    closed = sys.stdout is None
     fill_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters that a model writes
@@ -84,12 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(name in os.environ for name in WAITING):  # before torch loads OpenMP, which reads it once
         os.environ["GOMP_SPINCOUNT"] = SPINS
     with redirect_stdout(Output(sys.stdout)), redirect_stderr(LastingOutput(sys.stderr)):
-        return status_of(arguments)
+        return status_of(arguments, closed=closed)
 
 
-def status_of(arguments: list[str]) -> int:
-    """The exit status of one command."""
+def status_of(arguments: list[str], *, closed: bool) -> int:
+    """The exit status of one command, where standard output is open or `closed`."""
     try:
+        if closed and arguments[:1] != ["train"]:  # train writes everything to log.txt, too
+            raise Mistake("Standard output is closed. Send it to a file, or to /dev/null.")
         status = dispatch(arguments)
         sys.stdout.flush()  # here a failure gets a sentence; when the interpreter ends, it does not
         return status

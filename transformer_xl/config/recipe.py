@@ -43,6 +43,10 @@ class Setting:
         """The value that a run has for this setting."""
         return getattr(getattr(config, self.section), self.field)
 
+    def open_in(self, config: RunConfig) -> bool:
+        """Whether a run leaves this setting open until it begins: "auto", or the vocabulary size of the corpus."""
+        return self.of(config) == "auto" or (self.field == "vocab_size" and self.of(config) == 0)
+
 
 def packaged_recipes() -> dict[str, Path]:
     """The recipes that come with the package: name to file."""
@@ -101,6 +105,14 @@ def data_settings(data: str) -> list[Setting]:
     return [Setting(section, field, value, "--data") for (section, field), value in given.items()]
 
 
+def chosen_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Setting]) -> list[Setting]:
+    """The settings that `--init` must not contradict: all of `overrides`, and the recipe's unit and line ends unless
+    `defaults` replace them."""
+    own = [Setting("corpus", name, None, f"corpus.{name}", f" in recipe {recipe}") for name in ("unit", "newlines")]
+    last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
+    return [setting for setting in last.values() if setting not in defaults]
+
+
 def text_name(data: str) -> str:
     """An absolute path, so a run's `config.toml` works in any folder; the name of a corpus as it is."""
     return str(Path(data).resolve()) if data and Path(data).exists() else data
@@ -140,6 +152,7 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
     given: list[Setting] = []
     for match, words in _by_setting(overrides):
         if match is None:
+            problems.append(f"{words[0]} is neither a setting nor a value of one. Leave it out.")
             continue
         label, _, value = words[0].partition("=")
         values = words[1:] if match["value"] is None else [value]
@@ -197,10 +210,10 @@ def _toml_value(value: Any) -> str:
 
 
 def _settings_of(tables: Mapping[str, Any], source: str, problems: list[str]) -> list[Setting]:
-    """The settings of a recipe; values outside of tables go to `problems`."""
+    """The settings of a recipe; values outside of tables and unknown empty tables go to `problems`."""
     given: list[Setting] = []
     for section, table in tables.items():
-        if not isinstance(table, dict):
+        if not isinstance(table, dict) or (not table and section not in SECTIONS):
             problems.append(_unknown("", section, section, source))
             continue
         given += [

@@ -136,6 +136,11 @@ class TransformerXLConfig(_Checked):
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
             yield Problem(("untie_r", "share_position_projection"), sentence)
+        given = [name for name in _ATTENTION if getattr(self, name) != getattr(TransformerXLConfig, name)]
+        if self.kind in _RECURRENT and given:
+            names = ", ".join(["{}"] * len(given))
+            sentence = f"{names} must be left out for {{}} = {self.kind}, which has no attention and no norm."
+            yield Problem((*given, "kind"), sentence)
         if self.kind in ("shaw", "al-rfou") and self.positions < 1:
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
             yield Problem(("positions", "kind"), sentence)
@@ -154,6 +159,11 @@ class TransformerXLConfig(_Checked):
 
 
 _RECURRENT = ("lstm", "qrnn")
+_ATTENTION = (
+    *("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon"),
+    *("zero_memory", "dropatt", "init_std"),
+)
+"""Settings that recurrent networks do not use."""
 _OF_KINDS = {
     "untie_r": ("transformer-xl",),
     "share_position_projection": ("transformer-xl",),
@@ -233,6 +243,9 @@ class CorpusConfig(_Checked):
         if self.newlines == "sentence" and self.unit != "word":
             sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
             yield Problem(("newlines", "unit"), sentence)
+        if self.shuffle_lines and self.newlines == "drop":
+            sentence = '{} must be "keep" or "sentence" where {} is true, got "drop", which leaves no lines.'
+            yield Problem(("newlines", "shuffle_lines"), sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,6 +378,7 @@ class RunConfig(_Checked):
 
     def _problems(self) -> Found:
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
+        yield from self._problems_of_recurrent()
         if self.model.kind not in ("vaswani", "al-rfou"):
             return
         for name in ("ar_alpha", "tar_beta") if self.model.kind == "al-rfou" else ():
@@ -382,6 +396,13 @@ class RunConfig(_Checked):
             if places and width > places:
                 sentence = f"{{}} must be at most {{}} = {places}, {{}} included, got {width}. Lower it."
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
+
+    def _problems_of_recurrent(self) -> Found:
+        for section in ("train", "eval") if self.model.kind in _RECURRENT else ():
+            for name in ("clamp_len", "attn_len"):
+                if getattr(getattr(self, section), name) is not None:
+                    sentence = f"{{}} must be left out for {{}} = {self.model.kind}, which has no attention."
+                    yield Problem((f"{section}.{name}", "model.kind"), sentence)
 
     @property
     def eval_lengths(self) -> Lengths:

@@ -157,7 +157,7 @@ def _read(path: Path, faults: list[str], reading: Any) -> Any:
     try:
         return reading(path)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever the file holds
-        faults.append(f"{path.name} could not be read: {error}")
+        faults.append(f"{path.name} could not be read: {str(error).replace(str(path), path.name)}")  # no folder
         return None
 
 

@@ -14,29 +14,31 @@ import math
 import os
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
+
+import torch
 
 from ...checkpoint import LoadedModel, load_model
 from ...config.recipe import load_recipe
 from ...config.settings import TrainConfig
 from ...data.corpus import Corpus, Split
 from ...data.datasets import cache_folder
+from ...data.loader import Segment, StreamLoader
 from ...evaluation.generate import Sampling, stream_text
-from ...evaluation.score import EvalResult
+from ...evaluation.score import EvalResult, evaluate
 from ...mistake import Mistake
 from ...runtime.device import reuse_memory
 from ...runtime.files import empty_folder, lock_folder
 from ...runtime.ranks import Ranks
-from ...runtime.terminal import show_table
+from ...runtime.terminal import report_progress, show_table
 from ...train import Trainer
 from ...train.metric_log import MetricLog
 from ..options.analyse import Report
 from ..options.train import Demo
-from .evaluate import score_split
 from .report import report
 from .train import Origin, carry_out, prepare, refuse_run
 
@@ -102,18 +104,32 @@ def demo(options: Demo, begun: float) -> int:
     reuse_memory()
     if not 0.1 <= options.minutes < 1e6:
         raise Mistake(f"--minutes must be at least 0.1 and below 1,000,000, got {options.minutes:g}.")
-    run = options.out or cache_folder() / "demo" / "run"
     if options.out is not None:
-        refuse_run(run, resume=False)
+        refuse_run(options.out, resume=False)
     corpus = library_corpus()
-    with lock_folder(run):
-        if options.out is None:
-            empty_folder(run)
+    with ExitStack() as stack:
+        run = options.out or own_folder(stack)
+        if options.out is not None:
+            stack.enter_context(lock_folder(run))
         status = show(run, corpus, begun + (1 - SPARE) * 60 * options.minutes)
     if status == 0:
         kept = "" if options.out else " (the next demo takes its place)"
         print(f"{time.perf_counter() - begun:.0f} seconds in all. More text: txl generate {run}{kept}", flush=True)
     return status
+
+
+def own_folder(stack: ExitStack) -> Path:
+    """An empty folder in the cache, locked while `stack` is open: the first one in which no other demo runs."""
+    run = cache_folder() / "demo" / "run"
+    numbers = count(2)
+    while True:
+        try:
+            stack.enter_context(lock_folder(run))
+        except BlockingIOError:
+            run = run.with_name(f"run-{next(numbers)}")
+        else:
+            empty_folder(run)
+            return run
 
 
 def library_corpus() -> Corpus:
@@ -129,7 +145,7 @@ def library_corpus() -> Corpus:
 
 
 def show(run: Path, corpus: Corpus, end: float) -> int:
-    """Run the demo in the folder `run`; everything slow should end by the time `end`. Returns the exit status."""
+    """Run the demo in the folder `run`; everything slow ends by the time `end`. Returns the exit status."""
     config = load_recipe("demo")
     start = prepare(replace(config, corpus=replace(config.corpus, name=str(corpus.path))), run, Origin(), Ranks())
     test = corpus.split("test")
@@ -138,8 +154,8 @@ def show(run: Path, corpus: Corpus, end: float) -> int:
         return status
     loaded = load_model(run, device=start.config.train.device)
     write_sample(loaded, time.perf_counter() + (end - time.perf_counter()) / 5)
-    results = measure(loaded, test, end)
-    compare(results, loaded, test)
+    results, scored = measure(loaded, test, end)
+    compare(results, scored, len(test.ids))
     metrics = MetricLog(run / "metrics.jsonl")
     for result in results:
         metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
@@ -184,25 +200,51 @@ def write_sample(loaded: LoadedModel, end: float) -> None:
     print("\n", flush=True)
 
 
-def measure(loaded: LoadedModel, test: Split, end: float) -> list[EvalResult]:
-    """Score the same targets with a memory longer than in training, as in training, and none.
+def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResult], bytes]:
+    """Score the same targets with a memory longer than in training, as in training, and none, until the time `end`.
 
-    Their number follows from the speed over two segments and the time `end`.
+    Every result is of the first segments that all three had time for; their bytes are returned too.
     """
     config = loaded.config
     memories = (2 * config.train.mem_len, config.train.mem_len, 0)
-    lengths = [replace(config.eval_lengths, mem_len=size, attn_len=None) for size in memories]
-    how = replace(config.eval, max_tokens=2 * config.eval.batch_size * lengths[0].tgt_len)
-    score = partial(score_split, loaded, test, precision=config.train.precision)
-    speed = score(lengths[0], how).tokens_per_second
-    how = replace(how, max_tokens=max(int(speed * (end - time.perf_counter()) / len(lengths)), how.batch_size))
-    return [score(each, how) for each in lengths]
+    segments = list(StreamLoader(test, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len))
+    passes: list[tuple[EvalResult, list[float]]] = []
+    for left, size in zip((3, 2, 1), memories, strict=True):
+        now, nats = time.perf_counter(), []
+        shown = report_progress(segments, f"scoring test with a memory of {size:,}")
+        result = evaluate(
+            loaded.model,
+            before(now + (end - now) / left, shown),
+            replace(config.eval_lengths, mem_len=size, attn_len=None),
+            precision=config.train.precision,
+            dump=lambda _, nll, nats=nats: nats.append(nll.sum(dtype=torch.float64).item()),
+        )
+        passes.append((result, nats))
+        segments = segments[: len(nats)]
+    targets = torch.cat([segment.targets for segment in segments], dim=1)
+    scored = loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
+    size = len(scored)
+    return [
+        replace(
+            one, nats=sum(nats[: len(segments)]), targets=size, bytes=size, seconds=one.seconds * size / one.targets
+        )
+        for one, nats in passes
+    ], scored
 
 
-def compare(results: Sequence[EvalResult], loaded: LoadedModel, test: Split) -> None:
-    """Print bits per byte on the bytes that were scored, best first, and the comparison with gzip."""
-    held_out, size = len(test.ids), results[0].targets
-    scored = loaded.vocab.decode_bytes(test.ids[1 : size + 1])  # the first byte is context only
+def before(end: float, segments: Iterable[Segment]) -> Iterator[Segment]:
+    """The first segment, and more of them while the pace so far lets each end before the time `end`."""
+    begun = time.perf_counter()
+    for done, segment in enumerate(segments):
+        now = time.perf_counter()
+        if done and now + (now - begun) / done > end:
+            return
+        yield segment
+
+
+def compare(results: Sequence[EvalResult], scored: bytes, held_out: int) -> None:
+    """Print bits per byte on the `scored` bytes of `held_out`, best first, and the comparison with gzip."""
+    size = len(scored)
     packed = {"gzip -9": gzip.compress(scored, 9), "bzip2 -9": bz2.compress(scored, 9)}
     packed["xz -9e"] = lzma.compress(scored, preset=9 | lzma.PRESET_EXTREME)
     figures = {name: 8 * len(text) / size for name, text in packed.items()}
@@ -210,7 +252,7 @@ def compare(results: Sequence[EvalResult], loaded: LoadedModel, test: Split) -> 
     for result, note in zip(results, notes, strict=True):
         figures[f"Transformer-XL, memory {result.lengths.mem_len}{note}"] = result.bpc
     rows = [[name, f"{bpc:.3f}"] for name, bpc in sorted(figures.items(), key=lambda item: item[1])]
-    some = f"{size:,} of " if size < held_out - 1 else ""
+    some = f"{size:,} of " if size < held_out - 1 else ""  # the first byte is context only
     show_table(f"bits per byte on {some}{held_out:,} bytes of files held out", ["", "bpc"], rows)
     ours, gzipped = min(result.bpc for result in results), figures["gzip -9"]
     verdict = "It beats gzip -9" if ours < gzipped else "It did NOT beat gzip -9"

@@ -32,7 +32,7 @@ def env(options: Env) -> None:
     device = torch.device(auto["device"]["name"])
     name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
     auto["backend for inference"] = {"name": name, "why": why}
-    facts = environment() | {"auto": auto, "cache": str(cache_folder())}
+    facts = environment() | {"auto": auto, "cache": below_home(cache_folder())}
     if options.json:
         print(json.dumps(facts, indent=2))
         return
@@ -93,6 +93,12 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
         "precision": {"name": precision, "why": why_precision},
         "backend": {"name": backend, "why": why_backend},
     }
+
+
+def below_home(path: Path) -> str:
+    """A path with ~ in place of the home folder, which has the name of the user."""
+    home = os.path.expanduser("~")
+    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
 
 
 def _version(package: str) -> str | None:

@@ -239,10 +239,11 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     problems = Problems()
     for setting in origin.given:
         value, own = setting.of(config), setting.of(new)
-        if value != own:
+        if value != own and not setting.open_in(config):
+            advice = f"Name another recipe, or give --{setting.label} {own}." if setting.source else "Leave it out."
             problems.append(
-                f"{setting.label} must be {shown(own)} with --init {origin.init}, whose shape and vocabulary ({vocab}) "
-                f"the new run takes, got {shown(value)}. Leave it out."
+                f"{setting.label}{setting.source} must be {shown(own)} with --init {origin.init}, whose shape and "
+                f"vocabulary ({vocab}) the new run takes, got {shown(value)}. {advice}"
             )
     if config.corpus.vocab:
         problems.append(f"corpus.vocab must be left out with --init, because {origin.init} has the vocabulary.")
@@ -290,6 +291,10 @@ def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> Run
     own = load_recipe(run / "config.toml")
     config, changes = changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
+    for setting in changes:
+        if setting.open_in(config):  # it was settled when the run began
+            section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
+            config = replace(config, **{setting.section: section})
     advice = f"in {run}, and cannot change now. Start a new run from its weights with --init {run}."
     fixed = Problems(
         f"{setting.label} is {setting.of(own)} {advice}"

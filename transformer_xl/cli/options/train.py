@@ -83,7 +83,7 @@ class Train:
         else:
             defaults = recipes.data_settings(self.data) if self.data else []
             config = recipes.load_recipe(self.recipe, overrides, defaults=defaults)
-            given = recipes.parse_overrides(overrides, [])
+            given = recipes.chosen_settings(self.recipe, overrides, defaults)
         if self.print_config:
             print(recipes.write_toml(config), end="")
             return 0
