@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment
 from transformer_xl.interop import read_model
-from transformer_xl.model.inference import Step, stepping
+from transformer_xl.model.inference import Step, step_state
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import relative_attention
@@ -85,7 +85,7 @@ class Ours:
         return self.module(ids, targets, state, self.lengths)
 
     def following(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        state = stepping(self.module, state, self.lengths, compiled=self.compiled)
+        state = step_state(self.module, state, self.lengths, compiled=self.compiled)
         if isinstance(state, Step):
             return state(ids), state
         log_probs, state = self.module.log_probs(ids, state, self.lengths, last=1)

@@ -161,7 +161,7 @@ class Stores:
             for segment in map(loader.segment, range(min(len(loader), 5))):
                 if max(segment.ids.max(), segment.targets.max()) >= len(corpus.vocab):
                     raise Finding("an id is outside the vocabulary")
-        _ = (corpus.about, corpus.caveat, corpus.vocab.token_sizes(), corpus.vocab.opening, str(corpus.vocab))
+        _ = (corpus.about, corpus.caveat, corpus.vocab.token_sizes(), corpus.vocab.opening_ids, str(corpus.vocab))
 
 
 class Checkpoints:

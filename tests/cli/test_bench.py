@@ -68,7 +68,7 @@ def test_a_row_without_a_bound_still_has_a_speed(
 
 def test_units_are_timed_with_a_full_memory(recipe: str) -> None:
     config = bench._settings(recipe, "cpu", "fp32")
-    unit = bench._training(config)
+    unit = bench._training_steps(config)
     for _ in range(unit.warm_up):
         unit.run()
     assert unit.run.__self__.memory.length == config.train.mem_len

@@ -175,7 +175,7 @@ class TestCorpus:
         assert sorted(read) == sorted(chain(*texts.values()))
         assert corpus.vocab == Vocab.build("word", [*texts["train"], *texts["valid"]], **how)
         for split, found in texts.items():
-            ids = np.concatenate([corpus.vocab.opening, *map(corpus.vocab.encode, found)])
+            ids = np.concatenate([corpus.vocab.opening_ids, *map(corpus.vocab.encode, found)])
             assert corpus.split(split).ids.tolist() == ids.tolist()
             header = corpus.header.splits[split]
             assert (header.types, header.unknown) == (len({*ids}), int((ids == corpus.vocab.unk).sum()))
@@ -744,7 +744,7 @@ class TestPublished:
         assert corpus.vocab.symbols == ("<unk>", "the", "<S>", "dog")
         assert corpus.split("train").ids.tolist() == [2, 1, 0, 0, 2, 1, 3, 2, 0, 3, 2]
         assert corpus.split("valid").ids.tolist() == [2, 1, 0, 0, 2]
-        assert corpus.vocab.opening.tolist() == [2] and corpus.vocab.line_end == 2
+        assert corpus.vocab.opening_ids.tolist() == [2] and corpus.vocab.line_end == 2
         assert corpus.vocab.decode(corpus.split("train").ids[1:]) == "the <unk> <unk>\nthe dog\n<unk> dog\n"
 
     def test_missing_files_are_listed(self, words: Path, home: Path) -> None:

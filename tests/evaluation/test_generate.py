@@ -14,7 +14,7 @@ from table_model import TableModel
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.evaluation.generate import Sampling, filtered, generate, sample, stream, stream_text
+from transformer_xl.evaluation.generate import Sampling, generate, next_token_probs, sample, stream, stream_text
 
 GREEDY = Sampling(temperature=0)
 LENGTHS = Lengths(tgt_len=5, mem_len=7)
@@ -46,7 +46,7 @@ def rows_of_scores(rows: int, symbols: int):
 @given(rows_of_scores(2, 11), st.integers(1, 13), st.sampled_from([0.3, 1.0, 2.5]))
 def test_top_k_keeps_exactly_the_k_likeliest_and_the_lower_id_among_equals(scores, k, temperature):
     log_probs = torch.tensor(scores).log_softmax(-1)
-    probs = filtered(log_probs, Sampling(top_k=k, temperature=temperature))
+    probs = next_token_probs(log_probs, Sampling(top_k=k, temperature=temperature))
     order = log_probs.argsort(dim=1, descending=True, stable=True)[:, :k]
     kept = torch.zeros_like(probs, dtype=torch.bool).scatter_(1, order, True)
     assert torch.equal(probs > 0, kept)
@@ -58,7 +58,7 @@ def test_top_k_keeps_exactly_the_k_likeliest_and_the_lower_id_among_equals(score
 @given(rows_of_scores(2, 11), st.floats(0.01, 0.99))
 def test_top_p_keeps_the_smallest_set_that_holds_p(scores, p):
     whole = torch.tensor(scores, dtype=torch.float64).softmax(-1)
-    probs = filtered(whole.log(), Sampling(top_k=0, top_p=p))
+    probs = next_token_probs(whole.log(), Sampling(top_k=0, top_p=p))
     torch.testing.assert_close(probs.sum(-1), torch.ones(2, dtype=torch.float64))
     for before, after in zip(whole, probs, strict=True):
         kept = before[after > 0]
@@ -81,7 +81,7 @@ def test_filters_by_hand():
     }
     for sampling, expected in cases.items():
         wanted = torch.tensor(expected, dtype=torch.float64)
-        torch.testing.assert_close(filtered(log_probs, sampling), wanted, atol=1e-7, rtol=0)
+        torch.testing.assert_close(next_token_probs(log_probs, sampling), wanted, atol=1e-7, rtol=0)
 
 
 def test_samples_follow_the_distribution():

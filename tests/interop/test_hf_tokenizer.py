@@ -71,7 +71,7 @@ def test_a_tokenizer_encodes_and_decodes_as_its_vocabulary(name, tokenizers, con
     vocab, tokenizer = VOCABULARIES[name], tokenizers[name]
     ids = vocab.encode(content).tolist()
     assert tokenizer.encode(content, add_special_tokens=False) == ids
-    assert tokenizer(content)["input_ids"] == [*vocab.opening.tolist(), *ids]
+    assert tokenizer(content)["input_ids"] == [*vocab.opening_ids.tolist(), *ids]
     if vocab.unit in ("byte", "bpe"):
         assert tokenizer.decode(ids) == (content.replace("\n", "") if vocab.newlines == "drop" else content)
     kept = tokenizer.decode(ids, skip_special_tokens=True)

@@ -18,7 +18,7 @@ from small_models import VARIANTS, lengths, small_model, text
 from transformer_xl.cli.journeys.generate import _compiling_problems
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling, stream
-from transformer_xl.model.inference import KVCache, Step, has_compiler, stepping
+from transformer_xl.model.inference import KVCache, Step, has_compiler, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -146,14 +146,14 @@ torch.testing.assert_close(*found)
 def test_it_replaces_a_cache_if_asked_and_nothing_else() -> None:
     model, call = small_model(), lengths(5)
     cache, memory = states_after(model, text(2, 3), call)
-    assert stepping(model, memory, call, compiled=True) is memory
-    assert stepping(model, cache, call) is cache
-    assert stepping(object(), cache, call, compiled=True) is cache
-    step = stepping(model, cache, call, compiled=True)
+    assert step_state(model, memory, call, compiled=True) is memory
+    assert step_state(model, cache, call) is cache
+    assert step_state(object(), cache, call, compiled=True) is cache
+    step = step_state(model, cache, call, compiled=True)
     assert isinstance(step, Step)
-    assert stepping(model, step, call, compiled=True) is step
+    assert step_state(model, step, call, compiled=True) is step
     with pytest.raises(RuntimeError, match="fork"):
-        stepping(model, cache, call, compiled=True)
+        step_state(model, cache, call, compiled=True)
 
 
 def test_padding_that_is_still_to_come_is_refused() -> None:

@@ -32,7 +32,7 @@ from transformer_xl.cli.journeys.env import choices
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
 from transformer_xl.ops.dropout import dropout, keep_mask
-from transformer_xl.ops.masks import aligned, mask_wrapped, shifted_view
+from transformer_xl.ops.masks import mask_wrapped, next_multiple, shifted_view
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # its own tests are in test_triton.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -410,7 +410,7 @@ def test_masks_hide_what_no_query_may_see(sizes: dict[str, Any]) -> None:
     seen = visible(case).expand(shape)
     valid = None if case.valid is None else torch.tensor(case.valid)
 
-    product = torch.zeros(case.heads, case.batch * case.queries, aligned(shape[-1]))
+    product = torch.zeros(case.heads, case.batch * case.queries, next_multiple(shape[-1]))
     shifted = shifted_view(product, (case.heads * case.batch, *shape[2:])).unflatten(0, shape[:2])
     mask_wrapped(shifted, attn_len=case.attn_len, valid=valid)
     assert torch.equal(shifted == 0, seen)

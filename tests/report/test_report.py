@@ -195,7 +195,7 @@ def test_the_test_figure_is_measured_at_the_settings_lengths(tmp_path):
     others = [scored(20, 1.125, "test", mem_len=12), scored(20, 1.5, "test", mem_len=0)]
     for entries in ([asked, *others], [*others, asked]):
         record = read_run(make_run(tmp_path / str(entries is None) / entries[0]["loss"].hex(), entries), "mine")
-        assert record.tested == asked
+        assert record.test_entry == asked
 
 
 def test_the_papers_figures_stand_beside_the_runs_own(tmp_path):

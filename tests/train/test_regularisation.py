@@ -17,7 +17,7 @@ from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, Train
 from transformer_xl.data.loader import Segment
 from transformer_xl.ops.dropout import Dropout, locked_dropout, word_dropout
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train import trained
+from transformer_xl.train import trained_targets
 from transformer_xl.train.averaging import Average
 from transformer_xl.train.objective import Counts, Objective
 from transformer_xl.train.step import train_step
@@ -198,8 +198,8 @@ def test_an_average_is_the_mean_of_the_weights_at_its_updates():
 
 def test_half_loss_leaves_out_the_context():
     targets = torch.tensor([[-1, -1, 3, 4, 5, 6], [1, 2, 3, 4, -1, -1]])
-    assert trained(targets, "half").tolist() == [[-1, -1, -1, -1, 5, 6], [-1, -1, 3, 4, -1, -1]]
-    assert trained(targets[:, 2:], "half")[0].tolist() == [-1, -1, 5, 6]
+    assert trained_targets(targets, "half").tolist() == [[-1, -1, -1, -1, 5, 6], [-1, -1, 3, 4, -1, -1]]
+    assert trained_targets(targets[:, 2:], "half")[0].tolist() == [-1, -1, 5, 6]
 
 
 @given(rows=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), min_size=1, max_size=5))
@@ -207,7 +207,7 @@ def test_half_loss_trains_on_the_recent_half_of_each_rows_own_targets(rows):
     targets = torch.full((len(rows), 105), -1)
     for row, (again, count) in zip(targets, rows, strict=True):
         row[again : again + count] = torch.arange(count)
-    for row, (_, count) in zip(trained(targets, "half"), rows, strict=True):
+    for row, (_, count) in zip(trained_targets(targets, "half"), rows, strict=True):
         assert row[row >= 0].tolist() == list(range(count // 2, count))
 
 

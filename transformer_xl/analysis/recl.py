@@ -201,7 +201,9 @@ class Feeding(NamedTuple):
     told: str
 
 
-def feeding(config: RunConfig, longest: int, *, clamp_len: int | None = None, trained_context: bool = False) -> Feeding:
+def feeding_of(
+    config: RunConfig, longest: int, *, clamp_len: int | None = None, trained_context: bool = False
+) -> Feeding:
     """How to read windows of `longest` tokens with the model of a run.
 
     `clamp_len` None is the run's own. With `trained_context` a model that trained without memory gets at most its

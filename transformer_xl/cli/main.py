@@ -22,7 +22,7 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from ..config import recipe as recipes
-from ..config.values import alternatives, fits, from_words, shown, wanted
+from ..config.values import alternatives, fits, from_words, type_text, value_text
 from ..mistake import Mistake
 from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput, Output
@@ -60,7 +60,7 @@ def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         value = from_words(words, hint)
         values = value if many else [value]
         if not values or any(isinstance(one, str) for one in values):
-            raise Mistake(f"it must be {wanted(hint)}, got {shown(value)}")
+            raise Mistake(f"it must be {type_text(hint)}, got {value_text(value)}")
         return tuple(values) if many else value
 
     return PrimitiveConstructorSpec(

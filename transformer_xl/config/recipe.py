@@ -20,7 +20,7 @@ from typing import Any, get_origin, get_type_hints
 from ..mistake import Mistake
 from .problems import Problem, Problems
 from .settings import GONE, RunConfig
-from .values import fits, from_words, shown, wanted, widened
+from .values import as_float, fits, from_words, type_text, value_text
 
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
@@ -160,7 +160,7 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
         if hint is None:
             problems.append(_unknown(section, field, label))
         elif not values and hint is not bool:
-            problems.append(f"{label} needs a value: it must be {wanted(hint)}.")
+            problems.append(f"{label} needs a value: it must be {type_text(hint)}.")
         else:
             given.append(Setting(section, field, from_words(values, hint) if values else True, label))
     return given
@@ -231,7 +231,7 @@ def run_of(settings: Sequence[Setting], overrides: Sequence[str], problems: Prob
         Mistake: a line for each mistake, after those in `problems`.
     """
     problems = Problems() if problems is None else problems
-    given = _fitting([*settings, *parse_overrides(overrides, problems)], problems)
+    given = _typed_settings([*settings, *parse_overrides(overrides, problems)], problems)
     chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     chosen["model"]["vocab_size"] = 0
     for setting in filter(None, given.values()):
@@ -250,7 +250,7 @@ def run_of(settings: Sequence[Setting], overrides: Sequence[str], problems: Prob
     return config
 
 
-def _fitting(settings: Sequence[Setting], problems: list[str]) -> dict[str, Setting | None]:
+def _typed_settings(settings: Sequence[Setting], problems: list[str]) -> dict[str, Setting | None]:
     """The last setting of each dotted name; None if its value has the wrong type."""
     given: dict[str, Setting | None] = {}
     for setting in settings:
@@ -259,9 +259,11 @@ def _fitting(settings: Sequence[Setting], problems: list[str]) -> dict[str, Sett
         if hint is None:
             problems.append(_unknown(setting.section, setting.field, setting.label, setting.source))
         elif fits(value, hint):
-            given[name] = replace(setting, value=widened(value, hint))
+            given[name] = replace(setting, value=as_float(value, hint))
         else:
-            problems.append(f"{setting.label}{setting.source} must be {wanted(hint)}, got {shown(setting.value)}.")
+            problems.append(
+                f"{setting.label}{setting.source} must be {type_text(hint)}, got {value_text(setting.value)}."
+            )
             given[name] = None
     return given
 

@@ -413,7 +413,7 @@ class RunConfig(_Checked):
             asked["mem_len"] = 0
         return Lengths(**{name: getattr(self.train, name) if asked[name] is None else asked[name] for name in names})
 
-    def writing(self, lengths: Lengths) -> Lengths:
+    def writing_lengths(self, lengths: Lengths) -> Lengths:
         """Lengths for writing text. Without a memory a segment includes the context that is read again."""
         return replace(lengths, tgt_len=lengths.tgt_len + self.context_len(lengths))
 

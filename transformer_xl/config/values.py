@@ -60,32 +60,32 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def widened(value: Any, hint: Any) -> Any:
+def as_float(value: Any, hint: Any) -> Any:
     """The value with whole numbers as floats if the type is float, so a config that is written and read stays equal."""
     if isinstance(value, tuple):
         items = get_args(hint)
-        return tuple(widened(item, items[0]) for item in value)
+        return tuple(as_float(item, items[0]) for item in value)
     return float(value) if float in alternatives(hint) and value is not None else value
 
 
-def wanted(hint: Any) -> str:
+def type_text(hint: Any) -> str:
     """The description of a type in an error message."""
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     if get_origin(hint) in (Union, types.UnionType):
-        kinds = [wanted(kind) for kind in get_args(hint) if kind is not type(None)]
+        kinds = [type_text(kind) for kind in get_args(hint) if kind is not type(None)]
         return " or ".join(kinds) + (" (or none)" if len(kinds) < len(get_args(hint)) else "")
     if get_origin(hint) is Literal:
-        return listed((f'"{choice}"' for choice in get_args(hint)), "or")
+        return join_words((f'"{choice}"' for choice in get_args(hint)), "or")
     if get_origin(hint) is tuple:
         items = get_args(hint)
         many = {int: "whole numbers", float: "numbers", bool: "values that are true or false", str: "texts"}
         many |= {int | None: "whole numbers (or none)"}
-        what = many.get(items[0]) or wanted(items[0])
+        what = many.get(items[0]) or type_text(items[0])
         return f"a list of {what}" if Ellipsis in items else f"{len(items)} {what}"
     return names[hint]
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as the user wrote it, or the beginning of it."""
     try:
         text = json.dumps(value, default=str) if isinstance(value, str | bool | list) else str(value)
@@ -94,7 +94,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
-def listed(words: Any, conjunction: str = "and") -> str:
+def join_words(words: Any, conjunction: str = "and") -> str:
     """Words as a list in a sentence: a, b and c."""
     *first, last = words
     return f"{', '.join(first)} {conjunction} {last}" if first else last

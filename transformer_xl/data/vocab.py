@@ -156,7 +156,7 @@ class Vocab:
         return self._ids.get(newline)
 
     @property
-    def opening(self) -> Integer[np.ndarray, " O"]:
+    def opening_ids(self) -> Integer[np.ndarray, " O"]:
         """The ids that precede a text: `<S>` before a first sentence, otherwise none."""
         return np.array([self.line_end] if self.newlines == "sentence" else [], self.dtype)
 
@@ -202,7 +202,7 @@ class Vocab:
         """
         if not self.is_text:
             return self.decode_bytes(ids).decode("utf-8", errors="replace")
-        symbols = [str(self.symbols[i]) for i in self._checked(ids).tolist()]
+        symbols = [str(self.symbols[i]) for i in self._check_ids(ids).tolist()]
         if self.unit == "char":
             return "".join("\ufffd" if symbol == UNK else symbol for symbol in symbols)
         end = LINE_ENDS.get(self.newlines)
@@ -216,8 +216,8 @@ class Vocab:
         if self.is_text:
             return self.decode(ids).encode("utf-8", "surrogatepass")
         if self.unit == "bpe":
-            return b"".join(self._pairs.token_bytes[i] for i in self._checked(ids).tolist())
-        return np.array(self.symbols, np.uint8)[self._checked(ids)].tobytes()
+            return b"".join(self._pairs.token_bytes[i] for i in self._check_ids(ids).tolist())
+        return np.array(self.symbols, np.uint8)[self._check_ids(ids)].tobytes()
 
     def token_sizes(self) -> Int[np.ndarray, " V"]:
         """Bytes of UTF-8 text of each token, for converting nats to bits per byte.
@@ -291,7 +291,7 @@ class Vocab:
                 table[ord(symbol)] = i
         return table
 
-    def _checked(self, ids: Any) -> np.ndarray:
+    def _check_ids(self, ids: Any) -> np.ndarray:
         array = np.asarray(ids, dtype=np.int64)
         assert array.size == 0 or 0 <= array.min() <= array.max() < len(self), "an id outside the vocabulary"
         return array

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake
-from ..model.inference import Step, stepping
+from ..model.inference import Step, step_state
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
 from .score import Scoring, device_of
@@ -64,7 +64,7 @@ class Sampling:
         return [torch.Generator().manual_seed((first + row) % 2**63) for row in range(rows)]
 
 
-def filtered(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tensor, "B V"]:
+def next_token_probs(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Float[Tensor, "B V"]:
     """The probabilities to draw from, float64, rows summing to one: temperature, then top-k, then top-p.
 
     Among equal scores the lower id is kept, so exactly `top_k` tokens remain. Temperature 0 leaves one token.
@@ -97,7 +97,7 @@ def sample(
     """
     if log_probs.isnan().any():
         raise FloatingPointError("The model's probabilities are not numbers (nan), so nothing can be drawn from them.")
-    cumulative = filtered(log_probs.cpu(), sampling).cumsum(dim=1)
+    cumulative = next_token_probs(log_probs.cpu(), sampling).cumsum(dim=1)
     uniform = torch.stack([torch.rand(1, generator=generator, dtype=torch.float64) for generator in generators])
     return torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).squeeze(1)
 
@@ -132,7 +132,7 @@ def stream(
             log_probs, state = _read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision)
         else:
             with autocast(precision, device):
-                state = stepping(model, state, lengths, compiled=compiled)
+                state = step_state(model, state, lengths, compiled=compiled)
             log_probs, state = _advance(model, inputs.to(device), state, lengths, precision)
         ids = sample(log_probs, sampling, [generators[row] for row in rows])
         yield list(zip(rows, ids.tolist(), strict=True))
@@ -196,7 +196,7 @@ def stream_text(
     frequent token (id 0) if the vocabulary has no line end. Text that may begin a stop string, or a character of
     several bytes, waits until that is known.
     """
-    ids = [np.concatenate([vocab.opening, vocab.encode(prompt)]) for prompt in prompts]
+    ids = [np.concatenate([vocab.opening_ids, vocab.encode(prompt)]) for prompt in prompts]
     ids = [prompt if len(prompt) else np.array([vocab.line_end or 0]) for prompt in ids]
     writers = [_Writer(vocab, prompt, sampling.stop) for prompt in ids]
     options: dict[str, Any] = {"precision": precision, "compiled": compiled}

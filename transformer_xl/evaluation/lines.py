@@ -58,7 +58,7 @@ def score_lines(
     Lines of similar length share a batch of about `batch_tokens` per segment, padded on the right, where causality
     makes padding harmless. The model reads at most two positions per target, padding included.
     """
-    tokens = [_framed(vocab, line, number) for number, line in enumerate(lines, start=1)]
+    tokens = [_frame_line(vocab, line, number) for number, line in enumerate(lines, start=1)]
     token_sizes = vocab.token_sizes()
     nats = [0.0] * len(tokens)
     device = device_of(model)
@@ -73,7 +73,7 @@ def score_lines(
     return [LineScore(cost, len(ids), size) for cost, ids, size in zip(nats, scored, sizes, strict=True)]
 
 
-def _framed(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n"]:
+def _frame_line(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n"]:
     """The ids of one line between its line ends."""
     ends = [] if vocab.line_end is None else [vocab.line_end]
     try:

@@ -118,7 +118,7 @@ def _tensor(name: str, entry: _Entry, shard: UInt8[np.ndarray, " N"]) -> Tensor:
     data = shard[entry.offset : entry.offset + entry.size]
     if len(data) < entry.size:
         raise Mistake(f"{name} takes {entry.size} bytes from {entry.offset}, and the file has {len(shard)}")
-    if _masked(crc32c(data)) != entry.checksum:
+    if _mask_crc(crc32c(data)) != entry.checksum:
         raise Mistake(f"the checksum of {name} is wrong")
     if not entry.size:
         return torch.empty(entry.shape, dtype=dtype)
@@ -192,7 +192,7 @@ def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, me
     content, trailer = data[offset : offset + size], data[offset + size : offset + size + 5]
     if len(trailer) < 5:
         raise Mistake("it is cut short")
-    if _masked(crc32c(np.frombuffer(data[offset : offset + size + 1], np.uint8))) != _little(trailer[1:]):
+    if _mask_crc(crc32c(np.frombuffer(data[offset : offset + size + 1], np.uint8))) != _little(trailer[1:]):
         raise Mistake(f"the checksum of the block at {offset} is wrong")
     if trailer[0]:
         raise Mistake("it is compressed")
@@ -279,6 +279,6 @@ def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def _masked(crc: int) -> int:
+def _mask_crc(crc: int) -> int:
     """The checksum as files hold it: a text that ends with its own plain checksum would have a constant one."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

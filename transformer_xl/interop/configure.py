@@ -16,7 +16,7 @@ from ..config.recipe import (
     settings_in,
 )
 from ..config.settings import CorpusConfig, RunConfig
-from ..config.values import fits, wanted
+from ..config.values import fits, type_text
 from ..mistake import Mistake
 from .mapping import shape_of
 from .pickles.inert import printable
@@ -114,7 +114,7 @@ def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
         if _is_table_of_lengths(value) if name == "evaluation" else fits(value, _KNOWN[name]):
             stated[name] = value
         else:
-            kind = "a table of lengths" if name == "evaluation" else wanted(_KNOWN[name])
+            kind = "a table of lengths" if name == "evaluation" else type_text(_KNOWN[name])
             problems.append(f"{theirs} must be {kind}, and is {printable(str(value))}")
     if "cutoffs" in stated:  # some programs write 0 before them and the size of the vocabulary after them
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])

@@ -62,7 +62,7 @@ def local(path: str | Path) -> Path:
         return converted / revision
     try:  # other calls of the library retry for long
         asked = model_info(name, revision=revision or None, timeout=_PATIENCE)
-        files = _needed([file.rfilename for file in asked.siblings or ()])
+        files = _files_to_read([file.rfilename for file in asked.siblings or ()])
         if (converted / str(asked.sha)).is_dir():
             return converted / str(asked.sha)
         snapshot = Path(snapshot_download(name, revision=asked.sha, allow_patterns=files))
@@ -80,12 +80,12 @@ def local(path: str | Path) -> Path:
     folder = converted / snapshot.name
     if not folder.is_dir():
         found = read_model(snapshot, "huggingface")
-        model, vocab, config = found.loaded()
+        model, vocab, config = found.build()
         save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
     return folder
 
 
-def _needed(files: Sequence[str]) -> list[str]:
+def _files_to_read(files: Sequence[str]) -> list[str]:
     """The files of the hub's model that are read. Of the weights that is one kind, safetensors if there are any."""
     weights = next((found for pattern in WEIGHTS if (found := fnmatch.filter(files, pattern))), [])
     return [*(file for file in files if file in _WANTED), *weights]

@@ -119,11 +119,11 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     problems: list[str] = []
     for entry, place in placed:
         if entry.theirs in source.arrays:
-            array = _stacked(entry.form(source.arrays[entry.theirs]), entry.ours)
+            array = _stack_biases(entry.form(source.arrays[entry.theirs]), entry.ours)
             tied = parts.setdefault(place, array)
             fault = _fault(array, wanted[entry.ours][entry.rows or slice(None)].shape, tied)
             problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
-    problems += _lacking(source, placed, parts, first.values())
+    problems += _unmatched(source, placed, parts, first.values())
     if problems:
         raise Mistake(f"{source.path} does not hold the model it should: {listing(problems, 12)}.")
     exact = any(array.dtype == torch.float64 for array in source.arrays.values())
@@ -134,7 +134,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     return {name: state[first[parameter]] for name, parameter in wanted.items()}
 
 
-def _lacking(
+def _unmatched(
     source: Source, placed: Sequence[tuple[Entry, Any]], parts: Mapping[Any, Tensor], ours: Iterable[str]
 ) -> Iterator[str]:
     """Parameters without an array, and arrays without a parameter."""
@@ -173,13 +173,17 @@ def shape_of(source: Source) -> dict[str, Any]:
         ValueError: a sentence: it is no Transformer-XL.
     """
     arrays = source.arrays
-    output = _needed(source, "layers.0.dec_attn.o_net.weight", 2)
-    inner = _needed(source, "layers.0.pos_ff.CoreNet.0.weight", 2)
+    output = _require_array(source, "layers.0.dec_attn.o_net.weight", 2)
+    inner = _require_array(source, "layers.0.pos_ff.CoreNet.0.weight", 2)
     untied = "r_w_bias" not in arrays
-    content_bias = _needed(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
-    tables = [_needed(source, f"word_emb.emb_layers.{i}.weight", 2) for i in range(_count(source, r"word_emb\.\w+"))]
-    biases = [_needed(source, f"crit.out_layers.{i}.bias", 1) for i in range(_count(source, r"crit\.out_layers"))]
-    clusters = len(_needed(source, "crit.cluster_weight", 2)) if "crit.cluster_weight" in arrays else 0
+    content_bias = _require_array(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
+    tables = [
+        _require_array(source, f"word_emb.emb_layers.{i}.weight", 2) for i in range(_count(source, r"word_emb\.\w+"))
+    ]
+    biases = [
+        _require_array(source, f"crit.out_layers.{i}.bias", 1) for i in range(_count(source, r"crit\.out_layers"))
+    ]
+    clusters = len(_require_array(source, "crit.cluster_weight", 2)) if "crit.cluster_weight" in arrays else 0
     bands = max((tables, biases), key=len)
     found: dict[str, Any] = {
         "n_layer": _count(source, "layers"),
@@ -212,7 +216,7 @@ def _same(source: Source, name: str, other: str) -> bool:
     return other in arrays and torch.equal(arrays[name], arrays[other])
 
 
-def _needed(source: Source, name: str, *dimensions: int) -> Tensor:
+def _require_array(source: Source, name: str, *dimensions: int) -> Tensor:
     array = source.arrays.get(name)
     if array is None or array.ndim not in dimensions:
         has = "lacks" if array is None else f"has a {array.ndim}-dimensional"
@@ -240,6 +244,6 @@ def _div_val(widths: list[int], stated: Any) -> int:
     return stated if stated in fits else next(iter(exact + fits), 1)
 
 
-def _stacked(array: Tensor, ours: str) -> Tensor:
+def _stack_biases(array: Tensor, ours: str) -> Tensor:
     """One pair of biases for all layers is a matrix in the source, and a stack of one matrix here."""
     return array[None] if ours in _BIASES.values() and array.ndim == 2 else array

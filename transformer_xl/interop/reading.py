@@ -42,7 +42,7 @@ class Imported:
     vocab: Vocab | None
     report: list[str]
 
-    def loaded(self) -> LoadedModel:
+    def build(self) -> LoadedModel:
         """Model, vocabulary and settings, as `load_model` returns them.
 
         Raises:

@@ -183,13 +183,13 @@ class AdaptiveSoftmax(_Bands):
         for i, row in enumerate(tails, start=1):  # also where no target is in the band: see AdaptiveEmbedding
             inputs.append(self._project(x[row], i))
             columns.append(flat[row] - self.edges[i])
-        head, *rest = linear_nll(inputs, columns, self._columns, self._scoring(tables if self.tied else None))
+        head, *rest = linear_nll(inputs, columns, self._columns, self._score_weights(tables if self.tied else None))
         return head.index_add(0, torch.cat(tails), torch.cat(rest)).view_as(targets) if tails else head.view_as(targets)
 
     def log_probs(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Log-probabilities of every token; they sum to one."""
         logs = []
-        for band, columns in enumerate(self._columns(*self._scoring())):
+        for band, columns in enumerate(self._columns(*self._score_weights())):
             x = self._project(hidden, band)
             parts = [F.linear(x, weight, bias) for weight, bias in columns]
             scores = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
@@ -198,7 +198,7 @@ class AdaptiveSoftmax(_Bands):
         tails = [head[..., shortlist + i, None] + tail for i, tail in enumerate(tails)]
         return torch.cat([head[..., :shortlist], *tails], dim=-1)
 
-    def _scoring(self, tables: tuple[Tensor, ...] | None = None) -> tuple[Tensor | None, ...]:
+    def _score_weights(self, tables: tuple[Tensor, ...] | None = None) -> tuple[Tensor | None, ...]:
         """The parameters after the projections."""
         return self.bias, self.cluster_weight, self.cluster_bias, *(self.tables if tables is None else tables)
 

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
-from ..ops.masks import aligned
+from ..ops.masks import next_multiple
 from .memory import Memory
 
 
@@ -78,7 +78,7 @@ class KVCache:
             ground = [torch.cat(project(zeros)) for project in projections]
         return cls(buffers, lengths, memory.length, memory.valid, ground)
 
-    def grown(self, mem_len: int, *, zero_ground: bool = False) -> KVCache:
+    def grow_to(self, mem_len: int, *, zero_ground: bool = False) -> KVCache:
         """Itself, because it was made as long as its lengths require."""
         return self
 
@@ -96,7 +96,7 @@ class KVCache:
         assert not torch.is_grad_enabled(), "a KVCache serves inference: call under torch.no_grad(), or give a Memory"
         tokens = x.shape[1]
         self._make_room(tokens)
-        needed = aligned(self.length + tokens) if tokens > 1 else self.length + tokens
+        needed = next_multiple(self.length + tokens) if tokens > 1 else self.length + tokens
         filling = self.length < self.lengths.mem_len
         if self.reach < needed or (self.reach > needed and not filling):
             self.reach = max(needed, 2 * self.reach) if filling else needed
@@ -223,7 +223,7 @@ def has_compiler() -> bool:
     return any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
-def stepping(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False) -> Any:
+def step_state(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False) -> Any:
     """The state for tokens one at a time: a `Step` where one serves and is faster, otherwise the state itself.
 
     A `KVCache` of Transformer-XL, and of no baseline, becomes a step on CUDA, and on a CPU if `compiled` asks for it.
@@ -303,7 +303,7 @@ class Step:
             ids = ids.new_zeros(len(self.counts), 1).index_copy_(0, self.rows, ids)
         x = self.model.embedding(ids)
         if self._run is None:
-            self._run = _captured(self._next, x) if x.is_cuda else torch.compile(self._next, dynamic=False)
+            self._run = _capture_graph(self._next, x) if x.is_cuda else torch.compile(self._next, dynamic=False)
         out = self._run(x)
         self.slot.add_(1).remainder_(self.window)
         self.counts.add_(1).clamp_(max=self.window - 1)
@@ -329,7 +329,7 @@ class Step:
             return self.model.softmax.log_probs(x[:, 0])
 
 
-def _captured(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
+def _capture_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
     """A CUDA graph of `run` for inputs like `x`. Running before it is captured writes only what the first replay
     writes again: the token's own slot in the rings."""
     entry, side = x.clone(), torch.cuda.Stream(x.device)

@@ -45,7 +45,7 @@ class Memory(NamedTuple):
         rows = self.layers[0]
         return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
 
-    def grown(self, mem_len: int, *, zero_ground: bool = False) -> Memory:
+    def grow_to(self, mem_len: int, *, zero_ground: bool = False) -> Memory:
         """Itself, or with `zero_ground`, its own or the given one, filled with zeros that count to `mem_len`."""
         lacking = max(mem_len - self.length, 0)
         if not (self.zero_ground or zero_ground):

@@ -144,7 +144,7 @@ class TransformerXLBackbone(nn.Module):
         """
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
-        state = state.grown(lengths.mem_len, zero_ground=self.config.zero_memory)
+        state = state.grow_to(lengths.mem_len, zero_ground=self.config.zero_memory)
         x = self.dropout(x)
         recompute = self.recompute and torch.is_grad_enabled()
         call: Any = partial(checkpoint, use_reentrant=False) if recompute else nn.Module.__call__
@@ -196,7 +196,7 @@ class TransformerXLBackbone(nn.Module):
         """The cache that gives the same numbers as `memory`, in the precision of this call."""
         layers: Any = self.layers
         projections = [layer.attention.keys_values for layer in layers]
-        memory = memory.grown(lengths.mem_len, zero_ground=self.config.zero_memory)
+        memory = memory.grow_to(lengths.mem_len, zero_ground=self.config.zero_memory)
         return KVCache.of_memory(memory, lengths, projections)
 
 

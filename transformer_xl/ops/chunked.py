@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..mistake import Mistake
 from .dropout import keep_mask
-from .masks import aligned, mask_wrapped, shifted_view, with_spare, without_padding
+from .masks import mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
 
 SCORES = 1 << 20
 """At most this many scores in a block."""
@@ -102,13 +102,13 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, content_q, position_q, k, v, r, masks: _Masks):
         content_q, position_q, k, v = (x.contiguous() for x in (content_q, position_q, k, v))
-        r = with_spare(r, aligned(r.shape[1]))
+        r = with_spare(r, next_multiple(r.shape[1]))
         ctx.save_for_backward(content_q, position_q, k, v, r)
         ctx.masks = masks
         out = torch.empty_like(content_q)
         work = _Work(content_q, position_q, k, r, masks)
         for number, block in enumerate(work.blocks):
-            probability = work.dropped(work.probability(block), work.keep(block, number))
+            probability = work.apply_dropout(work.probability(block), work.keep(block, number))
             block.put(torch.bmm(probability, block.cut(v, block.keys)), out)
         return without_padding(out if masks.dropout_p == 0 else out.mul_(1 / (1 - masks.dropout_p)), masks.valid)
 
@@ -128,7 +128,7 @@ class _Attention(torch.autograd.Function):
             probability, keep = work.probability(block), work.keep(block, number)
             d_probability = work.buffer("score", probability.shape)
             torch.bmm(d_attended, block.cut(v, block.keys).mT, out=d_probability)
-            used = work.dropped(probability, keep)
+            used = work.apply_dropout(probability, keep)
             if keep is not None:
                 d_probability.mul_(keep)
             d_v[keys] += torch.bmm(used.mT, d_attended).view_as(d_v[keys])
@@ -164,7 +164,7 @@ class _Work:
     def product(self, block: _Block) -> Tensor:
         """Room for the queries of each head of a block times its distances, and spare ones in front."""
         heads, rows, queries, keys = (part.stop - part.start for part in block)
-        return self.buffer("product", (heads, rows * queries, aligned(keys)))
+        return self.buffer("product", (heads, rows * queries, next_multiple(keys)))
 
     def probability(self, block: _Block) -> Tensor:
         """`G t s`"""
@@ -178,7 +178,7 @@ class _Work:
         mask_wrapped(score.unflatten(0, (-1, rows)), attn_len=self.masks.attn_len, valid=valid)
         return torch.softmax(score, -1, out=self.buffer("probability", score.shape))
 
-    def dropped(self, probability: Tensor, keep: Tensor | None) -> Tensor:
+    def apply_dropout(self, probability: Tensor, keep: Tensor | None) -> Tensor:
         if keep is None:
             return probability
         return torch.mul(probability, keep, out=self.buffer("d_score", probability.shape))

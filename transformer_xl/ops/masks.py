@@ -65,7 +65,7 @@ ALIGNED = 32
 """bfloat16 products are faster on a CPU if their rows start at multiples of this many numbers."""
 
 
-def aligned(keys: int) -> int:
+def next_multiple(keys: int) -> int:
     """The next multiple of `ALIGNED` above `keys`, so that at least one is spare."""
     return keys + ALIGNED - keys % ALIGNED
 

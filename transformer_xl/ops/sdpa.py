@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .masks import aligned, mask_wrapped, shifted_view, with_spare, without_padding
+from .masks import mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
 
 
 def attend(
@@ -37,7 +37,7 @@ def attend(
     if T == 1:  # nothing to shift, and a matrix times a vector is fastest with the matrix on the left
         shifted = torch.bmm(r[:, r.shape[1] - S :], position_q.mT).mT.reshape(H, B, 1, S)
     else:
-        position = torch.bmm(position_q, with_spare(r, aligned(S)).mT)
+        position = torch.bmm(position_q, with_spare(r, next_multiple(S)).mT)
         shifted = shifted_view(position, (H * B, T, S)).unflatten(0, (H, B))
     mask_wrapped(shifted, attn_len=attn_len, valid=valid)
     content_q = q + content_bias[:, None]

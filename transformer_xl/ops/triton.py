@@ -68,7 +68,7 @@ def _slide(first, second, by, index, passed, axis: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 @no_type_check
-def _kept(seed, head, i, j, threshold):
+def _keep_mask(seed, head, i, j, threshold):
     """Whether dropout keeps query i's probability of key j.
 
     Philox gives each query two keys, and a mixer of two multiplications stirs the key's number into them: Philox
@@ -131,7 +131,7 @@ def _scores(
 
 @triton.jit
 @no_type_check
-def _moved(
+def _move_rows(
     base, first, low, high, stride, rows, by, passed,
     PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -172,7 +172,7 @@ def _forward(
         shrink = tl.exp2(before - shift)
         total = total * shrink + tl.sum(probability, 1)
         if DROPOUT:
-            probability = tl.where(_kept(seed, head, i, j, threshold), probability, 0.0)
+            probability = tl.where(_keep_mask(seed, head, i, j, threshold), probability, 0.0)
         v_rows = _load(v, key, low, high, v_s, BLOCK, K, BLOCK_K)
         result = tl.dot(probability.to(v_rows.dtype), v_rows, result * shrink[:, None], input_precision=PRECISION)
     sees_none = total == 0
@@ -222,7 +222,7 @@ def _backward_queries(
         v_rows = _load(v, key, low, high, v_s, BLOCK, K, BLOCK_K)
         d_probability = tl.dot(d_rows, tl.trans(v_rows), input_precision=PRECISION)
         if DROPOUT:
-            d_probability = tl.where(_kept(seed, head, i, j, threshold), d_probability * keep_scale, 0.0)
+            d_probability = tl.where(_keep_mask(seed, head, i, j, threshold), d_probability * keep_scale, 0.0)
         d_score = probability * (d_probability - delta_row[:, None])
         d_query = tl.dot(d_score.to(k_rows.dtype), k_rows, d_query, input_precision=PRECISION)
         # `_slide` undone: what belongs to the first tile of r is complete, the rest waits for the next keys.
@@ -289,19 +289,21 @@ def _backward_rows(
             key = first - (T - 1) + query
             j = key + index + by
             seen = seen_row & (j >= oldest)
-            score = _moved(k, key, oldest, S, k_s, content_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
-            d_probability = _moved(v, key, oldest, S, v_s, d_out_rows, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
+            score = _move_rows(k, key, oldest, S, k_s, content_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
+            d_probability = _move_rows(
+                v, key, oldest, S, v_s, d_out_rows, by, query - low, PRECISION, K, BLOCK_K, BLOCK
+            )
         else:
             j = first + index
             seen = (j <= S - T + i) & (j > S - T + i - window) & (j >= oldest)
-            score = _moved(r, strip - query, 0, S, r_s, position_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
+            score = _move_rows(r, strip - query, 0, S, r_s, position_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
             d_probability = tl.dot(v_rows, tl.trans(d_out_rows), input_precision=PRECISION)
         score += tl.dot(rows, tl.trans(own_q), input_precision=PRECISION)
         lse_row = tl.load(lse + i, mask=i < high, other=float("inf"))
         probability = tl.exp2(tl.where(seen, score * factor - lse_row, float("-inf")))
         dropped = probability
         if DROPOUT:
-            kept = _kept(seed, head, i, j, threshold)
+            kept = _keep_mask(seed, head, i, j, threshold)
             d_probability = tl.where(kept, d_probability * keep_scale, 0.0)
             dropped = tl.where(kept, probability * keep_scale, 0.0)
         if not DISTANCES:

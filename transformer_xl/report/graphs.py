@@ -8,7 +8,7 @@ import numpy as np
 
 from .curves import Chart, Series, chart
 from .record import Record
-from .summary import WORDS, corpus_of, line_class, scaled
+from .summary import WORDS, corpus_of, line_class, loss_figures
 
 NOTE = "Thin lines: training, as it went; dots: validation. The gradient's norm is a mean, before clipping."
 FIGURES = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_second": "Tokens a second"}
@@ -42,7 +42,7 @@ def _losses(index: int, record: Record, figure: str, x: Callable[[Record, np.nda
         return []
     series = []
     for name, track, style in ((" train", record.train, " thin"), (" valid", record.valid, "")):
-        losses, class_ = scaled(figure, track["loss"]), line_class(index) + style
+        losses, class_ = loss_figures(figure, track["loss"]), line_class(index) + style
         series.append(Series(record.name + name, x(record, track["step"]), losses, class_, dots=not style))
     return series
 

@@ -123,7 +123,7 @@ def comparisons(records: Sequence[Record]) -> list[tuple[str, Table]]:
     found = []
     for corpus, published in paper.TABLES.items():
         ours = [record for record in records if paper.corpus_name(record.config) == corpus]
-        rows = [Row([r.name, exact(r.parameters), figure_of(r, r.tested), r.figure], class_="own") for r in ours]
+        rows = [Row([r.name, exact(r.parameters), figure_of(r, r.test_entry), r.figure], class_="own") for r in ours]
         rows += [Row([f"paper, {name}", *figures]) for name, *figures in published]
         if ours:
             found.append((corpus, Table(["", "parameters", "test", ""], rows)))

@@ -80,7 +80,7 @@ class Record:
         return int(max((entry["step"] for entry in self.entries), default=0))
 
     @property
-    def tested(self) -> Mapping[str, Any] | None:
+    def test_entry(self) -> Mapping[str, Any] | None:
         """The last evaluation of the split and at the lengths that `[eval]` names."""
         split = self.setting("eval", "split") or "test"
         own = {name: self.setting("eval", name) for name in LENGTHS}

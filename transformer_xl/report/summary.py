@@ -42,7 +42,7 @@ def main_figures(record: Record) -> dict[str, str]:
     end = np.array([float(record.step)])
     tokens, spent = float(record.tokens(end)[0]), float(record.seconds(end)[0])
     return {
-        record.setting("eval", "split") or "test": f"{figure_of(record, record.tested)} {record.figure}",
+        record.setting("eval", "split") or "test": f"{figure_of(record, record.test_entry)} {record.figure}",
         "best on validation": f"{figure_of(record, record.best_valid)} {record.figure}",
         "parameters": exact(record.parameters),
         "tokens trained on": exact(tokens),
@@ -60,13 +60,13 @@ def figure_of(record: Record, entry: Any) -> str:
     """A loss as the unit's figure; a dash where there is none."""
     if entry is None:
         return UNKNOWN
-    [value] = scaled(record.figure, np.array([number(entry.get("loss"))]))
+    [value] = loss_figures(record.figure, np.array([number(entry.get("loss"))]))
     if not math.isfinite(value):
         return "not finite"
     return f"{value:,.2f}" if record.figure == "ppl" else f"{value:.4f}"
 
 
-def scaled(figure: str, loss: np.ndarray) -> np.ndarray:
+def loss_figures(figure: str, loss: np.ndarray) -> np.ndarray:
     """Nats as perplexity (inf beyond a float) or bits."""
     if figure == "bpc":
         return loss / math.log(2)
@@ -79,7 +79,7 @@ def remarks(record: Record) -> list[str]:
 
 
 def _state(record: Record) -> list[str]:
-    planned, tested = number(record.setting("train", "max_steps")), record.tested
+    planned, tested = number(record.setting("train", "max_steps")), record.test_entry
     split = record.setting("eval", "split") or "test"
     found = []
     if not record.entries:

@@ -35,7 +35,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason.
     """
     path = Path(path)
-    with _unfinished(path) as unfinished:
+    with _temporary_file(path) as unfinished:
         unfinished.mkdir()
         yield unfinished
         os.umask(mask := os.umask(0))
@@ -50,7 +50,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write one file; a reader sees the old content or the new, never a mixture. An OSError names the file."""
     path = Path(path)
-    with _unfinished(path) as unfinished:
+    with _temporary_file(path) as unfinished:
         if path.exists() and not path.is_file():  # a rename would replace a device or a pipe
             raise OSError(errno.EINVAL, "no file")
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -59,7 +59,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def _unfinished(path: Path) -> Iterator[Path]:
+def _temporary_file(path: Path) -> Iterator[Path]:
     """Yield a free name beside `path`, which the block renames. Then sync the folder and remove what is left."""
     unfinished = _beside(path)
     with explain_write_error(path):

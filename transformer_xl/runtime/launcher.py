@@ -13,7 +13,7 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 def rank_and_size() -> tuple[int, int]:
     """The rank of this process and the number of ranks: (0, 1) unless all variables of a launch are set."""
-    if _missing():
+    if _missing_variables():
         return 0, 1
     rank, size, port = map(variable, ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if rank >= size or port >= 1 << 16:
@@ -37,11 +37,11 @@ def variable(name: str) -> int:
 
 def launch_warning() -> str:
     """A warning if WORLD_SIZE names several processes and another variable of a launch is missing; otherwise ""."""
-    size, missing = os.environ.get("WORLD_SIZE", "").strip(), _missing()
+    size, missing = os.environ.get("WORLD_SIZE", "").strip(), _missing_variables()
     if size in ("", "0", "1") or not missing:
         return ""
     return f"WORLD_SIZE is {size} without {', '.join(missing)}: this process trains alone. torchrun sets all of them."
 
 
-def _missing() -> list[str]:
+def _missing_variables() -> list[str]:
     return [name for name in _NEEDED if not os.environ.get(name, "").strip()]

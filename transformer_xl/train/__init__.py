@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .loop import fit, validate
-from .step import MOST_SKIPPED, Trainer, train_step, trained
+from .step import MOST_SKIPPED, Trainer, train_step, trained_targets
 
-__all__ = ["MOST_SKIPPED", "Trainer", "fit", "train_step", "trained", "validate"]
+__all__ = ["MOST_SKIPPED", "Trainer", "fit", "train_step", "trained_targets", "validate"]

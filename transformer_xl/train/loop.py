@@ -213,7 +213,7 @@ class _Loop:
             return
         sampling = Sampling(seed=config.train.seed)
         tokens, precision = config.train.sample_tokens, config.train.precision
-        lengths = config.writing(config.eval_lengths)
+        lengths = config.writing_lengths(config.eval_lengths)
         [text] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
         sample = readable(text) if is_tokenised(config.corpus.name) else text
         self.printer.note(f"sample: {sample}")

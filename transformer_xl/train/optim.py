@@ -74,11 +74,11 @@ def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:
     """
     end = config.average_from or config.max_steps
     if config.average_from and step >= end:
-        return config.average_lr_ratio * _scheduled(end, end, config, ratio)
-    return _scheduled(step, end, config, ratio)
+        return config.average_lr_ratio * _scheduled_rate(end, end, config, ratio)
+    return _scheduled_rate(step, end, config, ratio)
 
 
-def _scheduled(step: int, end: int, config: TrainConfig, ratio: float) -> float:
+def _scheduled_rate(step: int, end: int, config: TrainConfig, ratio: float) -> float:
     lr = config.lr * ratio
     if step < config.warmup_steps:
         return lr * (step + 1) / config.warmup_steps

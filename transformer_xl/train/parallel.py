@@ -57,7 +57,7 @@ def _shards(model: Any) -> list[list[nn.Module]]:
     return [own, *groups] if (own := [x for x in positions if x is not None]) else groups
 
 
-def unsynchronised(objective: nn.Module) -> AbstractContextManager[None]:
+def without_sync(objective: nn.Module) -> AbstractContextManager[None]:
     """A context in which each rank adds up gradients alone, because more chunks follow."""
     return objective.no_sync() if isinstance(objective, nn.parallel.DistributedDataParallel) else nullcontext()
 

@@ -31,7 +31,7 @@ from .averaging import Average
 from .diagnosis import not_finite
 from .objective import Counts, Objective
 from .optim import build_optimizers, set_rates
-from .parallel import parallelise, part_as, unsynchronised, whole
+from .parallel import parallelise, part_as, whole, without_sync
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
@@ -77,14 +77,14 @@ def train_step(
     """
     ranks, objective = ranks or Ranks(), objective or objective_of(model, config)
     device, mine = _device(model), ranks.rows(len(segment.ids))
-    learned = trained(segment.targets, config.loss)
+    learned = trained_targets(segment.targets, config.loss)
     ids, targets = segment.ids[mine].to(device), learned[mine].to(device)
     counts = Counts.of(learned >= 0, device)
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     left: list[Memory] = []
     model.zero_grad()
     for rows in _chunks(len(ids), config.batch_chunk):
-        with unsynchronised(objective) if rows.stop < len(ids) else nullcontext():
+        with without_sync(objective) if rows.stop < len(ids) else nullcontext():
             with autocast(config.precision, device):
                 call = ids[rows], targets[rows], memory.select(rows), config.lengths
                 loss, nll, after = objective(*call, counts=counts, progress=step / config.max_steps)
@@ -109,7 +109,7 @@ def objective_of(model: TransformerXL, config: TrainConfig) -> Objective:
     return Objective(model, alpha=config.ar_alpha, beta=config.tar_beta)
 
 
-def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
+def trained_targets(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
     """The targets that `loss` trains on: "full" keeps all, "half" keeps the later half of each row's targets, so that
     every target has a long context (Al-Rfou et al. 2019; Dai et al. 2019, section 4.3). The others become -1."""
     if loss == "full":
@@ -119,7 +119,7 @@ def trained(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"]:
     return targets.where(recent, -1)
 
 
-def aligned(tensor: Tensor, device: torch.device) -> Tensor:
+def aligned_copy(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy in memory that PyTorch allocated. A tensor read from a file may begin at any byte, and on some CPUs
     products of an unaligned tensor round differently."""
     return tensor.to(device, copy=True)
@@ -248,7 +248,7 @@ class Trainer:
         return result
 
     def _give_up(self, segment: Segment) -> None:
-        ids, targets = segment.ids[self._mine], trained(segment.targets, self.config.loss)[self._mine]
+        ids, targets = segment.ids[self._mine], trained_targets(segment.targets, self.config.loss)[self._mine]
         parts = _chunks(len(ids), self.config.batch_chunk)
         chunks = [(ids[rows], targets[rows], self.memory.select(rows)) for rows in parts]
         progress = (self.step - 1) / self.config.max_steps
@@ -305,7 +305,7 @@ class Trainer:
                 for name, value in parts["live"].items():
                     weights[current_name(name, weights)].copy_(value)
         device = _device(self.model)
-        memory = {name: aligned(value[self._mine], device) for name, value in parts["memory"].items()}
+        memory = {name: aligned_copy(value[self._mine], device) for name, value in parts["memory"].items()}
         layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
         self.memory = self._empty_memory()._replace(layers=layers, valid=memory.get("valid"))
         self._restore_optimizers(parts["optimizer"])
@@ -321,7 +321,7 @@ class Trainer:
             if value.ndim and value.shape != weight.shape:
                 raise Mistake(f"The checkpoint's {key} of {name} has another shape than the weight. Use another.")
             part = part_as(value, weight)
-            moments.setdefault(weight, {})[key] = aligned(part, part.device)
+            moments.setdefault(weight, {})[key] = aligned_copy(part, part.device)
         for optimizer in self.optimizers:
             state = optimizer.state_dict()
             own = [p for group in optimizer.param_groups for p in group["params"]]

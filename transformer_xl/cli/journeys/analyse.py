@@ -116,7 +116,7 @@ def _losses(
     losses, readings = [], []
     score: Any = partial(measures.true_losses, ids=group.text.split.ids, positions=targets, precision=group.precision)
     for run in group.runs:
-        plan = measures.feeding(run.config, options.max_context, trained_context=options.trained_context)
+        plan = measures.feeding_of(run.config, options.max_context, trained_context=options.trained_context)
         seen = np.minimum(contexts, plan.most)
         losses.append(score(run.load().model, contexts=seen, lengths=plan.lengths, batch_size=options.batch_size))
         readings.append(plan.told)
@@ -150,7 +150,7 @@ def save_arrays(stem: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.nd
 def _show_recl(heading: str, group: Group, facts: Mapping[str, Any], shares: Sequence[measures.Recl]) -> None:
     net = "\nnet of what going back gains"
     for words, lengths in {heading: [s.length for s in shares], net: [s.net for s in shares]}.items():
-        rows = [[name, *(_shown(length, i) for length in lengths)] for i, name in enumerate(group.names)]
+        rows = [[name, *(_length_text(length, i) for length in lengths)] for i, name in enumerate(group.names)]
         show_table(f"{words} [95 % interval]", ["run", *(f"r = {share.r:g}" for share in shares)], rows)
     losses = [run["loss"] for run in facts["runs"]]
     rows = [
@@ -161,7 +161,7 @@ def _show_recl(heading: str, group: Group, facts: Mapping[str, Any], shares: Seq
     show_pairs("\nHow each reads", {run["name"]: run["read"] for run in facts["runs"]})
 
 
-def _shown(found: measures.Length, i: int) -> str:
+def _length_text(found: measures.Length, i: int) -> str:
     (low, high), reached = found.interval[:, i], found.reached[i]
     return f"{'' if reached else '>= '}{found.tokens[i]:,} [{low:,}, {high:,}]"
 

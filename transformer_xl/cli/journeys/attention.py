@@ -61,7 +61,12 @@ def attention(options: Attention) -> dict[str, Any]:
         looks.append(glance(loaded.model, ids, position, lengths, precision=precision, start=start))
     chosen = named or average.widest(NOTABLE)
     about = {"run": str(trained.run), **text.about, "queries": average.queries, "precision": precision}
-    facts = about | {"lengths": asdict(lengths)} | _figures(average) | {"positions": _seen(looks, chosen, loaded.vocab)}
+    facts = (
+        about
+        | {"lengths": asdict(lengths)}
+        | _figures(average)
+        | {"positions": _token_records(looks, chosen, loaded.vocab)}
+    )
     folder = options.out or trained.run / "attention"
     arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
     save_arrays(folder / "attention", facts, arrays | {f"position_{look.position}": look.probability for look in looks})
@@ -98,7 +103,7 @@ def _figures(average: AverageAttention) -> dict[str, Any]:
     return {"axes": axes, "kinds": list(KINDS), "heads": each}
 
 
-def _seen(looks: Sequence[Glance], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, Any]]:
+def _token_records(looks: Sequence[Glance], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, Any]]:
     return [
         {
             "position": look.position,

@@ -92,12 +92,12 @@ def _row(part: str, config: RunConfig, options: Bench) -> dict[str, Any]:
     unit = PARTS[part](config)
     for _ in range(unit.warm_up):
         unit.run()
-    times = max(1, math.ceil(options.seconds / max(_timed(unit.run, 1), 1e-6)))
+    times = max(1, math.ceil(options.seconds / max(seconds_each(unit.run, 1), 1e-6)))
     peak = peak_memory(device) - before
     least = _bound(part, config, unit)
     turns, bounds = [], []
     for _ in range(options.repeats):
-        turns.append(_timed(unit.run, times))
+        turns.append(seconds_each(unit.run, times))
         bounds += [least()] if least else []
     taken = statistics.median(turns)
     bound_seconds = statistics.median(bounds) if bounds else None
@@ -114,7 +114,7 @@ def _row(part: str, config: RunConfig, options: Bench) -> dict[str, Any]:
     }
 
 
-def _timed(run: Callable[[], object], times: int) -> float:
+def seconds_each(run: Callable[[], object], times: int) -> float:
     """Seconds of one unit. Each unit waits for the device, because it reads a number from it."""
     start = time.perf_counter()
     for _ in range(times):
@@ -136,14 +136,14 @@ def _segments(config: RunConfig, batch: int, lengths: Lengths, context_len: int)
     return StreamLoader(text, batch_size=batch, tgt_len=lengths.tgt_len, context_len=context_len)
 
 
-def _training(config: RunConfig) -> Unit:
+def _training_steps(config: RunConfig) -> Unit:
     train = config.train
     model = build_model(config.model, backend=train.backend, recompute=train.recompute).to(train.device)
     loader = _segments(config, train.batch_size, train.lengths, train.context_len)
     return Unit(Trainer(model, loader, train).advance, train.batch_size, train.lengths)
 
 
-def _evaluating(config: RunConfig) -> Unit:
+def _evaluation(config: RunConfig) -> Unit:
     lengths, device, precision = config.eval_lengths, torch.device(config.train.device), config.train.precision
     model = build_model(config.model).to(device).for_inference(precision)
     loader = _segments(config, config.eval.batch_size, lengths, config.context_len(lengths))
@@ -160,8 +160,8 @@ def _evaluating(config: RunConfig) -> Unit:
     return Unit(run, config.eval.batch_size, lengths)
 
 
-def _writing(config: RunConfig) -> Unit:
-    lengths = config.writing(config.eval_lengths)
+def _generation(config: RunConfig) -> Unit:
+    lengths = config.writing_lengths(config.eval_lengths)
     prompt = bound.zipf_ids(config.model.vocab_size, max(lengths.mem_len, lengths.tgt_len) + 1)
     model = build_model(config.model).to(config.train.device)
     tokens = stream(model, [prompt], lengths, Sampling(), 1 << 62, precision=config.train.precision)
@@ -181,5 +181,5 @@ def _bound(part: str, config: RunConfig, unit: Unit) -> Callable[[], float] | No
     return least_seconds(config.model, work, *how, training=part == "train")
 
 
-PARTS = {"train": _training, "eval": _evaluating, "generate": _writing}
+PARTS = {"train": _training_steps, "eval": _evaluation, "generate": _generation}
 """How each row of the table is prepared."""

@@ -35,7 +35,7 @@ def convert(options: Convert, overrides: Sequence[str]) -> None:
         tokens, notes = (None, []) if vocab is None else _vocab(vocab)
         found = read_model(source, options.program, overrides, vocab=tokens)
         found = replace(found, report=found.report + notes)
-    loaded, report = found.loaded(), found.report
+    loaded, report = found.build(), found.report
     if options.to_format == "huggingface":
         from ...interop.hf.export import export_huggingface
 

@@ -50,16 +50,16 @@ def generate(options: Generate) -> None:
     report_unknown(loaded.vocab, texts, "the prompt")
     texts = [text for text in texts or [""] for _ in range(options.n)]
     neat = is_tokenised(config.corpus.name) and not options.raw
-    lengths, how = config.writing(found[0]), {"precision": trained.precision, "compiled": options.compile}
+    lengths, how = config.writing_lengths(found[0]), {"precision": trained.precision, "compiled": options.compile}
     pieces = stream_text(loaded.model, loaded.vocab, texts, lengths, sampling, options.max_tokens, **how)
     written = _write(loaded, texts, pieces, options, neat=neat)
     if len(texts) == 1 and not options.json:
         return
     for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
-        exact = _shown(prompt) + text
+        exact = _prompt_text(prompt) + text
         if options.json:
             form = {"readable": readable(exact)} if neat else {}
-            print(json.dumps({"prompt": _shown(prompt), "text": text} | form))
+            print(json.dumps({"prompt": _prompt_text(prompt), "text": text} | form))
         else:
             print(f"--- {number} ---\n{readable(exact) if neat else exact}")
 
@@ -77,7 +77,7 @@ def _write(
     form = Detokeniser()
     feed, close = (form.feed, form.close) if neat else (str, str)
     if streams:
-        print(feed(_shown(prompts[0])), end="", flush=True)
+        print(feed(_prompt_text(prompts[0])), end="", flush=True)
     start = time.perf_counter()
     for row, text in pieces:
         written[row] += text
@@ -116,7 +116,7 @@ def _prompts(
     """The texts to continue, in the form that the model reads."""
     if options.from_test is not None:
         ids = trained.text(loaded.vocab, None, "test", "test").split.ids
-        ids = ids[len(loaded.vocab.opening) :][: options.from_test]
+        ids = ids[len(loaded.vocab.opening_ids) :][: options.from_test]
         return [loaded.vocab.decode_bytes(ids) if loaded.vocab.unit == "byte" else loaded.vocab.decode(ids)]
     if loaded.vocab.unit == "byte":
         return read
@@ -124,5 +124,5 @@ def _prompts(
     return [text_of(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in named]
 
 
-def _shown(prompt: str | bytes) -> str:
+def _prompt_text(prompt: str | bytes) -> str:
     return prompt.decode(errors="replace") if isinstance(prompt, bytes) else prompt

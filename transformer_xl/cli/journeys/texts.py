@@ -10,7 +10,7 @@ from pathlib import Path
 from ...checkpoint import find_checkpoint
 from ...config.recipe import text_name
 from ...config.settings import CorpusConfig
-from ...config.values import listed
+from ...config.values import join_words
 from ...data.corpus import Corpus
 from ...data.datasets import open_corpus
 from ...data.header import WHOLE
@@ -52,7 +52,7 @@ def changed_splits(run: Path, corpus: Corpus) -> str:
     known = (recorded_fact(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
     splits = corpus.header.splits
     changed = [name for name in splits if splits[name].sha256 != known.get(name, splits[name].sha256)]
-    return listed(changed) if changed else ""
+    return join_words(changed) if changed else ""
 
 
 def report_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:

@@ -22,7 +22,7 @@ from ...checkpoint import find_checkpoint, latest, load_config, load_model, load
 from ...config.problems import Problems
 from ...config.recipe import Setting, changed_settings, find_recipe, load_recipe, recipe_identity, text_name, write_toml
 from ...config.settings import RunConfig, TrainConfig
-from ...config.values import shown
+from ...config.values import value_text
 from ...data.corpus import Corpus
 from ...data.datasets import open_corpus
 from ...data.vocab import Vocab
@@ -242,8 +242,8 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
         if value != own and not setting.open_in(config):
             advice = f"Name another recipe, or give --{setting.label} {own}." if setting.source else "Leave it out."
             problems.append(
-                f"{setting.label}{setting.source} must be {shown(own)} with --init {origin.init}, whose shape and "
-                f"vocabulary ({vocab}) the new run takes, got {shown(value)}. {advice}"
+                f"{setting.label}{setting.source} must be {value_text(own)} with --init {origin.init}, whose shape and "
+                f"vocabulary ({vocab}) the new run takes, got {value_text(value)}. {advice}"
             )
     if config.corpus.vocab:
         problems.append(f"corpus.vocab must be left out with --init, because {origin.init} has the vocabulary.")

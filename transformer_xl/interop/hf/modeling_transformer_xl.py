@@ -160,7 +160,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         if not config.vocab_size:
             raise Mistake("vocab_size must be the number of tokens, got 0. Give it to TransformerXLHFConfig.")
         self.model: TransformerXL = TransformerXL(config.shape)
-        self._tied_weights_keys = _tied(self)
+        self._tied_weights_keys = _tied_names(self)
         self.post_init()
 
     def forward(
@@ -322,7 +322,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         return False
 
 
-def _tied(model: nn.Module) -> dict[str, str]:
+def _tied_names(model: nn.Module) -> dict[str, str]:
     """Each name that a tied weight has besides its first, and that first name."""
     first: dict[Tensor, str] = {}
     names = {name: first.setdefault(weight, name) for name, weight in model.named_parameters(remove_duplicate=False)}

@@ -31,7 +31,7 @@ def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
     added = len(tokenizer.get_added_tokens_decoder()) > 0
-    if len(vocab.opening):
+    if len(vocab.opening_ids):
         end = LINE_ENDS[vocab.newlines]
         special = [(end, vocab.line_end)]
         tokenizer.post_processor = processors.TemplateProcessing(f"{end} $A", f"{end} $A $B", special)  # type: ignore[arg-type]
