@@ -90,7 +90,7 @@ def test_what_is_no_whole_launch_is_one_process(missing, value, environment, cap
     else:
         assert told == f"WORLD_SIZE is 2 without {missing}: this process trains alone. torchrun sets all of them.\n"
     assert main(["eval", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("txl: nowhere does not exist.")
+    assert capsys.readouterr().err.startswith("txl: nowhere holds no checkpoint, or does not exist.")
 
 
 @pytest.mark.parametrize("export", [{"WORLD_SIZE": ""}, {"WORLD_SIZE": "8"}, {"WORLD_SIZE": "many"}, {"RANK": "x"}])

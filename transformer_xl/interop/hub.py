@@ -57,6 +57,8 @@ def local(path: str | Path) -> Path:
     except ImportError:
         raise Mistake(f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it.") from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
+    if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they become a path in the cache
+        raise Mistake(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")
     converted = cache_folder() / "hub" / name.replace("/", "--")
     if (converted / revision / "config.json").is_file():
         return converted / revision

@@ -177,8 +177,10 @@ def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Ite
     downloads = cache_folder() / "downloads" / name
     if source is not None:
         places = [expand_home(source)]
-        if not places[0].exists():
-            raise FileNotFoundError(f"--source must be a folder, an archive or a file, and there is no {places[0]}.")
+        if not (places[0].is_dir() or places[0].is_file()):
+            raise FileNotFoundError(
+                f"--source must be a folder, an archive or a file, and {places[0]} is missing, a pipe or a device."
+            )
     elif partial:
         raise Mistake("--partial takes what a local copy holds: say with --source where it is.")
     else:
