@@ -284,3 +284,18 @@ def test_few_frames_lie_between_the_objective_and_the_op():
         *("Objective.forward", "TransformerXL.predict", "TransformerXLBackbone.forward", "DecoderLayer.forward"),
         "relative_attention",
     ], done.stderr
+
+
+IRREGULAR = "begun built chosen drawn found given gone grown held kept known laid led left lost made meant said sent "
+IRREGULAR += "shown sought spent sown taken told thrown understood won worn written"
+ADJECTIVES = {"skipped", "sharded"}
+"""Properties that are true or false."""
+PROTOCOL = {"cached"}
+"""The call of models for inference; its name is public."""
+
+
+def test_functions_are_named_by_what_they_return_or_do() -> None:
+    bare = re.compile(rf"_*({'|'.join(IRREGULAR.split())}|\w+[^ens]ed)")
+    names = {n.name for path in FILES for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)}
+    found = {name for name in names if bare.fullmatch(name) and "_" not in name.strip("_")}
+    assert found == ADJECTIVES | PROTOCOL, "a bare participle does not say what the function is for"

@@ -123,7 +123,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
             tied = parts.setdefault(place, array)
             fault = _fault(array, wanted[entry.ours][entry.rows or slice(None)].shape, tied)
             problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
-    problems += _unmatched(source, placed, parts, first.values())
+    problems += _mismatches(source, placed, parts, first.values())
     if problems:
         raise Mistake(f"{source.path} does not hold the model it should: {listing(problems, 12)}.")
     exact = any(array.dtype == torch.float64 for array in source.arrays.values())
@@ -134,7 +134,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     return {name: state[first[parameter]] for name, parameter in wanted.items()}
 
 
-def _unmatched(
+def _mismatches(
     source: Source, placed: Sequence[tuple[Entry, Any]], parts: Mapping[Any, Tensor], ours: Iterable[str]
 ) -> Iterator[str]:
     """Parameters without an array, and arrays without a parameter."""
