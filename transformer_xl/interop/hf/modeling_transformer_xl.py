@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -45,12 +45,12 @@ class TransformerXLHFConfig(PreTrainedConfig):
     """
 
     model_type = "transformer-xl"
-    attribute_map: dict[str, str] = {  # noqa: RUF012  transformers' own names
+    attribute_map: ClassVar[dict[str, str]] = {
         "hidden_size": "d_model",
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
     }
-    keys_to_ignore_at_inference: list[str] = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     def __init__(self, **settings: Any):
         values = _DEFAULTS | {self.attribute_map.get(name, name): value for name, value in settings.items()}
