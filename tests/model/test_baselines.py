@@ -314,7 +314,7 @@ def test_what_a_place_has_no_answer_to_is_refused() -> None:
         made(**KINDS["al-rfou"]).hidden(text(1, 23), None, lengths(0))
     for kind in (KINDS["al-rfou"], KINDS["vaswani"]):
         model = made(**kind)
-        with pytest.raises(ValueError, match=r"clamp_len must be none for kind = .*, which knows no distances, got 3"):
+        with pytest.raises(ValueError, match=r"clamp_len must be none for kind = .*, which uses no distances, got 3"):
             model.hidden(text(1, 5), None, lengths(0, clamp_len=3))
     assert read(made(**KINDS["shaw"]), text(1, 23), lengths(0)).hidden.isfinite().all(), "farther ones have the last"
 
