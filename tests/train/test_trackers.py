@@ -156,7 +156,7 @@ def test_tensorboard_hides_events_that_a_resumed_run_repeats(text):
 
 
 def _forget_after_3() -> None:
-    """As if the run had been killed before its last checkpoint."""
+    """Change the run as if it had been killed before its last checkpoint."""
     Path("runs/a/checkpoints/step_00000006").rename("runs/a/lost")
 
 

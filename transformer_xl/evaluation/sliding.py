@@ -125,7 +125,7 @@ class Sliding(nn.Module):
         self, text: Int[Tensor, "B S"], end: Int[Tensor, " B"], wanted: Int[Tensor, "B L"]
     ) -> tuple[Int[Tensor, "W C"], Int[Tensor, "W R"], Int[Tensor, "B L"]]:
         """Windows, the same number for each row; the positions that each window scores; and the index of each wanted
-        position among the scored ones of its row. `end` is the number of tokens of each row's text at the end of `text`."""
+        position among the scored ones of its row. `end`: number of tokens of each row's text at the end of `text`."""
         stride, device = self.stride, text.device
         first = wanted[:, :1].clamp(min=0) // stride
         count = int((wanted[:, -1:].clamp(min=0) // stride - first).max()) + 1

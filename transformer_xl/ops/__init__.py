@@ -1,6 +1,6 @@
 """Relative attention as a function of tensors.
 
-    from transformer_xl.ops import relative_attention
+from transformer_xl.ops import relative_attention
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def fit(
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
 
-    Device, precision and backend must be settled, not "auto". With `resume` training continues from the last checkpoint.
+    Device, precision and backend must not be "auto". With `resume` training continues from the last checkpoint.
 
     Args:
         trackers: they get figures and samples, whichever `config` names; None: no trackers.

@@ -319,7 +319,7 @@ class Trainer:
             name, _, key = entry.rpartition(".")
             weight = weights[numbered.get(name, name)]
             if value.ndim and value.shape != weight.shape:
-                raise Mistake(f"The checkpoint's {key} of {name} does not have the shape of the weight. Use another one.")
+                raise Mistake(f"The checkpoint's {key} of {name} has a different shape from the weight. Use another.")
             part = part_as(value, weight)
             moments.setdefault(weight, {})[key] = aligned(part, part.device)
         for optimizer in self.optimizers:
