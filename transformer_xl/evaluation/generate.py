@@ -33,7 +33,7 @@ class Sampling:
     """How the next token is drawn. The filters apply in the order of the fields."""
 
     temperature: float = 1.0
-    """Divides the log-probabilities; 0 takes the likeliest token, whatever the seed."""
+    """Divides the log-probabilities; 0 takes the likeliest token, for any seed."""
     top_k: int = 40
     """Draw from this many likeliest tokens; 0: from all."""
     top_p: float = 1.0

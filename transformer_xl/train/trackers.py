@@ -1,6 +1,6 @@
 """Experiment trackers: what goes to `metrics.jsonl` also goes to TensorBoard, Weights & Biases or Trackio.
 
-All are off unless `train.trackers` names them. A tracker that fails is switched off, and training goes on.
+All are off unless `train.trackers` names them. A tracker that fails is switched off, and training continues.
 """
 
 from __future__ import annotations

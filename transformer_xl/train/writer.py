@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background while training goes on, from copies that training does not change."""
+"""Writes checkpoints in the background while training continues, from copies that training does not change."""
 
 from __future__ import annotations
 
