@@ -1,4 +1,4 @@
-"""The house: floors import downwards only, starting imports no torch, and the README tells the truth about both."""
+"""The structure of the package: floors import downwards only, the start imports no torch, the pages are correct."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def floor(name: str) -> int | None:
 def imports(source: str, module: tuple[str, ...], *, is_package: bool) -> Iterator[tuple[str, ...]]:
     """What a file of the package imports from the package, wherever in the file, absolute or relative.
 
-    `from package import name` may mean a module or a thing in one; both point to the same room unless the package
-    itself is meant, whose public names have their homes in `_HOMES`.
+    `from package import name` may import a module or a name of a module. Both belong to the same room, except for the
+    public names of the package itself, whose modules are in `_HOMES`.
     """
     here = module if is_package else module[:-1]
     for node in ast.walk(ast.parse(source)):
@@ -83,7 +83,7 @@ def imports(source: str, module: tuple[str, ...], *, is_package: bool) -> Iterat
 
 
 def breaches(source: str, path: str) -> list[str]:
-    """Why a file at that path of the package may not import what it imports; empty if it may."""
+    """The reasons why imports of a file at that path of the package are forbidden; empty if all are allowed."""
     module = tuple(path.removesuffix(".py").split("/"))
     is_package = module[-1] == "__init__"
     module = module[:-1] if is_package else module
@@ -126,7 +126,7 @@ def test_files_import_lower_floors_only():
         ("mystery.py", ""),
     ],
 )
-def test_an_import_that_climbs_or_a_file_without_a_floor_is_seen(path, source):
+def test_an_upward_import_or_a_file_without_a_floor_is_found(path, source):
     assert breaches(source, path)
 
 
@@ -141,7 +141,7 @@ def test_an_import_that_climbs_or_a_file_without_a_floor_is_seen(path, source):
         ("cli/main.py", "import torch\nfrom transformer_xl import __version__"),
     ],
 )
-def test_an_import_that_descends_is_welcome(path, source):
+def test_a_downward_import_is_allowed(path, source):
     assert not breaches(source, path)
 
 
@@ -172,7 +172,7 @@ def test_importing_the_package_imports_no_torch():
 
 
 @pytest.mark.parametrize("name", sorted(NO_TORCH))
-def test_the_files_behind_help_import_no_torch(name):
+def test_the_modules_of_help_import_no_torch(name):
     assert heavy_imports(f"import transformer_xl.{name}") == ""
 
 
@@ -187,7 +187,7 @@ except SystemExit as end:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["eval", "--help"], ["generate", "--help"]])
-def test_asking_for_help_imports_no_torch(arguments):
+def test_help_imports_no_torch(arguments):
     assert heavy_imports(HELP.format(arguments=arguments)) == ""
 
 
@@ -229,7 +229,7 @@ def defined(path: Path) -> set[str]:
     return found
 
 
-def test_the_mathematics_points_to_code_that_is_there():
+def test_the_equations_page_names_code_that_exists():
     text = (ROOT / "docs" / "math.md").read_text()
     places = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
     assert len(places) > 20
@@ -237,14 +237,14 @@ def test_the_mathematics_points_to_code_that_is_there():
     assert not missing
 
 
-def test_constraints_pin_everything_and_nothing_of_this_machine():
+def test_constraints_pin_everything_for_any_machine():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert pins[0].startswith("torch==")
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", pin) for pin in pins)
 
 
-def test_the_models_page_stays_a_page():
+def test_the_model_file_stays_short():
     tree = ast.parse((PACKAGE / "model" / "transformer_xl.py").read_text())
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("TransformerXL")]
     assert [node.name for node in classes] == ["TransformerXLBackbone", "TransformerXL"]
@@ -277,8 +277,8 @@ print(*reversed(found), op.__name__)
 """
 
 
-def test_few_frames_lie_between_the_objective_and_the_op():
-    # A process of its own: what checks types in tests adds frames.
+def test_few_frames_are_between_the_objective_and_the_op():
+    # A separate process, because the type checks of the tests add frames.
     done = subprocess.run([sys.executable, "-c", FRAMES], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stdout.split() == [
         *("Objective.forward", "TransformerXL.predict", "TransformerXLBackbone.forward", "DecoderLayer.forward"),

@@ -521,7 +521,7 @@ def test_a_snapshot_does_not_change_while_training_goes_on():
 @pytest.mark.parametrize(
     ("where", "told"),
     [
-        ("module", "what backbone.layers.1.feed_forward.outer returns"),
+        ("module", "the output of backbone.layers.1.feed_forward.outer"),
         ("gradient", "the gradient of softmax.bias"),
         ("weight", "the weight backbone.layers.2.attention.qkv.weight"),
         ("memory", "the memory of layer 1"),
@@ -540,7 +540,7 @@ def test_what_is_not_finite_first_is_named(where, told):
             trainer.model.backbone.layers[2].attention.qkv.weight[0, 0] = float("nan")
     else:
         trainer.memory.layers[1][0, 0, 0] = float("inf")
-    with pytest.raises(FloatingPointError, match=rf"appears first in {told}\. Lower train\.lr") as caught:
+    with pytest.raises(FloatingPointError, match=rf"first nan or infinity is in {told}\. Lower train\.lr") as caught:
         for _ in range(MOST_SKIPPED):
             assert trainer.advance().skipped
     assert f"{MOST_SKIPPED} steps in a row" in str(caught.value)

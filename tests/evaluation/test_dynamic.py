@@ -1,4 +1,4 @@
-"""Laws of dynamic evaluation: a target is scored before anything is learned from it, by weights that are a copy."""
+"""Dynamic evaluation scores a target before it learns from it, and changes only a copy of the weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def text_of(length: int, seed: int = 0) -> np.ndarray:
 
 @each_rule
 @pytest.mark.parametrize("variant", ["post-norm", "bands"])
-def test_the_first_segment_is_as_without_and_a_rate_of_zero_changes_nothing(rule: str, variant: str) -> None:
+def test_the_first_segment_and_a_rate_of_zero_score_as_static_evaluation(rule: str, variant: str) -> None:
     model, ids = small_model(**VARIANTS[variant], dropout=0.4, train=True), text_of(32)
     static, learning = losses(model, ids), losses(dynamic(model, rule), ids)
     torch.testing.assert_close(learning[:, :5], static[:, :5])
@@ -65,7 +65,7 @@ def test_the_first_segment_is_as_without_and_a_rate_of_zero_changes_nothing(rule
 @each_rule
 @settings(max_examples=5, deadline=None)
 @given(place=st.integers(0, 30), token=st.integers(0, 22))
-def test_what_comes_later_never_changes_a_loss(rule: str, place: int, token: int) -> None:
+def test_later_text_never_changes_a_loss(rule: str, place: int, token: int) -> None:
     model, ids = dynamic(small_model(), rule), text_of(32)
     other = ids.copy()
     other[place + 1 :] = (other[place + 1 :] + token) % 23
@@ -73,7 +73,7 @@ def test_what_comes_later_never_changes_a_loss(rule: str, place: int, token: int
 
 
 @each_rule
-def test_the_trained_weights_stay_and_every_pass_starts_from_them(rule: str) -> None:
+def test_every_pass_starts_from_the_unchanged_trained_weights(rule: str) -> None:
     model = small_model(train=True)
     before = [p.clone() for p in model.parameters()]
     learning = dynamic(model, rule)
@@ -81,13 +81,13 @@ def test_the_trained_weights_stay_and_every_pass_starts_from_them(rule: str) -> 
     assert model.training and all(p.grad is None for p in model.parameters())
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
     assert torch.equal(losses(learning, text_of(32)), first)
-    with pytest.raises(AssertionError, match="must not learn"):
+    with pytest.raises(AssertionError, match="must not change"):
         learning(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), None, CALL)
 
 
 @each_rule
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_steps_are_those_of_the_equation(rule: str, batch_size: int) -> None:
+def test_steps_follow_the_equation(rule: str, batch_size: int) -> None:
     model, ids = small_model(**VARIANTS["bands"]), text_of(40)
     learning, found = dynamic(model, rule), []
     copy, memory, how = small_model(**VARIANTS["bands"]), None, RULES[rule]
@@ -105,7 +105,7 @@ def test_steps_are_those_of_the_equation(rule: str, batch_size: int) -> None:
     torch.testing.assert_close(losses(learning, ids, batch_size), torch.cat(found, 1))
 
 
-def test_roots_are_those_of_the_mean_square_and_their_mean_is_one() -> None:
+def test_rms_is_the_root_of_the_mean_square_and_has_mean_one() -> None:
     model, loader = small_model(dropout=0.4, train=True), segments(text_of(38, seed=3))
     rms = relative_rms(model, loader, CALL)
     assert model.training
@@ -120,7 +120,7 @@ def test_roots_are_those_of_the_mean_square_and_their_mean_is_one() -> None:
         torch.testing.assert_close(r, root / mean)
 
 
-def test_with_every_root_one_the_rules_are_the_same() -> None:
+def test_with_every_rms_one_both_rules_are_the_same() -> None:
     model, ids = small_model(), text_of(32)
     ones = [torch.ones_like(p) for p in model.parameters()]
     one = Dynamic(model, DynamicConfig(rule="rms", lr=0.3, decay=0.2, epsilon=0.5), ones)
@@ -129,7 +129,7 @@ def test_with_every_root_one_the_rules_are_the_same() -> None:
 
 
 @each_rule
-def test_it_leads_back_to_the_trained_weights_and_not_beyond(rule: str) -> None:
+def test_decay_reaches_the_trained_weights_at_most(rule: str) -> None:
     model, part = small_model(), text(1, 6)
     learner = dynamic(model, rule, decay=1e6, lr=0.0).for_inference()
     with torch.no_grad():
@@ -142,24 +142,24 @@ def test_it_leads_back_to_the_trained_weights_and_not_beyond(rule: str) -> None:
 
 
 @each_rule
-def test_a_text_that_repeats_is_learned(rule: str) -> None:
+def test_a_repeated_text_is_learned(rule: str) -> None:
     model, ids = small_model(dtype=torch.float32, init_std=0.1), np.tile(text_of(11), 12)
     static, learning = losses(model, ids), losses(dynamic(model, rule, decay=0.0), ids)
     assert learning[:, -30:].mean() < static[:, -30:].mean() - 0.4
 
 
 @each_rule
-def test_under_bf16_it_scores_by_the_weights_that_it_learned(rule: str) -> None:
-    """And not by those that autocast rounded before the step."""
+def test_under_bf16_scores_use_the_learned_weights(rule: str) -> None:
+    """They do not use the weights that autocast rounded before the step."""
     learner, part = dynamic(small_model(dtype=torch.float32), rule).for_inference(), text(1, 6)
     with torch.no_grad(), autocast("bf16", torch.device("cpu")):
         learner(part[:, :-1], part[:, 1:], None, CALL)
-        with torch.enable_grad():  # which takes another backend
+        with torch.enable_grad():  # gradients select another backend
             fresh, _ = deepcopy(learner.model)(part[:, :-1], part[:, 1:], None, CALL)
         assert torch.equal(learner(part[:, :-1], part[:, 1:], None, CALL)[0], fresh)
 
 
-def test_a_reset_empties_the_memory_and_leaves_the_weights() -> None:
+def test_a_reset_empties_the_memory_and_keeps_the_weights() -> None:
     model, ids = small_model(), text_of(23)
     loader = StreamLoader(ids, batch_size=1, tgt_len=5, documents=[0, 11])
     found: list[torch.Tensor] = []
@@ -172,14 +172,14 @@ def test_a_reset_empties_the_memory_and_leaves_the_weights() -> None:
 
 
 @each_rule
-def test_windows_and_temperatures_learn_too(rule: str) -> None:
+def test_sliding_and_tempered_models_can_learn(rule: str) -> None:
     model, ids = Tempered(Sliding(small_model(), 5, 2), 1.3), text_of(32)
     static, learning = losses(model, ids), losses(dynamic(model, rule), ids)
     torch.testing.assert_close(learning[:, :5], static[:, :5])
     assert ((learning - static)[:, 5:].abs() > 1e-6).all()
 
 
-def test_weights_without_a_part_in_it_stay() -> None:
+def test_weights_without_a_gradient_do_not_change() -> None:
     class More(TransformerXL):
         def __init__(self, config: Any) -> None:
             super().__init__(config)
@@ -201,6 +201,6 @@ def test_weights_without_a_part_in_it_stay() -> None:
         ({"tokens": -1}, "--dynamic-tokens must be at least 0"),
     ],
 )
-def test_mistakes_are_told(options: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_reported(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         DynamicConfig(**options)

@@ -1,4 +1,4 @@
-"""Scores: sums and counts, memory between segments, order of a dump, and lines that do not depend on each other."""
+"""Scoring: sums and counts, memory between segments, the order of a dump, and lines that are independent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def nll_of(model: TableModel, text: np.ndarray) -> np.ndarray:
 
 
 class Given(TableModel):
-    """Each target costs what it says."""
+    """A model whose loss of each target is given."""
 
     def forward(self, ids, targets, memory, lengths):
         return targets.clamp(min=0).float(), memory
@@ -80,7 +80,7 @@ def test_a_perplexity_beyond_floats_is_infinite():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_the_sum_is_that_of_the_table(batch_size):
+def test_the_sum_of_nats_equals_the_table(batch_size):
     model, text = TableModel(), tokens(47)
     loader = StreamLoader(text, batch_size=batch_size, tgt_len=5)
     result = evaluate(model, loader, LENGTHS)
@@ -90,7 +90,7 @@ def test_the_sum_is_that_of_the_table(batch_size):
     assert math.isclose(result.nats, expected, rel_tol=1e-6)
 
 
-def test_memory_runs_on_and_a_reset_row_is_a_fresh_one():
+def test_memory_continues_and_a_reset_row_starts_fresh():
     model = small_model(vocab_size=7)
     text = torch.from_numpy(tokens(21).astype(np.int64))
     halves = torch.stack([text[:10], text[10:20]]), torch.stack([text[1:11], text[11:21]])
@@ -107,7 +107,7 @@ def test_memory_runs_on_and_a_reset_row_is_a_fresh_one():
     assert np.abs(nats["on"].log_probs[15:] - alone.numpy()).max() > 1e-3
 
 
-def test_a_window_makes_the_cut_irrelevant():
+def test_with_a_window_the_segmentation_changes_nothing():
     model, text = small_model(vocab_size=7, dropout=0.3), tokens(60)
     results = [
         evaluate(model, StreamLoader(text, batch_size=2, tgt_len=cut), Lengths(tgt_len=cut, mem_len=8, attn_len=9))
@@ -159,7 +159,7 @@ def test_every_module_keeps_its_mode_even_after_an_error():
     assert [module.training for module in model.modules()] == modes
 
 
-def test_nothing_of_a_training_model_is_dropped():
+def test_dropout_is_off_during_evaluation():
     loader = StreamLoader(tokens(20), batch_size=2, tgt_len=5)
     models = [small_model(vocab_size=7, dropout=0.5, train=train) for train in (True, False)]
     results = [evaluate(model, loader, LENGTHS) for model in models]
@@ -177,7 +177,7 @@ def test_a_sum_that_is_not_finite_is_reported(bad):
     assert told["finite"] is False and told["nats"] is None and told["ppl"] is None
 
 
-def test_bf16_is_used_where_asked_for():
+def test_bf16_is_used_if_requested():
     model = small_model(vocab_size=7, dtype=torch.float32)
     loader = StreamLoader(tokens(200), batch_size=4, tgt_len=5)
     exact, rough = (evaluate(model, loader, LENGTHS, precision=precision) for precision in ("fp32", "bf16"))
@@ -215,7 +215,7 @@ def test_a_line_scores_as_if_it_were_alone(vocab, batch_tokens):
         (DROPPED, "the cat", "t", "he cat", 6),
     ],
 )
-def test_a_line_stands_between_line_ends_where_the_vocabulary_has_them(vocab, line, context, targets, size):
+def test_line_ends_surround_a_line_if_the_vocabulary_has_them(vocab, line, context, targets, size):
     model = TableModel(len(vocab))
     (score,) = score_lines(model, vocab, [line], Lengths(tgt_len=3, mem_len=4))
     text = np.concatenate([vocab.encode(context), vocab.encode(targets)]).astype(np.int64)
@@ -223,7 +223,7 @@ def test_a_line_stands_between_line_ends_where_the_vocabulary_has_them(vocab, li
     assert math.isclose(score.nats, nll_of(model, text).sum(), rel_tol=1e-6)
 
 
-def test_lines_may_come_from_a_file_with_their_ends_on():
+def test_lines_may_include_their_line_ends():
     model = TableModel(256)
     plain = score_lines(model, BYTES, ["one", "two"], LENGTHS)
     assert score_lines(model, BYTES, iter(["one\n", "two\n"]), LENGTHS) == plain
@@ -243,13 +243,13 @@ def test_figures_of_a_line():
     assert score.to_json()["log_prob"] == score.log_prob
 
 
-def test_an_unknown_symbol_is_told_with_its_line():
+def test_an_unknown_character_is_reported_with_its_line():
     closed = Vocab.build("word", [TEXT], closed=True)
     with pytest.raises(ValueError, match=r"^Line 2: .*'zebra'"):
         score_lines(TableModel(len(closed)), closed, ["the cat", "the zebra"], LENGTHS)
 
 
-def test_lines_of_like_length_share_calls_within_the_budget():
+def test_lines_of_similar_length_share_batches_within_the_budget():
     model = TableModel(256)
     lines = ["x" * length for length in (1, 9, 2, 8, 3)]
     score_lines(model, BYTES, lines, Lengths(tgt_len=4, mem_len=4), batch_tokens=8)
@@ -263,7 +263,7 @@ def test_lines_of_like_length_share_calls_within_the_budget():
     batch_tokens=st.integers(1, 300),
 )
 @example(counts=[400, *[10] * 29], tgt_len=10, batch_tokens=300)
-def test_whatever_the_lengths_at_least_half_of_the_positions_read_are_targets(counts, tgt_len, batch_tokens):
+def test_at_least_half_of_the_positions_read_are_targets(counts, tgt_len, batch_tokens):
     model = TableModel(256)
     lines = ["x" * count for count in counts]
     scores = score_lines(model, BYTES, lines, Lengths(tgt_len=tgt_len, mem_len=4), batch_tokens=batch_tokens)
@@ -283,7 +283,7 @@ STATES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_lines_that_end_leave_the_others_as_they_were_in_every_kind_of_state(state):
+def test_a_line_that_ends_does_not_change_other_lines_in_any_state(state):
     chars = Vocab.build("char", ["".join(map(chr, range(97, 97 + 22))) + "\n"])
     model, lines = STATES[state](), ["abcdefghijklmnopqrstuv", "a", "bcdefgh", "cdefghijklmn", "ddd", "efgabcf"]
     together = score_lines(model, chars, lines, LENGTHS)
@@ -294,7 +294,7 @@ def test_lines_that_end_leave_the_others_as_they_were_in_every_kind_of_state(sta
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("temperature", [0.5, 1.08, 3.0])
-def test_a_temperature_is_that_of_the_whole_distribution(variant, temperature, monkeypatch):
+def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, monkeypatch):
     model, ids, targets = small_model(**VARIANTS[variant]), random_text(2, 9), random_text(2, 9, seed=1)
     targets[1, 4] = -1
     with torch.no_grad():
@@ -317,7 +317,7 @@ def test_temperature_one_changes_nothing_and_others_pass_through_evaluation():
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
-def test_a_temperature_that_is_none_is_refused(temperature):
+def test_an_invalid_temperature_is_refused(temperature):
     with pytest.raises(ValueError, match="temperature must be above 0, got"):
         Tempered(small_model(), temperature)
 
@@ -342,14 +342,14 @@ def evaluate_run(run: Path, **asked: Any) -> None:
 
 
 class TestRun:
-    """`txl eval`: what is asked for goes together, or is refused in a sentence."""
+    """`txl eval`: options work together, or are refused in a sentence."""
 
     def told(self, run: Path, capsys: pytest.CaptureFixture[str], **asked: Any) -> dict[str, Any]:
         capsys.readouterr()
         evaluate_run(run, device="cpu", precision="fp32", json=True, **asked)
         return json.loads(capsys.readouterr().out)
 
-    def test_what_is_asked_for_is_told(self, run, capsys):
+    def test_requested_options_reach_evaluation(self, run, capsys):
         plain = self.told(run, capsys)
         assert plain == plain | {"sliding": None, "temperature": 1.0, "dynamic": None}
         asked = self.told(run, capsys, sliding=2, temperature=1.08, dynamic="sgd", dynamic_lr=0.1)
@@ -361,12 +361,12 @@ class TestRun:
             "attn_len": None,
         }
 
-    def test_the_title_tells_how_it_was_read(self, run, capsys):
+    def test_the_title_names_the_options(self, run, capsys):
         evaluate_run(run, device="cpu", sliding=2, temperature=1.08, dynamic="rms", dynamic_tokens=40)
         shown = " ".join(capsys.readouterr().out.split())
         assert "windows sliding by 2; temperature 1.08; dynamic rms, lr 0.1, decay 0, epsilon 0.1" in shown
 
-    def test_windows_read_one_stream_and_slide(self, run, capsys):
+    def test_sliding_reads_one_stream(self, run, capsys):
         found = self.told(run, capsys, sliding=3, tgt_len=6)["results"][0]["nats"]
         alone = evaluate(
             Sliding(small_model(vocab_size=256, dtype=torch.float32), 6, 3),
@@ -376,12 +376,12 @@ class TestRun:
         assert math.isclose(found, alone.nats, rel_tol=1e-6)
 
     def _test_part(self, run: Path) -> str:
-        """The text's last 5 %, by whole lines, is its test part."""
+        """The last 5 % of a text, in whole lines, are its test split."""
         lines = (run.parent / "text.txt").read_text().splitlines(keepends=True)
         return "".join(lines[-2:])
 
     def test_a_text_without_splits_is_scored_whole(self, run, capsys, tmp_path):
-        """Every target of the file that was named, not those of its last 5 %."""
+        """Every target of the named file, not only the last 5 %."""
         (tmp_path / "other.txt").write_text("a fox and a dog\n" * 30)
         asked = {"data": str(tmp_path / "other.txt"), "max_tokens": 0}
         found = self.told(run, capsys, **asked)
@@ -399,7 +399,7 @@ class TestRun:
             found = self.told(run, capsys, data=str(tmp_path), max_tokens=0, split=split)
             assert found["results"][0]["targets"] == targets
 
-    def test_text_that_trained_the_model_is_said_to_be_that(self, run, capsys):
+    def test_training_text_is_reported_as_such(self, run, capsys):
         own = str(run.parent / "text.txt")
         assert self.told(run, capsys, split="all", max_tokens=0)["results"][0]["targets"] == 40 * 44 - 1
         capsys.readouterr()
@@ -431,12 +431,12 @@ class TestRun:
             ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ],
     )
-    def test_what_does_not_go_together_is_refused_in_one_sentence(self, run, asked, sentence):
+    def test_options_that_exclude_each_other_are_refused_in_one_sentence(self, run, asked, sentence):
         with pytest.raises(ValueError, match=sentence) as refused:
             evaluate_run(run, device="cpu", **asked)
         assert len(str(refused.value).splitlines()) == 1
 
-    def test_all_mistakes_are_told_at_once(self, run):
+    def test_all_mistakes_are_reported_at_once(self, run):
         with pytest.raises(ValueError) as refused:
             evaluate_run(run, sliding=9, mem_len=(3,), temperature=0.0, dynamic_lr=1.0, batch_size=0)
         assert len(str(refused.value).splitlines()) >= 3

@@ -1,4 +1,4 @@
-"""Sampling filters, the id stream, and text: what holds whatever the model says."""
+"""Sampling filters, the stream of ids, and text, for any probabilities of the model."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def ids_of_rows(model, prompts, sampling, max_tokens, lengths=LENGTHS, **options
 
 
 def rows_of_scores(rows: int, symbols: int):
-    """Few different values, so that equals are common."""
+    """Scores with few different values, so that equal scores are common."""
     score = st.sampled_from([-3.0, -1.0, -0.5, 0.0, 2.0])
     return st.lists(st.lists(score, min_size=symbols, max_size=symbols), min_size=rows, max_size=rows)
 
 
 @settings(deadline=None)
 @given(rows_of_scores(2, 11), st.integers(1, 13), st.sampled_from([0.3, 1.0, 2.5]))
-def test_top_k_keeps_exactly_the_k_likeliest_and_the_lower_id_among_equals(scores, k, temperature):
+def test_top_k_keeps_exactly_the_k_likeliest_and_prefers_lower_ids(scores, k, temperature):
     log_probs = torch.tensor(scores).log_softmax(-1)
     probs = next_token_probs(log_probs, Sampling(top_k=k, temperature=temperature))
     order = log_probs.argsort(dim=1, descending=True, stable=True)[:, :k]
@@ -56,7 +56,7 @@ def test_top_k_keeps_exactly_the_k_likeliest_and_the_lower_id_among_equals(score
 
 @settings(deadline=None)
 @given(rows_of_scores(2, 11), st.floats(0.01, 0.99))
-def test_top_p_keeps_the_smallest_set_that_holds_p(scores, p):
+def test_top_p_keeps_the_smallest_set_with_probability_p(scores, p):
     whole = torch.tensor(scores, dtype=torch.float64).softmax(-1)
     probs = next_token_probs(whole.log(), Sampling(top_k=0, top_p=p))
     torch.testing.assert_close(probs.sum(-1), torch.ones(2, dtype=torch.float64))
@@ -93,13 +93,13 @@ def test_samples_follow_the_distribution():
     torch.testing.assert_close(counts / 20_000, probs, atol=0.015, rtol=0)  # over 4 standard deviations
 
 
-def test_what_has_no_probability_is_not_drawn_at_the_edge(monkeypatch):
+def test_tokens_without_probability_are_never_drawn(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *size, dtype, **_: torch.zeros(size, dtype=dtype))
     drawn = sample(torch.tensor([[0.0, 0.0, 0.4, 0.6]]).log(), Sampling(), Sampling(seed=1).generators(1))
     assert drawn.tolist() == [2]
 
 
-def test_nan_is_not_drawn_from():
+def test_nan_probabilities_raise_an_error():
     with pytest.raises(FloatingPointError, match="nan"):
         sample(torch.tensor([[0.0, float("nan")]]), Sampling(), Sampling(seed=1).generators(1))
 
@@ -115,23 +115,23 @@ def test_nan_is_not_drawn_from():
         ({"stop": ("a", "")}, "stop must be a tuple of strings that are not empty"),
     ],
 )
-def test_sampling_refuses(wrong, sentence):
+def test_sampling_refuses_invalid_settings(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         Sampling(**wrong)
 
 
-def test_a_bare_string_is_no_tuple_of_stop_strings():
+def test_a_string_instead_of_a_tuple_of_stop_strings_is_refused():
     with pytest.raises((ValueError, TypeError), match="stop"):  # TypeError: the type checker of the tests is first
         Sampling(stop="end")  # pyright: ignore[reportArgumentType]
 
 
-def test_all_mistakes_are_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     with pytest.raises(ValueError) as error:
         Sampling(temperature=-1, top_k=-1, top_p=2)
     assert len(str(error.value).splitlines()) == 3
 
 
-def test_greedy_ignores_the_seed_and_sampling_obeys_it():
+def test_greedy_ignores_the_seed_and_sampling_uses_it():
     model = TableModel()
     texts = [ids_of_rows(model, [prompt(4)], Sampling(temperature=0, seed=seed), 30) for seed in (1, 2)]
     assert texts[0] == texts[1]
@@ -161,7 +161,7 @@ def test_a_batch_of_unequal_prompts_equals_each_prompt_alone(make, sampling, len
 
 @pytest.mark.parametrize("make", [TableModel, transformer], ids=["table", "transformer"])
 @pytest.mark.parametrize("lives", [(4, 30, 1), (1, 4, 30), (30, 1, 4)], ids=str)
-def test_rows_end_while_others_go_on(make, lives):
+def test_rows_may_end_before_other_rows(make, lives):
     model, sampling = make(), Sampling(seed=7)
     prompts = [prompt(length) for length in (3, 8, 4)]
     whole = ids_of_rows(model, prompts, sampling, 30)
@@ -175,7 +175,7 @@ def test_rows_end_while_others_go_on(make, lives):
     assert ids_of_rows(model, prompts, sampling, 30, ended=ended) == cut
 
 
-def test_nothing_is_computed_once_all_rows_ended():
+def test_nothing_is_computed_after_all_rows_ended():
     model = TableModel()
     steps = list(stream(model, [prompt(2), prompt(3)], LENGTHS, GREEDY, 50, ended=lambda row: True))
     assert len(steps) == len(model.calls) == 1
@@ -197,7 +197,7 @@ def test_one_token_at_a_time_equals_one_call_over_the_whole_text():
     assert log_probs[0, 12:].argmax(-1).tolist() == new
 
 
-def test_rows_that_begin_with_zeros_are_read_apart_and_written_together():
+def test_prompts_without_padding_support_are_read_separately():
     model = small_model(vocab_size=7, zero_memory=True)
     prompts = [prompt(12), prompt(3), prompt(1)]
     alone = [ids_of_rows(model, [each], GREEDY, 6)[0] for each in prompts]
@@ -229,7 +229,7 @@ def test_the_model_keeps_its_mode_and_gradients_between_tokens():
     assert model.training
 
 
-def test_no_prompts_and_no_tokens_give_nothing():
+def test_no_prompts_or_no_tokens_give_no_text():
     assert ids_of_rows(TableModel(), [], GREEDY, 5) == []
     assert ids_of_rows(TableModel(), [prompt(2)], GREEDY, 0) == [[]]
 
@@ -242,7 +242,7 @@ VOCABS = pytest.mark.parametrize("vocab", [BYTES, CHARS, WORDS], ids=["byte", "c
 
 
 class Script(TableModel):
-    """Writes the given ids, one a call, whatever it reads."""
+    """A model that generates the given ids, one per call, for any input."""
 
     def __init__(self, vocab: Vocab, ids: np.ndarray):
         super().__init__(len(vocab))
@@ -255,7 +255,7 @@ class Script(TableModel):
 
 
 def pieces_of(vocab: Vocab, start: str, text: str, stop: tuple[str, ...] = (), cut: int = 0) -> list[str]:
-    """What `stream_text` writes, piece by piece, when the model writes `text` behind `start`, but for `cut` tokens."""
+    """The pieces that `stream_text` yields if the model writes `text` after `start`, without the last `cut` tokens."""
     new = vocab.encode(start + text)[len(vocab.encode(start)) :]
     sampling = Sampling(temperature=0, stop=stop)
     lengths = Lengths(tgt_len=64, mem_len=1)
@@ -272,7 +272,7 @@ def pieces_of(vocab: Vocab, start: str, text: str, stop: tuple[str, ...] = (), c
         ("", "ßat on a mat"),
     ],
 )
-def test_pieces_join_to_the_text_that_was_written(vocab, start, text):
+def test_pieces_join_to_the_generated_text(vocab, start, text):
     pieces = pieces_of(vocab, start, text)
     assert "".join(pieces) == text
     assert len(pieces) > 1 and "" not in pieces
@@ -312,7 +312,7 @@ def test_a_row_ends_before_the_first_stop_string(vocab, stop, kept):
     assert "".join(pieces) == kept
 
 
-def test_what_may_begin_a_stop_string_is_held_back():
+def test_a_possible_start_of_a_stop_string_is_held_back():
     assert pieces_of(CHARS, "the\n", "aaasat", ("aas",)) == ["a"]
     assert pieces_of(CHARS, "the\n", "aaon", ("aas",)) == ["aao", "n"]
     assert pieces_of(CHARS, "the\n", "aa", ("aas",)) == ["aa"]
@@ -325,7 +325,7 @@ def test_an_empty_prompt_starts_a_line(vocab):
     assert generate(model, vocab, [""], LENGTHS, GREEDY, 6) == behind_line_end
 
 
-def test_an_empty_prompt_without_line_ends_starts_behind_the_most_frequent_symbol():
+def test_an_empty_prompt_without_line_ends_starts_after_the_most_frequent_token():
     vocab = Vocab.build("char", ["abracadabra\n"], newlines="drop")
     model = TableModel(len(vocab))
     assert generate(model, vocab, ["\n"], LENGTHS, GREEDY, 6) == generate(model, vocab, ["a"], LENGTHS, GREEDY, 6)
@@ -342,7 +342,7 @@ def test_texts_of_a_batch_equal_each_prompt_alone():
     assert len({len(text) for text in together}) > 1, "rows should end at different times"
 
 
-def test_without_a_memory_each_token_is_written_from_the_last_ones():
+def test_without_a_memory_each_token_depends_on_the_last_tgt_len_tokens():
     model, ids = small_model(train=False), [3, 1, 4, 1, 5, 2, 6]
     lengths = Lengths(tgt_len=4, mem_len=0)
     steps = stream(model, [np.array(ids)], lengths, Sampling(temperature=0), 5)

@@ -1,4 +1,4 @@
-"""Laws of `Sliding`: what each prediction sees, however a text is cut and whoever shares a batch."""
+"""`Sliding`: the tokens that each prediction sees, for any segmentation and any other rows of the batch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ cuts = st.sampled_from([[17], [1] * 17, [3] * 5 + [2], [7, 1, 1, 8]])
 
 
 def seen(t: int, context: int, stride: int) -> int:
-    """How many tokens the prediction of token t (from 0) sees: the law."""
+    """The number of tokens that the prediction after token t (from 0) should see."""
     return min(t + 1, context - stride + 1 + t % stride)
 
 
 def alone(model: Any, row: torch.Tensor, context: int, stride: int) -> torch.Tensor:
-    """Features of each place, read with what it sees and nothing else; those that see as much share a call."""
+    """Features of each position, computed from only the tokens that it sees; equally long inputs share a call."""
     counts = [seen(t, context, stride) for t in range(len(row))]
     found = torch.empty(len(row), model.config.d_model, dtype=torch.float64)
     for count in set(counts):
@@ -51,27 +51,29 @@ def read(model: Sliding, ids: torch.Tensor, pieces: list[int], state: Window | N
 
 @settings(max_examples=12, deadline=None)
 @given(sizes=sizes, pieces=cuts, variant=st.sampled_from(list(VARIANTS)))
-def test_each_prediction_sees_what_the_law_says(sizes: tuple[int, int], pieces: list[int], variant: str) -> None:
+def test_each_prediction_sees_the_documented_number_of_tokens(
+    sizes: tuple[int, int], pieces: list[int], variant: str
+) -> None:
     model, ids = small_model(**VARIANTS[variant]), text(2, 17)
     expected = torch.stack([alone(model, row, *sizes) for row in ids])
     torch.testing.assert_close(read(Sliding(model, *sizes), ids, pieces), expected)
 
 
 @given(sizes=sizes, t=st.integers(0, 10**6))
-def test_that_is_from_context_less_stride_to_context_once_there_is_so_much(sizes: tuple[int, int], t: int) -> None:
+def test_predictions_see_between_context_minus_stride_and_context_tokens(sizes: tuple[int, int], t: int) -> None:
     context, stride = sizes
     assert min(t, context - stride) + 1 <= seen(t, context, stride) <= context
     assert stride > 1 or seen(t, context, stride) == min(t + 1, context)
 
 
-def test_the_picture_in_the_docstring() -> None:
+def test_the_example_of_the_docstring() -> None:
     words = ["a", "ab", "abc", "abcd", "cde", "cdef", "efg", "efgh", "ghi"]
     assert [len(word) for word in words] == [seen(t, 4, 2) for t in range(9)]
 
 
 @settings(max_examples=6, deadline=None)
 @given(sizes=sizes, data=st.data())
-def test_rows_begin_late_are_reset_chosen_and_joined(sizes: tuple[int, int], data: st.DataObject) -> None:
+def test_rows_can_be_padded_reset_selected_and_joined(sizes: tuple[int, int], data: st.DataObject) -> None:
     model, ids = small_model(), text(3, 13)
     sliding = Sliding(model, *sizes)
     padding = data.draw(st.lists(st.integers(0, 5), min_size=3, max_size=3))
@@ -92,7 +94,7 @@ def test_rows_begin_late_are_reset_chosen_and_joined(sizes: tuple[int, int], dat
         torch.testing.assert_close(later[place], alone(model, ids[row, start:], *sizes)[6 - start :])
 
 
-def test_losses_are_those_of_the_log_probabilities() -> None:
+def test_losses_equal_the_log_probabilities() -> None:
     sliding, ids, targets = Sliding(small_model(**VARIANTS["bands"]), 5, 2), text(2, 9), text(2, 9, seed=1)
     targets[0, 3] = -1
     with torch.no_grad():
@@ -113,7 +115,7 @@ def test_the_last_predictions_read_their_own_windows_only(last: int, monkeypatch
     assert read_rows == [2 * last]
 
 
-def test_calls_are_bounded_and_the_state_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_state_have_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = small_model(), text(2, 40)
     sliding, shapes = Sliding(model, 5, 2), []
     whole, state = sliding.hidden(ids, None, CALL)
@@ -125,7 +127,7 @@ def test_calls_are_bounded_and_the_state_is(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(rows * width for rows, width in shapes) <= 23 and len(shapes) == 10
 
 
-def test_distances_are_clamped_as_the_call_says() -> None:
+def test_distances_are_clamped_to_clamp_len() -> None:
     model, ids = small_model(), text(1, 6)
     with torch.no_grad():
         near, far = (Sliding(model, 6, 6).hidden(ids, None, lengths(0, clamp_len=c))[0] for c in (2, None))
@@ -134,7 +136,7 @@ def test_distances_are_clamped_as_the_call_says() -> None:
     assert not torch.allclose(near[0, -1], far[0, -1])
 
 
-def test_evaluation_is_that_of_windows_whatever_the_segments_are() -> None:
+def test_evaluation_does_not_depend_on_the_segments() -> None:
     model, ids = small_model(dropout=0.3, train=True), text(1, 30)[0]
     rows = alone(small_model(), ids[:-1], 7, 3)
     expected = small_model().softmax.nll(rows[None], ids[None, 1:]).sum().item()
@@ -143,7 +145,7 @@ def test_evaluation_is_that_of_windows_whatever_the_segments_are() -> None:
         assert evaluate(Sliding(model, 7, 3), loader, lengths(0, tgt_len=cut)).nats == pytest.approx(expected, rel=1e-9)
 
 
-def test_lines_score_and_prompts_go_on_as_if_alone() -> None:
+def test_lines_and_prompts_of_a_batch_equal_each_alone() -> None:
     vocab = Vocab.build("byte", [])
     sliding = Sliding(small_model(vocab_size=256), 6, 2)
     lines = ["the cat", "", "the cat sat on a mat", "at"]
@@ -156,7 +158,7 @@ def test_lines_score_and_prompts_go_on_as_if_alone() -> None:
     assert texts == [generate(sliding, vocab, [p], CALL, Sampling(temperature=0), 4)[0] for p in prompts]
 
 
-def test_what_is_written_depends_on_the_window_only() -> None:
+def test_generated_text_depends_on_the_window_only() -> None:
     sliding, window = Sliding(small_model(), 4), text(1, 4)[0].numpy()
     prompts = [np.concatenate([text(1, n, seed=n)[0].numpy(), window]) for n in (0, 3, 8)]
     steps = list(stream(sliding, prompts, CALL, Sampling(temperature=0), 12))

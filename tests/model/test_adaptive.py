@@ -1,4 +1,4 @@
-"""Laws of the adaptive layers: each is one table and one distribution in disguise, and losses stay in order."""
+"""Adaptive layers equal one table and one distribution, and losses have the order of their targets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def band_of(word: int, shape: dict) -> tuple[int, int]:
 
 
 def vector_of(module, word: int, shape: dict, *, project: bool) -> Tensor:
-    """A word's row in its table; projected to the model's width where there is a projection."""
+    """A word's row in its table, projected to the model's width if there is a projection."""
     band, index = band_of(word, shape)
     row = module.tables[band][index] if shape["div_val"] > 1 else module.tables[0][word]
     assert row.shape == (shape["d_embed"] // shape["div_val"] ** (band if shape["div_val"] > 1 else 0),)
@@ -75,7 +75,7 @@ def vector_of(module, word: int, shape: dict, *, project: bool) -> Tensor:
 
 
 def distribution(module: AdaptiveSoftmax, h: Tensor, shape: dict) -> Tensor:
-    """log p of every word by the formula, a word at a time: head for band 0, head's column plus tail for the others."""
+    """log p of every word by the formula, one word at a time: head in band 0, cluster column plus tail in others."""
     score = [
         vector_of(module, word, shape, project=True) @ h + module.bias[word] for word in range(shape["vocab_size"])
     ]
@@ -118,7 +118,7 @@ def test_a_softmax_is_one_distribution(shape: dict, seed: int) -> None:
 
 @settings(deadline=None)
 @given(shape=shapes(), seed=st.integers(0, 99), data=st.data())
-def test_losses_come_in_the_order_of_their_targets(shape: dict, seed: int, data: st.DataObject) -> None:
+def test_losses_have_the_order_of_the_targets(shape: dict, seed: int, data: st.DataObject) -> None:
     module = softmax(shape, seed)
     words = st.lists(st.integers(-1, shape["vocab_size"] - 1), min_size=15, max_size=15)
     targets = torch.tensor(data.draw(words)).view(3, 5)
@@ -140,7 +140,7 @@ def test_a_loss_has_the_gradient_of_its_log_probability(shape: dict) -> None:
 
 
 @each_shape
-def test_unscored_targets_do_nothing(shape: dict) -> None:
+def test_unscored_targets_have_no_loss_and_no_gradient(shape: dict) -> None:
     module = softmax(shape)
     hidden = torch.randn(3, 5, D_MODEL, dtype=torch.float64, requires_grad=True)
     nll = module.nll(hidden, torch.full((3, 5), -1))
@@ -151,7 +151,7 @@ def test_unscored_targets_do_nothing(shape: dict) -> None:
 
 @pytest.mark.parametrize("words", [[0, 1], [3, 4], [13, 16], [-1, -1]], ids=["first", "middle", "last", "none"])
 @each_shape
-def test_bands_without_a_word_stay_in_the_graph(shape: dict, words: list[int]) -> None:
+def test_bands_without_a_token_stay_in_the_graph(shape: dict, words: list[int]) -> None:
     # Under DistributedDataParallel a parameter that takes no part in one rank's graph stops all ranks.
     ids = torch.tensor([words])
     for module in (softmax(shape), embedding(shape)):
@@ -172,7 +172,7 @@ def test_without_cutoffs_it_is_a_linear_layer_and_a_softmax() -> None:
 @each_shape
 @pytest.mark.parametrize("weight", [True, False])
 @pytest.mark.parametrize("projections", [True, False])
-def test_tied_ends_are_one_storage(shape: dict, weight: bool, projections: bool) -> None:
+def test_tied_tables_share_storage(shape: dict, weight: bool, projections: bool) -> None:
     ends = nn.ModuleDict({"embedding": embedding(shape, seed=1), "softmax": softmax(shape, seed=2)})
     first, last = ends["embedding"], ends["softmax"]
     assert isinstance(first, AdaptiveEmbedding) and isinstance(last, AdaptiveSoftmax)
@@ -186,7 +186,7 @@ def test_tied_ends_are_one_storage(shape: dict, weight: bool, projections: bool)
     torch.testing.assert_close(last.log_probs(hidden)[0, 1], distribution(last, hidden[0, 1], shape))
 
 
-def test_each_projection_is_tied_or_not_on_its_own() -> None:
+def test_each_projection_is_tied_separately() -> None:
     shape = SHAPES["narrowing bands"]
     first, last = embedding(shape, seed=1), softmax(shape, seed=2)
     last.tie(first, weight=True, projections=(False, True, False, True))
@@ -194,7 +194,7 @@ def test_each_projection_is_tied_or_not_on_its_own() -> None:
     assert shared == [False, True, False, True]
 
 
-def test_bands_narrow_and_one_table_does_not() -> None:
+def test_bands_get_narrower_only_with_div_val() -> None:
     for module in (embedding(SHAPES["narrowing bands"]), softmax(SHAPES["narrowing bands"])):
         assert [tuple(x.shape) for x in module.tables] == [(3, 13), (2, 6), (7, 3), (5, 1)]
         assert [tuple(x.shape) for x in module.projections] == [(7, 13), (7, 6), (7, 3), (7, 1)]

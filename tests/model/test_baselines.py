@@ -1,4 +1,4 @@
-"""Transformers with other positions: the laws of Transformer-XL that hold for them, and their formulas by hand."""
+"""Transformers with other positions: properties they share with Transformer-XL, and their formulas by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def made(train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
-    """A small model in which what starts at 0 has an influence, too."""
+    """A small model in which weights that start at 0 have other values."""
     model = small_model(train=train, dtype=dtype, **changes)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -41,7 +41,7 @@ def made(train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any
 
 
 @each_kind
-def test_nothing_is_seen_before_its_time(kind: dict) -> None:
+def test_no_future_token_is_seen(kind: dict) -> None:
     model, ids = made(**kind), text(2, 11)
     other = ids.clone()
     other[:, 7] = (other[:, 7] + 1) % VOCAB
@@ -53,7 +53,9 @@ def test_nothing_is_seen_before_its_time(kind: dict) -> None:
 @pytest.mark.parametrize("kind", ["shaw"])
 @settings(max_examples=6, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(1, 6), st.none() | st.integers(1, 9))
-def test_distances_do_not_depend_on_cuts(kind: str, pieces: list[int], attn_len: int, clamp_len: int | None) -> None:
+def test_distances_do_not_depend_on_segmentation(
+    kind: str, pieces: list[int], attn_len: int, clamp_len: int | None
+) -> None:
     model, ids, call = made(**KINDS[kind]), text(2, sum(pieces)), lengths(attn_len - 1, attn_len, clamp_len)
     whole = read(model, ids, call).hidden
     torch.testing.assert_close(read(model, ids, call, pieces=pieces).hidden, whole)
@@ -62,7 +64,7 @@ def test_distances_do_not_depend_on_cuts(kind: str, pieces: list[int], attn_len:
 @each_kind
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
-def test_a_cache_gives_the_numbers_of_memory(kind: dict, data: st.DataObject) -> None:
+def test_a_cache_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
     model, ids = made(**kind), text(2, 13)
     mem_len = data.draw(st.integers(0, 9))
     relative = kind["kind"] == "shaw"
@@ -92,7 +94,7 @@ def test_padding_on_the_left_changes_nothing(kind: dict, padding: list[int], cac
 
 
 @each_kind
-def test_zeros_that_are_attended_and_rows_that_start_anew(kind: dict) -> None:
+def test_attended_zeros_and_reset_rows(kind: dict) -> None:
     model, call = made(zero_memory=True, **kind), lengths(6, tgt_len=4)
     out = []
     with torch.no_grad():
@@ -108,7 +110,7 @@ def test_zeros_that_are_attended_and_rows_that_start_anew(kind: dict) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), AUXILIARY], ids=[*KINDS, "al-rfou with auxiliary losses"])
 @pytest.mark.parametrize("mem_len", [0, 5])
-def test_every_weight_learns(kind: dict, mem_len: int) -> None:
+def test_every_weight_has_a_gradient(kind: dict, mem_len: int) -> None:
     model, ids, call = made(train=True, dropout=0.1, dropatt=0.1, **kind), text(3, 8), lengths(mem_len)
     _, memory = model(ids, ids, None, call)
     Objective(model)(ids, text(3, 8, seed=1), memory, call)[0].backward()
@@ -188,7 +190,7 @@ def test_shaw_by_hand(call: Lengths, backend: str) -> None:
 
 
 def encoder_of(model: Any) -> nn.TransformerEncoder:
-    """PyTorch's own layers with these weights."""
+    """PyTorch's layers with these weights."""
     config = model.config
     one = nn.TransformerEncoderLayer(
         config.d_model, config.n_head, config.d_inner, 0.0, batch_first=True, norm_first=config.pre_lnorm
@@ -221,14 +223,14 @@ def sinusoid(position: int, d_model: int) -> list[float]:
 
 
 @pytest.mark.parametrize("pre_lnorm", [False, True])
-def test_vaswani_is_pytorch_s_transformer(pre_lnorm: bool) -> None:
+def test_vaswani_equals_pytorchs_transformer(pre_lnorm: bool) -> None:
     model, ids = made(kind="vaswani", d_head=7, pre_lnorm=pre_lnorm), text(3, 11)
     x = model.embedding(ids) + torch.tensor([sinusoid(position, 14) for position in range(11)], dtype=torch.float64)
     expected = encoder_of(model)(x, mask=nn.Transformer.generate_square_subsequent_mask(11).double(), is_causal=True)
     torch.testing.assert_close(read(model, ids, lengths(0)).hidden, expected.detach())
 
 
-def test_al_rfou_adds_a_vector_before_each_of_pytorch_s_layers() -> None:
+def test_al_rfou_adds_a_vector_before_each_of_pytorchs_layers() -> None:
     model, ids = made(d_head=7, **KINDS["al-rfou"]), text(3, 11)
     x, mask = model.embedding(ids), nn.Transformer.generate_square_subsequent_mask(11).double()
     for layer, table in zip(encoder_of(model).layers, model.backbone.places, strict=True):
@@ -237,7 +239,7 @@ def test_al_rfou_adds_a_vector_before_each_of_pytorch_s_layers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vaswani", "al-rfou"])
-def test_memory_keeps_the_places_of_its_segment(kind: str) -> None:
+def test_memory_keeps_the_positions_of_its_segment(kind: str) -> None:
     model, ids, call = made(**KINDS[kind]), text(1, 9), lengths(9)
     first = read(model, ids[:, :5], call)
     after = read(model, ids[:, 5:], call, memory=first.memory)
@@ -248,7 +250,7 @@ def test_memory_keeps_the_places_of_its_segment(kind: str) -> None:
 
 
 def after_next(targets: Tensor) -> Tensor:
-    """The targets one further on, where both are trained on."""
+    """The target after each target, if both are trained on."""
     later = torch.full_like(targets, -1)
     for b in range(targets.shape[0]):
         for t in range(targets.shape[1] - 1):
@@ -261,7 +263,7 @@ def after_next(targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("intermediate_losses", [False, True])
 @pytest.mark.parametrize("multiple_targets", [False, True])
 @pytest.mark.parametrize("progress", [0.0, 0.2, 0.4, 0.5])
-def test_auxiliary_losses_directly(
+def test_auxiliary_losses_by_hand(
     changes: dict, intermediate_losses: bool, multiple_targets: bool, progress: float
 ) -> None:
     flags = {"intermediate_losses": intermediate_losses, "multiple_targets": multiple_targets}
@@ -275,7 +277,7 @@ def test_auxiliary_losses_directly(
             past = x.new_zeros(2, 0, x.shape[2])
             x = layer(x + table[:8], past, (), attn_len=mask, valid=None)
             outputs.append(model.backbone.final_norm(x))
-        # of three layers the first speaks up to 1/6 of training, the second up to 1/3
+        # of three layers the first has a loss up to 1/6 of training, the second up to 1/3
         heard = [True] if not intermediate_losses else [progress < 1 / 6, progress < 1 / 3, True]
         total = torch.zeros((), dtype=torch.float64)
         for out, speaks in zip(outputs[-len(heard) :], heard, strict=True):
@@ -306,15 +308,15 @@ def test_chunks_of_rows_add_up_to_the_whole() -> None:
     torch.testing.assert_close(sum(losses), whole)
 
 
-# What is refused
+# Refused settings and calls
 
 
-def test_what_a_place_has_no_answer_to_is_refused() -> None:
+def test_calls_that_absolute_positions_cannot_serve_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at most model.positions = \d+, got a segment of 23 to"):
         made(**KINDS["al-rfou"]).hidden(text(1, 23), None, lengths(0))
     for kind in (KINDS["al-rfou"], KINDS["vaswani"]):
         model = made(**kind)
-        with pytest.raises(ValueError, match=r"clamp_len must be none for kind = .*, which knows no distances, got 3"):
+        with pytest.raises(ValueError, match=r"clamp_len must be none for kind = .*, which uses no distances, got 3"):
             model.hidden(text(1, 5), None, lengths(0, clamp_len=3))
     assert read(made(**KINDS["shaw"]), text(1, 23), lengths(0)).hidden.isfinite().all(), "farther ones have the last"
 
@@ -345,7 +347,7 @@ def test_lengths_that_do_not_fit_the_model_are_refused_before_training() -> None
 
 
 def test_sizes_by_hand() -> None:
-    # 3 layers, 14 wide, 2 heads of 5, 11 inside, 23 tokens
+    # 3 layers, d_model 14, 2 heads of 5, d_inner 11, 23 tokens
     layer = 4 * 14 * 10 + 2 * 14 * 11 + 11 + 14 + 4 * 14
     vanilla = 23 * 14 + 23 + 3 * layer
     sizes = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11}
@@ -372,9 +374,7 @@ def corpus(tmp_path_factory) -> Corpus:
 
 @pytest.mark.parametrize("kind", [KINDS["shaw"], KINDS["vaswani"], AUXILIARY])
 @pytest.mark.parametrize("mem_len", [0, 7])
-def test_each_is_trained_knows_its_progress_and_is_loaded(
-    corpus: Corpus, tmp_path, monkeypatch, kind: dict, mem_len: int
-) -> None:
+def test_each_kind_is_trained_and_loaded(corpus: Corpus, tmp_path, monkeypatch, kind: dict, mem_len: int) -> None:
     settings = {"tgt_len": 5, "mem_len": mem_len, "batch_size": 6, "max_steps": 4, "device": "cpu", "precision": "fp32"}
     shape = small_model(vocab_size=len(corpus.vocab), **kind).config
     config = RunConfig(model=shape, train=TrainConfig(**settings, loss="half", lr=0.01, backend="strided"))
@@ -396,7 +396,7 @@ def test_each_is_trained_knows_its_progress_and_is_loaded(
 
 
 @each_kind
-def test_windows_slide_over_each(kind: dict) -> None:
+def test_sliding_works_for_each_kind(kind: dict) -> None:
     model, ids = made(**kind), text(2, 9)
     found = read(Sliding(model, 4), ids, lengths(0), pieces=[1, 5, 3]).hidden
     for end in range(1, 10):

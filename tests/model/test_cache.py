@@ -1,4 +1,4 @@
-"""Laws of `KVCache`: the numbers of `Memory`, in constant room, however a text is cut and whoever shares a batch."""
+"""`KVCache` gives the same numbers as `Memory` in constant space, for any segmentation and any other rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step(model: TransformerXL, ids: torch.Tensor, state: Any, call: Lengths) -> 
 @each_kind
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObject) -> None:
+def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
     model, ids = small_model(**kind), text(2, 17)
     mem_len = data.draw(st.integers(0, 9))
     attn_len = data.draw(st.none() | st.integers(1, mem_len + 1))
@@ -47,7 +47,7 @@ def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObj
 @each_variant
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
-def test_rows_that_begin_late_or_are_reset_are_as_with_memory(variant: dict, data: st.DataObject) -> None:
+def test_padded_and_reset_rows_equal_memory(variant: dict, data: st.DataObject) -> None:
     model, ids, call = small_model(**variant), text(3, 12), lengths(5, tgt_len=4)
     valid = data.draw(st.lists(st.integers(-4, 0), min_size=3, max_size=3))
     marks = data.draw(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=3, max_size=3))
@@ -62,7 +62,7 @@ def test_rows_that_begin_late_or_are_reset_are_as_with_memory(variant: dict, dat
     torch.testing.assert_close(states[0].counts, states[1].counts)
 
 
-def test_a_row_reset_among_attended_zeros_starts_from_zeros() -> None:
+def test_with_zero_memory_a_reset_row_starts_from_zeros() -> None:
     model, call = small_model(zero_memory=True, pre_lnorm=True), lengths(5, tgt_len=4)
     _, state = step(model, text(2, 9), empty(model, 2, call), call)
     out, _ = step(model, text(2, 4, seed=1), state.reset(torch.tensor([False, True])), call)
@@ -72,14 +72,14 @@ def test_a_row_reset_among_attended_zeros_starts_from_zeros() -> None:
 
 
 @each_kind
-def test_a_memory_becomes_a_cache_and_goes_on(kind: dict) -> None:
+def test_a_memory_can_become_a_cache(kind: dict) -> None:
     model, call = small_model(**kind), lengths(6, tgt_len=4)
     memory = read(model, text(2, 9), call).memory
     out, _ = step(model, text(2, 4, seed=1), model.cached(memory, call), call)
     torch.testing.assert_close(out, step(model, text(2, 4, seed=1), memory, call)[0])
 
 
-def test_nothing_grows_once_the_window_is_full() -> None:
+def test_nothing_grows_after_the_window_is_full() -> None:
     model, call = small_model(), lengths(8, tgt_len=4)
     state = empty(model, 2, call)
     addresses = set()
@@ -92,14 +92,14 @@ def test_nothing_grows_once_the_window_is_full() -> None:
     assert len(addresses) == 1, "the buffers stay where they are"
 
 
-def test_a_segment_longer_than_planned_finds_room() -> None:
+def test_a_segment_may_be_longer_than_tgt_len() -> None:
     model, call, ids = small_model(), lengths(3, tgt_len=2), text(2, 40)
     pieces = [2, 31, 1, 6]
     cached = read(model, ids, call, pieces=pieces, memory=empty(model, 2, call))
     torch.testing.assert_close(cached.hidden, read(model, ids, call, pieces=pieces).hidden)
 
 
-def test_a_call_consumes_it_and_a_fork_goes_its_own_way() -> None:
+def test_a_call_consumes_the_cache_and_a_fork_is_independent() -> None:
     model, call = small_model(), lengths(5, tgt_len=3)
     _, before = step(model, text(3, 8), empty(model, 3, call), call)
     twin = before.fork(torch.tensor([2, 0]))
@@ -113,7 +113,7 @@ def test_a_call_consumes_it_and_a_fork_goes_its_own_way() -> None:
     step(model, text(3, 2), after, call)
 
 
-def test_rows_of_several_become_one() -> None:
+def test_rows_of_several_caches_can_be_joined() -> None:
     model, call = small_model(), lengths(6, tgt_len=4)
     parts = [
         step(model, text(rows, size, seed=size), empty(model, rows, call), call)[1] for rows, size in ((1, 2), (2, 9))
@@ -125,14 +125,14 @@ def test_rows_of_several_become_one() -> None:
     torch.testing.assert_close(together, torch.cat(alone))
 
 
-def test_training_through_it_is_refused() -> None:
+def test_training_with_a_cache_is_refused() -> None:
     model, call = small_model(), lengths(4)
     with pytest.raises(AssertionError, match="no_grad"):
         model.hidden(text(1, 3), empty(model, 1, call), call)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_copy_for_inference_gives_the_same_numbers_and_leaves_the_model_alone(precision: str) -> None:
+def test_the_copy_for_inference_gives_the_same_numbers_and_keeps_the_model(precision: str) -> None:
     model = small_model(train=True, dtype=torch.float32, dropout=0.5, **VARIANTS["bands"])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     copied = model.for_inference(precision)
@@ -154,14 +154,14 @@ def test_a_cache_of_short_texts_is_short() -> None:
     assert state.buffers[0].shape[3] <= 10
 
 
-def test_a_short_memory_of_zeros_becomes_a_cache_that_attends_them() -> None:
+def test_a_cache_of_a_short_zero_memory_attends_to_zeros() -> None:
     model, call = small_model(zero_memory=True, pre_lnorm=True), lengths(5, tgt_len=4)
     memory = model.empty_memory(2, call)
     found, expected = (step(model, text(2, 4), state, call)[0] for state in (model.cached(memory, call), memory))
     torch.testing.assert_close(found, expected)
 
 
-def test_a_spent_cache_serves_nothing() -> None:
+def test_a_consumed_cache_is_refused() -> None:
     model, call = small_model(), lengths(5, tgt_len=3)
     before = empty(model, 2, call)
     step(model, text(2, 3), before, call)

@@ -1,4 +1,4 @@
-"""Large vocabularies: scores come in blocks, a table has one gradient, and neither changes a number."""
+"""Large vocabularies: scores in blocks and one gradient for each table give the same numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 @contextmanager
 def blocks_of(columns: int) -> Iterator[None]:
-    """Take this many columns at a time, whatever the number of rows."""
+    """Take this many columns at a time, for any number of rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cross_entropy, "_ON_CPU", 0)
         patch.setattr(cross_entropy, "_LEAST_COLUMNS", columns)
@@ -31,7 +31,7 @@ def blocks_of(columns: int) -> Iterator[None]:
 
 
 class Made(TorchDispatchMode):
-    """Every tensor that operations make in memory of its own: by which operation, and how many elements."""
+    """Records every tensor that operations allocate: the operation and the number of elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ def gradients(first: AdaptiveEmbedding, last: AdaptiveSoftmax) -> dict[str, Tens
 
 
 def chained(first: AdaptiveEmbedding, last: AdaptiveSoftmax, ids: Tensor, targets: Tensor) -> Tensor:
-    """A loss in which the tables go from one end to the other."""
+    """A loss in which the softmax uses the tables that the embedding returned."""
     x, tables = first.lookup(ids)
     return last.nll(x.tanh(), targets, tables).sum()
 
 
 def apart(first: AdaptiveEmbedding, last: AdaptiveSoftmax, ids: Tensor, targets: Tensor) -> Tensor:
-    """The same loss by whole distributions, each end with the tables for itself."""
+    """The same loss from whole distributions; embedding and softmax use the tables separately."""
     logs = last.log_probs(first(ids).tanh()).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
     return -(logs * (targets >= 0)).sum()
 
@@ -91,7 +91,7 @@ def test_blocks_change_no_loss_and_no_gradient(shape: dict, columns: int) -> Non
 
 
 @each_shape
-def test_gradients_are_those_of_small_differences(shape: dict) -> None:
+def test_gradients_equal_finite_differences(shape: dict) -> None:
     first, last = tied(shape)
     leaves = list(nn.ModuleList([first, last]).parameters())
     with blocks_of(2):
@@ -127,7 +127,7 @@ def test_an_embedding_alone_has_its_gradient(shape: dict) -> None:
 
 
 @each_shape
-def test_tables_may_go_on_without_the_vectors(shape: dict) -> None:
+def test_the_tables_may_be_used_without_the_vectors(shape: dict) -> None:
     first, last = tied(shape)
     hidden = torch.randn(3, 5, D_MODEL, dtype=torch.float64)
     last.nll(hidden, TARGETS, first.lookup(IDS)[1]).sum().backward()
@@ -138,7 +138,7 @@ def test_tables_may_go_on_without_the_vectors(shape: dict) -> None:
 
 @pytest.mark.parametrize("frozen", ["tables", "bias", "projections"])
 @each_shape
-def test_what_is_frozen_gets_none_and_the_rest_its_own(shape: dict, frozen: str) -> None:
+def test_frozen_weights_get_no_gradient_and_others_do(shape: dict, frozen: str) -> None:
     first, last = tied(shape)
     for name, parameter in last.named_parameters():
         parameter.requires_grad_(name.partition(".")[0] != frozen)
@@ -151,7 +151,7 @@ def test_what_is_frozen_gets_none_and_the_rest_its_own(shape: dict, frozen: str)
 
 
 @pytest.mark.parametrize("cutoffs", [(), (50, 110)], ids=["plain", "bands"])
-def test_scores_are_never_all_there(cutoffs: tuple[int, ...]) -> None:
+def test_all_scores_are_never_in_memory(cutoffs: tuple[int, ...]) -> None:
     shape = {"vocab_size": 997, "d_embed": D_MODEL, "cutoffs": cutoffs, "div_val": 1}
     first, last = tied(shape)
     ids = torch.randint(110, 997, (5, 11), generator=torch.Generator().manual_seed(0))
@@ -159,30 +159,30 @@ def test_scores_are_never_all_there(cutoffs: tuple[int, ...]) -> None:
     with blocks_of(13), Made() as made:
         chained(first, last, ids, ids.flip(0)).backward()
     assert made.of(rows * 13) and not made.of(rows * columns)
-    with Made() as made:  # they are seen where they are made
+    with Made() as made:  # records allocations
         apart(first, last, ids, ids.flip(0)).backward()
     assert made.of(rows * columns)
 
 
 @pytest.mark.parametrize("cutoffs", [(), (50, 110)], ids=["plain", "bands"])
-def test_a_step_makes_one_tensor_as_large_as_the_table(cutoffs: tuple[int, ...]) -> None:
+def test_a_step_allocates_one_tensor_as_large_as_the_table(cutoffs: tuple[int, ...]) -> None:
     shape = {"vocab_size": 997, "d_embed": D_MODEL, "cutoffs": cutoffs, "div_val": 1}
     first, last = tied(shape)
     with blocks_of(13), Made() as made:
         chained(first, last, IDS, TARGETS).backward()
     assert made.of(997 * D_MODEL) == ["aten.empty_like.default"]
     table = first.tables[0].requires_grad_(False)
-    with blocks_of(13), Made() as made:  # a frozen one needs none
+    with blocks_of(13), Made() as made:  # a frozen table needs no gradient
         first.lookup(IDS)
         last.nll(torch.randn(3, 5, D_MODEL, dtype=torch.float64), TARGETS).sum().backward()
     assert made.of(table.numel()) == []
 
 
 @each_shape
-def test_half_precision_is_that_of_its_products(shape: dict) -> None:
-    """The allowed error follows from the condition of each result, not from what another formulation is wrong by: it is
-    what the exact results move by when everything that enters a product moves by up to one rounding of bf16, 2^-8 of
-    its size. FACTOR allows four roundings where this model makes one: of both factors, of a score, of its gradient."""
+def test_bfloat16_errors_are_the_rounding_of_products(shape: dict) -> None:
+    """The allowed error follows from the condition of each result, not from the error of another implementation. It is
+    the change of the exact results when every input of a product changes by up to one rounding of bf16, 2^-8 of its
+    size. FACTOR allows four roundings where this model makes one: of both factors, of a score, of its gradient."""
     FACTOR, DRAWS = 4, 8
     torch.manual_seed(7)
     module = softmax(shape)

@@ -1,4 +1,4 @@
-"""Laws of `Memory`: it keeps the newest layer inputs of each row, detached, and its rows are independent."""
+"""`Memory` keeps the newest layer inputs of each row, detached, and its rows are independent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def inputs(length: int, batch: int = BATCH, seed: int = 0) -> tuple[Tensor, ...]
 
 
 def rows_of(memory: Memory) -> list[list[Tensor]]:
-    """Per row and layer, what counts of it."""
+    """The positions that count, for each row and layer."""
     held = [max(0, count) for count in used(memory)]
     return [[x[row, memory.length - count :] for x in memory.layers] for row, count in enumerate(held)]
 
 
-def test_no_positions_hold_nothing() -> None:
+def test_an_empty_memory_has_no_positions() -> None:
     memory = Memory.zeros(N_LAYER, BATCH, 0, D_MODEL, dtype=torch.float64, device="cpu")
     assert [x.shape for x in memory.layers] == [(BATCH, 0, D_MODEL)] * N_LAYER
     assert memory.layers[0].dtype == torch.float64
@@ -34,7 +34,7 @@ def test_no_positions_hold_nothing() -> None:
     assert used(memory) == [0] * BATCH
 
 
-def test_zeros_count() -> None:
+def test_zeros_count_as_positions() -> None:
     memory = Memory.zeros(N_LAYER, BATCH, 7, D_MODEL, dtype=torch.float64, device="cpu")
     assert memory.length == 7
     assert used(memory) == [7] * BATCH
@@ -64,7 +64,7 @@ def test_extend_keeps_the_newest(sizes: list[int], mem_len: int) -> None:
     size=st.integers(1, 4),
     mem_len=st.integers(0, 9),
 )
-def test_extend_counts_each_row(valid: list[int], size: int, mem_len: int) -> None:
+def test_extend_counts_positions_of_each_row(valid: list[int], size: int, mem_len: int) -> None:
     old, new = inputs(3), inputs(size, seed=1)
     before = Memory(old, torch.tensor(valid))
     after = before.extend(new, mem_len=mem_len)
@@ -78,7 +78,7 @@ def test_extend_counts_each_row(valid: list[int], size: int, mem_len: int) -> No
     assert used(before) == valid
 
 
-def test_extend_lets_no_gradient_through() -> None:
+def test_extend_detaches() -> None:
     old = tuple(x.requires_grad_() for x in inputs(3))
     new = tuple(2 * x.requires_grad_() for x in inputs(4, seed=1))
     for mem_len in (2, 4, 5, 7, 11):
@@ -87,7 +87,7 @@ def test_extend_lets_no_gradient_through() -> None:
 
 
 def test_extend_copies_what_it_keeps() -> None:
-    # A view of the last segment would keep all of it in memory, and would change when its owner does.
+    # A view of the last segment would keep all of it in memory, and would change together with it.
     for old, mem_len in ((0, 3), (5, 3), (0, 7), (5, 11)):
         new = inputs(7, seed=1)
         memory = Memory(inputs(old)).extend(new, mem_len=mem_len)
@@ -98,7 +98,7 @@ def test_extend_copies_what_it_keeps() -> None:
 
 
 @pytest.mark.parametrize("valid", [None, [2, -1, 4]])
-def test_select_takes_rows_in_the_order_asked(valid: list[int] | None) -> None:
+def test_select_returns_rows_in_the_given_order(valid: list[int] | None) -> None:
     memory = Memory(inputs(4), None if valid is None else torch.tensor(valid))
     chosen = memory.select(torch.tensor([2, 0, 2, 1]))
     for layer, x in zip(chosen.layers, memory.layers, strict=True):
@@ -133,7 +133,7 @@ def test_select_undoes_cat() -> None:
 
 
 @pytest.mark.parametrize(("valid", "after"), [(None, [0, 4, 0]), ([-2, 3, 1], [0, 3, 0])])
-def test_reset_empties_the_rows_named(valid: list[int] | None, after: list[int]) -> None:
+def test_reset_empties_the_marked_rows(valid: list[int] | None, after: list[int]) -> None:
     memory = Memory(inputs(4), None if valid is None else torch.tensor(valid))
     before = used(memory)
     fresh = memory.reset(torch.tensor([True, False, True]))
@@ -142,7 +142,7 @@ def test_reset_empties_the_rows_named(valid: list[int] | None, after: list[int])
     assert used(memory) == before
 
 
-def test_a_state_moves_to_another_dtype_and_device() -> None:
+def test_a_memory_moves_to_another_dtype_and_device() -> None:
     model, ids, call = small_model(), text(2, 5), lengths(3)
     memory = read(model, ids, call).memory.reset(torch.tensor([True, False]))
     narrow = memory.to(torch.float32)

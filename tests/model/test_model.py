@@ -1,4 +1,4 @@
-"""The model against a forward pass written out in NumPy, its losses and its start."""
+"""The model against a forward pass in NumPy, its losses and its initial weights."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ByHand:
         return self.norm(x + w[f"{name}.outer.weight"] @ inner + w[f"{name}.outer.bias"], f"{name}.norm")
 
     def log_probs(self, ids: list[int], pieces: list[int], call) -> np.ndarray:
-        """[T, V] of one row, read in pieces; memory is a list of layer inputs per layer."""
+        """[T, V] of one row, read in segments; memory is a list of layer inputs for each layer."""
         memory: list[list[np.ndarray]] = [[] for _ in range(self.config.n_layer)]
         out, start = [], 0
         for size in pieces:
@@ -105,8 +105,8 @@ def test_log_probabilities_by_hand(call, untie_r: bool) -> None:
     torch.testing.assert_close(torch.cat(found), torch.from_numpy(expected))
 
 
-def test_pre_norm_normalises_what_a_sublayer_reads() -> None:
-    # Sublayers that write nothing leave the embedding alone before a norm, and norm it six times after one.
+def test_pre_norm_normalises_the_input_of_a_sublayer() -> None:
+    # Sublayers with zero output do not change the embedding with pre-norm, and normalise it six times with post-norm.
     for pre_lnorm in (True, False):
         model, ids = small_model(pre_lnorm=pre_lnorm), text(2, 5)
         for layer in layers_of(model):
@@ -117,7 +117,7 @@ def test_pre_norm_normalises_what_a_sublayer_reads() -> None:
             for layer in layers_of(model):
                 x = layer.feed_forward.norm(layer.attention.norm(x))
         torch.testing.assert_close(read(model, ids, lengths(3)).hidden, x.detach())
-    # What a sublayer reads does not change when its input is scaled (but for epsilon); the residual does.
+    # Scaling x does not change the normalised input of a sublayer (except for epsilon); it changes the residual.
     model = small_model(pre_lnorm=True, n_layer=1, layer_norm_epsilon=1e-12)
     ids = text(2, 5)
     plain, x = read(model, ids, lengths(3), pieces=[2, 3]).hidden, model.embedding(ids).detach()
@@ -128,7 +128,7 @@ def test_pre_norm_normalises_what_a_sublayer_reads() -> None:
     assert not torch.isclose(plain, x + attended).all(-1).any()
 
 
-def test_a_final_norm_is_behind_the_last_layer() -> None:
+def test_a_final_norm_is_after_the_last_layer() -> None:
     model = small_model(pre_lnorm=True, final_norm=True)
     ids, norm = text(2, 5), model.backbone.final_norm
     assert norm is not None
@@ -137,7 +137,7 @@ def test_a_final_norm_is_behind_the_last_layer() -> None:
     torch.testing.assert_close(found, norm(read(model, ids, lengths(3)).hidden).detach())
 
 
-def test_own_biases_belong_to_their_layer() -> None:
+def test_with_untie_r_each_layer_has_its_biases() -> None:
     model, ids, call = small_model(untie_r=True), text(1, 5), lengths(7)
     before = read(model, ids, call).memory
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_sinusoids_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sinusoids_are_rounded_once(dtype: torch.dtype) -> None:
-    # bfloat16 cannot count beyond 256: distances must be exact before their sine is rounded.
+    # bfloat16 has no odd integers beyond 256, so distances must be exact before their sine is rounded.
     exact = sinusoids(3001, 6, dtype=torch.float64)
     torch.testing.assert_close(
         sinusoids(3001, 6, dtype=dtype), exact.to(dtype), rtol=0, atol=2 * torch.finfo(dtype).eps
@@ -200,7 +200,7 @@ def test_a_loss_belongs_to_its_target(variant: dict) -> None:
 
 
 @each_variant
-def test_unscored_targets_teach_nothing(variant: dict) -> None:
+def test_unscored_targets_have_no_gradient(variant: dict) -> None:
     model, ids, targets = small_model(**variant), text(1, 7), text(1, 7, seed=1)
     targets[0, 3:] = -1
     whole = torch.autograd.grad(model(ids, targets, None, lengths(5))[0].sum(), list(model.parameters()))
@@ -213,7 +213,7 @@ def test_unscored_targets_teach_nothing(variant: dict) -> None:
 
 @each_variant
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_weight_takes_part_whatever_the_words(variant: dict, tied: bool) -> None:
+def test_every_weight_has_a_gradient_for_any_tokens(variant: dict, tied: bool) -> None:
     changes: dict[str, Any] = {} if tied else {"tie_weight": False, "tie_projs": ()}
     for words in ([0, 1, 2], [22, 21, 20]):
         model = small_model(train=True, **variant | changes)
@@ -231,7 +231,7 @@ def test_losses_are_float32(dtype: torch.dtype) -> None:
 
 
 @each_variant
-def test_bfloat16_by_autocast_is_near(variant: dict) -> None:
+def test_bfloat16_by_autocast_is_close(variant: dict) -> None:
     model, ids = small_model(dtype=torch.float32, init_std=0.1, **variant), text(2, 9)
     memory, rough = None, None
     for piece in ids.split(3, 1):
@@ -243,7 +243,7 @@ def test_bfloat16_by_autocast_is_near(variant: dict) -> None:
 
 
 @each_variant
-def test_dropout_is_for_training_and_memory_holds_what_it_left(variant: dict) -> None:
+def test_dropout_is_for_training_and_memory_holds_its_results(variant: dict) -> None:
     model, ids, call = small_model(train=True, dropout=0.5, dropatt=0.5, **variant), text(7, 17), lengths(17)
 
     def attempt(seed: int):
@@ -264,7 +264,7 @@ def test_dropout_is_for_training_and_memory_holds_what_it_left(variant: dict) ->
 
 
 @each_variant
-def test_tied_weights_are_one_storage_that_learns_from_both_ends(variant: dict) -> None:
+def test_tied_weights_share_storage_and_gradients(variant: dict) -> None:
     model = small_model(train=True, **variant)
     assert all(a.data_ptr() == b.data_ptr() for a, b in zip(model.embedding.tables, model.softmax.tables, strict=True))
     apart: dict[str, Any] = variant | {"tie_weight": False}
@@ -286,7 +286,7 @@ def test_tied_weights_are_one_storage_that_learns_from_both_ends(variant: dict) 
 
 
 @pytest.mark.parametrize("end", ["returns", "raises"])
-def test_a_functional_call_leaves_tied_parameters_as_they_were(end: str) -> None:
+def test_a_functional_call_does_not_change_tied_parameters(end: str) -> None:
     model, ids = small_model(**VARIANTS["bands"]), text(2, 5)
     before = dict(model.named_parameters(remove_duplicate=False))
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -298,7 +298,7 @@ def test_a_functional_call_leaves_tied_parameters_as_they_were(end: str) -> None
 
 
 @pytest.mark.parametrize("untie_r", [False, True])
-def test_initial_values_are_drawn_as_the_original_draws_them(untie_r: bool) -> None:
+def test_initial_values_have_the_original_distributions(untie_r: bool) -> None:
     sizes: dict[str, Any] = {
         "vocab_size": 1009,
         "cutoffs": (101, 307),
@@ -335,7 +335,7 @@ def test_initial_values_are_drawn_as_the_original_draws_them(untie_r: bool) -> N
     assert missing == []
 
 
-def test_a_seed_decides_the_start() -> None:
+def test_a_seed_determines_the_initial_weights() -> None:
     first, second = (small_model().state_dict() for _ in range(2))
     torch.testing.assert_close(dict(first), dict(second), rtol=0, atol=0)
 
@@ -396,8 +396,8 @@ for name, asked, (given, targets, past) in wrong:
 """
 
 
-def test_what_a_call_cannot_take_is_told_in_one_sentence() -> None:
-    # A process of its own, without the tests' own check of shapes.
+def test_invalid_arguments_raise_one_sentence() -> None:
+    # A separate process, without the tests' check of shapes.
     paths = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
     shown = subprocess.run(
         [sys.executable, "-c", WRONG], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
@@ -429,7 +429,7 @@ def test_ids_and_targets_of_any_integer_dtype_are_the_same(kind: dict, dtype: to
         assert torch.equal(reader(small, small, None, call)[0], reader(ids, ids, None, call)[0])
 
 
-def test_what_a_vocabulary_gives_can_be_read() -> None:
+def test_the_model_reads_the_ids_of_a_vocabulary() -> None:
     vocab = Vocab.build("byte", [])
     ids = torch.from_numpy(vocab.encode("text"))[None]
     log_probs, _ = small_model(vocab_size=len(vocab)).log_probs(ids, None, lengths(3))

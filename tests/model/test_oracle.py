@@ -1,4 +1,4 @@
-"""The model against tests/oracle.py, a second writing of it that shares no code: values, memories and derivatives.
+"""The model against tests/oracle.py, which shares no code with it: values, memories and derivatives.
 
 Dropout is not covered: both are compared in eval mode.
 """
@@ -56,9 +56,9 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> dict[str, Any]:
-    """What a `Case` is made of; the memory it starts with may be empty, short, long or, row by row, unequal."""
+    """Draw the parts of a `Case`; its first memory may be empty, short, long, or different for each row."""
     config, mem_len, held = draw(configs()), draw(st.integers(0, 8)), draw(st.integers(0, 10))
-    counts = st.integers(0 if config["zero_memory"] else -8, held)  # zeros are attended, so nothing pads them
+    counts = st.integers(0 if config["zero_memory"] else -8, held)  # zeros are attended, so there is no padding
     valid = draw(st.none() | st.lists(counts, min_size=BATCH, max_size=BATCH))
     return {
         "config": config,
@@ -77,7 +77,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class Case:
-    """A model of random weights, a memory, and the segments of a text with what each row has of padding in front."""
+    """A model with random weights, a memory, and the segments of a text with each row's padding on the left."""
 
     def __init__(self, plan: dict[str, Any]):
         self.generator = torch.Generator().manual_seed(plan["seed"])
@@ -106,7 +106,7 @@ class Case:
 
 
 def rows_of(memory: Memory) -> list[list[np.ndarray]]:
-    """What counts of a memory: for each row an array for each layer."""
+    """The positions of a memory that count: for each row an array for each layer."""
     counts = memory.counts.clamp(min=0).tolist()
     return [[x[b, memory.length - count :].numpy() for x in memory.layers] for b, count in enumerate(counts)]
 
@@ -157,7 +157,7 @@ def oracle_mean_nll(case: Case, weights: dict[str, np.ndarray]) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(plan=plans(), which=st.integers(0, 99))
 def test_derivatives(plan: dict[str, Any], which: int) -> None:
-    # By complex steps: no difference is taken, so nothing cancels. In all parameters at once, and in one.
+    # By complex steps, because they take no difference, so nothing cancels. In all parameters at once, and in one.
     case, h = Case(plan), 1e-30
     parameters = list(case.model.parameters())
     gradients = torch.autograd.grad(mean_nll(case), parameters, allow_unused=True, materialize_grads=True)
@@ -203,7 +203,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def test_the_oracle_by_hand() -> None:
-    # One token at (2, 0), one row of memory at (0, 2). The head has four columns and uses only the first.
+    # One token at (2, 0), one memory position at (0, 2). The head has four columns and uses only the first.
     first = np.eye(4)[:, :1]
     weights = {
         "embedding.tables.0": np.eye(2),

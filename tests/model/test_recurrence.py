@@ -1,4 +1,4 @@
-"""Laws of the model across segments: where a text is cut, who sees whom, how rows of different age share a batch."""
+"""The model across segments: segmentation, visible tokens, and rows with different memories in one batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANT
 
 @st.composite
 def cuts(draw: st.DrawFn, length: int) -> list[int]:
-    """Sizes of pieces that make up `length`."""
+    """Sizes of segments that add up to `length`."""
     inner = sorted(draw(st.sets(st.integers(1, length - 1))))
     return [b - a for a, b in pairwise([0, *inner, length])]
 
@@ -30,7 +30,7 @@ def cuts(draw: st.DrawFn, length: int) -> list[int]:
 @each_variant
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
-def test_under_a_window_it_does_not_matter_where_a_text_is_cut(variant: dict, data: st.DataObject) -> None:
+def test_with_a_window_the_segmentation_changes_nothing(variant: dict, data: st.DataObject) -> None:
     model, ids = small_model(**variant), text(2, 13)
     attn_len = data.draw(st.none() | st.integers(1, 7))
     longer = data.draw(st.integers(0, 3))
@@ -45,8 +45,8 @@ def test_under_a_window_it_does_not_matter_where_a_text_is_cut(variant: dict, da
 
 
 @each_variant
-def test_a_window_is_felt(variant: dict) -> None:
-    # Guards the law above: were attn_len ignored, it would hold for the wrong reason.
+def test_a_window_changes_the_result(variant: dict) -> None:
+    # If attn_len were ignored, the test above could pass for the wrong reason.
     model, ids = small_model(**variant), text(2, 13)
     wide, narrow = (read(model, ids, lengths(12, attn_len)).hidden for attn_len in (6, 5))
     torch.testing.assert_close(wide[:, :5], narrow[:, :5])
@@ -54,7 +54,7 @@ def test_a_window_is_felt(variant: dict) -> None:
 
 
 @each_variant
-def test_a_clamp_is_felt_beyond_its_distance(variant: dict) -> None:
+def test_a_clamp_changes_farther_distances_only(variant: dict) -> None:
     model, ids = small_model(**variant), text(2, 13)
     free, clamped = (read(model, ids, lengths(12, clamp_len=clamp), pieces=[5, 8]).hidden for clamp in (None, 6))
     torch.testing.assert_close(free[:, :7], clamped[:, :7])
@@ -63,7 +63,7 @@ def test_a_clamp_is_felt_beyond_its_distance(variant: dict) -> None:
 
 @each_variant
 @pytest.mark.parametrize("attn_len", [None, 4])
-def test_the_future_changes_nothing(variant: dict, attn_len: int | None) -> None:
+def test_later_tokens_change_nothing(variant: dict, attn_len: int | None) -> None:
     model, ids, call = small_model(**variant), text(2, 11), lengths(5, attn_len)
     _, memory = model.hidden(text(2, 5, seed=1), None, call)
     before, _ = model.log_probs(ids, memory, call)
@@ -76,7 +76,7 @@ def test_the_future_changes_nothing(variant: dict, attn_len: int | None) -> None
 
 
 def first_influence(model: TransformerXL, ids: torch.Tensor, call: Lengths, pieces: list[int]) -> list[int]:
-    """For each position, the first token whose exchange changes it at all; later tokens must change nothing."""
+    """For each position, the first token whose change has an influence on it; later tokens must have none."""
     base = read(model, ids, call, pieces=pieces).hidden[0]
     first = list(range(len(base)))
     for changed in range(len(base) - 1, -1, -1):
@@ -133,7 +133,7 @@ def test_the_longest_reach_is_the_paper_s() -> None:
 
 
 @each_variant
-def test_a_segment_without_memory_starts_afresh(variant: dict) -> None:
+def test_without_memory_each_segment_starts_fresh(variant: dict) -> None:
     model, ids = small_model(**variant), text(2, 11)
     both = read(model, ids, lengths(0), pieces=[4, 7])
     torch.testing.assert_close(both.hidden[:, 4:], read(model, ids[:, 4:], lengths(0)).hidden)
@@ -141,7 +141,7 @@ def test_a_segment_without_memory_starts_afresh(variant: dict) -> None:
 
 
 @each_variant
-def test_memory_that_holds_more_than_one_segment_is_attended_whole(variant: dict) -> None:
+def test_a_memory_of_several_segments_is_attended_as_a_whole(variant: dict) -> None:
     model, ids = small_model(**variant), text(2, 11)
     memory = read(model, ids[:, :9], lengths(9), pieces=[4, 5]).memory
     now = lengths(2)
@@ -161,7 +161,7 @@ def test_memory_holds_the_newest_layer_inputs(variant: dict) -> None:
     assert len(memory.layers) == 3
     torch.testing.assert_close(memory.layers[0], model.embedding(ids[:, 4:]).detach())
     for depth in (1, 2):
-        # The input of a layer is the output of the model that ends below it.
+        # The input of a layer is the output of the model without this layer and later ones.
         weights = model.state_dict()
         lower = small_model(**variant | {"n_layer": depth, "final_norm": False})
         own = {name: weights[name] for name in lower.state_dict()}
@@ -176,7 +176,7 @@ def test_no_gradient_enters_memory(variant: dict) -> None:
     untied = {"tie_weight": False, "tie_projs": ()}
     model = small_model(train=True, **variant | untied)
     early, late = torch.tensor([[0, 6, 13, 3]]), torch.tensor([[1, 7, 14]])
-    # A window and a stretch of text share the path through memory: uncut, the same loss does reach the early words.
+    # Without segmentation the gradient of the same loss does reach the early tokens.
     for call, cut in ((lengths(5), True), (lengths(5, 4), True), (lengths(5), False)):
         _, memory = model.hidden(early, None, call)
         assert not any(x.requires_grad for x in memory.layers)
@@ -195,8 +195,8 @@ def test_no_gradient_enters_memory(variant: dict) -> None:
 
 
 @each_variant
-def test_weights_learn_through_the_memory_they_project(variant: dict) -> None:
-    # With a fixed memory the gradient is that of finite differences: its keys and values teach too.
+def test_projections_of_memory_have_gradients(variant: dict) -> None:
+    # With a fixed memory the gradient equals finite differences, so it includes the memory's keys and values.
     model, call = small_model(**variant), lengths(5)
     memory = read(model, text(1, 5, seed=3), call).memory
     ids, weight = text(1, 2), torch.randn(2, 14, dtype=torch.float64)
@@ -215,8 +215,8 @@ def test_weights_learn_through_the_memory_they_project(variant: dict) -> None:
 
 
 @each_variant
-def test_a_text_reads_the_same_anywhere(variant: dict) -> None:
-    # Behind prefixes of different length, all beyond reach: N (attn_len - 1) = 6 positions back.
+def test_a_text_gives_the_same_result_after_any_prefix(variant: dict) -> None:
+    # The text comes after prefixes of different length, and sees none: it sees N (attn_len - 1) = 6 positions back.
     model, common, call = small_model(**variant), text(1, 17, seed=5), lengths(5, 3)
     read_behind = [
         read(model, torch.cat([text(1, prefix, seed=prefix), common], 1), call, pieces=[prefix, 9, 8]).hidden[
@@ -260,7 +260,7 @@ def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> N
 @each_variant
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
-def test_rows_that_were_reset_equal_fresh_rows(variant: dict, data: st.DataObject) -> None:
+def test_reset_rows_equal_fresh_rows(variant: dict, data: st.DataObject) -> None:
     model, ids = small_model(**variant), text(3, 12)
     call = lengths(5, data.draw(st.none() | st.integers(1, 6)))
     rows = torch.tensor(data.draw(st.lists(st.booleans(), min_size=3, max_size=3)))
@@ -310,7 +310,7 @@ def test_padding_may_span_segments(variant: dict, pieces: list[int]) -> None:
 
 
 @each_variant
-def test_nothing_sees_padding(variant: dict) -> None:
+def test_padding_is_never_attended(variant: dict) -> None:
     model, ids, call = small_model(**variant), text(2, 9), lengths(7)
     start = model.empty_memory(2, call, valid=torch.tensor([-4, 0]))
     other = ids.clone()
@@ -321,7 +321,7 @@ def test_nothing_sees_padding(variant: dict) -> None:
 
 
 @each_variant
-def test_rows_of_different_age_share_a_batch(variant: dict) -> None:
+def test_rows_with_different_memory_share_a_batch(variant: dict) -> None:
     model, call = small_model(**variant), lengths(7)
     ages = [3, 0, 11]
     rows = [read(model, text(1, age, seed=age), call).memory if age else model.empty_memory(1, call) for age in ages]
@@ -334,7 +334,7 @@ def test_rows_of_different_age_share_a_batch(variant: dict) -> None:
 
 
 @each_variant
-def test_a_call_leaves_model_and_memory_as_they_were(variant: dict) -> None:
+def test_a_call_does_not_change_model_or_memory(variant: dict) -> None:
     model, ids, call = small_model(**variant), text(2, 5), lengths(3)
     memory = read(model, text(2, 7, seed=1), call).memory
     before, weights = [x.clone() for x in memory.layers], {k: x.clone() for k, x in model.state_dict().items()}
@@ -345,7 +345,7 @@ def test_a_call_leaves_model_and_memory_as_they_were(variant: dict) -> None:
 
 
 @each_variant
-def test_layers_computed_again_in_backward_give_the_same_gradients_and_keep_less(variant: dict) -> None:
+def test_recompute_gives_the_same_gradients_with_less_memory(variant: dict) -> None:
     memory = read(small_model(**variant), text(2, 6), lengths(6)).memory
 
     def step(recompute: bool) -> tuple[list[torch.Tensor], int]:
@@ -387,8 +387,8 @@ for _ in range(6):
 """
 
 
-def test_a_compiled_model_is_not_compiled_anew_while_memory_grows() -> None:
-    # A process of its own: what checks types in tests cannot be compiled.
+def test_a_compiled_model_is_not_compiled_again_while_memory_grows() -> None:
+    # A separate process, because the type checks of the tests cannot be compiled.
     shown = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True).stdout
     first, *later = map(int, shown.split())
     assert first > 0

@@ -1,5 +1,4 @@
-"""Laws of the recurrent baselines: they are PyTorch's LSTM and a loop over the QRNN's equations, and a text may be cut
-anywhere."""
+"""The recurrent baselines equal PyTorch's LSTM and a loop over the QRNN's equations, for any segmentation."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def small(kind: str, *, train: bool = False, dtype: torch.dtype = torch.float64,
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "d_model": 14, "d_inner": 11, "proj_init_std": 0.3}
     model = build_model(TransformerXLConfig(kind=kind, **sizes | changes)).to(dtype).train(train)
     assert isinstance(model.backbone, Recurrent)
-    with torch.no_grad():  # large enough that every influence shows
+    with torch.no_grad():  # large enough to make every influence visible
         for parameter in model.parameters():
             parameter.mul_(3)
     return model
@@ -67,7 +66,7 @@ def by_hand_qrnn(model: Recurrent, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("kind", "by_hand"), [("lstm", by_hand_lstm), ("qrnn", by_hand_qrnn)])
-def test_it_is_what_its_equations_say_and_so_are_gradients(kind, by_hand, shape):
+def test_outputs_and_gradients_follow_the_equations(kind, by_hand, shape):
     model = small(kind, **SHAPES[shape])
     ids = text(3, 9)
     x = model.embedding(ids)
@@ -87,7 +86,7 @@ def test_the_recurrence_has_the_gradient_of_its_equation():
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=15)
 @given(pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5))
-def test_a_text_may_be_cut_anywhere(kind, pieces):
+def test_the_segmentation_changes_nothing(kind, pieces):
     model, ids = small(kind), text(2, sum(pieces))
     whole, cut = read(model, ids, LONG), read(model, ids, LONG, pieces=pieces)
     torch.testing.assert_close(cut.hidden, whole.hidden)
@@ -95,14 +94,14 @@ def test_a_text_may_be_cut_anywhere(kind, pieces):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_memory_each_segment_starts_from_nothing(kind):
+def test_without_memory_each_segment_starts_from_zeros(kind):
     model, ids = small(kind), text(2, 6)
     apart = torch.cat([read(model, ids[:, i : i + 3], LONG).hidden for i in (0, 3)], 1)
     torch.testing.assert_close(read(model, ids, lengths(0), pieces=[3, 3]).hidden, apart)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_go_their_own_ways(kind):
+def test_rows_are_independent(kind):
     model, ids = small(kind), text(3, 7)
     state = read(model, ids, LONG).memory
     later = text(3, 4, seed=1)
@@ -118,7 +117,7 @@ def test_rows_go_their_own_ways(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_calls_agree_and_evaluation_takes_it(kind):
+def test_the_methods_agree_and_evaluation_works(kind):
     model = small(kind)
     ids = text(2, 8)
     nll = score(model, ids, LONG, pieces=[5, 3])
@@ -150,7 +149,7 @@ def test_bfloat16_is_close(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropouts_act_in_training_only_and_state_is_not_dropped(kind):
+def test_dropout_acts_in_training_only_and_not_on_the_state(kind):
     ids = text(2, 8)
     plain, dropping = small(kind), small(kind, **DROPOUTS)
     torch.testing.assert_close(score(dropping, ids, LONG), score(plain, ids, LONG), rtol=0, atol=0)
@@ -175,7 +174,7 @@ def test_initial_values(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trainer_goes_on_with_the_same_bits(kind):
+def test_a_resumed_trainer_gives_the_same_bits(kind):
     config = TrainConfig(
         tgt_len=4, mem_len=1, batch_size=4, batch_chunk=2, lr=0.02, device="cpu", precision="fp32", tar_beta=0.5
     )

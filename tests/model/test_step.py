@@ -1,4 +1,4 @@
-"""Laws of the one-token step: the numbers of `Memory`, in a ring that never moves, however rows began."""
+"""The one-token step gives the same numbers as `Memory`, in a ring that never moves, for rows of any age."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def states_after(
 
 @torch.no_grad()
 def follow(model: TransformerXL, ids: torch.Tensor, memory: Any, call: Lengths) -> tuple[torch.Tensor, Any]:
-    """What the paper's memory gives, a token at a time."""
+    """The results with the paper's memory, one token at a time."""
     found = []
     for token in ids.split(1, dim=1):
         log_probs, memory = model.log_probs(token, memory, call)
@@ -63,7 +63,7 @@ def steps(step: Step, ids: torch.Tensor) -> torch.Tensor:
 @each_kind
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObject) -> None:
+def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
     model = small_model(**kind)
     mem_len, rows = data.draw(st.integers(0, 7)), data.draw(st.integers(1, 3))
     call = lengths(
@@ -78,7 +78,7 @@ def test_it_gives_the_numbers_of_the_paper_s_memory(kind: dict, data: st.DataObj
     torch.testing.assert_close(steps(step, ids), follow(model, ids, memory, call)[0])
 
 
-def test_rows_that_go_on_keep_their_numbers() -> None:
+def test_selected_rows_keep_their_numbers() -> None:
     model, call = small_model(), lengths(5)
     cache, memory = states_after(model, text(4, 3), call)
     step, first, second = Step(model, cache, call), torch.tensor([3, 0, 2]), torch.tensor([2, 0])
@@ -112,17 +112,17 @@ def test_nothing_grows_or_moves() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_in_bf16_it_is_as_near_as_the_cache(rows: int) -> None:
+def test_in_bf16_it_is_as_close_as_the_cache(rows: int) -> None:
     model = small_model(dtype=torch.float32, **VARIANTS["bands"]).for_inference("bf16")
     call, ids = lengths(6), text(rows, 9, seed=1)
     with torch.autocast("cpu", torch.bfloat16):
         cache, memory = states_after(model, text(rows, 8), call)
         found, (expected, _) = steps(Step(model, cache, call), ids), follow(model, ids, memory, call)
-    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)  # the rounding of bfloat16, 2^-8, some times
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)  # a few roundings of bfloat16, 2^-8
 
 
-def test_it_can_be_compiled_whole() -> None:
-    """In a process of its own, because the compiler does not read the type checks of the tests."""
+def test_it_compiles_without_graph_breaks() -> None:
+    """This runs in a separate process, because the type checks of the tests cannot be compiled."""
     program = """
 import torch
 from functools import partial
@@ -143,7 +143,7 @@ torch.testing.assert_close(*found)
     )
 
 
-def test_it_replaces_a_cache_if_asked_and_nothing_else() -> None:
+def test_it_replaces_only_a_cache_and_only_if_requested() -> None:
     model, call = small_model(), lengths(5)
     cache, memory = states_after(model, text(2, 3), call)
     assert step_state(model, memory, call, compiled=True) is memory
@@ -156,7 +156,7 @@ def test_it_replaces_a_cache_if_asked_and_nothing_else() -> None:
         step_state(model, cache, call, compiled=True)
 
 
-def test_padding_that_is_still_to_come_is_refused() -> None:
+def test_a_row_that_still_begins_with_padding_is_refused() -> None:
     model, call = small_model(), lengths(5)
     with torch.no_grad():
         cache = model.empty_cache(2, call, torch.tensor([-1, 0]))
@@ -165,7 +165,7 @@ def test_padding_that_is_still_to_come_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [{}, {"zero_memory": True}], ids=["padded", "attended zeros"])
-def test_the_same_text_is_written_with_it(kind: dict) -> None:
+def test_it_generates_the_same_text(kind: dict) -> None:
     model, call = small_model(**kind), Lengths(tgt_len=4, mem_len=6)
     prompts = [text(1, size, seed=size)[0].numpy() for size in (9, 2, 5)]
     draw, written = Sampling(seed=3), []

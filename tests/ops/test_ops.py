@@ -1,4 +1,4 @@
-"""Laws of `relative_attention`: the equation by hand, every backend's contract, and what masks and windows mean."""
+"""`relative_attention`: the equation by hand, the contract of every backend, masks and windows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from transformer_xl.ops import chunked, reference, relative_attention, resolve_b
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import mask_wrapped, next_multiple, shifted_view
 
-BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # its own tests are in test_triton.py
+BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # tested in test_triton.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -66,7 +66,7 @@ def by_hand(inputs: dict[str, Any], case: Case) -> np.ndarray:
 
 @st.composite
 def sizes(draw: st.DrawFn) -> dict[str, Any]:
-    """Of a `Case`; the type checker draws random numbers where one is made, which no strategy may."""
+    """Draw the fields of a `Case`, not a `Case`: the type checker would then draw random numbers in a strategy."""
     queries, memory, batch = draw(st.integers(1, 6)), draw(st.integers(0, 7)), draw(st.integers(1, 3))
     rows = st.lists(st.integers(-queries, memory), min_size=batch, max_size=batch).map(tuple)
     return {
@@ -91,7 +91,7 @@ def test_equation_by_hand(backend: str, sizes: dict[str, Any], seed: int) -> Non
     torch.testing.assert_close(out.detach(), torch.from_numpy(by_hand(inputs, case)))
 
 
-def test_plain_is_the_equation_too() -> None:
+def test_the_reference_equals_the_equation() -> None:
     for case in CASES.values():
         inputs = make_inputs(case, torch.float64)
         torch.testing.assert_close(plain(inputs, case).detach(), torch.from_numpy(by_hand(inputs, case)))
@@ -104,8 +104,8 @@ def test_contract(backend: str, case: Case, dtype: str) -> None:
     assert_contract(backend, case, DTYPES[dtype])
 
 
-def test_the_tolerance_is_of_the_right_equations() -> None:
-    """Without roundings they are those of the reference, and the error is as large as the roundings are."""
+def test_the_tolerance_comes_from_the_same_equations() -> None:
+    """Without roundings they equal the reference, and the error is as large as the roundings."""
     for case in CASES.values():
         inputs = make_inputs(case, torch.float64)
         cotangent = torch.randn_like(inputs["q"])
@@ -184,8 +184,8 @@ COARSE = [
         ("sums over queries in the dtype of the inputs", "bf16"),
     ],
 )
-def test_the_contract_catches(fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention that is nearly even over many keys has long sums; elsewhere bfloat16 hides how they were made."""
+def test_the_contract_finds_faults(fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly uniform attention over many keys has long sums; in other cases bfloat16 hides errors of the sums."""
     even = Case(queries=257, memory=11, batch=1, valid=(11,), scale=0.01)
     case = even if fault.startswith("sums") else CASES["beyond a block, all masks"]
     monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend(fault, tensors, arguments))
@@ -201,7 +201,7 @@ def test_dropout(backend: str) -> None:
 
 
 @each_backend
-def test_dropout_leaves_the_expectation(backend: str) -> None:
+def test_dropout_keeps_the_expectation(backend: str) -> None:
     case, draws = Case(batch=1, heads=1), 4001
     one = make_inputs(case, torch.float64)
     many = {name: x.expand(draws, -1, -1, -1) if name in "qkv" else x for name, x in one.items()}
@@ -215,7 +215,7 @@ def test_dropout_leaves_the_expectation(backend: str) -> None:
 
 @each_backend
 @pytest.mark.parametrize("case", [Case(queries=3, memory=2, valid=(2, 1, -2)), Case(queries=3, memory=2, attn_len=2)])
-def test_gradients_are_those_of_finite_differences(backend: str, case: Case) -> None:
+def test_gradients_equal_finite_differences(backend: str, case: Case) -> None:
     inputs = make_inputs(case, torch.float64)
 
     def attend(*values: Tensor) -> Tensor:
@@ -262,13 +262,13 @@ def test_two_keys_by_hand(backend: str) -> None:
     r = torch.tensor([[[0.0, 1.0], [0.0, 0.0]]], dtype=torch.float64)
     bias = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(relative_attention(q, k * 0, v, r, zeros, bias, scale=1.0, backend=backend), expected)
-    # The content bias meets the keys, never the positions.
+    # The content bias is multiplied with keys, never with positions.
     content = relative_attention(q * 0, k, v, r, torch.tensor([[1.0, 9.0]]).double(), zeros, scale=1.0, backend=backend)
     torch.testing.assert_close(content, expected)
 
 
 @each_backend
-def test_shares_are_shares(backend: str) -> None:
+def test_probabilities_sum_to_one(backend: str) -> None:
     case = CASES["window and short rows"]
     inputs = make_inputs(case, torch.float64)
     ones = inputs | {"v": torch.ones_like(inputs["v"])}
@@ -282,7 +282,7 @@ def test_shares_are_shares(backend: str) -> None:
 
 @each_backend
 @pytest.mark.parametrize("name", ["window and short rows", "rows that start inside", "window without memory"])
-def test_hidden_keys_are_as_if_absent(backend: str, name: str) -> None:
+def test_hidden_keys_have_no_influence(backend: str, name: str) -> None:
     case = CASES[name]
     inputs = make_inputs(case, torch.float64)
     never = ~visible(case).any(1)[:, None, :, None]
@@ -298,7 +298,7 @@ def test_hidden_keys_are_as_if_absent(backend: str, name: str) -> None:
 
 @each_backend
 @pytest.mark.parametrize("attn_len", [None, 5])
-def test_queries_may_come_one_by_one(backend: str, attn_len: int | None) -> None:
+def test_queries_one_by_one_give_the_same_result(backend: str, attn_len: int | None) -> None:
     x = make_inputs(Case(), torch.float64)
     whole = relative_attention(**x, attn_len=attn_len, backend=backend)
     for i in range(7):
@@ -318,7 +318,7 @@ def test_queries_may_come_one_by_one(backend: str, attn_len: int | None) -> None
 
 @each_backend
 @pytest.mark.parametrize("used", [0, 4, 11])
-def test_valid_is_the_memory_cut(backend: str, used: int) -> None:
+def test_valid_equals_a_shorter_memory(backend: str, used: int) -> None:
     x = make_inputs(Case(), torch.float64)
     short = relative_attention(**x, valid=torch.full((3,), used), backend=backend)
     cut = {name: x[name][..., 11 - used :, :] for name in ("k", "v", "r")}
@@ -326,7 +326,7 @@ def test_valid_is_the_memory_cut(backend: str, used: int) -> None:
 
 
 @each_backend
-def test_rows_and_heads_keep_to_themselves(backend: str) -> None:
+def test_rows_and_heads_are_independent(backend: str) -> None:
     case = CASES["window and short rows"]
     x = make_inputs(case, torch.float64)
     out = relative_attention(**x, **masks(case), backend=backend)
@@ -338,7 +338,7 @@ def test_rows_and_heads_keep_to_themselves(backend: str) -> None:
 
 
 @each_backend
-def test_inputs_stay_as_they_were(backend: str) -> None:
+def test_inputs_do_not_change(backend: str) -> None:
     case = CASES["window and short rows"]
     inputs = {name: value.detach() for name, value in make_inputs(case, torch.float64).items()}
     before = {name: value.clone() for name, value in inputs.items()}
@@ -380,7 +380,7 @@ def test_small_blocks_change_nothing(name: str, scores: int, monkeypatch: pytest
         assert_contract("chunked", case, dtype)
 
 
-def test_small_blocks_have_dropout_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_block_has_another_dropout_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked, "SCORES", 60)
     monkeypatch.setattr(chunked, "QUERIES", 4)
     assert_dropout("chunked")
@@ -390,7 +390,7 @@ def test_small_blocks_have_dropout_masks_of_their_own(monkeypatch: pytest.Monkey
 @given(
     queries=st.integers(1, 9), memory=st.integers(0, 9), attn_len=st.none() | st.integers(1, 9), fit=st.integers(1, 90)
 )
-def test_blocks_hold_every_score_that_counts_once(queries: int, memory: int, attn_len: int | None, fit: int) -> None:
+def test_blocks_contain_every_visible_score_once(queries: int, memory: int, attn_len: int | None, fit: int) -> None:
     case = Case(queries=queries, memory=memory, attn_len=attn_len, heads=3, batch=2)
     seen = torch.zeros(case.heads, case.batch, queries, memory + queries, dtype=torch.int64)
     with pytest.MonkeyPatch.context() as patch:
@@ -404,7 +404,7 @@ def test_blocks_hold_every_score_that_counts_once(queries: int, memory: int, att
 
 @settings(max_examples=40, deadline=None)
 @given(sizes=sizes())
-def test_masks_hide_what_no_query_may_see(sizes: dict[str, Any]) -> None:
+def test_masks_hide_exactly_the_invisible_keys(sizes: dict[str, Any]) -> None:
     case = Case(**sizes)
     shape = (case.heads, case.batch, case.queries, case.memory + case.queries)
     seen = visible(case).expand(shape)
@@ -426,7 +426,7 @@ def test_auto_follows_its_rule() -> None:
     assert "CUDA" in str(ops.triton_refusal(cpu, fp32, 64))
 
 
-def test_auto_counts_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_counts_the_scores_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     for name in ("strided", "chunked"):
         monkeypatch.setitem(ops.BACKENDS, name, lambda q, *_, name=name, **__: used.append(name) or q)
@@ -441,7 +441,7 @@ def test_auto_counts_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used == ["strided"] * 2 + ["chunked"] * 2
 
 
-def test_chunked_never_holds_all_scores() -> None:
+def test_chunked_never_keeps_all_scores() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
@@ -460,12 +460,12 @@ def test_chunked_never_holds_all_scores() -> None:
     assert largest.elements <= 1.1 * chunked.SCORES
 
 
-def test_a_backend_that_cannot_serve_says_which_can() -> None:
+def test_a_backend_that_cannot_serve_a_call_names_others() -> None:
     with pytest.raises(ValueError, match=r"(?s)triton.*CUDA.*strided"):
         relative_attention(**make_inputs(Case(), torch.float32), backend="triton")
 
 
-def test_a_backend_that_is_not_there_is_refused_by_name() -> None:
+def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ValueError, match=r"(?s)(?=.*reference)(?=.*strided)(?=.*sideways)"):
         relative_attention(**make_inputs(Case(), torch.float64), backend="sideways")
 
@@ -479,7 +479,7 @@ def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"attn_len": 0}, {"dropout_p": 1.5}, {"valid": torch.tensor([1, 2])}])
-def test_arguments_that_mean_nothing_are_refused(wrong: dict) -> None:
+def test_arguments_out_of_range_are_refused(wrong: dict) -> None:
     with pytest.raises((ValueError, AssertionError, TypeError)):
         relative_attention(**make_inputs(Case(), torch.float64), **wrong)
 
@@ -500,7 +500,7 @@ def test_dropout_keeps_the_mean_and_its_rate(p: float, dtype: torch.dtype) -> No
     assert x.grad is not None and torch.equal(x.grad, out)
 
 
-def test_dropout_draws_neighbours_independently_and_repeats_with_the_seed() -> None:
+def test_dropout_draws_elements_independently_and_repeats_with_the_seed() -> None:
     torch.manual_seed(1)
     first = dropout(torch.ones(400_000), 0.5)
     torch.manual_seed(1)
@@ -512,7 +512,7 @@ def test_dropout_draws_neighbours_independently_and_repeats_with_the_seed() -> N
 
 
 def saved_bytes(call: Callable[[], Tensor]) -> int:
-    """What autograd keeps for backward, each piece of memory counted once."""
+    """The bytes that autograd keeps for backward; each storage counts once."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -520,15 +520,15 @@ def saved_bytes(call: Callable[[], Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = call()  # alive until here, so that no memory is used twice
+        out = call()  # stays alive until here, so that no memory is used twice
     del out
     return sum(sizes.values())
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_dropout_keeps_a_byte_an_element_for_backward(dtype: torch.dtype) -> None:
+def test_dropout_keeps_one_byte_per_element_for_backward(dtype: torch.dtype) -> None:
     x = torch.randn(37, 101, dtype=dtype, requires_grad=True)
-    assert saved_bytes(lambda: dropout(x, 0.3)) <= x.numel() + 8  # the last draw is not used up
+    assert saved_bytes(lambda: dropout(x, 0.3)) <= x.numel() + 8  # part of the last random number is unused
     case = Case(queries=67, memory=101, batch=2)
     inputs = make_inputs(case, dtype)
     scores = case.batch * case.heads * case.queries * (case.memory + case.queries)

@@ -1,7 +1,7 @@
-"""Laws of the fused kernels: the contract through Triton's interpreter, or on a GPU where there is one.
+"""The fused kernels: the contract in Triton's interpreter, or on a GPU if there is one.
 
-The interpreter must be chosen before Triton is imported, and other tests must not meet it: without a GPU this file
-runs itself once more in a process of its own. The interpreter's bf16 products are wrong, so bf16 needs a GPU.
+The interpreter must be chosen before Triton is imported, and other tests must not use it. Without a GPU this file
+therefore runs itself again in a separate process. The interpreter's bf16 products are wrong, so bf16 needs a GPU.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def smaller(case: Case) -> Case:
     return case if case.strided else replace(case, heads=1, batch=len(case.valid) if case.valid else 1)
 
 
-# The interpreter takes 10 ms a tile. With tiles of 16 the contract's small cases have two blocks of keys already, and
-# these stand for its large ones: several blocks of queries and keys, the last ones not full.
+# The interpreter takes 10 ms per tile. With tiles of 16 the contract's small cases already have two blocks of keys, and
+# these cases replace its large ones: several blocks of queries and keys, the last ones not full.
 if INTERPRETED:
     CASES = {name: smaller(case) for name, case in CASES.items() if case.queries < 16} | {
         "beyond a block": Case(queries=19, memory=29, batch=1, head_size=37, strided=True),
@@ -153,7 +153,7 @@ def test_no_second_derivative() -> None:
         gradient.sum().backward()
 
 
-def test_refusal() -> None:
+def test_unsupported_calls_are_refused() -> None:
     assert triton_refusal(torch.device("cuda"), torch.bfloat16, 128) is None
     assert "float64" in (triton_refusal(torch.device("cuda"), torch.float64, 64) or "")
     assert "129" in (triton_refusal(torch.device("cuda"), torch.float32, 129) or "")

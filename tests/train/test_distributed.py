@@ -1,6 +1,6 @@
-"""Laws of several ranks: they are one rank, dealt out, and what some have saved, any number can go on with.
+"""Several ranks give the same training as one, and any number of ranks can resume from a checkpoint.
 
-tests/ranks.py is what they run, on gloo; here the same is done by this process alone.
+The ranks run tests/ranks.py on gloo; this process computes the same results alone.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], rtol: float = 1e-9, 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("parallel", PARALLEL)
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_are_one(found, case, parallel):
-    """Losses, gradient norms, weights and memories, in float64: sums in another order, nothing else."""
+def test_two_ranks_equal_one(found, case, parallel):
+    """Losses, gradient norms, weights and memories in float64 differ only by the order of sums."""
     if parallel == "ddp" or case not in NOT_SHARDED:
-        # Muon multiplies in bfloat16, whose rounding turns on the last bit of what it gets.
+        # Muon multiplies in bfloat16, whose rounding depends on the last bit of its input.
         tolerance = {"rtol": 0.02, "atol": 2e-3} if case == "muon" else {}
         assert_same(findings(trainer_of(case, ALONE)), found(2, parallel)[case], **tolerance)
 
@@ -78,7 +78,7 @@ def test_two_ranks_are_one(found, case, parallel):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("parallel", PARALLEL)
 @pytest.mark.parametrize("case", ["bands", "chunks"])
-def test_four_ranks_are_one(found, case, parallel):
+def test_four_ranks_equal_one(found, case, parallel):
     assert_same(findings(trainer_of(case, ALONE)), found(4, parallel)[case])
 
 
@@ -100,7 +100,7 @@ def test_the_models_own_calls_give_the_same(found, ranks, parallel):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_every_target_is_scored_once_by_however_many(found, ranks, parallel):
+def test_every_target_is_scored_once_by_any_number_of_ranks(found, ranks, parallel):
     """Also where there are more ranks than streams."""
     for rows, got in found(ranks, parallel)["scored"].items():
         alone = scored(trainer_of("bands", ALONE), int(rows))
@@ -111,7 +111,7 @@ def test_every_target_is_scored_once_by_however_many(found, ranks, parallel):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_what_several_ranks_saved_goes_on_with_one(found, ranks, parallel):
+def test_a_checkpoint_of_several_ranks_resumes_with_one(found, ranks, parallel):
     several = found(ranks, parallel)
     stored = {k.removeprefix("weight."): v for k, v in several["documents"].items() if k.startswith("weight.")}
     scalars = {"seconds": 0.0, "skipped": 0, "pace": {}}
@@ -123,7 +123,7 @@ def test_what_several_ranks_saved_goes_on_with_one(found, ranks, parallel):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_as_many_ranks_resume_to_the_bit_with_dropout(found, ranks, parallel):
+def test_equally_many_ranks_resume_with_the_same_bits_and_dropout(found, ranks, parallel):
     cases = found(ranks, parallel)
     assert_same(cases["undisturbed"], cases["resumed"], rtol=0, atol=0)
     assert not torch.equal(
@@ -134,12 +134,12 @@ def test_as_many_ranks_resume_to_the_bit_with_dropout(found, ranks, parallel):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_each_rank_tells_what_it_found_not_finite(found, ranks, parallel):
+def test_each_rank_reports_what_is_not_finite(found, ranks, parallel):
     assert found(ranks, parallel)["diagnosis"]["told"] == ranks
 
 
 @pytest.mark.parametrize(("count", "size"), [(8, 2), (10, 4), (3, 4), (0, 2)])
-def test_rows_are_dealt_out_whole_and_in_order(count, size):
+def test_ranks_get_all_rows_in_order(count, size):
     shares = [range(count)[Ranks(rank, size).rows(count)] for rank in range(size)]
     assert [row for share in shares for row in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -203,8 +203,8 @@ def train(home: Path, out: str, *more: str) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_a_killed_rank_rejoins_and_the_run_ends_as_one_that_was_never_disturbed(home, tmp_path):
-    """On two ranks, before the first checkpoint and after it; all figures are those of one process, and there once."""
+def test_after_a_killed_rank_the_run_ends_with_the_same_figures(home, tmp_path):
+    """On two ranks, killed before and after the first checkpoint: each figure is logged once and equals one process."""
     killed = launch(2, str(home / "kill.py"), *train(home, "killed"), restarts=2, TXL_HOME=str(tmp_path))
     assert killed.returncode == 0, killed.stderr[-3000:]
     assert "rank 0: Another rank has ended" in killed.stderr
@@ -233,7 +233,7 @@ def test_a_signal_to_one_rank_stops_all_after_saving(home, tmp_path):
     assert (home / "stopped" / "checkpoints" / "step_00000011").is_dir()
 
 
-def test_rows_that_cannot_be_dealt_out_are_refused_in_a_sentence(home, tmp_path):
+def test_a_batch_that_ranks_cannot_share_is_refused_in_a_sentence(home, tmp_path):
     done = launch(3, "-m", "transformer_xl", *train(home, "three"), TXL_HOME=str(tmp_path))
     assert done.returncode != 0
     assert "rank 0: train.batch_size must be a multiple of 3, train.batch_chunk times the ranks, got 4." in done.stderr

@@ -1,4 +1,4 @@
-"""Metrics on disk survive kills and resumes; figures and lines are right."""
+"""Metrics on disk survive kills and resumes; figures and progress lines are correct."""
 
 from __future__ import annotations
 

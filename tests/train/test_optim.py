@@ -1,4 +1,4 @@
-"""Schedules are functions of the step; optimizers take every weight once."""
+"""Schedules are functions of the step; every weight belongs to one optimizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_warm_up_rises_linearly_to_lr(schedule):
     assert rates(schedule=schedule)[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
 
 
-def test_cosine_is_half_way_down_half_way_and_ends_at_its_floor():
+def test_cosine_has_half_the_rate_half_way_and_ends_at_its_minimum():
     curve = rates(schedule="cosine", min_lr_ratio=0.1)
     assert curve[10] == 0.5
     assert curve[60] == pytest.approx(0.5 * (0.1 + 0.9 * 0.5))
@@ -34,13 +34,13 @@ def test_cosine_is_half_way_down_half_way_and_ends_at_its_floor():
     assert all(a > b for a, b in pairwise(curve[10:]))
 
 
-def test_inverse_square_root_halves_when_the_steps_are_four_times_as_many():
+def test_inverse_square_root_halves_after_four_times_as_many_steps():
     curve = rates(schedule="inv_sqrt")
     assert curve[10] == pytest.approx(0.5 * math.sqrt(10 / 11))
     assert curve[79] == pytest.approx(curve[19] / 2)
 
 
-def test_constant_stays():
+def test_constant_does_not_change():
     assert set(rates(schedule="constant")[10:]) == {0.5}
 
 
@@ -75,7 +75,7 @@ def test_a_schedule_ends_where_averaging_begins():
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
-def test_the_embedding_has_a_rate_of_its_own_until_the_cosine_ends(name):
+def test_the_embedding_has_its_rate_until_the_cosine_ends(name):
     config = replace(CONFIG, optimizer=name, embedding_lr_ratio=2.0, min_lr_ratio=0.1)
     model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7))
     optimizers = build_optimizers(model, config)

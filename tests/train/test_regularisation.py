@@ -1,5 +1,5 @@
-"""The parts of the Penn Treebank recipe: masks that hold for a whole call, words that are dropped, positions through
-the words' own projection, activation regularisation, averaged weights."""
+"""The settings of the Penn Treebank recipe: locked masks, word dropout, positions projected like tokens, activation
+regularisation, averaged weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_locked_mask_is_the_same_at_all_positions(p, seed):
 
 @settings(deadline=None)
 @given(p=st.sampled_from([0.25, 0.5]), seed=st.integers(0, 99))
-def test_a_word_is_dropped_wherever_it_stands(p, seed):
+def test_a_word_is_dropped_at_all_its_positions(p, seed):
     torch.manual_seed(seed)
     ids = torch.randint(2000, (3, 4000))
     out = word_dropout(torch.ones(3, 4000, 2), ids, p, 2000)
@@ -65,7 +65,7 @@ def test_a_deep_model_learns_from_rows_that_begin_with_a_dropped_word():
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_dropouts_act_in_training_only_and_where_they_are_said_to():
+def test_dropout_acts_in_training_only_and_at_its_documented_points():
     ids = text(2, 6)
     plain, full = (small_model(**options) for options in ({"share_position_projection": True}, ALL))
     torch.testing.assert_close(read(full, ids, lengths(4)).hidden, read(plain, ids, lengths(4)).hidden)
@@ -92,7 +92,7 @@ def test_memory_and_segment_are_projected_under_one_mask():
         assert torch.allclose(ratio, ratio[..., :1, :].expand_as(ratio))
 
 
-def test_shared_positions_are_words_keys_and_the_query_of_distance_0():
+def test_shared_positions_use_the_tokens_keys_and_the_query_of_distance_0():
     shared, own = small_model(share_position_projection=True), small_model(untie_r=True)
     assert shared.backbone.layers[0].attention.position is None
     state = {name: value.clone() for name, value in shared.state_dict().items()}
@@ -106,7 +106,7 @@ def test_shared_positions_are_words_keys_and_the_query_of_distance_0():
     own.load_state_dict(state)
     ids = text(2, 9)
     torch.testing.assert_close(read(shared, ids, lengths(4)).hidden, read(own, ids, lengths(4)).hidden)
-    with torch.no_grad():  # the same with a cache, whatever it holds
+    with torch.no_grad():  # the same with a cache of any content
         cache = shared.empty_cache(2, lengths(4))
         for piece in ids.split(2, dim=1):
             hidden, cache = shared.hidden(piece, cache, lengths(4))
@@ -114,7 +114,7 @@ def test_shared_positions_are_words_keys_and_the_query_of_distance_0():
     torch.testing.assert_close(hidden, whole.hidden[:, -1:])
 
 
-def test_activity_counts_scored_positions():
+def test_activity_counts_scored_positions_only():
     output = torch.tensor([[[1.0, 3.0], [2.0, 0.0], [5.0, 5.0]]])
     scored = torch.tensor([[True, True, False]])
 
@@ -142,14 +142,14 @@ def test_regularised_adds_activity_of_the_output_before_dropout():
 
 
 class Apart(Ranks):
-    """Ranks that do not talk: each has its own part of the gradients."""
+    """Ranks that do not communicate: each has its part of the gradients."""
 
     def total(self, amounts):
         return list(amounts)
 
 
 def gradients_of(shape: dict, segment: Segment, config: TrainConfig, ranks: Ranks | None = None) -> list[torch.Tensor]:
-    """Those of a first step."""
+    """The gradients of a first step."""
     model, ranks = small_model(train=True, **shape), ranks or Ranks()
     memory = model.empty_memory(len(segment.ids) // ranks.size, config.lengths)
     train_step(model, [torch.optim.SGD(model.parameters())], segment, memory, config, 0, ranks=ranks)
@@ -165,7 +165,7 @@ AUXILIARY = {"kind": "al-rfou", "positions": 9, "intermediate_losses": True, "mu
 @pytest.mark.parametrize(
     ("shape", "terms"), [({}, {"ar_alpha": 0.7, "tar_beta": 0.9}), (AUXILIARY, {})], ids=["AR and TAR", "Al-Rfou"]
 )
-def test_gradients_do_not_depend_on_how_rows_are_dealt_to_chunks_and_ranks(shape, terms, counts, loss):
+def test_gradients_do_not_depend_on_chunks_or_ranks(shape, terms, counts, loss):
     ids, targets = text(4, 7), text(4, 7, seed=1)
     targets[torch.arange(7) >= torch.tensor(counts)[:, None]] = -1
     config = TrainConfig(tgt_len=7, mem_len=0, batch_size=4, clip=0, device="cpu", precision="fp32", loss=loss, **terms)
@@ -211,7 +211,7 @@ def test_half_loss_trains_on_the_recent_half_of_each_rows_own_targets(rows):
         assert row[row >= 0].tolist() == list(range(count // 2, count))
 
 
-def test_settings_that_do_not_go_together_are_told():
+def test_settings_that_exclude_each_other_are_reported():
     with pytest.raises(ValueError, match="mem_len must be 0 where context_len is given"):
         TrainConfig(context_len=3)
     with pytest.raises(ValueError, match="min_lr_ratio must be above 0 where average_from"):

@@ -156,7 +156,7 @@ def test_tensorboard_hides_events_that_a_resumed_run_repeats(text):
 
 
 def _forget_after_3() -> None:
-    """As if the run had been killed before its last checkpoint."""
+    """Change the run as if it had been killed before its last checkpoint."""
     Path("runs/a/checkpoints/step_00000006").rename("runs/a/lost")
 
 
@@ -198,7 +198,7 @@ def test_a_resumed_run_can_add_and_drop_a_tracker(text, fake):
 
 
 @pytest.mark.parametrize("broken_from", [0, 4, 6])
-def test_a_failing_tracker_is_named_and_switched_off_and_training_goes_on(text, wandb, capsys, broken_from):
+def test_a_failing_tracker_is_named_and_switched_off_and_training_continues(text, wandb, capsys, broken_from):
     wandb.broken_from = broken_from
     assert train("--train.trackers", "wandb") == 0
     assert [entry["step"] for entry in read_metrics("runs/a/metrics.jsonl")] == [2, 3, 4, 4, 6, 6, 6]

@@ -1,4 +1,4 @@
-"""Laws of training: a resumed run has the bits of one that never stopped, and chunks change memory use only."""
+"""Training: a resumed run has the bits of an uninterrupted one, and chunks change only the memory in use."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _interrupted(
 
 @pytest.fixture
 def hangup() -> Iterator[None]:
-    """SIGHUP as a shell leaves it to a program, though nohup may have started these tests."""
+    """Set SIGHUP as a shell sets it for a program, because nohup may have started these tests."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -113,7 +113,7 @@ def test_a_signal_finishes_the_step_and_saves(corpus, tmp_path, numbers, hangup)
     assert [signal.getsignal(number) for number in numbers] == before
 
 
-def test_nohup_stays(hangup):
+def test_nohup_keeps_ignoring_sighup(hangup):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with loop._deferred_signals(Ranks()) as received:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -128,8 +128,8 @@ def test_one_of_several_ranks_leaves_a_second_signal_to_its_launcher(hangup):
     assert received == ["SIGTERM", "SIGHUP", "SIGTERM", "SIGINT", "SIGINT"]
 
 
-def test_a_plan_made_on_the_way_ends_training_and_is_what_is_saved(corpus, tmp_path):
-    """One that says what is settled already changes no bit; another one ends training where it says."""
+def test_replan_can_end_training_and_is_saved(corpus, tmp_path):
+    """Equal settings change no bit; a smaller `max_steps` ends training at that step."""
     model, config = start()
     asked = []
     fit(model, corpus, config, tmp_path / "same", replan=lambda trainer: asked.append(trainer.step) or config.train)
@@ -164,7 +164,7 @@ def test_chunks_of_rows_give_the_gradient_and_memory_of_the_whole(corpus, chunks
         with torch.random.fork_rng():
             torch.manual_seed(5)
             model.init_weights()
-        # 83 targets in 6 rows: the last segment scores fewer in some rows, so chunks weigh differently.
+        # 83 targets in 6 rows: the last segment has fewer targets in some rows, so chunks have different weights.
         loader = StreamLoader(corpus.split("train").ids[:84], batch_size=6, tgt_len=5)
         trainer = Trainer(model, loader, config)
         losses = [trainer.advance() for _ in range(2 * len(loader))]
@@ -175,7 +175,7 @@ def test_chunks_of_rows_give_the_gradient_and_memory_of_the_whole(corpus, chunks
     torch.testing.assert_close(weights_a, weights_b)
 
 
-def test_memory_starts_afresh_with_each_epoch(corpus):
+def test_memory_starts_empty_in_each_epoch(corpus):
     loader = StreamLoader(corpus.split("train").ids[:84], batch_size=6, tgt_len=5)
     trainer = Trainer(start()[0], loader, replace(TRAIN, mem_len=100))
     lengths = []
@@ -233,7 +233,7 @@ def test_a_step_waits_for_the_device_once_and_reduces_once(corpus, monkeypatch, 
     assert (waits.count, reductions, result.signals) == (1, ["total"], 1)
 
 
-def test_a_run_keeps_its_best_and_last_checkpoints_and_says_what_it_measured(corpus, tmp_path):
+def test_a_run_keeps_its_best_and_last_checkpoints_and_its_metrics(corpus, tmp_path):
     _, finished = run(corpus, tmp_path, keep=1, max_steps=8)
     assert finished
     kept = checkpoints(tmp_path)
@@ -260,7 +260,7 @@ def test_training_learns(corpus, tmp_path):
 AVERAGED = {"average_from": 4, "min_lr_ratio": 0.5}
 
 
-def test_averaged_weights_are_what_is_scored_and_saved(corpus, tmp_path):
+def test_averaged_weights_are_scored_and_saved(corpus, tmp_path):
     model, _ = run(corpus, tmp_path, **AVERAGED)
     losses = {e["split"]: e["loss"] for e in read_metrics(tmp_path / "metrics.jsonl") if e["step"] == 8}
     assert losses.keys() == {"train", "valid", "valid-average"} and losses["valid"] != losses["valid-average"]
@@ -278,7 +278,7 @@ def test_averaged_weights_are_what_is_scored_and_saved(corpus, tmp_path):
         torch.testing.assert_close(mean, torch.stack(weights).mean(0))
 
 
-def test_rates_follow_the_length_of_a_segment(corpus):
+def test_the_learning_rate_follows_the_length_of_a_segment(corpus):
     config = replace(TRAIN, random_tgt_len=True, warmup_steps=0, schedule="constant")
     loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5, random_seed=1)
     trainer = Trainer(start()[0], loader, config)
@@ -314,7 +314,7 @@ torch.testing.assert_close(*results)
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
 @pytest.mark.timeout(400)
 def test_a_compiled_model_gives_the_same_losses_and_gradients():
-    """In a process of its own, without the type checker's import hook, which cannot be compiled."""
+    """This runs in a separate process, without the type checker's import hook, which cannot be compiled."""
     subprocess.run([sys.executable, "-c", COMPILED], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
 
 
@@ -351,8 +351,8 @@ for case in ("AR, TAR, half loss", "Al-Rfou"):
 
 
 @pytest.mark.timeout(400)
-def test_whatever_is_trained_is_compiled_and_gives_the_same():
-    """A backend that counts calls the graphs as they are, so numbers are the same up to the order of sums."""
+def test_every_kind_of_training_compiles_with_the_same_result():
+    """The counting backend runs graphs unchanged, so results are equal up to the order of sums."""
     paths = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", GRAPHS], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True

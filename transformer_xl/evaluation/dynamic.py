@@ -5,8 +5,8 @@ Each segment is scored first. Then the weights w, trained to be w0, take one ste
     sgd    w <- w - lr g             + min(decay, 1)   (w0 - w)
     rms    w <- w - lr g / (r + eps) + min(decay r, 1) (w0 - w)
 
-r of a weight is the root of its mean squared gradient over segments of a training text, relative to the mean of these
-roots over all weights. So `lr` has the same scale in both, and where every r is 1 they are the same.
+For each weight, r is the root of its mean squared gradient over segments of a training text, divided by the mean of
+these roots over all weights. So `lr` has the same scale in both rules; they are the same if every r is 1 and eps is 0.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class DynamicConfig:
     rule: Literal["sgd", "rms"] = "rms"
     lr: float = 0.1
     decay: float = 0.0
-    """Share of the difference to the trained weights that each step takes back."""
+    """Each step reduces the difference to the trained weights by this share."""
     epsilon: float = 0.1
     """rms: bounds the steps of weights with small gradients."""
     tokens: int = 10_000
-    """rms: gradients are measured over this many tokens of the training text; 0: all."""
+    """rms: measure gradients over this many tokens of the training text; 0: over all."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -56,7 +56,7 @@ class Dynamic(nn.Module):
 
     The copy starts from the trained weights, and `model` does not change. With several rows a step follows the mean
     over all of them, so a row learns from later text; papers use one row. A reset empties the memory and keeps the
-    weights. The rule "rms" needs `relative_rms` of the model.
+    weights. The rule "rms" needs the result of `relative_rms` as `rms`.
     """
 
     def __init__(self, model: Any, config: DynamicConfig, rms: Sequence[Float[Tensor, "*_"]] | None = None):
@@ -82,7 +82,7 @@ class Dynamic(nn.Module):
 
     @torch.no_grad()
     def _learn(self, gradients: Sequence[Tensor | None]) -> None:
-        assert self.trained is not None, "the trained weights must not learn: call for_inference first"
+        assert self.trained is not None, "the trained weights must not change: call for_inference first"
         how, ones = self.config, [None] * len(self.trained)
         for w, w0, g, r in zip(self.model.parameters(), self.trained, gradients, self.rms or ones, strict=True):
             if g is None:
@@ -94,7 +94,7 @@ class Dynamic(nn.Module):
         torch.clear_autocast_cache()  # it holds casts of the old weights
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
-        """The state before the first token: the model's memory, because older weights made the keys of a cache."""
+        """The state before the first token: a memory, because a cache would hold keys from older weights."""
         return self.model.empty_memory(batch, lengths, valid)
 
 

@@ -33,15 +33,15 @@ class Sampling:
     """How the next token is drawn. The filters apply in the order of the fields."""
 
     temperature: float = 1.0
-    """Divides the log-probabilities; 0 takes the likeliest token, whatever the seed."""
+    """Divides the log-probabilities; 0 takes the likeliest token, for any seed."""
     top_k: int = 40
     """Draw from this many likeliest tokens; 0: from all."""
     top_p: float = 1.0
     """Draw from the fewest likeliest tokens that hold this share of the probability; 1: from all."""
     seed: int | None = None
-    """Row b draws from its own random numbers, seeded seed + b. None: another text each time."""
+    """Row b draws from a random generator of its own with seed + b. None: a different text each time."""
     stop: tuple[str, ...] = ()
-    """A row ends before the first of these strings that it writes."""
+    """A row's text ends before the first of these strings."""
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -59,7 +59,7 @@ class Sampling:
             yield f"stop must be a tuple of strings that are not empty, got {self.stop!r}."
 
     def generators(self, rows: int) -> list[torch.Generator]:
-        """One source of random numbers per row, because a row's text must not depend on other rows."""
+        """One random generator per row, because a row's text must not depend on other rows."""
         first = secrets.randbits(62) if self.seed is None else self.seed
         return [torch.Generator().manual_seed((first + row) % 2**63) for row in range(rows)]
 
@@ -72,7 +72,7 @@ def next_token_probs(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Flo
     scores = log_probs.double()
     if sampling.temperature == 0:
         return torch.zeros_like(scores).scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
-    scores = (scores - scores.amax(dim=1, keepdim=True)) / sampling.temperature  # no overflow: the best is 0
+    scores = (scores - scores.amax(dim=1, keepdim=True)) / sampling.temperature  # no overflow, because the largest is 0
     if 0 < sampling.top_k < scores.shape[1]:
         least = scores.topk(sampling.top_k, dim=1).values[:, -1:]
         room = sampling.top_k - (scores > least).sum(dim=1, keepdim=True)
@@ -92,7 +92,7 @@ def sample(
 ) -> Int[Tensor, " B"]:
     """Draw one id per row, on the CPU, because a seed must give the same text on every device.
 
-    One uniform number a row goes through the inverse of the cumulative distribution. Raises `FloatingPointError` for
+    One uniform number per row goes through the inverse of the cumulative distribution. Raises `FloatingPointError` for
     log-probabilities that are nan.
     """
     if log_probs.isnan().any():
@@ -113,10 +113,10 @@ def stream(
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield, step by step, the new `(row, id)` of every row that goes on. Only `stream_text` obeys `sampling.stop`.
+    """At each step yield the new `(row, id)` of every row that has not ended. Only `stream_text` obeys `sampling.stop`.
 
-    Without a memory (`mem_len` 0) the last `tgt_len` tokens are read again for each new one. Prompts hold one id or
-    more and may differ in length. A row leaves the batch before the next step if `ended(row)`. A row's tokens do not
+    Without a memory (`mem_len` 0) the last `tgt_len` tokens are read again for each new one. Prompts hold at least
+    one id and may differ in length. A row leaves the batch before the next step if `ended(row)`. A row's tokens do not
     depend on the other rows, except for rounding.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
@@ -149,7 +149,7 @@ def _read_prompts(
     model: Any, ids: Tensor, counts: list[int], lengths: Lengths, device: torch.device, precision: str
 ) -> tuple[Float[Tensor, "B V"], Any]:
     """Read left-padded prompts in segments of `tgt_len`. The first one may be shorter, because a prompt must be cut
-    into the same segments alone and beside longer ones."""
+    into the same segments whether or not the batch has longer ones."""
     total = ids.shape[1]
     uneven = len(set(counts)) > 1
     if uneven and not model.takes_padding:
@@ -190,11 +190,11 @@ def stream_text(
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Iterator[tuple[int, str]]:
-    """Yield `(row, new text)` as it is written, the prompt not repeated.
+    """Yield `(row, new text)` as the model generates it, without the prompt.
 
-    A prompt comes after the tokens that open a text in this vocabulary. An empty prompt is a line end, or the most
-    frequent token (id 0) if the vocabulary has no line end. Text that may begin a stop string, or a character of
-    several bytes, waits until that is known.
+    The tokens that open a text in this vocabulary come before a prompt. An empty prompt is a line end, or the most
+    frequent token (id 0) if the vocabulary has no line end. Text that may be the start of a stop string, or of a
+    character of several bytes, is held back until that is known.
     """
     ids = [np.concatenate([vocab.opening_ids, vocab.encode(prompt)]) for prompt in prompts]
     ids = [prompt if len(prompt) else np.array([vocab.line_end or 0]) for prompt in ids]
@@ -228,7 +228,7 @@ def generate(
 
 
 class _Writer:
-    """Turns one row's ids into text that can be shown: whole characters, and nothing of a stop string."""
+    """Turns one row's ids into text that can be shown: whole characters, and no part of a stop string."""
 
     def __init__(self, vocab: Vocab, prompt: Integer[np.ndarray, " n"], stop: Sequence[str]) -> None:
         self.ended = False
@@ -240,7 +240,7 @@ class _Writer:
             self._decoder.decode(vocab.decode_bytes(prompt[-3:]))  # a prompt may end inside a character
 
     def write(self, new: int) -> str:
-        """The text that is certain now."""
+        """Add an id; return the text that later ids cannot change."""
         self._held += self._text(new)
         found = [(start + len(stop), start) for stop in self._stop if (start := self._held.find(stop)) >= 0]
         if found:
@@ -254,7 +254,7 @@ class _Writer:
         return text
 
     def close(self) -> str:
-        """The rest of the text, when no more ids come."""
+        """The rest of the text, after the last id."""
         text, self._held = self._held, ""
         return text + self._decoder.decode(b"", final=True)
 

@@ -1,4 +1,4 @@
-"""Log-probability of each line of a text, many lines a batch."""
+"""Scores each line of a text, with many lines per batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LineScore(NamedTuple):
 
     @property
     def ppl(self) -> float:
-        """Per target; nan for a line without one."""
+        """Perplexity per target; nan for a line without targets."""
         return perplexity(ratio(self.nats, self.targets))
 
     @property
@@ -97,8 +97,8 @@ def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterato
 
 
 def _batch_nats(model: Scoring, lines: list[Tensor], lengths: Lengths, device: torch.device) -> list[float]:
-    """Nats of each line, the longest given first. A line that ends leaves the batch, so there is no padding after the
-    rest of its last segment."""
+    """Nats of each line; `lines` begins with the longest. A line that ends leaves the batch, so padding only fills its
+    last segment."""
     nats = torch.zeros(len(lines), dtype=torch.float64, device=device)
     memory, rows = model.empty_cache(len(lines), lengths), len(lines)
     for start in range(0, len(lines[0]) - 1, lengths.tgt_len):

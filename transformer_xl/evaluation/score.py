@@ -33,7 +33,7 @@ _SCORES = 1 << 24
 
 @runtime_checkable
 class Scoring(Protocol):
-    """The calls of `TransformerXL` that are used here. The state must be able to `reset` and `select` rows."""
+    """The methods of `TransformerXL` that scoring needs. The state must be able to `reset` and `select` rows."""
 
     parameters: Callable[..., Iterator[nn.Parameter]]
     for_inference: Callable[..., Any]
@@ -88,7 +88,7 @@ class EvalResult:
         return figures if math.isfinite(self.nats) else f"{figures}  NOT FINITE"
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name; one that is not finite is null, and `finite` is false."""
+        """Every figure by name. Figures that are not finite are null; `finite` says whether the nats are."""
         counts = figures_for_json(self, "unit", "targets", "bytes", "seconds", "tokens_per_second")
         costs = figures_for_json(self, "nats", "loss", "ppl", "bpc", "bits_per_byte")
         return {**counts, **costs, "finite": math.isfinite(self.nats), **asdict(self.lengths)}
@@ -107,8 +107,8 @@ def evaluate(
 ) -> EvalResult:
     """Score every target of `loader` once; memory continues from segment to segment.
 
-    `token_sizes` is the UTF-8 length of each id, for bits per byte. `dump(segment, nll)` gets every segment; `TokenLog`
-    puts them in order. `total` adds up the sums of several readers, each of which reads some of the streams.
+    `token_sizes` is the UTF-8 length of each id, for bits per byte. `dump(segment, nll)` is called for every segment;
+    `TokenLog` sorts them. `total` adds up the sums of several ranks, each of which reads some of the streams.
     """
     device = device_of(model)
     nats = torch.zeros((), dtype=torch.float64, device=device)
@@ -129,7 +129,7 @@ def evaluate(
                 text_bytes += int(token_sizes[scored.numpy()].sum(dtype=np.int64))
             if dump is not None:
                 dump(segment, nll)
-    cost = nats.item()  # waits for the device, so the clock is read after it
+    cost = nats.item()  # waits for the device, so the time is taken afterwards
     if total is not None:
         cost, *counts = total([cost, targets, text_bytes])
         targets, text_bytes = map(int, counts)
@@ -161,7 +161,7 @@ class Tempered(nn.Module):
 
     def _nll(self, hidden: Float[Tensor, "n D"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         scores = self.model.softmax.log_probs(hidden)
-        least = torch.finfo(scores.dtype).tiny  # no overflow: the best is 0
+        least = torch.finfo(scores.dtype).tiny  # no overflow, because the largest is 0
         scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(self.temperature, least)
         return nn.functional.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
 
@@ -178,8 +178,8 @@ class Tempered(nn.Module):
 class TokenLog:
     """Keeps the log-probability of each target, in corpus order: pass one as `dump`, then read it or `save` it.
 
-    A row reads stretches of the text, and each starts with a reset. The stretches are in the order of their first
-    segments, and in the order of the rows if these are the same.
+    A row reads stretches of the text, and each starts with a reset. The stretches have the order of their first
+    segments; stretches that begin in the same segment have the order of their rows.
     """
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class TokenLog:
 
     @property
     def log_probs(self) -> Float[np.ndarray, " n"]:
-        """Nats, one for each of `targets`."""
+        """Log-probability of each of `targets`, in nats."""
         return np.concatenate([part[1] for stretch in self._stretches for part in stretch])
 
     def save(self, path: Path | str) -> None:

@@ -1,5 +1,5 @@
-"""Sliding windows evaluate a Transformer without memory (Al-Rfou et al. 2019; Dai et al., figure 1b): the text before
-a target is read again for it. Each window serves `stride` targets.
+"""Sliding windows evaluate a Transformer without memory (Al-Rfou et al. 2019; Dai et al., figure 1b): the model
+reads the text before a target again for that target. Each window scores `stride` targets.
 
 With context 4 and stride 2, the prediction after each token of a text a b c d e f g h i sees:
 
@@ -24,7 +24,7 @@ from ..mistake import Mistake
 from ..model.inputs import as_ids
 
 _TOKENS = 1 << 13
-"""Number of tokens, roughly, in the windows that are read side by side."""
+"""Approximate number of tokens in a batch of windows."""
 
 
 class Window(NamedTuple):
@@ -32,7 +32,7 @@ class Window(NamedTuple):
 
     ids: Int[Tensor, "B L"]
     seen: Int[Tensor, " B"]
-    """Tokens of a row's text up to now; -n: the next n tokens are padding."""
+    """Number of tokens of each row's text so far; -n: the next n tokens are padding."""
 
     def extend(self, ids: Int[Tensor, "B T"], *, kept: int) -> Window:
         """Append these tokens and keep the newest `kept`."""
@@ -45,25 +45,25 @@ class Window(NamedTuple):
 
     @staticmethod
     def cat(windows: Sequence[Window]) -> Window:
-        """Rows of several states in one; no window contains the tokens that fill up shorter states."""
+        """Join the rows of several states. No window contains the padding of shorter states."""
         length = max(window.ids.shape[1] for window in windows)
         filled = [pad(window.ids, (length - window.ids.shape[1], 0)) for window in windows]
         return Window(torch.cat(filled), torch.cat([window.seen for window in windows]))
 
     def to(self, device: torch.device | str) -> Window:
-        """On another device."""
+        """A copy on another device."""
         return Window(self.ids.to(device), self.seen.to(device))
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Window:
-        """A new text begins in the marked rows. Other rows go on."""
+        """Begin a new text in the marked rows; keep the others."""
         return self._replace(seen=self.seen.masked_fill(rows.to(self.seen.device), 0))
 
 
 class Sliding(nn.Module):
-    """`model` with the same calls, where each prediction sees the last tokens and no memory.
+    """A model with the methods of `model`, whose predictions see the last tokens and no memory.
 
     The prediction after token t of a row's text (from 0) sees min(t + 1, context - stride + 1 + t % stride) tokens, t
-    included, for any segmentation. A call uses only `clamp_len` of its `Lengths`.
+    included, however the text is cut into segments. A call uses only `clamp_len` of its `Lengths`.
     """
 
     takes_padding = True
@@ -125,11 +125,11 @@ class Sliding(nn.Module):
         self, text: Int[Tensor, "B S"], end: Int[Tensor, " B"], wanted: Int[Tensor, "B L"]
     ) -> tuple[Int[Tensor, "W C"], Int[Tensor, "W R"], Int[Tensor, "B L"]]:
         """Windows, the same number for each row; the positions that each window scores; and the index of each wanted
-        position among those of its row. `end` is the number of tokens of each row's text at the end of `text`."""
+        position among the scored ones of its row. `end`: number of tokens of each row's text at the end of `text`."""
         stride, device = self.stride, text.device
         first = wanted[:, :1].clamp(min=0) // stride
         count = int((wanted[:, -1:].clamp(min=0) // stride - first).max()) + 1
-        begin = (first + torch.arange(count, device=device)) * stride  # of the positions that each window scores
+        begin = (first + torch.arange(count, device=device)) * stride  # first to score
         start = (begin + stride - self.context).clamp(min=0)
         width = int((torch.minimum(begin + stride, end[:, None]) - start).max())
         # A window that ends early is filled up on the right, where causality makes any token harmless.
@@ -149,7 +149,7 @@ class Sliding(nn.Module):
         return self.empty_memory(batch, lengths, valid)
 
     def for_inference(self, precision: str = "fp32") -> Sliding:
-        """A copy with the model's own copy for inference."""
+        """A copy for inference."""
         return Sliding(self.model.for_inference(precision), self.context, self.stride)
 
 

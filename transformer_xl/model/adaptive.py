@@ -1,7 +1,7 @@
 """Adaptive embedding and softmax with tied tables (Baevski & Auli 2019; Grave et al. 2017).
 
-The vocabulary, sorted by frequency, is cut into bands at `cutoffs`. The softmax first chooses among the words of band 0
-and one column per further band ("cluster", in the order of the bands), then within the band:
+The vocabulary, sorted by frequency, is cut into bands at `cutoffs`. The softmax first chooses among the tokens of band
+0 and one "cluster" column for each further band, in the order of the bands. Then it chooses within the band:
 
     log p(w) = head[w]                             w in band 0
     log p(w) = head[shortlist + i - 1] + tail_i[w] w in band i
@@ -54,7 +54,7 @@ class _Bands(nn.Module):
 
 
 class AdaptiveEmbedding(_Bands):
-    """Ids to vectors: look up in the id's band, project to d_model, scale; in training drop some words whole."""
+    """Look up each id in its band's table, project to d_model and scale. In training, also drop some words."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class AdaptiveEmbedding(_Bands):
         return self.lookup(ids)[0]
 
     def lookup(self, ids: Integer[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
-        """The vectors, and the tables for the `nll` of a tied softmax.
+        """The vectors, and the tables to give to the `nll` of a tied softmax.
 
-        Their gradient then passes through here, and the gradient of the rows is added to it in place. Otherwise each
-        of the two would make a tensor as large as the tables.
+        The softmax's gradient of the tables then passes through this function, which adds the gradient of the rows in
+        place. Otherwise embedding and softmax would each allocate a gradient as large as the tables.
         """
         ids = as_ids(ids)
         try:
@@ -108,7 +108,7 @@ class AdaptiveEmbedding(_Bands):
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table, and the table."""
+    """Returns rows of a table, and the table; adds both gradients in one tensor."""
 
     @staticmethod
     def forward(ctx, ids, table):
@@ -127,11 +127,11 @@ class _Lookup(torch.autograd.Function):
             d_table = d_x.new_zeros(ctx.shape)
         if d_table.is_cpu:
             return None, d_table.index_add_(0, ids.flatten(), d_x.flatten(0, -2))
-        return None, d_table.index_put_((ids,), d_x, accumulate=True)  # slower, but the same sum every time
+        return None, d_table.index_put_((ids,), d_x, accumulate=True)  # slower, but deterministic
 
 
 class AdaptiveSoftmax(_Bands):
-    """Vectors to log-probabilities; losses always come back in the order of the targets.
+    """Log-probabilities from vectors. Losses have the order of the targets.
 
     Without cutoffs this is a plain softmax.
     """
@@ -150,8 +150,8 @@ class AdaptiveSoftmax(_Bands):
     def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
         """Share the embedding's tables and, per band, its projection.
 
-        The lists stay apart: `torch.func.functional_call` takes a list that two modules share for two, and leaves the
-        values of the call in it.
+        Each module keeps a `ParameterList` of its own. `torch.func.functional_call` treats a shared list as two lists,
+        and leaves the values of the call in it.
         """
         self.tied: bool = weight
         if weight:
@@ -166,28 +166,28 @@ class AdaptiveSoftmax(_Bands):
         targets: Integer[Tensor, "B T"],
         tables: tuple[Float[Tensor, "_ _"], ...] | None = None,
     ) -> Float[Tensor, "B T"]:
-        """Nats of each target, in order; 0 where the target is -1, which is not scored.
+        """Loss of each target in nats; 0 where the target is -1 (not scored).
 
         Args:
-            tables: what the embedding's `lookup` returned; used if they are this softmax's too.
+            tables: the tables that the embedding's `lookup` returned; used only if this softmax is tied to them.
         """
         targets = as_targets(targets, hidden.shape[:-1])
         x, flat = hidden.flatten(0, -2), targets.flatten()
-        if flat.is_cuda or torch.compiler.is_compiling():  # raised later, without waiting for the device
+        if flat.is_cuda or torch.compiler.is_compiling():  # the error comes later, so nothing waits for the device
             torch.ops.aten._assert_async.msg((flat < self.edges[-1]).all(), "a target is out of range")
         elif flat.is_cpu and (flat >= self.edges[-1]).any():
             raise Mistake(f"targets must be at most {self.edges[-1] - 1}, got {int(flat.max())}.")
         band = self._band(flat)
         inputs, columns = [self._project(x, 0)], [torch.where(band > 0, self.sizes[0] - 1 + band, flat)]
         tails = self._rows(band)[1:] if len(self.sizes) > 1 else ()
-        for i, row in enumerate(tails, start=1):  # also where no target is in the band: see AdaptiveEmbedding
+        for i, row in enumerate(tails, start=1):  # also for a band without targets: see AdaptiveEmbedding
             inputs.append(self._project(x[row], i))
             columns.append(flat[row] - self.edges[i])
         head, *rest = linear_nll(inputs, columns, self._columns, self._score_weights(tables if self.tied else None))
         return head.index_add(0, torch.cat(tails), torch.cat(rest)).view_as(targets) if tails else head.view_as(targets)
 
     def log_probs(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Log-probabilities of every token; they sum to one."""
+        """Log-probabilities of the whole vocabulary."""
         logs = []
         for band, columns in enumerate(self._columns(*self._score_weights())):
             x = self._project(hidden, band)
@@ -199,11 +199,11 @@ class AdaptiveSoftmax(_Bands):
         return torch.cat([head[..., :shortlist], *tails], dim=-1)
 
     def _score_weights(self, tables: tuple[Tensor, ...] | None = None) -> tuple[Tensor | None, ...]:
-        """The parameters after the projections."""
+        """All parameters except the projections."""
         return self.bias, self.cluster_weight, self.cluster_bias, *(self.tables if tables is None else tables)
 
     def _columns(self, bias, cluster_weight, cluster_bias, *tables) -> list[Columns]:
-        """Weight and bias of each band's columns; split at once: a slice's gradient is as large as the table."""
+        """Weight and bias of each band's columns. One split, because a slice's gradient is as large as the table."""
         tables = tables if self.div_val > 1 else tables[0].split(self.sizes)
         head, *tails = ([part] for part in zip(tables, bias.split(self.sizes), strict=True))
         return [head if cluster_weight is None else [*head, (cluster_weight, cluster_bias)], *tails]

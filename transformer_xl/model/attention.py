@@ -18,7 +18,7 @@ def sinusoids(
     length: int, d_model: int, *, clamp_len: int | None = None, device: Any = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "S D"]:
     """The encodings R of distances S - 1, ..., 1, 0: sines in the first half, cosines in the second."""
-    exact = torch.promote_types(dtype, torch.float32)  # half precision cannot count to 3,000
+    exact = torch.promote_types(dtype, torch.float32)  # half precision cannot represent all distances up to 3,000
     distance = torch.arange(length - 1, -1, -1, device=device, dtype=exact)
     if clamp_len is not None:
         distance = distance.clamp(max=clamp_len)
@@ -28,7 +28,7 @@ def sinusoids(
 
 
 class Positions(NamedTuple):
-    """How one layer reads positions: encodings of distances S - 1, ..., 1, 0, and the paper's biases u and v."""
+    """The positions of one layer: encodings of distances S - 1, ..., 1, 0, and the paper's biases u and v."""
 
     r: Float[Tensor, "H S K"]
     content_bias: Float[Tensor, "H K"]
@@ -37,7 +37,7 @@ class Positions(NamedTuple):
 
 @runtime_checkable
 class Projected(Protocol):
-    """A past whose keys and values were projected before. It may bring an `attend` of its own."""
+    """A past that holds projected keys and values. It may have its own `attend`."""
 
     def append(
         self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"], /
@@ -47,14 +47,14 @@ class Projected(Protocol):
 
 
 PARTS = 4
-"""Number of parts of a matrix that a compiled loop reads at a time, because several streams get more bandwidth."""
+"""A compiled loop reads this many parts of a matrix at a time, because that uses more memory bandwidth."""
 
 
 class Linear(nn.Linear):
     """PyTorch's linear layer, with faster products of a single row on a CPU.
 
     In bfloat16 PyTorch's matrix-vector product is faster than its matrix product. Under torch.compile the product is
-    written out, so that the compiler makes a loop that reads several parts of the matrix at a time.
+    written as a sum, so that the compiled loop reads several parts of the matrix at a time.
     """
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
@@ -77,8 +77,8 @@ class Linear(nn.Linear):
 class RelativeMultiheadAttention(nn.Module):
     """The attention sublayer without the op: norm, projections without bias, residual.
 
-    Memory and segment are projected to keys and values, the segment alone to queries. With `share_position` the tokens'
-    projection serves positions too, and both biases are the query of distance 0.
+    Keys and values come from memory and segment, queries from the segment alone. With `share_position` the projection
+    of the tokens also projects positions, and both biases are the query of distance 0.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class RelativeMultiheadAttention(nn.Module):
         content_bias: Float[Tensor, "H K"] | None = None,
         position_bias: Float[Tensor, "H K"] | None = None,
     ) -> Positions:
-        """Distances as this layer's heads read them. The biases are None if `share_position`."""
+        """The encodings, projected for this layer's heads, and the biases: pass None with `share_position`."""
         if self.position is not None:
-            assert content_bias is not None and position_bias is not None, "only share_position brings its own biases"
+            assert content_bias is not None and position_bias is not None, "biases may be None only with share_position"
             [r] = self._split(self.position(encodings), 1)
             return Positions(self.dropout(r) if self.dropout.locked else r, content_bias, position_bias)
         queries, keys = self._split(F.linear(encodings, self.qkv.weight[: 2 * self.n_head * self.d_head]), 2)
@@ -143,7 +143,7 @@ class RelativeMultiheadAttention(nn.Module):
         return Positions(r, queries[:, -1], queries[:, -1])
 
     def add(self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
-        """The sublayer's output: `x` and what its heads attended to."""
+        """The sublayer's output: `x` plus the projected outputs of the heads."""
         x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
         return x if self.pre_lnorm else self.norm(x)
 
@@ -161,11 +161,11 @@ def content_attention(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "B H T K"]:
-    """Causal attention by content alone, with the masks of `ops.relative_attention`. PyTorch's is the only backend."""
+    """Causal attention by content alone, with the masks of `ops.relative_attention`, always by PyTorch's kernels."""
     queries, keys = q.shape[2], k.shape[2]
     if valid is None and (attn_len is None or attn_len >= keys) and queries in (1, keys):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=queries > 1)
     seen = visible(queries, keys, attn_len=attn_len, valid=valid, device=q.device)
-    seen = seen | ~seen.any(-1, keepdim=True)  # padding sees nothing, which some kernels turn into nan
+    seen = seen | ~seen.any(-1, keepdim=True)  # padding sees no key, and some kernels then return nan
     out = F.scaled_dot_product_attention(q, k, v, seen, dropout_p)
     return without_padding(out.transpose(0, 1), valid).transpose(0, 1)

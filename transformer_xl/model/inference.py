@@ -1,9 +1,9 @@
 """Inference: a copy of the model, a cache of projected memory, and a one-token step that is compiled or captured.
 
-`KVCache` gives the numbers of `Memory` for less work, because at inference the weights stay as they are. `Step` reads
-one token a row at a time with shapes that never change. Its keys and values lie in a ring as long as the window W. The
-new token overwrites the oldest slot; the slot's index is a tensor. Scores of positions are computed in the order of
-distances and put into the order of the ring:
+`KVCache` gives the same numbers as `Memory` with less work, because the weights do not change at inference. `Step`
+reads one token of each row at a time, with shapes that never change. It keeps keys and values in a ring as long as the
+window W. The new token overwrites the oldest slot; the slot's index is a tensor. Position scores are computed in the
+order of distances, then moved to the order of the ring:
 
     score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
 """
@@ -38,7 +38,7 @@ class LayerCache(NamedTuple):
     def append(
         self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"]
     ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
-        """Write the new keys and values after the others; return views of all of them, in order."""
+        """Append the new keys and values; return views of all of them, in order."""
         new = slice(self.end, self.end + k.shape[2])
         self.buffer[:, 0, :, new], self.buffer[:, 1, :, new] = k, v
         keys, values = self.buffer[..., self.first : new.stop, :].unbind(1)
@@ -49,9 +49,9 @@ class LayerCache(NamedTuple):
 class KVCache:
     """Keys, values and encoded distances of each layer, for inference; `valid` as in `Memory`.
 
-    Keys carry no position, so they stay exact when they age. They lie in order, in buffers that grow to twice the
-    window, and move to the front when a buffer is full. A call writes into them: it consumes the cache that it gets
-    and returns another. `fork` a cache before the call if both are needed.
+    Keys contain no position, so they stay exact as they get older. They are stored in order, in buffers that grow to
+    twice the window, and are moved to the front of a full buffer. A call writes into the buffers: it consumes the cache
+    that it gets and returns a new one. `fork` a cache before the call to keep the old one.
     """
 
     buffers: list[Float[Tensor, "B 2 H C K"]]
@@ -60,16 +60,16 @@ class KVCache:
     """Positions in use."""
     valid: Int[Tensor, " B"] | None = None
     ground: list[Float[Tensor, "2 H 1 K"]] | None = None
-    """Keys and values of attended zeros, where a row has no past; None: a row without a past has nothing."""
+    """Keys and values of the zeros that a row attends to where it has no past; None: no zeros are attended."""
     first: int = 0
     positions: Sequence[Any] = ()
-    """Each layer's `Positions`, for distances `reach` - 1, ..., 0; `reach` grows with what calls need."""
+    """Each layer's `Positions`, for distances `reach` - 1, ..., 0; `reach` grows when a call needs more."""
     reach: int = 0
     spent: bool = False
 
     @classmethod
     def of_memory(cls, memory: Memory, lengths: Lengths, projections: Sequence[Callable[[Tensor], Any]]) -> KVCache:
-        """A cache of `memory`; `projections` give each layer's keys and values."""
+        """A cache of `memory`; `projections` compute each layer's keys and values."""
         pairs = zip(projections, memory.layers, strict=True)
         buffers = [torch.stack(project(past), 1) for project, past in pairs]
         ground = None
@@ -79,21 +79,21 @@ class KVCache:
         return cls(buffers, lengths, memory.length, memory.valid, ground)
 
     def grow_to(self, mem_len: int, *, zero_ground: bool = False) -> KVCache:
-        """Itself, because it was made as long as its lengths require."""
+        """The cache itself, which already has the length that its `Lengths` require."""
         return self
 
     def context(
         self, x: Float[Tensor, "B T D"], lengths: Lengths, encode: Callable[..., Iterable[Any]]
     ) -> tuple[list[LayerCache], Sequence[Any]]:
-        """As `Memory.context`.
+        """Each layer's past and positions, as `Memory.context` returns them.
 
-        While the cache fills, it has more encoded distances than a call needs. Afterwards it has exactly as many,
-        because a part of a table is copied before a product. Several queries need some spare ones (see
+        A cache that is not full has more encoded distances than a call needs. A full one has exactly as many, because
+        PyTorch would copy a part of a table before a product. Several queries need some spare distances (see
         `ops.masks.shifted_view`).
         """
         self._check()
         assert self.lengths.clamp_len == lengths.clamp_len, "a cache keeps the clamp_len it was made for"
-        assert not torch.is_grad_enabled(), "a KVCache serves inference: call under torch.no_grad(), or give a Memory"
+        assert not torch.is_grad_enabled(), "a KVCache is for inference: call under torch.no_grad(), or give a Memory"
         tokens = x.shape[1]
         self._make_room(tokens)
         needed = next_multiple(self.length + tokens) if tokens > 1 else self.length + tokens
@@ -108,7 +108,7 @@ class KVCache:
         needed, size, live = self.length + tokens, self.buffers[0].shape[3], self._live()
         if self.first + needed <= size:
             return
-        if self.length + needed > size:  # the cache still fills, or a segment is longer than tgt_len
+        if self.length + needed > size:  # the cache is not full yet, or a segment is longer than tgt_len
             size = max(needed, min(2 * needed, 2 * self.lengths.mem_len + self.lengths.tgt_len))
             self.buffers = [kv.new_zeros(*kv.shape[:3], size, kv.shape[4]) for kv in self.buffers]
         for buffer, kv in zip(self.buffers, live, strict=True):
@@ -117,7 +117,7 @@ class KVCache:
 
     @property
     def counts(self) -> Int[Tensor, " B"]:
-        """`valid` as a tensor in any case."""
+        """`valid` as a tensor, also if it is None."""
         rows = self.buffers[0]
         return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
 
@@ -128,7 +128,7 @@ class KVCache:
         return [kv[..., max(self.length - count, 0) :, :] for kv in self._live()]
 
     def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> KVCache:
-        """After a call: the cache with this segment in it, cut to the newest `mem_len` positions."""
+        """The cache after a call: with this segment, cut to the newest `mem_len` positions."""
         self.spent = True
         tokens = inputs[0].shape[1]
         length = min(self.length + tokens, mem_len)
@@ -146,7 +146,7 @@ class KVCache:
 
     @staticmethod
     def cat(caches: Sequence[KVCache]) -> KVCache:
-        """Rows of several caches as one; shorter ones are padded in front with positions that do not count."""
+        """Join the rows of several caches. Shorter ones are padded in front with positions that do not count."""
         for cache in caches:
             cache._check()
         length = max(cache.length for cache in caches)
@@ -158,7 +158,7 @@ class KVCache:
         return replace(longest, buffers=buffers, length=length, valid=valid, first=0)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
-        """Empty the marked rows: a document or episode ended there. Other rows go on. This consumes the cache."""
+        """Empty the marked rows, where a document or episode ended; keep the others. This consumes the cache."""
         self._check()
         self.spent = True
         marked = rows.to(self.buffers[0].device)
@@ -170,14 +170,14 @@ class KVCache:
 
     def _check(self) -> None:
         if self.spent:
-            raise RuntimeError("This KVCache was given to a call before; use the one that the call returned, or fork.")
+            raise RuntimeError("A call has used this KVCache. Use the one that the call returned, or fork it before.")
 
     def _live(self) -> list[Float[Tensor, "B 2 H L K"]]:
         return [buffer[..., self.first : self.first + self.length, :] for buffer in self.buffers]
 
 
 def check_state(memory: Any, widths: Sequence[int], x: Float[Tensor, "B T D"]) -> None:
-    """Raise a `Mistake` unless `memory` is of a model with states of these `widths`, and has a row for each of `x`."""
+    """Raise a `Mistake` unless `memory` has states of these `widths` and as many rows as `x`."""
     if not isinstance(memory, Memory | KVCache):
         raise Mistake(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
     layers: Sequence[Tensor] = memory.buffers if isinstance(memory, KVCache) else memory.layers
@@ -191,15 +191,15 @@ def check_state(memory: Any, widths: Sequence[int], x: Float[Tensor, "B T D"]) -
         got = ", ".join(dict.fromkeys(f"{list(layer.shape)} {layer.dtype} on {layer.device}" for layer in layers))
         raise Mistake(
             f"memory must hold {len(widths)} tensors of {len(x)} rows, {wide} wide, {x.dtype} on {x.device}, got "
-            f"{len(layers)}: {got}. Give what empty_memory({len(x)}) or the call before returned."
+            f"{len(layers)}: {got}. Give the result of empty_memory({len(x)}) or of the previous call."
         )
 
 
 def inference_copy(model: Any, precision: str = "fp32") -> Any:
     """A copy of a model to evaluate with: no dropout, the backend for inference, and the same weights.
 
-    In bf16 it holds weights of products rounded once, instead of in every call. The embedding's tables stay as they
-    are, because they are looked up and not multiplied; the softmax then has its own.
+    In bf16, the weights of matrix products are rounded once, not in every call. The embedding's tables are not rounded,
+    because they are looked up and not multiplied; the softmax then has its own tables.
     """
     kept = {id(p): p for p in model.parameters()}
     copied = deepcopy(model, dict(kept))
@@ -219,15 +219,15 @@ def inference_copy(model: Any, precision: str = "fp32") -> Any:
 
 
 def has_compiler() -> bool:
-    """Whether this machine has what torch.compile needs for its CPU."""
+    """Whether torch.compile can compile for this machine's CPU."""
     return any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
 def step_state(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False) -> Any:
-    """The state for tokens one at a time: a `Step` where one serves and is faster, otherwise the state itself.
+    """The state for reading one token at a time: a `Step` if one is possible and faster, otherwise `state` itself.
 
-    A `KVCache` of Transformer-XL, and of no baseline, becomes a step on CUDA, and on a CPU if `compiled` asks for it.
-    Other states go on through `log_probs`.
+    Only a `KVCache` of Transformer-XL, not of a baseline, becomes a `Step`: on CUDA, and on a CPU if `compiled`. Call
+    `log_probs` with other states.
     """
     if not isinstance(state, KVCache) or not hasattr(model, "backbone") or model.config.kind != "transformer-xl":
         return state
@@ -239,9 +239,9 @@ class Ring(NamedTuple):
 
     kv: Float[Tensor, "B 2 H W K"]
     slot: Int[Tensor, " 1"]
-    """Where the new token goes."""
+    """The slot of the new token."""
     order: Int[Tensor, " W"]
-    """For each slot, the row of its distance in a table that begins with the farthest."""
+    """For each slot, the row of its distance in a table whose first row is the farthest distance."""
     unseen: Bool[Tensor, "B 1 W"]
 
     def append(
@@ -261,7 +261,7 @@ class Ring(NamedTuple):
         position_bias: Float[Tensor, "H K"],
         **_: Any,
     ) -> Float[Tensor, "B H 1 K"]:
-        """See `relative_attention`: one query a row, keys in the order of the ring; `unseen` is the only mask."""
+        """See `relative_attention`: one query per row, keys in the order of the ring; `unseen` is the only mask."""
         q, scale = q[:, :, 0], q.shape[-1] ** -0.5
         query = (q + position_bias.to(q.dtype)) * scale
         scores = torch.bmm(r, query.permute(1, 2, 0).to(r.dtype)).permute(2, 0, 1).index_select(2, self.order)
@@ -271,14 +271,14 @@ class Ring(NamedTuple):
 
 
 class Step:
-    """The call that reads one more token of each row, and the past it reads, which each call changes.
+    """Reads one more token of each row. It holds the past, and each call changes it.
 
-    It consumes a `KVCache`. On CUDA it replays a CUDA graph; elsewhere torch.compile writes its loops.
+    It consumes a `KVCache`. On CUDA it replays a CUDA graph; elsewhere torch.compile compiles it.
     """
 
     @torch.no_grad()
     def __init__(self, model: Any, cache: KVCache, lengths: Lengths) -> None:
-        assert not model.training, "a step serves inference: give what for_inference gives"
+        assert not model.training, "a Step needs the model that for_inference returns"
         self.model = model
         self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
         newest = cache.newest(self.window - 1)
@@ -298,7 +298,7 @@ class Step:
 
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
-        """Log-probabilities of what follows these tokens, in the caller's autocast."""
+        """Log-probabilities of the token after each of these, in the caller's autocast."""
         if self.rows is not None:
             ids = ids.new_zeros(len(self.counts), 1).index_copy_(0, self.rows, ids)
         x = self.model.embedding(ids)
@@ -310,7 +310,7 @@ class Step:
         return out if self.rows is None else out[self.rows]
 
     def select(self, rows: Int[Tensor, " R"]) -> Step:
-        """Only these rows go on, each at most once. What was compiled stays, with as many rows as before."""
+        """A step with only these rows, each at most once. The compiled call stays, with as many rows as before."""
         chosen = copy(self)
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
@@ -320,7 +320,7 @@ class Step:
         slots = torch.arange(self.window, device=x.device)
         order = (slots - self.slot - 1) % self.window
         unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
-        # A graph must not keep the weights that autocast's cache holds only for a while.
+        # A graph must not use weights in autocast's cache, because they are freed later.
         mixed = torch.is_autocast_enabled(kind)
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
             for layer, kv, own in zip(backbone.layers, self.rings, self.positions, strict=True):
@@ -330,8 +330,8 @@ class Step:
 
 
 def _capture_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
-    """A CUDA graph of `run` for inputs like `x`. Running before it is captured writes only what the first replay
-    writes again: the token's own slot in the rings."""
+    """A CUDA graph of `run` for inputs like `x`. The run before the capture writes only the token's own slot
+    in the rings, which the first replay writes again."""
     entry, side = x.clone(), torch.cuda.Stream(x.device)
     side.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(side):

@@ -1,6 +1,6 @@
 """Checks of a call's ids and targets, of any integer dtype.
 
-They read no value, so the host never waits for a device, and torch.compile sees no branch on data.
+They read no values, so the host never waits for a device, and torch.compile sees no branch on data.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _INTEGERS = {getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits i
 
 
 def as_ids(ids: Integer[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Ids as int64, which embeddings read. A vocabulary's `encode` gives the smallest dtype that holds them."""
+    """Ids as int64, which embeddings need. A vocabulary's `encode` returns the smallest dtype that holds them."""
     return _as_int64(ids, ids.ndim == 2, "ids must have the shape [rows, positions]")
 
 
 def as_targets(targets: Integer[Tensor, "*B"], shape: Sequence[int]) -> Int[Tensor, "*B"]:
-    """Targets as int64; `shape` is that of the ids."""
+    """Targets as int64; `shape` is the shape of the ids."""
     return _as_int64(targets, targets.shape == tuple(shape), f"targets must have the shape of ids, {list(shape)},")
 
 

@@ -16,10 +16,10 @@ from ..config.settings import Lengths
 class Memory(NamedTuple):
     """Detached inputs of each layer, oldest first.
 
-    Each call projects them, because in training the projections learn through them. `valid` says how many of a row's
-    newest positions count; None means all. A negative `valid[b]` says that the next call's first -valid[b] tokens of
-    row b are padding, which nothing attends to. With `zero_ground` (`model.zero_memory`) a row holds zeros where it has
-    no past, and they count.
+    Each call projects them again, because in training the projections get gradients from them. `valid` is the number
+    of each row's newest positions that count; None means all. A negative `valid[b]` means that the next call's first
+    -valid[b] tokens of row b are padding, which nothing attends to. With `zero_ground` (`model.zero_memory`) a row
+    holds zeros where it has no past, and they count.
     """
 
     layers: tuple[Float[Tensor, "B M D"], ...]
@@ -30,23 +30,23 @@ class Memory(NamedTuple):
     def zeros(
         cls, n_layer: int, batch: int, mem_len: int, d_model: int, *, dtype: Any = None, device: Any = None
     ) -> Memory:
-        """`mem_len` positions of zeros, which count; with `mem_len` 0 no positions at all."""
+        """A memory of `mem_len` positions of zeros, which count; with 0 it has no positions."""
         shape = (batch, mem_len, d_model)
         return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layer)))
 
     @property
     def length(self) -> int:
-        """M, the positions each layer holds."""
+        """M, the number of positions of each layer."""
         return self.layers[0].shape[1]
 
     @property
     def counts(self) -> Int[Tensor, " B"]:
-        """`valid` as a tensor in any case."""
+        """`valid` as a tensor, also if it is None."""
         rows = self.layers[0]
         return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
 
     def grow_to(self, mem_len: int, *, zero_ground: bool = False) -> Memory:
-        """Itself, or with `zero_ground`, its own or the given one, filled with zeros that count to `mem_len`."""
+        """The memory itself. If it or the argument has `zero_ground`: filled up to `mem_len` with zeros that count."""
         lacking = max(mem_len - self.length, 0)
         if not (self.zero_ground or zero_ground):
             return self
@@ -61,7 +61,7 @@ class Memory(NamedTuple):
     def context(
         self, x: Float[Tensor, "B T D"], lengths: Lengths, encode: Callable[..., Iterable[Any]]
     ) -> tuple[Iterable[Float[Tensor, "B M D"]], Iterable[Any]]:
-        """What each layer attends to besides `x`: its past, and its positions by `encode(length, clamp_len, like)`."""
+        """Each layer's past, and each layer's positions, which `encode(length, clamp_len, like)` returns."""
         return self.layers, encode(self.length + x.shape[1], lengths.clamp_len, x)
 
     def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> Memory:
@@ -79,7 +79,7 @@ class Memory(NamedTuple):
 
     @staticmethod
     def cat(memories: Sequence[Memory]) -> Memory:
-        """Rows of several memories as one. Shorter ones are padded in front; the padding counts with `zero_ground`."""
+        """Join the rows of several memories. Shorter ones get padding in front, which counts with `zero_ground`."""
         first, *others = memories
         if not others:
             return first
@@ -92,12 +92,12 @@ class Memory(NamedTuple):
         return first._replace(layers=layers, valid=None if whole else torch.cat([m.counts for m in memories]))
 
     def to(self, where: torch.device | str | torch.dtype) -> Memory:
-        """On another device, or in another dtype."""
+        """A copy on another device, or in another dtype."""
         valid = self.valid if self.valid is None or isinstance(where, torch.dtype) else self.valid.to(where)
         return self._replace(layers=tuple(x.to(where) for x in self.layers), valid=valid)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
-        """Empty the marked rows: a document or episode ended there. Other rows go on."""
+        """Empty the marked rows, where a document or episode ended; keep the others."""
         marked = rows.to(self.layers[0].device)
         if self.zero_ground:
             return self._replace(layers=tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers))

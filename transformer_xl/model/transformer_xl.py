@@ -1,8 +1,8 @@
-"""Transformer-XL (Dai et al., ACL 2019) on one page: embedding, layers with a memory, softmax.
+"""Transformer-XL (Dai et al., ACL 2019): embedding, layers with a memory, softmax.
 
     nll, memory = model(ids, targets, memory, lengths)
 
-State is an argument and a return value; no layer keeps anything between calls.
+The state is an argument and a return value; no layer keeps anything between calls.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         inner = self.dropout(self.inner(self.norm(x) if self.pre_lnorm else x))
-        inner = F.relu(inner, inplace=True)  # after dropout it gives the same, and backward keeps one tensor less
+        inner = F.relu(inner, inplace=True)  # same result as before dropout, but backward keeps one tensor less
         x = x + self.dropout(self.outer(inner))
         return x if self.pre_lnorm else self.norm(x)
 
@@ -86,7 +86,7 @@ class DecoderLayer(nn.Module):
         attn_len: int | None = None,
         valid: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """`past` is this layer's earlier inputs, or their keys and values; the op documents `attn_len` and `valid`."""
+        """`past`: this layer's earlier inputs, or their keys and values. For `attn_len` and `valid` see the op."""
         attention = self.attention
         q, k, v = attention.heads(x, past)
         attend = getattr(past, "attend", self.attend)
@@ -97,7 +97,7 @@ class DecoderLayer(nn.Module):
 
 
 class TransformerXLBackbone(nn.Module):
-    """Vectors in, vectors out, with a memory of the earlier segments: for language, agents, sound.
+    """The layers alone, from vectors to vectors, with a memory of earlier segments. It suits any sequence.
 
         outputs, memory = backbone(x, memory, lengths)
 
@@ -113,12 +113,12 @@ class TransformerXLBackbone(nn.Module):
         draw: bool = True,
         **layer: Any,
     ):
-        """With `draw` False the caller initialises the weights. `layer` holds more arguments of `DecoderLayer`."""
+        """With `draw` False the caller initialises the weights. `layer`: more arguments for each `DecoderLayer`."""
         super().__init__()
         self.config: TransformerXLConfig = config
         self.recompute: bool = recompute
         self.takes_padding: bool = not config.zero_memory
-        """Whether rows of a batch may begin at different positions; not if attended zeros precede the first one."""
+        """Whether rows may have padding on the left. With `zero_memory` they may not: zeros come before the row."""
         self.layers: nn.ModuleList = nn.ModuleList(
             DecoderLayer(config, backend, **layer) for _ in range(config.n_layer)
         )
@@ -139,8 +139,8 @@ class TransformerXLBackbone(nn.Module):
     ) -> tuple[list[Float[Tensor, "B T D"]], State]:
         """The output of every layer, and the memory for the next segment.
 
-        The call attends to the whole given memory (within `attn_len`). It returns the memory, extended by this segment
-        and cut to `mem_len`. `final_norm` applies to the last output.
+        The call attends to the whole given memory (within `attn_len`). It returns the memory extended by this segment
+        and cut to `mem_len`. `final_norm` applies to the last output only.
         """
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
@@ -176,7 +176,7 @@ class TransformerXLBackbone(nn.Module):
         return (layer.attention.positions(encodings, *own) for layer, own in layers)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """As in the original code: gains of norms N(1, init_std), biases 0, all others (u and v too) N(0, init_std)."""
+        """Initialise as the original code: gains of norms N(1, init_std), biases 0, others (u and v) N(0, init_std)."""
         if name.endswith(".bias"):
             nn.init.zeros_(weight)
         else:
@@ -184,9 +184,9 @@ class TransformerXLBackbone(nn.Module):
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first position of `batch` rows; see `Memory` for `valid`."""
-        assert valid is None or self.takes_padding, "give rows of one length"
+        assert valid is None or self.takes_padding, "this model takes no padding: give rows of one length"
         first: Any = self.layers[0]
-        like = first.feed_forward.norm.weight  # `inference_copy` rounds no norm
+        like = first.feed_forward.norm.weight  # `inference_copy` does not round norms
         sizes = (len(self.layers), batch, lengths.mem_len if self.config.zero_memory else 0, self.config.d_model)
         memory = Memory.zeros(*sizes, dtype=like.dtype, device=like.device)
         return memory._replace(valid=valid, zero_ground=self.config.zero_memory)
@@ -213,8 +213,8 @@ class Prediction(NamedTuple):
 
 
 def ordered_weights(model: TransformerXL) -> dict[str, nn.Parameter]:
-    """Weights by name, the backbone's own first. Weights are initialised and gradient norms added in this order, so it
-    decides the bits of a seeded or resumed run."""
+    """Weights by name, the backbone's own first. Weights are initialised and gradient norms are added in this order, so
+    the order determines the bits of a seeded or resumed run."""
     own = model.backbone.named_parameters(prefix="backbone", recurse=False)
     return dict([*own, *model.named_parameters()])
 
@@ -276,7 +276,7 @@ class TransformerXL(nn.Module):
     def predict(
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Prediction, State]:
-        """As `forward`, with all results that an objective needs."""
+        """Like `forward`, but return all results that an objective needs."""
         x, tables = self.embedding.lookup(ids)
         outputs, after = self.backbone(x, memory, lengths)
         features = self.dropout(outputs[-1])
@@ -301,7 +301,7 @@ class TransformerXL(nn.Module):
         return self.backbone.empty_memory(batch, lengths, valid)
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
-        """As `empty_memory`, for inference at these lengths: keys and values are projected once."""
+        """Like `empty_memory`, for inference at these lengths: keys and values are projected only once."""
         return self.cached(self.empty_memory(batch, lengths, valid), lengths)
 
     def cached(self, memory: Memory, lengths: Lengths) -> Any:

@@ -1,4 +1,4 @@
-"""Relative attention as a function: tensors in, tensors out.
+"""Relative attention as a function of tensors.
 
 from transformer_xl.ops import relative_attention
 """
@@ -53,8 +53,9 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
 
 
 STRIDED_SCORES = 1 << 22
-"""Training on a CPU keeps all scores of a call, B H T S, up to this number. There, computing them twice takes 1.3 times
-as long; from twice this number on it takes 0.6 to 0.8 times, because the system allocates large tensors anew.
+"""Training on a CPU keeps all scores of a call, B H T S, up to this number. At this number, computing them twice takes
+1.3 times as long. From twice this number on it takes 0.6 to 0.8 times as long, because the system then allocates such
+tensors again each time.
 """
 
 
@@ -109,11 +110,11 @@ def relative_attention(
 
     Args:
         k, v: memory first, then the T new positions.
-        r: encoded distances R - 1, ..., 1, 0 (the last row is distance 0), clamped by the caller; R is at least S.
+        r: encoded distances R - 1, ..., 1, 0 (the last row is distance 0); R is at least S. The caller clamps them.
         content_bias, position_bias: the paper's u and v.
-        attn_len: how many keys a query sees, itself included; None: all there are.
-        valid: how many of each row's newest memory rows count, in [-T, M]; a negative one hides as many of the row's
-            own first tokens (left padding). None: all M. A query that sees no key gives 0.
+        attn_len: number of keys that a query sees, its own included; None: all.
+        valid: for each row, the number of its newest memory positions that count, in [-T, M]. A negative number -n
+            hides the row's first n tokens (left padding). None: all M. The result is 0 for a query that sees no key.
         dropout_p: dropout on the probabilities.
         scale: None is 1 / sqrt(K).
         backend: "auto" or a name in `BACKENDS`.

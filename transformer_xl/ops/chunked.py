@@ -1,10 +1,10 @@
 """Training on a CPU: attention in blocks of a few heads and queries, so small that their scores stay in the cache.
 
-A block (heads, rows, queries) meets the keys from the first to the last that its queries see, so most masked scores are
+A block (heads, rows, queries) uses the keys from the first to the last that its queries see, so most masked scores are
 never computed. Nothing of size T x S is kept: backward computes the probabilities of each block again.
 
-A block's position term is a product with the encodings of its distances, read through a view whose rows are one element
-shorter (the shift of `strided`).
+A block's position term is a product with the encodings of its distances. A view with rows one element shorter shifts it
+(as in `strided`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .dropout import keep_mask
 from .masks import mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
 
 SCORES = 1 << 20
-"""At most this many scores in a block."""
+"""Maximum number of scores in a block."""
 QUERIES = 256
-"""At most this many queries in a block: shorter blocks skip more masked scores and cost more calls."""
+"""Maximum number of queries in a block. Shorter blocks skip more masked scores but need more calls."""
 
 
 def attend(
@@ -41,7 +41,7 @@ def attend(
     dropout_p: float,
     scale: float,
 ) -> Float[Tensor, "B H T K"]:
-    """See `relative_attention`. Heads stand first inside, so that one product per head covers all rows with `r`."""
+    """See `relative_attention`. Inside, the first axis is heads: one product with `r` per head then covers all rows."""
     if q.device.type == "cuda":
         raise Mistake("backend chunked cannot serve this call: it is for the CPU, got cuda. Use auto or strided.")
     q_HBTK = (q * scale).transpose(0, 1)
@@ -58,7 +58,7 @@ class _Masks(NamedTuple):
     valid: Tensor | None
     dropout_p: float
     seed: int
-    """Of the first block's dropout mask; the next ones follow."""
+    """The seed of the first block's dropout mask. Block i uses `seed + i`."""
 
 
 class _Block(NamedTuple):
@@ -70,15 +70,15 @@ class _Block(NamedTuple):
     keys: slice
 
     def cut(self, x: Tensor, along: slice) -> Tensor:
-        """`H B L K` to `G l K`, one of G for each head and row of the block."""
+        """This block's part of `H B L K` as `G l K`, where G is the number of heads times rows."""
         return x[self.heads, self.rows, along].flatten(0, 1)
 
     def by_head(self, x: Tensor) -> Tensor:
-        """The block's queries of all rows in one line, `H B L K` to `h l K`."""
+        """The block's queries of `H B L K` as `h l K`: all rows of a head in one axis."""
         return x[self.heads, self.rows, self.queries].flatten(1, 2)
 
     def put(self, part: Tensor, whole: Tensor) -> None:
-        """Write the block's queries' results into `H B L K`."""
+        """Write the results of the block's queries into `H B L K`."""
         target = whole[self.heads, self.rows, self.queries]
         target.copy_(part.view_as(target))
 
@@ -97,7 +97,7 @@ def _blocks(H: int, B: int, T: int, S: int, attn_len: int | None) -> Iterator[_B
 
 
 class _Attention(torch.autograd.Function):
-    """All but `r` are `H B L K`; queries come scaled and with their biases."""
+    """Attention by blocks. All inputs but `r` are `H B L K`; queries are scaled and have their biases added."""
 
     @staticmethod
     def forward(ctx: Any, content_q, position_q, k, v, r, masks: _Masks):
@@ -146,7 +146,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Work:
-    """The probabilities of one block after another, all computed in the same few buffers."""
+    """Computes the probabilities of one block after another, in a few buffers that all blocks use."""
 
     def __init__(self, content_q: Tensor, position_q: Tensor, k: Tensor, r: Tensor, masks: _Masks):
         self.content_q, self.position_q, self.k, self.r, self.masks = content_q, position_q, k, r, masks
@@ -162,12 +162,12 @@ class _Work:
         return buffer[: prod(shape)].view(shape)
 
     def product(self, block: _Block) -> Tensor:
-        """Room for the queries of each head of a block times its distances, and spare ones in front."""
+        """A buffer for a block's queries times its distances, for each head, with spare columns in front."""
         heads, rows, queries, keys = (part.stop - part.start for part in block)
         return self.buffer("product", (heads, rows * queries, next_multiple(keys)))
 
     def probability(self, block: _Block) -> Tensor:
-        """`G t s`"""
+        """The block's probabilities, `G t s`."""
         content, k = block.cut(self.content_q, block.queries), block.cut(self.k, block.keys)
         score = torch.bmm(content, k.mT, out=self.buffer("score", (len(content), content.shape[1], k.shape[1])))
         product = self.product(block)

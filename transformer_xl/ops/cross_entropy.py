@@ -19,10 +19,11 @@ Columns = Sequence[tuple[Tensor, Tensor]]
 """Weights `[n E]` and biases `[n]` of neighbouring columns, in one or more parts."""
 
 _ON_CPU, _ELSEWHERE = 1 << 21, 1 << 26
-"""Scores in a block. On a CPU 8 MB of float32, which stay in its cache and which the C library keeps between
-blocks; elsewhere enough to keep a device busy."""
+"""Number of scores in a block. On a CPU: 8 MB of float32, which fit in the cache, and which the C library keeps
+between blocks. Elsewhere: enough to keep a device busy."""
 _LEAST_ROWS, _LEAST_COLUMNS = 64, 512
-"""Treat fewer rows than this as this many, because casting a block has a fixed cost; and the least columns a block."""
+"""Treat fewer rows than this as this many, because casting a block has a fixed cost. A block has at least this many
+columns."""
 
 
 def linear_nll(
@@ -34,9 +35,9 @@ def linear_nll(
     """Nats of several softmaxes over columns of the same parameters; 0 where a target is -1. First derivatives only.
 
     Args:
-        rows, targets: of each softmax.
-        columns: cuts the parameters, or tensors of their shapes, into the columns of each softmax. All columns are
-            views, and every element must be in one of them.
+        rows, targets: one tensor for each softmax.
+        columns: a function that cuts the parameters, or tensors of their shapes, into the columns of each softmax. All
+            columns are views, and every element must be in one of them.
     """
     device = rows[0].device.type
     casting = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
@@ -60,7 +61,7 @@ class _LinearNLL(torch.autograd.Function):
         n, saved = ctx.count, ctx.saved_tensors
         targets, total, rows, parameters = saved[:n], saved[n : 2 * n], saved[2 * n : 3 * n], saved[3 * n :]
         needed = ctx.needs_input_grad[4 + n :]
-        # A parameter without a gradient is cut like the rest, but has no memory.
+        # The gradient of a parameter that needs none is cut like the others, but has no memory.
         buffers = [
             None if p is None else torch.empty_like(p, device=p.device if need else "meta")
             for p, need in zip(parameters, needed, strict=True)
@@ -104,7 +105,7 @@ def _backward(x: Tensor, targets: Tensor, total: Tensor, weights: Tensor, column
 
 
 def _blocks(columns: Columns, x: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Blocks of the columns for these rows, each with the number of its first one."""
+    """Blocks of the columns for these rows, each with the index of its first column."""
     scores = _ON_CPU if x.is_cpu else _ELSEWHERE
     size, first = max(scores // max(len(x), _LEAST_ROWS), _LEAST_COLUMNS), 0
     for part in columns:
@@ -120,6 +121,6 @@ def _scores(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _column(targets: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
-    """Each target's column in a block, `[n 1]`, and whether the block has it."""
+    """Each target's column in a block, `[n 1]`, and whether it is in the block."""
     column = targets - first
     return column.clamp(0, size - 1)[:, None], (column >= 0) & (column < size)

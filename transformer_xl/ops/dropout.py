@@ -1,6 +1,6 @@
-"""Dropout whose masks are cheap to draw on a CPU, where PyTorch draws them one number an element in one thread.
+"""Dropout whose masks are cheap to draw on a CPU, where PyTorch draws one number per element in one thread.
 
-A mask may hold for all positions (Gal & Ghahramani 2016), or for all positions of a word (Merity et al. 2018).
+A mask may be the same at all positions (Gal & Ghahramani 2016), or at all positions of a word (Merity et al. 2018).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float) -> Float[Tensor, "*shape"]:
 
 
 class _MaskProduct(torch.autograd.Function):
-    """`x * keep / (1 - p)`. It keeps one byte an element for backward; the plain product would keep a float."""
+    """`x * keep / (1 - p)`. It keeps one byte per element for backward; the plain product keeps a float."""
 
     @staticmethod
     def forward(x, keep, p):
@@ -48,7 +48,7 @@ class _MaskProduct(torch.autograd.Function):
 
 
 def locked_dropout(x: Float[Tensor, "*batch T D"], p: float) -> Float[Tensor, "*batch T D"]:
-    """Dropout with one mask a row, the same at all positions (the last axis but one)."""
+    """Dropout with one mask per row, the same at all positions (the last axis but one)."""
     if p == 0:
         return x
     return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), p)
@@ -70,7 +70,7 @@ def word_dropout(
 
 
 def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None = None) -> UInt8[Tensor, "*shape"]:
-    """1 where dropout keeps an element on a CPU, else 0; four elements share one 64-bit random number.
+    """A mask for the CPU: 1 where dropout keeps an element, otherwise 0. Four elements share a 64-bit random number.
 
     The mask is bytes, because PyTorch converts them to floats three to eight times as fast as booleans.
     """
@@ -80,7 +80,7 @@ def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None 
 
 
 class Dropout(nn.Module):
-    """`dropout` while training, or `locked_dropout`."""
+    """Applies `dropout` or `locked_dropout`, in training only."""
 
     def __init__(self, p: float, *, locked: bool = False):
         super().__init__()

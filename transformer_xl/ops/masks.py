@@ -1,4 +1,4 @@
-"""Which keys a query may see."""
+"""Masks of the keys that a query may see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def visible(
         1 1 1 1 0        0 0 1 1 0
         1 1 1 1 1        0 0 0 1 1
 
-    `valid[b]` says how many of the newest memory rows count; a negative one hides the row's first own tokens too.
+    `valid[b]` is the number of newest memory positions that count; a negative -n also hides the row's first n tokens.
     """
     memory = keys - queries
     i = torch.arange(queries, device=device)[:, None] + memory
@@ -35,7 +35,7 @@ def visible(
 
 
 def without_padding(out: Float[Tensor, "H B T K"], valid: Int[Tensor, " B"] | None) -> Float[Tensor, "H B T K"]:
-    """0 where a row's own first tokens are padding, because padding sees nothing, not even itself."""
+    """`out` with 0 where a row's first tokens are padding, because padding sees no key, not even its own."""
     if valid is None:
         return out
     padding = torch.arange(out.shape[2], device=out.device) < -valid[:, None]
@@ -46,7 +46,7 @@ def without_padding(out: Float[Tensor, "H B T K"], valid: Int[Tensor, " B"] | No
 def mask_wrapped(
     shifted: Float[Tensor, "H B T S"], *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None
 ) -> None:
-    """Set scores that no query may see to the lowest number of the dtype, in place."""
+    """Set hidden scores to the lowest number of the dtype, in place."""
     _, _, T, S = shifted.shape
     lowest, device = torch.finfo(shifted.dtype).min, shifted.device
     if T > 1:
@@ -71,7 +71,7 @@ def next_multiple(keys: int) -> int:
 
 
 def with_spare(r: Float[Tensor, "H R K"], rows: int) -> Float[Tensor, "H _ K"]:
-    """The last `rows` rows of `r`; rows that it lacks are added in front and never read."""
+    """The last `rows` rows of `r`; missing rows are added in front and never read."""
     return r[:, r.shape[1] - rows :] if r.shape[1] >= rows else F.pad(r, (0, 0, rows - r.shape[1], 0))
 
 

@@ -1,10 +1,10 @@
-"""The paper's attention score written straight from the equation: by index, no shift trick, any dtype.
+"""The paper's attention, written directly from the equation: by index, without the shift, in any dtype.
 
 Dai et al. 2019, section 3.3, for query i and key j at distance d = M + i - j:
 
     A_ij = (a) q_i . k_j  +  (b) q_i . r_d  +  (c) u . k_j  +  (d) v . r_d
 
-Slow on purpose: every other backend is tested against this page.
+It is simple and slow, because every other backend is tested against it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scores_by_term(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "B H T S"], ...]:
-    """Terms (a), (b), (c), (d) apart, scaled; keys a query does not see (j > M + i) hold distance 0's."""
+    """Terms (a) to (d) as separate tensors, scaled. Where j > M + i (not seen) they have the values of distance 0."""
     queries, keys = q.shape[2], k.shape[2]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     i = torch.arange(queries, device=q.device)[:, None]

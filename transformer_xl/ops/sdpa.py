@@ -1,7 +1,7 @@
 """Inference: PyTorch's fused attention with the position term as its mask.
 
-Left of the diagonal that mask is the shifted view of `strided`, read where it lies. One T x S product is written and
-read; scores and probabilities never are.
+Left of the diagonal the mask is the shifted view of `strided`, without a copy. One T x S product is written and read;
+scores and probabilities are not.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def attend(
 ) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
     B, H, T, K = q.shape
-    if attn_len is not None:  # keys no query reaches
+    if attn_len is not None:  # drop the keys that no query sees
         reached = attn_len - 1 + T
         k, v = k[:, :, -reached:], v[:, :, -reached:]
     S = k.shape[2]
     position_q = ((q + position_bias[:, None]) * scale).transpose(0, 1).reshape(H, B * T, K)
-    if T == 1:  # nothing to shift, and a matrix times a vector is fastest with the matrix on the left
+    if T == 1:  # no shift is needed, and a matrix times a vector is fastest with the matrix on the left
         shifted = torch.bmm(r[:, r.shape[1] - S :], position_q.mT).mT.reshape(H, B, 1, S)
     else:
         position = torch.bmm(position_q, with_spare(r, next_multiple(S)).mT)

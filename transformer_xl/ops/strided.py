@@ -1,12 +1,12 @@
-"""The free shift: the paper's Appendix B without a copy, in plain PyTorch for any device.
+"""The shift of the paper's Appendix B without a copy, in plain PyTorch for any device.
 
-Give the position table one more row (row 0, never read) and multiply: row i of `(q + v) r^T` then has S + 1 entries,
-and reading the same memory from offset T in rows of S moves row i left by T - 1 - i, exactly what the shift does:
+The position table gets one more row (row 0, never read), so row i of `(q + v) r^T` has S + 1 entries. Reading the same
+memory from offset T in rows of S moves row i left by T - 1 - i, which is the shift:
 
     written, T = 2, S = 3, by distance    * 2 1 0 | * 2 1 0
     read from offset 2                        1 0   * | 2 1 0
 
-The wrapped entries lie right of the diagonal, j > M + i, where no query looks.
+The wrapped entries are right of the diagonal, j > M + i, where the mask hides them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def attend(
     dropout_p: float,
     scale: float,
 ) -> Float[Tensor, "B H T K"]:
-    """See `relative_attention`. Heads stand first inside, so that one product per head covers all rows with `r`."""
+    """See `relative_attention`. Inside, the first axis is heads: one product with `r` per head then covers all rows."""
     B, H, T, K = q.shape
-    if attn_len is not None:  # keys no query reaches
+    if attn_len is not None:  # drop the keys that no query sees
         reached = attn_len - 1 + T
         k, v = k[:, :, -reached:], v[:, :, -reached:]
     S = k.shape[2]

@@ -1,17 +1,17 @@
 """Relative attention on a GPU: fused kernels, forward and backward, that never hold the scores in device memory.
 
-Query i scores key j with row T - 1 - i + j of r (the last row is distance 0), so a square tile of scores reads a strip
-of r two tiles long. The strip's product is made tile by tile on the tensor cores, then each of its rows is moved left
-by its own distance inside the tile: two neighbouring tiles hold the BLOCK entries that row needs in different columns,
-so one selection and one rotation (`_slide`) do it. The example of Appendix B, BLOCK = 2, of row i the columns kept:
+Query i scores key j with row T - 1 - i + j of r (the last row is distance 0), so a square tile of scores needs a
+strip of r two tiles long. The strip's product is computed tile by tile on the tensor cores. Then each row moves left by
+its own distance inside the tile. Two neighbouring tiles hold the BLOCK entries that it needs, in different columns, so
+one selection and one rotation (`_slide`) are enough. The example of Appendix B, BLOCK = 2, only the columns needed:
 
     first | second        selected        rotated by 1 - i
     . a   | b .           b a             a b
     c d   | . .           c d             c d
 
-The softmax runs online and keeps the logarithm of its sum; the backward pass makes the probabilities again from it, in
-three launches that each own their result (queries, keys, distances): nothing is added atomically, a run repeats bit by
-bit. Dropout's masks are a function of (seed, row, head, query, key), made again where they are needed.
+The softmax is computed online and keeps the logarithm of its sum, from which backward computes the probabilities again.
+Backward has three launches, one for each result (queries, keys, distances). Nothing is added atomically, so a run
+repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key), computed where they are needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torch.autograd.function import once_differentiable
 MAX_HEAD_SIZE = 128
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 
-# S grows with memory: a kernel made for "a multiple of 16" would be compiled twice. Kernels are read as source, so a
-# type checker must not wrap them.
+# S grows with memory, so a kernel specialised for multiples of 16 would be compiled twice. Triton reads the source of
+# kernels, so a type checker must not wrap them.
 _jit = triton.jit(do_not_specialize=["T", "S", "window", "seed", "threshold"])
 
 
@@ -59,8 +59,8 @@ def _store(base, first, high, stride, values, BLOCK: tl.constexpr, K: tl.constex
 def _slide(first, second, by, index, passed, axis: tl.constexpr, BLOCK: tl.constexpr):
     """The BLOCK entries that begin at `by` along two neighbouring tiles; `index` counts along `axis`.
 
-    `passed`, a multiple of BLOCK, changes no number: it makes the compiler derive masks and indices in each round.
-    Otherwise it would keep two more tiles of them in registers that it does not have.
+    `passed`, a multiple of BLOCK, changes no number. It makes the compiler compute masks and indices in each iteration.
+    Otherwise the compiler would keep two more tiles of them, for which there are no registers.
     """
     index += passed
     return tl.gather(tl.where(index >= by + passed, first, second), (index + by) & (BLOCK - 1), axis)
@@ -71,8 +71,8 @@ def _slide(first, second, by, index, passed, axis: tl.constexpr, BLOCK: tl.const
 def _keep_mask(seed, head, i, j, threshold):
     """Whether dropout keeps query i's probability of key j.
 
-    Philox gives each query two keys, and a mixer of two multiplications stirs the key's number into them: Philox
-    for each element would cost more than the products.
+    Philox gives each query two random numbers, and a hash of two multiplications mixes the key's index into them,
+    because Philox for each element would cost more than the products.
     """
     zero = i * 0
     key, other_key, _, _ = tl.philox(seed, i, zero + head, zero, zero)
@@ -86,7 +86,7 @@ def _keep_mask(seed, head, i, j, threshold):
 @triton.jit
 @no_type_check
 def _program(length, H, BLOCK: tl.constexpr):
-    """Which head of all this program serves, its row and head in 64 bits, and where its block begins."""
+    """This program's index among all heads of all rows, its row and head in 64 bits, and the start of its block."""
     blocks = tl.cdiv(length, BLOCK)
     head = tl.program_id(0) // blocks
     return head, (head // H).to(tl.int64), (head % H).to(tl.int64), tl.program_id(0) % blocks * BLOCK
@@ -98,7 +98,7 @@ def _queries(
     q, content_bias, position_bias, start, q_b, q_h, q_t, H, T, S, window,
     K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program's block of queries: `_program`, the keys [low, high) that they may see, and their rows by bias."""
+    """A program's block of queries: `_program`, the keys [low, high) that they may see, and queries plus each bias."""
     head, b, h, first = _program(T, H, BLOCK)
     first = (tl.cdiv(T, BLOCK) - 1) * BLOCK - first  # the longest rows start first
     low = tl.maximum(S - T + first - window + 1, 0)
@@ -116,7 +116,7 @@ def _scores(
     content_q, position_q, near, k_rows, r, r_s, first, key, low, T, S, window, factor,
     PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of scores in base 2, -inf where hidden, the numbers of its queries and keys, and the strip's far tile."""
+    """A tile of scores in base 2 (-inf: hidden), the indices of its queries and keys, and the strip's far tile."""
     r_rows = _load(r, T - first + key, 0, S, r_s, BLOCK, K, BLOCK_K)
     far = tl.dot(position_q, tl.trans(r_rows), input_precision=PRECISION)
     index = tl.arange(0, BLOCK)[None, :]
@@ -135,7 +135,7 @@ def _move_rows(
     base, first, low, high, stride, rows, by, passed,
     PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Two blocks of a matrix times `rows`, and of each column of it the BLOCK entries that begin at `by`."""
+    """Multiply two blocks of a matrix by `rows`; return each column's BLOCK entries that begin at `by`."""
     rows = tl.trans(rows)
     near = tl.dot(_load(base, first, low, high, stride, BLOCK, K, BLOCK_K), rows, input_precision=PRECISION)
     far = tl.dot(_load(base, first + BLOCK, low, high, stride, BLOCK, K, BLOCK_K), rows, input_precision=PRECISION)
@@ -202,7 +202,7 @@ def _backward_queries(
     out_rows = _load(out + own, first, 0, T, H * K, BLOCK, K, BLOCK_K)
     index = tl.arange(0, BLOCK)[None, :]
     by = BLOCK - 1 - tl.arange(0, BLOCK)[:, None]
-    # The same product as d_probability's: where one key has all the probability, their difference is exactly 0.
+    # Computed by the same product as d_probability, so where one key has all the probability, they are equal.
     every = tl.dot(d_rows, tl.trans(out_rows), input_precision=PRECISION)
     delta_row = tl.sum(tl.where(by + index == BLOCK - 1, every, 0.0), 1)
     query = first + tl.arange(0, BLOCK)
@@ -225,7 +225,7 @@ def _backward_queries(
             d_probability = tl.where(_keep_mask(seed, head, i, j, threshold), d_probability * keep_scale, 0.0)
         d_score = probability * (d_probability - delta_row[:, None])
         d_query = tl.dot(d_score.to(k_rows.dtype), k_rows, d_query, input_precision=PRECISION)
-        # `_slide` undone: what belongs to the first tile of r is complete, the rest waits for the next keys.
+        # Undo `_slide`: the gradient for the first tile of r is complete, the rest waits for the next keys.
         passed = key - low
         rotated = tl.gather(d_score, (index + passed - by) & (BLOCK - 1), 1)
         ready = tl.where(index + passed >= by + passed, rotated, 0.0)
@@ -247,10 +247,10 @@ def _backward_rows(
     DISTANCES: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of what the queries are multiplied with, and a share of the gradient of its bias.
+    """The gradient of one block of keys or distances, and a part of the gradient of their bias.
 
-    Results are [B, S, H, K]. Keys: tiles stand keys by queries, and r's product is moved. Distances: `d_rows` is to be
-    summed over B, tiles stand distances by queries, and the products of the keys and the values are moved.
+    Results are [B, S, H, K]. Keys: tiles are keys by queries, and r's product is moved. Distances: tiles are distances
+    by queries, and the products of the keys and the values are moved; the caller adds up `d_rows` over B.
     """
     head, b, h, first = _program(S, H, BLOCK)
     q, k, v, r = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
@@ -316,14 +316,14 @@ def _backward_rows(
     _store(d_rows + own, first, S, H * K, d_row * scale, BLOCK, K, BLOCK_K)
     if not DISTANCES:
         _store(d_v + own, first, S, H * K, d_value, BLOCK, K, BLOCK_K)
-    d_bias_row = tl.sum(d_sum * rows * scale, 0)[None, :]  # to be summed over programs in a fixed order
+    d_bias_row = tl.sum(d_sum * rows * scale, 0)[None, :]  # the caller adds these up in a fixed order
     _store(d_bias, tl.program_id(0), tl.num_programs(0), K, d_bias_row, 1, K, BLOCK_K)
 
 
 def _tile(dtype: torch.dtype, head_size: int) -> dict[str, int]:
     """The largest tiles that compile for compute capabilities 8.0 to 9.0 with few registers spilled.
 
-    Fixed, not tuned at run time: another tile is another order of summation, and a run must repeat. Shared memory
+    They are fixed, not tuned at run time: another tile changes the order of sums, and a run must repeat. Shared memory
     stays below the 99 KiB of the small cards of 8.6, and below half of the 227 KiB of 9.0.
     """
     wide = head_size > 64
@@ -347,7 +347,7 @@ def _launch(kernel: Any, length: int, inputs: Sequence[Any], numbers: tuple[Any,
 
 
 class _Attention(torch.autograd.Function):
-    """The kernels under autograd; second derivatives are not there."""
+    """The kernels as an autograd function. First derivatives only."""
 
     @staticmethod
     def forward(ctx: Any, q, k, v, r, content_bias, position_bias, start, window, scale, dropout_p, seed):
@@ -375,7 +375,7 @@ class _Attention(torch.autograd.Function):
         d_biases = q.new_empty(2, B, H, triton.cdiv(S, _tile(q.dtype, K)["BLOCK"]), K, dtype=torch.float32)
         delta = torch.empty_like(lse)
         shared = lse, d_out, *d_out.stride()[:3], delta, ctx.scale
-        _launch(_backward_queries, T, inputs, ctx.numbers, *shared, out, d_q)  # writes delta: first
+        _launch(_backward_queries, T, inputs, ctx.numbers, *shared, out, d_q)  # first, because it writes delta
         _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_k, d_v, d_biases[0], False)
         _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_r, None, d_biases[1], True)
         d_u, d_w = d_biases.sum((1, 3)).to(q.dtype)
@@ -401,6 +401,6 @@ def attend(
     r = r[:, r.shape[1] - S :]
     start = None if valid is None else (S - q.shape[2] - valid).to(torch.int32).contiguous()
     window = S if attn_len is None else min(attn_len, S)
-    # From the CPU's generator, so that `torch.manual_seed` repeats a run and no device is waited for.
+    # From the CPU's generator, so that `torch.manual_seed` repeats a run and the host waits for no device.
     seed = int(torch.randint(2**31, (), device="cpu")) if dropout_p else 0
     return _Attention.apply(q, k, v, r, content_bias, position_bias, start, window, scale, dropout_p, seed)

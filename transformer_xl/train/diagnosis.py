@@ -1,4 +1,4 @@
-"""The source of the first number that is not finite."""
+"""Finds the first number that is not finite."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Chunk = tuple[Int[Tensor, "B T"], Int[Tensor, "B T"], Memory]
 def not_finite(
     objective: Objective, chunks: Sequence[Chunk], memory: Memory, config: TrainConfig, progress: float, ranks: Ranks
 ) -> str:
-    """The source of the first nan or infinity when a step's calls are made once more: a weight, the memory, what a
-    module returns, the loss, or the gradient of a weight, taken from the loss down. All ranks have to call this."""
+    """Repeat a step's calls and name the source of the first nan or infinity: a weight, the memory, the output of a
+    module, the loss, or the gradient of a weight, beginning at the last weight. All ranks have to call this."""
     model, device = objective.model, next(objective.model.parameters()).device
     with torch.no_grad():
         found = [f"the weight {name}" for name, weight in model.named_parameters() if not _finite(weight)]
@@ -34,7 +34,7 @@ def not_finite(
 
     def look(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if not all(map(_finite, output if isinstance(output, tuple | list) else [output])):
-            found.append(f"what {name or 'the model'} returns")
+            found.append(f"the output of {name or 'the model'}")
 
     model.zero_grad()
     with ExitStack() as hooks:
@@ -50,7 +50,7 @@ def not_finite(
         gradients = reversed([(name, weight.grad) for name, weight in model.named_parameters()])
         found = [f"the gradient of {name}" for name, gradient in gradients if not _finite(gradient)]
         [guilty] = ranks.total([bool(found)])
-    return next(iter(found), "what another rank reads" if guilty else "dropout or the sum")
+    return next(iter(found), "the data of another rank" if guilty else "dropout or the sum")
 
 
 def _finite(value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""The loop around training's steps: it measures, prints, saves, and ends after a step when a signal asks for it.
+"""The training loop: it takes steps, measures, prints and saves. A signal ends it after a step.
 
-Only the first rank writes and prints; all ranks take part in computing what it writes.
+Only the first rank writes and prints; all ranks compute the figures and states with it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def fit(
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
 
-    Device, precision and backend must be settled, not "auto". With `resume` training goes on from the last checkpoint.
+    Device, precision and backend must not be "auto". With `resume` training continues from the last checkpoint.
 
     Args:
-        trackers: they get figures and samples, whatever `config` names; None: no tracker does.
-        ranks: the processes that train together, each with a `model` of the same weights; None: this one is alone.
-        replan: called after each step; returns the settings for the rest of the run. For a process that is alone and
-            has to end at a given time.
+        trackers: they get figures and samples, whichever `config` names; None: no trackers.
+        ranks: the processes that train together, each with a `model` of equal weights; None: only this one.
+        replan: called after each step; returns the settings for the rest of the run. Only for a single process
+            that has to end at a given time.
 
     Returns:
         False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
@@ -66,7 +66,7 @@ def fit(
         OSError: a checkpoint or the metrics could not be written.
     """
     settings, ranks = config.train, ranks or Ranks()
-    assert replan is None or ranks.size == 1, "ranks would each have a plan of their own"
+    assert replan is None or ranks.size == 1, "replan is only for a single process"
     run.mkdir(parents=True, exist_ok=True)
     model.to(settings.device).train()
     last = latest(run) if resume else None
@@ -79,7 +79,7 @@ def fit(
     steps = [int(step) for step in ranks.gather(torch.tensor(trainer.step))]
     if len(set(steps)) > 1:
         raise Mistake(
-            f"The ranks must go on from one step, got {', '.join(map(str, steps))}. Have all machines see {run}."
+            f"All ranks must continue from one step, got {', '.join(map(str, steps))}. Let all machines see {run}."
         )
     with ExitStack() as stack:
         writer = BackgroundWriter(kept=ranks.first)
@@ -91,20 +91,20 @@ def fit(
             printer = ProgressPrinter(log=run / "log.txt")
             loop.printer = stack.enter_context(printer)
         received = stack.enter_context(_deferred_signals(ranks))
-        stack.enter_context(writer)  # so that signals still wait while it is waited for
+        stack.enter_context(writer)  # inside the line above, so signals are still deferred while it ends
         if not gc.get_freeze_count():
-            # Hide older objects from the garbage collector: it then collects what a checkpoint leaves in a moment.
+            # Hide older objects from the garbage collector, which then needs little time after each checkpoint.
             gc.collect()
             gc.freeze()
             stack.callback(gc.unfreeze)
         loop.train(received, replan)
         writer.wait()
-        [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is there
+        [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
 
 
 def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
-    """The training split as a run reads it, epoch after epoch."""
+    """The segments of the training split, epoch after epoch."""
     settings = config.train
     shuffle = None
     if config.corpus.shuffle_lines:
@@ -122,7 +122,7 @@ def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
 
 @dataclass
 class _Loop:
-    """A run between its steps. Only the first rank has a printer and a metrics file."""
+    """A run in training. Only the first rank has a printer and a metrics file."""
 
     trainer: Trainer
     corpus: Corpus
@@ -134,7 +134,7 @@ class _Loop:
     metrics: MetricLog | None = None
 
     def train(self, received: list[str], replan: Callable[[Trainer], TrainConfig] | None) -> None:
-        """Take steps until the last one or a signal, and do after each what is due."""
+        """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
         trainer, stopping = self.trainer, False
         while trainer.step < trainer.config.max_steps and not stopping:
             if self.printer is not None and getattr(self.printer.stream, "reader_left", False):
@@ -168,7 +168,7 @@ class _Loop:
             self.trackers.log(entry)
 
     def _report(self) -> None:
-        """Print a line of figures and log it; counting starts anew."""
+        """Print a line of figures and log it; then count from 0 again."""
         trainer, unit = self.trainer, self.corpus.unit
         entry, trainer.pace = trainer.pace.entry(unit), Pace()
         lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
@@ -179,7 +179,7 @@ class _Loop:
         self._log(split="train", **entry, lr=lr, seconds=trainer.seconds)
 
     def _validate(self) -> float:
-        """Score the weights and, if there is one, their average; return the loss of what is saved."""
+        """Score the weights and, if there is one, their average; return the loss of those that are saved."""
         models = {"valid": self.trainer.readable()}
         if self.trainer.average is not None:
             models["valid-average"] = self.trainer.average.model
@@ -194,7 +194,7 @@ class _Loop:
         return loss
 
     def _save(self, valid_loss: float | None) -> None:
-        """Copy everything as it is, and have the copy written in the background."""
+        """Copy the state of the run, and write the copy in the background."""
         trainer, snapshot = self.trainer, self.writer.snapshot()
         gc.collect()
         model = trainer.model if trainer.average is None else trainer.average.model
@@ -202,7 +202,7 @@ class _Loop:
         training = trainer.state(snapshot)
         if self.metrics is None:
             return
-        self.metrics.sync()  # before there is a checkpoint that says how far they go
+        self.metrics.sync()  # before a checkpoint says how far they go
         folder, config = step_folder(self.run, trainer.step), replace(self.config, model=model.config)
         write = partial(save_checkpoint, folder, model=stored, vocab=self.corpus.vocab, config=config)
         self.writer.begin(partial(write, training=training, valid_loss=valid_loss, keep=trainer.config.keep))
@@ -264,7 +264,7 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
         for other in previous.keys() - {hangup}:
             signal.signal(other, previous[other])
         if number == signal.SIGINT:
-            with suppress(OSError):  # not by `print`, which may be what the signal interrupts
+            with suppress(OSError):  # not by `print`, because the signal may interrupt a print
                 os.write(2, b"\ntxl: This step ends, and is saved. A second Ctrl-C ends at once.\n")
 
     try:

@@ -15,7 +15,7 @@ from ..runtime.terminal import clock
 
 
 class MetricLog:
-    """`metrics.jsonl`: one JSON object a line. Programs can read it while the run goes on."""
+    """`metrics.jsonl`: one JSON object per line. Programs can read it during the run."""
 
     def __init__(self, path: str | Path):
         self.path: Path = Path(path)
@@ -35,8 +35,8 @@ class MetricLog:
                 sync(self.path)
 
     def truncate(self, step: int) -> None:
-        """Drop what resuming from `step` repeats: later entries, the final scores of a finished run (which name their
-        checkpoint), and a last line that a killed run left unfinished."""
+        """Remove later entries than `step`, which resuming repeats, the final scores of a finished run (which name
+        their checkpoint), and a last line that a killed run left unfinished."""
         entries = read_metrics(self.path, step)
         kept = [entry for entry in entries if entry.get("step", 0) <= step and "checkpoint" not in entry]
         if self.path.exists():
@@ -46,8 +46,8 @@ class MetricLog:
 def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, Any]]:
     """The entries of a metrics file; none if there is no file.
 
-    A line that is no JSON object, which a kill or a power loss may leave, ends the entries. If a later line has an
-    entry, or one up to `step`, the damaged line raises a `Mistake` instead.
+    A kill or a power loss may leave a damaged line, which ends the entries. If an entry follows it (with `step`: an
+    entry of at most this step), this raises a `Mistake`.
     """
     path = Path(path)
     if not path.exists():

@@ -37,7 +37,7 @@ class Objective(nn.Module):
 
         nll                    over targets (0 where they are -1: not scored)
         alpha |h_t|^2          AR of Merity et al. 2017: mean square of the last layer's output, over targets
-        beta |h_t - h_t-1|^2   TAR: that of its change, over pairs of neighbouring targets
+        beta |h_t - h_t-1|^2   TAR: mean square of its change, over pairs of neighbouring targets
         intermediate_losses    layer l of n also predicts the target, until l / 2n of training (Al-Rfou et al. 2019)
         multiple_targets       a second softmax predicts the token after the target, with half the weight, at every
                                layer that predicts the target; both tokens must be targets of the segment

@@ -38,7 +38,7 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
 
 
 def _groups(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, Any]]:
-    """One group, or two if the embedding's tables have a rate of their own: these are in a marked group."""
+    """One group, or two if the embedding's tables have a rate of their own; their group is marked."""
     marked = [(config.embedding_lr_ratio != 1 and name.startswith("embedding.tables."), p) for name, p in named]
     groups = [{"params": [p for own, p in marked if own == each], "embedding": each} for each in (False, True)]
     return [group for group in groups if group["params"]]
@@ -57,7 +57,7 @@ def _adam(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Opti
 
 
 def set_rates(optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainConfig, share: float = 1.0) -> None:
-    """Set the learning rate of every group: that of this step, times `share`."""
+    """Set the learning rate of every group to the rate of this step, times `share`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             ratio = config.embedding_lr_ratio if group.get("embedding") else 1.0

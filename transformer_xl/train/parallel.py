@@ -29,8 +29,8 @@ def parallelise(objective: Objective, how: str, ranks: Ranks, *, compiled: bool 
     if ranks.size == 1:
         return objective
     if how == "ddp":
-        # Without an unused parameter DDP would warn, and it would assign gradients to buckets again in its second step:
-        # sums over more than two ranks would change their order, and a resumed run its bits.
+        # Without an unused parameter DDP would warn, and it would assign gradients to buckets again in its second step.
+        # Then sums over more than two ranks would change their order, and a resumed run its bits.
         objective.unused = nn.Parameter(next(model.parameters()).new_zeros(1))
         return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method

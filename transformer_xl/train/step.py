@@ -44,7 +44,7 @@ class StepResult(NamedTuple):
     nats: float
     targets: int
     grad_norm: float
-    """Before clipping."""
+    """The norm before clipping."""
     signals: int = 0
 
     @property
@@ -66,7 +66,7 @@ def train_step(
 ) -> tuple[StepResult, Memory]:
     """Take one optimizer step on one segment of every stream, in `batch_chunk` chunks of rows.
 
-    Gradients are those of the mean over all targets of the segment, for any number of chunks and ranks. A step whose
+    Gradients are of the mean loss over all targets of the segment, for any number of chunks and ranks. A step whose
     loss or gradient is not finite changes nothing and returns the memory that it was given.
 
     Args:
@@ -257,8 +257,8 @@ class Trainer:
         )
         raise FloatingPointError(
             f"{MOST_SKIPPED} steps in a row up to step {self.step} had no finite loss and gradient, so training "
-            f"stopped; what is not finite appears first in {where}. Lower train.lr (now {self.config.lr}) or lengthen "
-            "train.warmup_steps, and start from the last checkpoint, which is as it was, with --init."
+            f"stopped. The first nan or infinity is in {where}. Lower train.lr (now {self.config.lr}) or lengthen "
+            "train.warmup_steps, and start from the last checkpoint, which has not changed, with --init."
         )
 
     def state(self, snapshot: Snapshot | None = None) -> TrainingState:
@@ -319,7 +319,7 @@ class Trainer:
             name, _, key = entry.rpartition(".")
             weight = weights[numbered.get(name, name)]
             if value.ndim and value.shape != weight.shape:
-                raise Mistake(f"The checkpoint's {key} of {name} has another shape than the weight. Use another.")
+                raise Mistake(f"The checkpoint's {key} of {name} has a different shape from the weight. Use another.")
             part = part_as(value, weight)
             moments.setdefault(weight, {})[key] = aligned_copy(part, part.device)
         for optimizer in self.optimizers:

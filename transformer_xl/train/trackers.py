@@ -1,6 +1,6 @@
 """Experiment trackers: what goes to `metrics.jsonl` also goes to TensorBoard, Weights & Biases or Trackio.
 
-All are off unless `train.trackers` names them. A tracker that fails is switched off, and training goes on.
+All are off unless `train.trackers` names them. A tracker that fails is switched off, and training continues.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Trackers:
 
 
 def require_installed(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed. A mere folder of that name, which a run may have left, is no package."""
+    """Refuse trackers that are not installed. A folder of that name, which a run may have left, does not count."""
     lacking = [name for name in dict.fromkeys(names) if getattr(find_spec(name), "origin", None) is None]
     if lacking:
         raise Mistake(
@@ -87,7 +87,7 @@ class TensorBoard:
     def __init__(self, run: Path, step: int = 0):
         from torch.utils.tensorboard import SummaryWriter
 
-        # A new run purges too: TensorBoard takes the first purge for the start and only later ones for restarts.
+        # A new run purges too: TensorBoard takes the first purge as the start and only later purges as restarts.
         self._writer = SummaryWriter(run / "tensorboard", purge_step=step + 1)
 
     def log(self, entry: Mapping[str, Any]) -> None:

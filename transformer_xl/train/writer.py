@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background while training goes on, from copies that training does not change."""
+"""Writes checkpoints in the background while training continues, from copies that training does not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .parallel import whole
 
 
 class Snapshot:
-    """Copies whole tensors to the CPU, in the memory of the last copies because allocating costs more than copying.
+    """Copies whole tensors to the CPU, into the memory of earlier copies, because allocating costs more than copying.
 
     A rank with `kept` False keeps no copies, but takes part in gathering each tensor."""
 
@@ -33,9 +33,9 @@ class Snapshot:
 
 
 class BackgroundWriter:
-    """Does one piece of work at a time in a thread. An exception there is raised at training's next call.
+    """Does one piece of work at a time in a thread. The next call from training raises its exceptions.
 
-    Use it in a `with`: on an error the block waits for the work. On a second signal it does not wait; the next run
+    Use it in a `with`: on an error it waits for the work. On a second signal it does not wait; the next run
     removes the unfinished file.
     """
 

@@ -1,7 +1,7 @@
-"""Transformers that know positions in a segment, not distances: the paper's vanilla models.
+"""Transformers with positions in a segment instead of distances: the paper's vanilla models.
 
-    Vaswani et al. 2017    a sinusoid of its position is added to each embedded token
-    Al-Rfou et al. 2019    a learned vector of its position is added to what each layer reads, a table for each layer
+    Vaswani et al. 2017    adds a sinusoid of the position to each embedded token
+    Al-Rfou et al. 2019    adds a learned vector of the position to the input of each layer; each layer has a table
 
 Positions count from 0 in each segment (after a row's padding). Memory keeps the positions of its own segment, so tokens
 of different segments share positions. This incoherence is the paper's argument for relative positions.
@@ -27,7 +27,7 @@ from ..transformer_xl import State, TransformerXL, TransformerXLBackbone, draw_w
 
 
 class Vaswani(TransformerXLBackbone):
-    """Sinusoids at the bottom; layers attend by content alone."""
+    """Adds sinusoids to the embeddings; the layers attend by content alone."""
 
     def __init__(self, config: TransformerXLConfig, **options: Any):
         super().__init__(config, attend=content_attention, project_position=False, **options)
@@ -45,7 +45,7 @@ class Vaswani(TransformerXLBackbone):
 
 
 class AlRfou(Vaswani):
-    """Learned positions in every layer. Memory holds what each layer read, with its positions."""
+    """Adds learned positions to the input of every layer. Memory holds these sums."""
 
     def __init__(self, config: TransformerXLConfig, *, draw: bool = True, **options: Any):
         super().__init__(config, draw=draw, **options)
@@ -74,7 +74,7 @@ class AlRfou(Vaswani):
 
 
 class Auxiliary(TransformerXL):
-    """Al-Rfou's model with auxiliary losses, which help deep models to learn (see `Objective`)."""
+    """A language model with the auxiliary losses of Al-Rfou et al. 2019 (see `Objective`)."""
 
     def __init__(self, config: TransformerXLConfig, **options: Any):
         super().__init__(config, **options)
@@ -102,7 +102,7 @@ def _check(config: TransformerXLConfig, tokens: int, lengths: Lengths) -> None:
     """Refuse a call that absolute positions cannot serve."""
     if lengths.clamp_len is not None:
         raise Mistake(
-            f"clamp_len must be none for kind = {config.kind}, which knows no distances, got {lengths.clamp_len}. "
+            f"clamp_len must be none for kind = {config.kind}, which uses no distances, got {lengths.clamp_len}. "
             "Leave it out."
         )
     if tokens > (config.positions or tokens):

@@ -1,10 +1,10 @@
 """Recurrent language models as Merity et al. 2018 regularise them: AWD-LSTM, and the QRNN of Bradbury et al. 2017.
 
     LSTM    torch.nn.LSTM
-    QRNN    z, f, o = tanh, sigmoid, sigmoid of W [x_t, x_t-1] + b    (in layers above the first of x_t alone)
+    QRNN    z, f, o = tanh, sigmoid, sigmoid of W [x_t, x_t-1] + b    (above the first layer: W x_t + b)
             c_t = f_t * c_t-1 + (1 - f_t) * z_t,   h_t = o_t * c_t
 
-The input of the first layer and the output of the last are d_model wide, because the softmax may be tied; between them
+The input of the first layer and the output of the last are d_model wide, because the softmax may be tied. Between them
 layers are d_inner wide. The state is a `Memory` of one position.
 """
 
@@ -30,7 +30,7 @@ States = tuple[Float[Tensor, "B 1 _"], ...]
 
 
 class LSTMLayer(nn.Module):
-    """One layer; `weight_drop` is dropout on the matrix from state to state, one mask for a call."""
+    """An LSTM layer. `weight_drop` is dropout on the matrix from state to state, with one mask per call."""
 
     def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
         super().__init__()
@@ -61,7 +61,7 @@ def _lstm(x: Tensor, states: tuple[Tensor, Tensor], weights: list[Tensor], train
 
 
 class QRNNLayer(nn.Module):
-    """One layer; `weight_drop` is dropout on its matrix. The first layer also reads the token before."""
+    """A QRNN layer. `weight_drop` is dropout on its matrix. The first layer also reads the previous token."""
 
     def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
         super().__init__()
@@ -104,8 +104,8 @@ class Recurrence(torch.autograd.Function):
 
 
 def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
-    """One step after another over all rows and columns: nothing is divided, so errors do not grow. On a CPU this is
-    faster than a parallel scan, except for one row of hundreds of tokens."""
+    """Compute the recurrence step by step. It divides nothing, so errors do not grow. On a CPU this is faster than a
+    parallel scan, except for one row of hundreds of tokens."""
     out, s = torch.empty_like(b), start[:, 0]
     for t in range(f.shape[1]):
         s = torch.addcmul(b[:, t], f[:, t], s, out=out[:, t])
@@ -115,7 +115,7 @@ def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
 class Recurrent(nn.Module):
     """A backbone without attention: AWD-LSTM or AWD-QRNN, by `config.kind`.
 
-    Only `mem_len` counts of a call's `Lengths`: with 0 each segment starts from zeros.
+    A call uses only `mem_len` of its `Lengths`: with 0 each segment starts from zeros.
     """
 
     takes_padding = False
@@ -123,7 +123,7 @@ class Recurrent(nn.Module):
     def __init__(self, config: TransformerXLConfig, *, recompute: bool = False, draw: bool = True, **_: Any):
         super().__init__()
         if recompute:
-            raise Mistake(f"train.recompute must be false for kind = {config.kind}, whose layers are not recomputed.")
+            raise Mistake(f"train.recompute must be false for kind = {config.kind}, which cannot recompute layers.")
         self.config: TransformerXLConfig = config
         widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
         layer = LSTMLayer if config.kind == "lstm" else QRNNLayer
@@ -140,7 +140,7 @@ class Recurrent(nn.Module):
             self.init_weight(name, weight)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """AWD-LSTM's start: U(-1 / sqrt(n), 1 / sqrt(n)) in a layer with n `columns`, U(-0.1, 0.1) elsewhere."""
+        """Initialise as AWD-LSTM: U(-1 / sqrt(n), 1 / sqrt(n)) in a layer with n `columns`, U(-0.1, 0.1) elsewhere."""
         owners: Any = (layer.columns for layer in self.layers if any(weight is own for own in layer.parameters()))
         columns = next(owners, None)
         bound = 0.1 if columns is None else columns**-0.5
@@ -167,8 +167,8 @@ class Recurrent(nn.Module):
         return outputs, kept if lengths.mem_len else self.empty_memory(len(x), lengths)
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
-        """States of zeros."""
-        assert valid is None, "give rows of one length"
+        """A memory of zeros."""
+        assert valid is None, "this model takes no padding: give rows of one length"
         weight, layers = next(self.parameters()), list[Any](self.layers)
         like: Any = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
         return Memory(tuple(torch.zeros(batch, 1, width, **like) for layer in layers for width in layer.state_widths))

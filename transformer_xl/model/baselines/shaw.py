@@ -19,7 +19,7 @@ from ..transformer_xl import TransformerXLBackbone
 
 
 class Shaw(TransformerXLBackbone):
-    """Transformer-XL's backbone with learned encodings and without u and v. `distances` holds the farthest first."""
+    """Transformer-XL's backbone with learned encodings and without u and v. `distances` begins with the farthest."""
 
     def __init__(self, config: TransformerXLConfig, *, draw: bool = True, **options: Any):
         super().__init__(config, draw=draw, project_position=False, **options)
