@@ -1,4 +1,4 @@
-"""The time and peak memory of a call in a new process, where nothing before it counts."""
+"""The time and peak memory of a call in a new process, so earlier work does not count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Measured(NamedTuple):
     value: Any
     seconds: float
     peak_bytes: int
-    """The peak of its process, the interpreter and its libraries included."""
+    """The peak of its process, including the interpreter and its libraries."""
 
 
 def measure_call(function: Callable[..., Any], *arguments: Any) -> Measured:

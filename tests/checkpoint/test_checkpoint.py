@@ -338,5 +338,5 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, model, mon
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, model):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match=r"could not be written: Not a directory\. Choose a place"):
+    with pytest.raises(NotADirectoryError, match=r"could not be written: Not a directory\. Choose a path"):
         save(tmp_path / "file", model, 3)

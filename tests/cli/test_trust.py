@@ -290,7 +290,7 @@ def test_a_run_outlives_its_output(home, tmp_path, number, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", Failing(number))
     assert main(words(home, tmp_path / "run")) == 0
     [sentence] = capsys.readouterr().err.splitlines()
-    assert sentence == f"txl: standard output: {os.strerror(number)}. The work goes on without it."
+    assert sentence == f"txl: standard output: {os.strerror(number)}. The work continues without it."
     assert without_clock(tmp_path / "run") == without_clock(home / "run")
     assert "step 12/12" in (tmp_path / "run" / "log.txt").read_text()
 

@@ -186,7 +186,7 @@ def test_samples_keep_their_lines_and_steps(tmp_path):
     assert [(sample["step"], sample["sample"]) for sample in record.samples] == texts
     assert not record.evaluations and record.train["step"].tolist() == [10]
     seen = page_of(run).text
-    for words in ("After step 19", "one <19>\n\ntwo\n", "14 earlier ones", "After step 5"):
+    for words in ("After step 19", "one <19>\n\ntwo\n", "14 earlier samples", "After step 5"):
         assert words in seen, words
 
 
@@ -200,9 +200,9 @@ def test_the_test_figure_is_measured_at_the_settings_lengths(tmp_path):
 
 def test_the_papers_figures_stand_beside_the_runs_own(tmp_path):
     small = page_of(make_run(tmp_path / "small")).text
-    for words in ("Beside the paper", "41M", "277M", "1.06", "0.99"):
+    for words in ("Comparison with the paper", "41M", "277M", "1.06", "0.99"):
         assert words in small, words
-    assert "Beside the paper" not in page_of(make_run(tmp_path / "other", recipe="wikitext2-small")).text
+    assert "Comparison with the paper" not in page_of(make_run(tmp_path / "other", recipe="wikitext2-small")).text
 
 
 def test_several_runs_are_compared(tmp_path):
