@@ -218,7 +218,7 @@ def script(folder: Path, line: str) -> str:
         (f'exec {sys.executable} -S "$@"', "must be the Python of an environment with torch and transformers"),
     ],
 )
-def test_a_python_that_is_no_peer_is_refused_in_one_sentence(
+def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
 ) -> None:
     peer = script(tmp_path, line)
@@ -241,7 +241,7 @@ def test_a_python_that_is_no_peer_is_refused_in_one_sentence(
         (["data", "--size", "toy"], "--size has no effect on data"),
     ],
 )
-def test_options_that_do_not_fit(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_do_not_fit_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     part, *others = words
     size = [] if part == "data" else ["--size", "toy", "--precision", "fp32"]
     assert main([part, *size, *others]) == 2
@@ -262,7 +262,7 @@ def test_another_checkout_takes_part_with_its_own_code(tmp_path: Path, capsys: p
 
 
 @pytest.mark.timeout(300)
-def test_all_parts_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_parts_run_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["all", "--size", "toy", "--precision", "fp32", "--repeats", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     results = {result["part"]: result for result in map(json.loads, (x for x in lines if x.startswith("{")))}

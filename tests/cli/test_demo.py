@@ -1,4 +1,4 @@
-"""Laws of `txl demo`: it keeps its time on a machine that slows down, and leaves the folders of others alone."""
+"""`txl demo` keeps its time limit on a machine that slows down, and does not touch other folders."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def demo(tmp_path: Path, monkeypatch):
     return run
 
 
-def test_it_trains_scores_writes_and_compares(demo, capsys):
+def test_the_demo_trains_scores_generates_and_compares(demo, capsys):
     """Its verdict on gzip is the plain comparison."""
     assert demo(Machine(0.1), "--minutes 0.5 --out runs/demo") == 0
     shown = capsys.readouterr().out
@@ -91,7 +91,7 @@ def test_it_trains_scores_writes_and_compares(demo, capsys):
 
 
 @pytest.mark.parametrize("busy_from", [math.inf, 20], ids=["never", "training"])
-def test_it_ends_in_time_on_a_machine_that_gets_busy(demo, busy_from):
+def test_the_demo_ends_in_time_on_a_machine_that_becomes_busy(demo, busy_from):
     machine = Machine(0.5, busy_from)
     assert demo(machine, "--minutes 1 --out run") == 0
     assert 50 < machine.now <= 60
@@ -106,7 +106,7 @@ def test_it_ends_in_time_on_a_machine_that_gets_busy(demo, busy_from):
     assert 0 < targets <= 2999
 
 
-def test_a_slow_machine_scores_less_text_and_compressors_get_the_same(demo, capsys):
+def test_a_slow_machine_scores_less_text_and_compressors_read_the_same_text(demo, capsys):
     assert demo(Machine(2), "--minutes 1 --out run") == 0
     shown = capsys.readouterr().out
     [scored] = [int(size.replace(",", "")) for size in re.findall(r"on ([\d,]+) of 3,000 bytes", shown)]

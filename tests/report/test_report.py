@@ -1,4 +1,4 @@
-"""A run's page is right whatever its folder lacks, keeps every extreme, and escapes every text of a file."""
+"""The page of a run is right even if files are missing, keeps every extreme, and escapes every text of a file."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_every_text_of_a_file_is_escaped(tmp_path):
 
 @pytest.mark.parametrize("missing", ["config.toml", "environment.json", "metrics.jsonl"])
 @pytest.mark.parametrize("damage", [None, b"\xff\x00{", b"[1, 2]\n[3]\n", b"null\nnull\n", b""])
-def test_the_page_names_a_missing_file_and_bears_a_damaged_one(tmp_path, missing, damage):
+def test_the_page_names_missing_and_damaged_files(tmp_path, missing, damage):
     run = make_run(tmp_path / "mine")
     if damage is None:
         (run / missing).unlink()
@@ -198,7 +198,7 @@ def test_the_test_figure_is_measured_at_the_settings_lengths(tmp_path):
         assert record.tested == asked
 
 
-def test_the_papers_figures_stand_beside_the_runs_own(tmp_path):
+def test_the_papers_figures_are_shown_with_the_runs(tmp_path):
     small = page_of(make_run(tmp_path / "small")).text
     for words in ("Comparison with the paper", "41M", "277M", "1.06", "0.99"):
         assert words in small, words
@@ -289,7 +289,7 @@ def test_any_figures_make_a_chart_inside_its_frame(points, log, zero):
         assert -0.1 <= across <= WIDTH + 0.1 and -0.1 <= up <= HEIGHT + 0.1
 
 
-def test_a_lost_figure_breaks_the_line():
+def test_a_missing_figure_breaks_the_line():
     y = np.array([1.0, 2, math.nan, 3, 4, math.nan, 5])
     drawn = chart([Series("a", np.arange(7.0), y, "c0")], "broken")
     assert drawn is not None
