@@ -63,7 +63,7 @@ def check_same(prepared: Mapping[str, Reader], reference: str, pieces: Sequence[
         precision = key.rsplit(" ", 1)[1]
         if not found[key] <= TOLERANCES[precision]:
             raise AssertionError(
-                f"No speed is reported: losses of {key} differ from those of {reference} by {found[key]:.2g} of their "
+                f"No speed is reported: losses of {key} differ from losses of {reference} by {found[key]:.2g} of their "
                 f"mean, more than {TOLERANCES[precision]:g}."
             )
     return found

@@ -21,7 +21,7 @@ class Measured(NamedTuple):
 
 
 def measure_call(function: Callable[..., Any], *arguments: Any) -> Measured:
-    """Call `function` in a process of its own. The function and its arguments must be picklable."""
+    """Call `function` in a new process. The function and its arguments must be picklable."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_call, function, arguments).result()
 

@@ -30,7 +30,7 @@ _ROWS, _TOKENS = 16, 8192
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one call. None stands for the default of the part."""
+    """The options of one call. None means the default of the part."""
 
     size: Literal["paper", "toy"] = "paper"
     recipe: str = "enwik8-12l"

@@ -1,7 +1,7 @@
 """Mutation tests: break the package at random, one piece of code at a time, and check that the tests fail.
 
     pip install "pytest-cov<7"
-    python -m experiments.breakages --seed 0            # 120 mutations of the last commit; resumes if stopped
+    python -m experiments.breakages --seed 0            # 120 mutations of the last commit; can be resumed
     python -m experiments.breakages --seed 0 --only 17  # one of them again
 
 The kinds are the same as in cosmic-ray and mutmut: another operator or comparison, a number plus one, a condition negated, a

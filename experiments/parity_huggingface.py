@@ -97,7 +97,8 @@ def converted(model: TransfoXLLMHeadModel, pickled: bool) -> tuple[TransformerXL
 def differences(asked: dict[str, Any], start: int | None, dtype: torch.dtype, seed: int, std: float) -> list[float]:
     """The largest differences in losses, memories, relative gradients and absolute gradients of one case.
 
-    A gradient above 1 is relative to the largest of its array, because layer norm enlarges the gradient of an embedding near 0.
+    A gradient above 1 is relative to the largest of its array, because layer norm enlarges the gradients of embeddings
+    near 0.
     """
     model = random_model(asked, dtype, seed, std)
     text = torch.randint(SIZES["vocab_size"], (BATCH, SEGMENTS * TGT_LEN + 1))

@@ -241,7 +241,7 @@ def test_heads_are_ranked_by_mean_distance():
 
 @pytest.mark.parametrize(("position", "start"), [(1, 0), (4, 0), (30, 0), (30, 27)])
 def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, start: int):
-    """What lies further back than the layers can reach makes no difference."""
+    """Tokens that the layers cannot reach make no difference."""
     model, ids, call = small_model(n_layer=2), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=6, attn_len=7)
     seen = glance(model, ids, position, call, start=start)
     memory = None

@@ -154,7 +154,7 @@ def test_recl_compares_a_group_and_writes_figures_arrays_and_pictures(home: Path
     assert xl["interval"][0] <= xl["interval"][1] and len(xl["relative"]) == len(xl["back"]) == 3
     recl(runs, data=data, **SMALL)
     told = capsys.readouterr().out
-    assert "r = 0.1" in told and "bpc by context" in told and "the last 8 tokens at most" in told
+    assert "r = 0.1" in told and "bpc by context" in told and "at most the last 8 tokens" in told
 
 
 def test_the_seed_determines_the_positions(home: Path, capsys):
@@ -204,6 +204,6 @@ def test_runs_with_different_vocabularies_are_refused(home: Path):
 
 
 def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: Path):
-    """As gains of more context are where a model gains nothing; a logarithmic axis has no room for them."""
+    """Gains are 0 if a model gains nothing, and a logarithmic axis cannot show 0."""
     nothing = Curve(np.array([5, 10]), np.zeros(2))
     assert draw_curves(tmp_path / "flat", [Panel("", {"run": nothing})], "context", "gain", log=True)

@@ -269,7 +269,7 @@ def test_every_scored_position_sees_exactly_its_context(step, steps, tgt_len, ba
 
 
 def test_a_window_serves_all_contexts_at_once():
-    """Runs of 40 places, 10 contexts of 10 tokens: 11 % more than a window of 100 for each place."""
+    """Runs of 40 positions, 10 contexts of 10 tokens: 11 % more than a window of 100 for each position."""
     ids, listener = np.zeros(30_000, np.uint8), Listener()
     places = sample_positions(30_000, 320, step=10, longest=100, seed=0)
     true_losses(listener, ids, places, np.arange(10, 101, 10), Lengths(tgt_len=30, mem_len=100), batch_size=1)

@@ -67,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def tried(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The status of a command and its mistakes; nothing of it stays half-written."""
+    """The status of a command and its mistakes; checks that no file stays half-written."""
     capsys.readouterr()
     with in_time():
         status = main(arguments)
@@ -89,7 +89,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @contextmanager
 def in_time(seconds: int = 30) -> Iterator[None]:
-    """Fail where a pipe is waited for, or the end of something without one."""
+    """Fail if the code waits for a pipe or for the end of an endless file."""
 
     def late(*_: object) -> None:
         raise AssertionError(f"more than {seconds} seconds")
@@ -107,7 +107,7 @@ def in_time(seconds: int = 30) -> Iterator[None]:
 
 
 class TestOptions:
-    """Every option there is, with values made from its type."""
+    """All options, with values made from their types."""
 
     OWNERS: typing.ClassVar[dict[tuple[str, ...], type]] = {
         **{(name,): command for name, command in COMMANDS.items()},
@@ -207,7 +207,7 @@ class TestOptions:
 @several
 @given(dice=dice)
 def test_mangled_input_is_refused_or_works(target, dice, fuzzed, tmp_path_factory):
-    """A few cases of experiments/fuzz.py, which has an hour's."""
+    """A few cases of experiments/fuzz.py, which tries many more."""
     targets, outcome = fuzzed
     folder = tmp_path_factory.mktemp("case")
     for name, content in targets[target].make(dice).items():
@@ -228,7 +228,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], An
 
 
 class TestFiles:
-    """What stands where a file should."""
+    """Other things in place of a file."""
 
     OPTIONS: typing.ClassVar[list[str]] = [
         *("train {}", "train text-small --data {}", "train text-small --data text.txt --init {}"),
@@ -390,7 +390,7 @@ class TestFiles:
             assert back == (text if unit == "byte" else text.removeprefix(b"\xef\xbb\xbf"))
 
     def test_the_time_for_one_long_word_is_linear_in_its_length(self):
-        """As the square of it, this took a minute."""
+        """With quadratic time this took a minute."""
         for unit in ("word", "bpe"):
             with in_time(10):
                 assert b"".join(pieces(b"x" * (1 << 22), unit, 1 << 9)).count(b"x") == 1 << 22
@@ -501,7 +501,7 @@ class TestCheckpoints:
 
 
 class TestPrompts:
-    """What a model is to go on with."""
+    """Prompts for a model to continue."""
 
     @several
     @given(
@@ -603,7 +603,7 @@ class TestSupply:
 
 
 def test_nothing_published_identifies_the_machine(tmp_path, monkeypatch, capsys):
-    """`txl env`, environment.json and the report are what people paste and send."""
+    """Users publish the output of `txl env`, environment.json and the report."""
     own = tmp_path / "home-of-alice"
     mine = {"HOME": str(own), "TXL_HOME": str(own / "cache"), "USER": "alice", "LOGNAME": "alice", "HF_TOKEN": "secret"}
     for name, value in (mine | {"HOSTNAME": "alices-host"}).items():

@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory):
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The sentences a command line is refused with."""
+    """The sentences with which a command line is refused."""
     capsys.readouterr()
     assert main(arguments) == 2
     shown = capsys.readouterr()
@@ -69,7 +69,7 @@ assert not heavy, heavy
     ("given", "spins"), [({}, cli.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
 )
 def test_openmp_spins_briefly_unless_set_otherwise(given, spins):
-    """OpenMP itself reports what it read when it was loaded."""
+    """OpenMP itself reports the values that it read when it was loaded."""
     kept = {name: value for name, value in os.environ.items() if name not in cli.WAITING}
     command = [sys.executable, "-m", "transformer_xl", "env", "--json"]
     done = subprocess.run(command, env=kept | {"OMP_DISPLAY_ENV": "VERBOSE"} | given, capture_output=True, text=True)
@@ -133,7 +133,7 @@ def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):
 
 
 class TestMistakes:
-    """Those that users make most: each gets one sentence."""
+    """The most common mistakes: each gets one sentence."""
 
     def test_compiling_without_a_compiler_is_refused(self, home, capsys, monkeypatch):
         monkeypatch.setattr("shutil.which", lambda name: None)
@@ -184,7 +184,7 @@ class TestMistakes:
         assert "attn-len must be at most --train.mem-len + 1 = 6, got 7" in sentence
 
     def test_a_checkpoint_of_another_vocabulary_is_refused(self, home, capsys):
-        """A prepared corpus keeps its own symbols; text would be read with the run's."""
+        """A prepared corpus keeps its own vocabulary; plain text would be read with the run's."""
         from transformer_xl.data.corpus import Corpus
 
         text = b"a few words of text\n" * 9

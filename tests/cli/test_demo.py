@@ -32,7 +32,7 @@ TIMED = ("cli.journeys.demo", "cli.options.train", "train.step", "evaluation.sco
 
 
 class Machine:
-    """A clock that only a model's work moves on: a step takes `step` seconds, five times as long once it is busy."""
+    """A clock that advances only with a model's work: a step takes `step` seconds, five times as long once it is busy."""
 
     def __init__(self, step: float, busy_from: float = math.inf):
         self.now, self.busy_from = 0.0, busy_from
@@ -47,7 +47,7 @@ class Machine:
 
 
 def on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all that looks at the clock, and all that a model does, happen on that machine."""
+    """Replace the clock and the model's work by this machine's."""
 
     def worked(layer: DecoderLayer, x: Tensor, *others: Any, **options: Any) -> Tensor:
         machine.work(len(x) * x.shape[1], layer.training)

@@ -195,7 +195,7 @@ def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsy
 
 
 def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypatch, capsys):
-    """A part of one, as sentences in a new order each epoch; every figure says that it is a part."""
+    """A partial corpus, as sentences in a new order each epoch; every figure is marked as partial."""
     text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40
     files = {"train": "", "valid": "", "lost": ""}
     splits = {"train": ("train", "lost"), "valid": ("valid",), "test": ("valid",)}

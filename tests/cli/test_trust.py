@@ -63,7 +63,7 @@ device = "cpu"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """A recipe, its text, and a run by it."""
+    """A recipe, its text, and a run trained with it."""
     folder = tmp_path_factory.mktemp("trust")
     (folder / "tiny.toml").write_text(RECIPE)
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
@@ -157,7 +157,7 @@ def content(folder: Path) -> dict[Path, bytes]:
 
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command line is refused with."""
+    """The sentence with which a command line is refused."""
     capsys.readouterr()
     assert main(arguments) == 2
     shown = capsys.readouterr()
@@ -258,7 +258,7 @@ def test_a_run_in_progress_is_locked_before_and_after_its_first_save(home, run, 
 
 
 class Failing(io.StringIO):
-    """Standard output that can be written so often, and then no more."""
+    """Standard output that fails after a number of writes."""
 
     def __init__(self, number: int, writes: int = 3):
         super().__init__()

@@ -115,7 +115,7 @@ def test_parameters_are_counted_in_the_checkpoint(tmp_path):
 
 
 def test_every_text_of_a_file_is_escaped(tmp_path):
-    """The elements of a page do not depend on what its texts say."""
+    """The elements of a page do not depend on its texts."""
     pages = {}
     for words in ("plain", EVIL):
         stored = words.replace("\x00", "").replace("\ud800", "")

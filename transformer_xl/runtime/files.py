@@ -30,7 +30,7 @@ LOCK = ".lock"
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path` to write into; on success it replaces `path`.
+    """Yield an empty folder next to `path` to write into; on success it replaces `path`.
 
     On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason.
     """
@@ -60,7 +60,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """Yield a free name beside `path`, which the block renames. Then sync the folder and remove what is left."""
+    """Yield a free name next to `path`, which the block renames. Then sync the folder and remove anything left."""
     unfinished = _beside(path)
     with explain_write_error(path):
         try:
