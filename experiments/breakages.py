@@ -4,12 +4,12 @@
     python -m experiments.breakages --seed 0            # 120 mutations of the last commit; can be resumed
     python -m experiments.breakages --seed 0 --only 17  # one of them again
 
-The kinds are the same as in cosmic-ray and mutmut: another operator or comparison, a number plus one, a condition negated, a
-loop without rounds, break for continue, another exception caught, a decorator or keyword argument removed, a value
-replaced by None. Strings and annotations stay as they are. One run of the whole suite under coverage first finds the
-tests that execute each line, in this process or in commands that they start. Each mutation runs the tests of its room
-that execute its line, the fastest first, until one fails; then the tests of the other rooms. For a line that runs at
-import, they are the tests of the lines that use its name.
+The kinds of mutation come from cosmic-ray and mutmut: another operator or comparison, a number plus one, a negated
+condition, a loop without rounds, break for continue, another exception caught, a decorator or keyword argument removed,
+a value replaced by None. Strings and annotations do not change. First, one run of the whole suite under coverage finds
+the tests that execute each line, in this process or in commands that they start. Each mutation runs the tests of its
+room that execute its line, the fastest first, until one fails; then the tests of the other rooms. For a line that runs
+at import, they are the tests of the lines that use its name.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ TIMED = ("cli.journeys.demo", "cli.options.train", "train.step", "evaluation.sco
 
 
 class Machine:
-    """A clock that advances only with a model's work: a step takes `step` seconds, five times as long once it is busy."""
+    """A clock that advances only with a model's work: a step takes `step` seconds, and five times that when busy."""
 
     def __init__(self, step: float, busy_from: float = math.inf):
         self.now, self.busy_from = 0.0, busy_from

@@ -232,7 +232,7 @@ def test_the_page_is_written_into_the_run_or_the_current_folder(tmp_path, monkey
     assert report([one]) == one / "report.html"
     assert report([one, two]) == Path("report.html") and (tmp_path / "report.html").exists()
     assert str(one / "report.html") in capsys.readouterr().out
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no run: it must be a folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run: it must be a folder"):
         report([tmp_path / "nowhere"])
     with pytest.raises(ValueError, match="at least one run"):
         report([])
