@@ -132,7 +132,7 @@ def number(value: object) -> float:
 def read_run(run: Path, name: str) -> Record:
     """Read as much of a run's folder as can be read; refuse a folder that `txl train` did not write."""
     if not any((run / file).exists() for file in ("config.toml", "metrics.jsonl", "checkpoints")):
-        raise FileNotFoundError(f"{run} is not a run: it must be a folder that `txl train` wrote, with its metrics.jsonl.")
+        raise FileNotFoundError(f"{run} is not a run: it must be a folder that `txl train` wrote, with metrics.jsonl.")
     faults: list[str] = []
     config = _read(run / "config.toml", faults, lambda path: tomllib.loads(plain_file(path).read_text("utf-8")))
     environment = _read(run / "environment.json", faults, lambda path: json.loads(plain_file(path).read_text("utf-8")))
