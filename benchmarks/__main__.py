@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: time a part of the work beside its peers and its bound."""
+"""`python -m benchmarks`: compare the time of one part of the work with its peers and its bound."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ TAKES = {
 
 @dataclass(frozen=True)
 class Command:
-    """Time a part of the work beside its peers and its bound; the last line is JSON."""
+    """Compare the time of one part of the work with its peers and its bound. The last line is JSON."""
 
     part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
-    """train: optimizer steps; eval: segments; decode: a token at a time; op: attention alone; sliding: the paper's
-    Table 9; memory: the most memory of a training step; data: from text to ids; all: all but data."""
+    """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; sliding: the paper's
+    Table 9; memory: the peak memory of a training step; data: from text to ids; all: everything except data."""
     size: Literal["paper", "toy"] | None = None
-    """toy: the same code at sizes that take seconds. By default paper."""
+    """toy: the same code at sizes that take seconds; by default paper."""
     recipe: Annotated[str | None, arg(metavar="RECIPE")] = None
     """The recipe of the model; by default enwik8-12l."""
     peers: Annotated[str | None, arg(metavar="PYTHON")] = None
     """The Python of an environment with torch, transformers 4.37.2 and, if wanted, x-transformers."""
     against: Annotated[Path | None, arg(metavar="CHECKOUT")] = None
-    """Another checkout of this repository, whose package takes turns with this one in the same race."""
+    """Another checkout of this repository; its package takes part in the same race."""
     device: str | None = None
     precision: Literal["fp32", "bf16"] | None = None
-    """Ours and the textbook's; by default both."""
+    """The precision of this package and of the textbook form; by default both are timed."""
     batch_size: Annotated[int | None, arg(metavar="N")] = None
     tgt_len: Annotated[int | None, arg(metavar="N")] = None
     mem_len: Annotated[int | None, arg(metavar="N")] = None
@@ -54,9 +54,9 @@ class Command:
     repeats: Annotated[int | None, arg(metavar="N")] = None
     """Turns of each contender; medians are reported. By default 5, for data 1."""
     megabytes: Annotated[int | None, arg(metavar="N")] = None
-    """data: size of the text; by default 540, as WikiText-103 has."""
+    """data: size of the text in MB; by default 540, the size of WikiText-103."""
     counts: Annotated[Path | None, arg(metavar="FILE")] = None
-    """data: draw words by the counts in this file; by default made-up words under Zipf's law."""
+    """data: draw words by the counts in this file; by default made-up words by Zipf's law."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def bench(part: Part, given: dict[str, Any]) -> None:
-    """Time a part of the work with the options that were given.
+    """Time one part of the work with the given options.
 
     Raises:
         Mistake: an option has no effect on this part, or does not fit.

@@ -1,8 +1,9 @@
 """The contract that every backend of `relative_attention` must pass, on any device.
 
-Truth is `ops/reference.py` in float64, on inputs rounded to the dtype under test. The tolerance is the condition of the
-case, not the error of some other program: the same equations in float64, whose every result is moved by a random
-rounding of that dtype (Monte Carlo arithmetic, Parker 1997). It depends on no BLAS, processor or number of threads.
+The reference is `ops/reference.py` in float64, on inputs rounded to the dtype under test. The tolerance follows from
+the condition of the case, not from the error of another program: it comes from the same equations in float64, with each
+intermediate result moved by a random rounding of that dtype (Monte Carlo arithmetic, Parker 1997). It does not depend
+on the BLAS, the processor or the number of threads.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Case:
     head_size: int = 5
     scale: float | None = None
     spare: int = 0
-    """Rows of `r` beyond those that there are keys for."""
+    """Rows of `r` in excess of the number of keys."""
     strided: bool = False
     """Inputs are views of larger tensors, laid out as the model's projections leave them."""
 
@@ -71,7 +72,7 @@ CASES = {
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
-    """Unit normal inputs of `relative_attention`, leaves of a graph."""
+    """Unit normal inputs of `relative_attention` that require gradients."""
     generator = torch.Generator().manual_seed(seed)
     keys = case.memory + case.queries
 
@@ -96,7 +97,7 @@ def masks(case: Case, device: str = "cpu") -> dict[str, Any]:
 
 
 def plain(inputs: dict[str, Any], case: Case, drop: Tensor | None = None) -> Tensor:
-    """The original code's formulation in the inputs' own dtype; `drop` multiplies the probabilities."""
+    """The original code's formulation in the dtype of the inputs; `drop` multiplies the probabilities."""
     q, k, v, r, content_bias, position_bias = (inputs[name] for name in NAMES)
     n_query, n_key = q.shape[2], k.shape[2]
     r = r[:, r.shape[1] - n_key :]
@@ -111,7 +112,7 @@ def plain(inputs: dict[str, Any], case: Case, drop: Tensor | None = None) -> Ten
 
 
 def visible(case: Case, device: torch.device | str = "cpu") -> Tensor:
-    """[B, T, S]: which keys each query sees."""
+    """The mask [B, T, S] of the keys that each query sees."""
     i = torch.arange(case.queries, device=device)[:, None] + case.memory
     j = torch.arange(case.memory + case.queries, device=device)
     seen = (j <= i) & (j > i - (case.attn_len or len(j)))
@@ -121,7 +122,7 @@ def visible(case: Case, device: torch.device | str = "cpu") -> Tensor:
 
 @contextmanager
 def poisoned_empty() -> Iterator[None]:
-    """Uninitialised memory is NaN inside: an element that nobody writes shows in the result."""
+    """Inside the block, fill uninitialised memory with NaN, so an unwritten element shows in the result."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -146,17 +147,17 @@ def _forward(inputs: dict[str, Any], cotangent: Tensor, attend) -> dict[str, Ten
 
 DRAWS = 8
 ROUNDING = 0.4
-"""Root mean square of a rounding, in units of roundoff: uniform in a unit's half steps, of numbers in [1, 2)."""
+"""Root mean square of a relative rounding error, in units of roundoff, for numbers in [1, 2)."""
 FACTOR = 3
-"""How many times the error of `rounded` a backend may make. Independent errors add as the root of their number, so 3
-allows nine roundings where `rounded` makes one. Measured over all cases and dtypes with the kernels of several
-processors: 1.6 at most; 2.2 for the reference, whose order of summation is the plainest.
+"""Maximum error of a backend as a multiple of the error of `rounded`. Independent errors add as the root of their
+number, so 3 allows nine roundings where `rounded` makes one. Measured over all cases and dtypes with the kernels of
+several processors, the multiple is at most 1.6, and 2.2 for the reference, which sums in the plainest order.
 """
 
 
 @cache
 def _expected(case: Case, dtype: torch.dtype, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Result and gradients in float64, and the errors that roundings make in each, `DRAWS` times; all on the CPU."""
+    """Result and gradients in float64, and `DRAWS` samples of the rounding errors of each; all on the CPU."""
     inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case, dtype, seed=seed).items()}
     cotangent = _cotangent(case, dtype, seed).double()
     truth = _run(inputs, cotangent, lambda x: relative_attention(**x, **masks(case), backend="reference"))
@@ -168,9 +169,9 @@ def _expected(case: Case, dtype: torch.dtype, seed: int) -> dict[str, tuple[Tens
 
 @dataclass(frozen=True)
 class Roundings:
-    """Arithmetic whose every number moves by a random rounding: x by `unit * |x|`, root mean square.
+    """Arithmetic that moves each result by a random rounding: x by `unit * |x|`, root mean square.
 
-    A sum moves also by `unit_of_sums` times the sum of its terms' sizes, because its partial sums are rounded.
+    It also moves a sum by `unit_of_sums` times the sum of its terms' sizes, because its partial sums are rounded.
     """
 
     unit: float
@@ -187,10 +188,10 @@ class Roundings:
 
 @torch.no_grad()
 def rounded(inputs: dict[str, Any], case: Case, cotangent: Tensor, roundings: Roundings) -> dict[str, Tensor]:
-    """Result and gradients by the equations, each intermediate number moved by a random rounding.
+    """Result and gradients by the equations, with each intermediate number moved by a random rounding.
 
-    The backward pass computes its probabilities from scores that were rounded differently than their normaliser: fused
-    kernels compute scores twice, in two orders of summation.
+    The backward pass computes its probabilities from scores that were rounded differently from their normaliser,
+    because fused kernels compute scores twice, in two orders of summation.
     """
     moved, product = roundings.moved, roundings.product
     q, k, v, r, content_bias, position_bias = (inputs[name] for name in NAMES)
@@ -232,9 +233,9 @@ def _cotangent(case: Case, dtype: torch.dtype, seed: int) -> Tensor:
 def assert_contract(
     backend: str, case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0, *, backward: bool = True
 ) -> None:
-    """Forward and all six gradients of `backend` are as near to float64 as roundings of `dtype` leave them.
+    """Check that forward and all six gradients of `backend` are as close to float64 as rounding to `dtype` allows.
 
-    Without `backward` it is called as inference calls it, without a graph.
+    Without `backward`, call it without a graph, as inference does.
     """
     run = _run if backward else _forward
     inputs, cotangent = make_inputs(case, dtype, device, seed), _cotangent(case, dtype, seed).to(device)
@@ -259,7 +260,7 @@ def _largest(x: Tensor) -> float:
 
 
 def assert_dropout(backend: str, device: str = "cpu", dropout_p: float = 0.3) -> None:
-    """Dropout repeats under a seed, scales what it keeps, forgets its share, and backward uses the forward's mask."""
+    """Check that dropout repeats with a seed, drops its share, scales the rest, and has one mask for both passes."""
     case = Case(queries=13, memory=17, attn_len=19, valid=(17, 5, -2), head_size=30)
     inputs = make_inputs(case, torch.float64, device)
     identity = torch.eye(case.head_size, dtype=torch.float64, device=device).expand_as(inputs["v"])

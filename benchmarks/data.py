@@ -1,7 +1,7 @@
-"""`python -m benchmarks data`: from text to ids, beside a plain Python loop, and beside reading and splitting alone.
+"""`python -m benchmarks data`: from text to ids, compared with a plain Python loop and with reading and splitting.
 
 Words are drawn by their frequencies, from a file of counts or by Zipf's law, in lines as long as WikiText's, so the
-vocabulary is as large and its rare words are as rare as in a real text. Characters and bytes are of the same text.
+vocabulary is as large and its rare words are as rare as in a real text. Characters and bytes come from the same text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LINE = 57
 
 
 class Contender(NamedTuple):
-    """One way to do a part of the work."""
+    """One way to do one part of the work."""
 
     name: str
     unit: str
@@ -49,7 +49,7 @@ def bench_data(
     """Time every contender `repeats` times in turn, print a table of medians and a line of JSON, and return the result.
 
     Raises:
-        Mistake: `counts` is no file of words and counts.
+        Mistake: `counts` is not a file of words and counts.
         AssertionError: two contenders made different ids of the same text.
     """
     if megabytes < 1 or repeats < 1:

@@ -30,10 +30,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def check_op(backends: Sequence[str], precisions: Sequence[str], device: str, *, backward: bool) -> None:
-    """Check that backends pass the contract.
+    """Check that all backends pass the contract.
 
     Raises:
-        AssertionError: one does not, so nothing is timed.
+        AssertionError: a backend fails, so nothing is timed.
     """
     for precision in precisions:
         for backend in backends:
@@ -42,12 +42,12 @@ def check_op(backends: Sequence[str], precisions: Sequence[str], device: str, *,
                     assert_contract(backend, case, _DTYPES[precision], device, backward=backward)
                 except AssertionError as error:
                     raise AssertionError(
-                        f"No speed is shown: attention by {backend} in {precision} is wrong ({error}; {case})."
+                        f"No speed is reported: attention by {backend} in {precision} is wrong ({error}; {case})."
                     ) from error
 
 
 def check_same(prepared: Mapping[str, Reader], reference: str, pieces: Sequence[int]) -> dict[str, float]:
-    """Let all read the same tokens, and return the difference of each, as a share of the mean loss.
+    """Make all contenders read the same tokens, and return the difference of each as a share of the mean loss.
 
     Raises:
         AssertionError: a difference is too large, so nothing is timed.
@@ -63,7 +63,7 @@ def check_same(prepared: Mapping[str, Reader], reference: str, pieces: Sequence[
         precision = key.rsplit(" ", 1)[1]
         if not found[key] <= TOLERANCES[precision]:
             raise AssertionError(
-                f"No speed is shown: losses of {key} differ from those of {reference} by {found[key]:.2g} of their "
+                f"No speed is reported: losses of {key} differ from losses of {reference} by {found[key]:.2g} of their "
                 f"mean, more than {TOLERANCES[precision]:g}."
             )
     return found

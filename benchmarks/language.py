@@ -1,4 +1,4 @@
-"""`python -m benchmarks train|eval|decode`: one model in this package and in its peers, beside its bound."""
+"""`python -m benchmarks train|eval|decode`: one model in this package and in its peers, compared with its bound."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
 
 
 def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
-    """The sizes to time: those of the part and of the recipe, with the options that were given."""
+    """The sizes to time: the defaults of the part and the recipe, changed by the given options."""
     found = (TOY if options.toy else PAPER)[part]
     if part == "train" and not options.toy:
         found = [(2, config.train.tgt_len, config.train.mem_len)]
@@ -69,7 +69,7 @@ def cases(part: str, options: Options, config: RunConfig) -> list[bound.Work]:
 def prepare_models(
     jobs: Mapping[Contender, dict[str, Any]], pool: Pool, refused: dict[str, str]
 ) -> dict[str, Prepared]:
-    """Contenders with the same weights, which Hugging Face's writes if it takes part."""
+    """Prepare contenders with the same weights, which Hugging Face's model writes if it takes part."""
     first, *others = jobs
     weights = Path(jobs[first]["weights"])
     if weights.exists():
@@ -79,7 +79,7 @@ def prepare_models(
         if first.key in refused:
             raise Mistake(
                 f"--peers must be the Python of an environment with torch and transformers 4.37.2, and {first.python} "
-                f"says: {refused[first.key]}."
+                f"reports: {refused[first.key]}."
             )
         return ready | pool.prepare({contender: jobs[contender] for contender in others}, refused)
     pool.prepare_in(first, WEIGHTS, jobs[first])
@@ -128,7 +128,7 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
 
 
 def _compiled(part: str, options: Options) -> list[Contender]:
-    """Ours with a compiled step, where `txl generate` has one; not for a toy, because compiling takes minutes."""
+    """Ours with a compiled step, if `txl generate` has one here; not for a toy, because compiling takes minutes."""
     if part != "decode" or options.toy or options.torch_device != "cpu" or not has_compiler():
         return []
     return [Contender("ours, compiled", precision, "benchmarks.ours", "Compiled") for precision in options.precisions]
@@ -157,7 +157,7 @@ def _print_case(part: str, options: Options, case: dict[str, Any]) -> None:
         f"{case['flop_per_token'] / 1e6:.1f} MFLOP a token; {case['machine']['cpu']}",
     ]
     if not options.peers:
-        notes.append("There are no peers. Give --peers PYTHON, of an environment with transformers 4.37.2.")
+        notes.append("There are no peers. Give --peers the Python of an environment with transformers 4.37.2.")
     else:
         notes.append("Hugging Face fails in bf16; x-transformers is another model, with T5's bias for positions.")
     notes += [f"{key} does not take part: {why}." for key, why in case["refused"].items()]

@@ -1,4 +1,4 @@
-"""The time and peak memory of a call in a new process, where nothing before it counts."""
+"""The time and peak memory of a call in a new process, so earlier work does not count."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Measured(NamedTuple):
     value: Any
     seconds: float
     peak_bytes: int
-    """The peak of its process, the interpreter and its libraries included."""
+    """The peak of its process, including the interpreter and its libraries."""
 
 
 def measure_call(function: Callable[..., Any], *arguments: Any) -> Measured:
-    """Call `function` in a process of its own. The function and its arguments must be picklable."""
+    """Call `function` in a new process. The function and its arguments must be picklable."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_call, function, arguments).result()
 

@@ -13,7 +13,7 @@ from .race import Contender, Pool
 
 PAPER, TOY = (512, 1024, 2048, 4096), (32,)
 _LONGEST_PEER = 1024
-"""The longest length for peers, because they keep all scores of all layers, which grow with its square."""
+"""The longest length for peers. They keep the scores of all layers, which grow with the square of the length."""
 _COLUMNS = {
     "contender": "",
     "precision": "precision",
@@ -27,10 +27,10 @@ _COLUMNS = {
 def bench_memory(options: Options, _: Pool) -> dict[str, Any]:
     """Take two steps with a full memory, and report the peak above weights, gradients and optimizer state.
 
-    Each row has a process of its own, so the common pool serves none.
+    Each row has its own process, so the common pool is not used.
 
     Raises:
-        ChildProcessError: a process failed, perhaps because memory was short.
+        ChildProcessError: a process failed, perhaps for lack of memory.
     """
     lengths = TOY if options.toy else PAPER
     lengths = lengths if options.tgt_len is None else (options.tgt_len,)

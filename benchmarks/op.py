@@ -1,4 +1,4 @@
-"""`python -m benchmarks op`: relative attention alone, forward and backward, by every backend of the device."""
+"""`python -m benchmarks op`: relative attention alone, forward and backward, with every backend of the device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
 
 
 def _serves(backend: str, options: Options) -> bool:
-    """Whether it passes the contract. A backend that cannot serve this device raises a ValueError and is left out."""
+    """Whether a backend runs on this device. Raises an AssertionError if it fails the contract."""
     for backward in (False, True):
         try:
             check_op([backend], options.precisions, options.torch_device, backward=backward)

@@ -24,13 +24,13 @@ from .race import Contender
 
 _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "d_embed": None}
 _INIT_STD = 1.1
-"""Times 1 / sqrt(d_model). This is more than at the start of training, so attention decides the losses."""
+"""In units of 1 / sqrt(d_model). This is more than at the start of training, so attention decides the losses."""
 _ROWS, _TOKENS = 16, 8192
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one call; None is the default of the part."""
+    """The options of one call. None means the default of the part."""
 
     size: Literal["paper", "toy"] = "paper"
     recipe: str = "enwik8-12l"
@@ -73,7 +73,7 @@ class Options:
         """The settings of the recipe, with a small model for a toy."""
         config = load_recipe(self.recipe)
         if not config.model.vocab_size:
-            raise Mistake(f"--recipe must name its vocab_size, and {self.recipe} takes it from its corpus.")
+            raise Mistake(f"--recipe must be a recipe that sets vocab_size; {self.recipe} takes it from its corpus.")
         model = config.model
         if self.toy:
             cutoffs = tuple(100 * (band + 1) for band in range(len(model.cutoffs)))
@@ -106,7 +106,7 @@ def write_text(file: Path, vocab_size: int) -> None:
 
 
 _ADAM = {"optimizer": "adam", "weight_decay": 0.0, "recompute": False, "compile": False}
-"""The settings that peers share."""
+"""The settings that all contenders share."""
 
 
 def job(config: RunConfig, options: Options, folder: Path, part: str, **lengths: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def model_config(job: dict[str, Any]) -> TransformerXLConfig:
 
 
 class Weights:
-    """Draws the weights of all contenders where Hugging Face does not; nothing is timed."""
+    """Draws the weights of all contenders if Hugging Face's model does not. It is not timed."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         random_weights(job)
@@ -98,13 +98,13 @@ class Ours:
 
 
 class Compiled(Ours):
-    """As `txl generate --compile` uses it."""
+    """`TransformerXL` with a compiled step, as in `txl generate --compile`."""
 
     compiled = True
 
 
 class Op:
-    """`relative_attention` by one backend, forward or forward and backward."""
+    """`relative_attention` with one backend: forward, or forward and backward."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.backend, self.backward = job["backend"], job["backward"]
@@ -127,7 +127,7 @@ class Op:
 
 
 def op_inputs(job: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the op, unit normal; they require gradients if the job has a backward."""
+    """Unit normal arguments of the op; they require gradients if the job has a backward pass."""
     dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
     batch, heads, size, queries = job["batch"], job["heads"], job["head_size"], job["tgt_len"]
     keys = queries + job["mem_len"]

@@ -1,6 +1,6 @@
 """Hugging Face's TransfoXL (transformers 4.37.2), in fp32, because it fails under autocast.
 
-It runs in an environment of its own, and imports nothing of `transformer_xl`.
+It runs in its own environment, and imports nothing of `transformer_xl`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HuggingFace:
 
     def score(self, ids: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         out = self.module.transformer(ids, mems=state)
-        # Its softmax drops the last position and the first label, so it gets one more of each to score every target.
+        # The softmax drops the last position and the first label, so add one of each to score every target.
         pad = torch.nn.functional.pad
         nll = self.module.crit(pad(out.last_hidden_state, (0, 0, 0, 1)), pad(targets, (1, 0)))
         return nll.view_as(targets), out.mems
@@ -48,7 +48,7 @@ class HuggingFace:
 
 
 def config(job: dict[str, Any]) -> TransfoXLConfig:
-    """Its settings for one of our models."""
+    """Hugging Face's settings for one of our models."""
     model = job["model"]
     same = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val", "untie_r", "pre_lnorm")
     same += ("layer_norm_epsilon", "dropout", "dropatt", "init_std", "proj_init_std", "cutoffs")

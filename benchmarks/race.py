@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, which live as long as the measurement and take turns."""
+"""Contenders that take turns, each in its own process until the measurement ends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from transformer_xl.mistake import Mistake
 
 ROOT = Path(__file__).parents[1]
-"""The folder from which a process imports this package, and `transformer_xl` where it is installed nowhere."""
+"""The folder from which a process imports this package, and `transformer_xl` if that is not installed."""
 
 
 class Contender(NamedTuple):
-    """A class in a module, at a precision, in a Python, from a checkout of this repository."""
+    """A class of a module, with its precision, the Python that runs it, and its checkout of this repository."""
 
     label: str
     precision: str
@@ -35,7 +35,7 @@ class Contender(NamedTuple):
         return f"{self.label} {self.precision}"
 
     def request(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The request that prepares it in a process."""
+        """The request that prepares the contender in a process."""
         return {"key": self.key, "module": self.module, "name": self.name, "job": job}
 
 
@@ -102,7 +102,7 @@ class Process:
         status = self.running.wait()
         self.errors.seek(0)
         words = self.errors.read().decode(errors="replace").strip().splitlines()
-        why = f"; its last words: {words[-1]}" if words else ""
+        why = f"; its last line: {words[-1]}" if words else ""
         raise ChildProcessError(f"The process of {self.key} ({self.python}) ended with status {status}{why}.")
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Prepared:
 
 
 class Pool:
-    """Processes by key, each started at its first use; all end with the block."""
+    """Processes by key, each started at its first use. All end with the `with` block."""
 
     def __init__(self) -> None:
         self.processes: dict[str, Process] = {}
@@ -153,7 +153,7 @@ class Pool:
         self.processes.clear()
 
     def prepare(self, jobs: Mapping[Contender, dict[str, Any]], refused: dict[str, str]) -> dict[str, Prepared]:
-        """Import in parallel, then prepare in turn. `refused` gets the reasons of those that cannot take part."""
+        """Import in parallel, then prepare in turn. `refused` gets the reason if a contender cannot take part."""
         processes = {contender: self._process(contender) for contender in jobs}
         for contender, process in processes.items():
             process.send("load", module=contender.module)
@@ -175,14 +175,14 @@ class Pool:
         return {contender.key: Prepared(process, contender.key)}
 
     def prepare_rate(self, key: str, name: str, job: dict[str, Any]) -> dict[str, Prepared]:
-        """A measurement of this machine, a class of `transformer_xl.analysis.rates`; all are in one process."""
+        """Prepare a class of `transformer_xl.analysis.rates`, which measures this machine; all share one process."""
         rates = Contender("rates", "", "transformer_xl.analysis.rates", name)
         process = self._process(rates._replace(name=""))
         process.ask("prepare", **rates.request(job) | {"key": key})
         return {key: Prepared(process, key)}
 
     def release(self) -> None:
-        """Let all processes drop the contenders that they prepared."""
+        """Make all processes drop the contenders that they prepared."""
         for process in self.processes.values():
             process.ask("release")
 
@@ -194,7 +194,7 @@ class Pool:
 
 
 class Timing(NamedTuple):
-    """Seconds of one unit of work: median, least and most of the turns."""
+    """Seconds of one unit of work: median, minimum and maximum of the turns."""
 
     median: float
     least: float

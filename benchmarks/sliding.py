@@ -15,9 +15,9 @@ from .race import Contender, Pool, Prepared, race
 from .vanilla import vanilla_products
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-"""Attention lengths, and how many times faster the paper's Transformer-XL was."""
+"""The paper's attention lengths, and its speed-up by Transformer-XL at each."""
 _MOST_TOKENS = 1 << 14
-"""Tokens of windows side by side; the fastest number of windows has far fewer."""
+"""Maximum number of tokens in windows side by side; the fastest number of windows has far fewer."""
 _COLUMNS = {
     "attn_len": "attn_len|,d",
     "precision": "precision",
@@ -104,7 +104,7 @@ def _row(options: Options, precision: str, attn_len: int, folder: Path, pool: Po
 
 
 def _windows(options: Options, precision: str, attn_len: int, pool: Pool) -> tuple[Prepared, int]:
-    """The vanilla model, and the fastest number of windows side by side, doubled as long as that is faster."""
+    """The vanilla model, and the fastest number of windows side by side: doubled until that is no longer faster."""
     contender = Contender("vanilla", precision, "benchmarks.vanilla", "Sliding")
     common = {"model": job_model(options), "attn_len": attn_len, "precision": precision}
     best, count = float("inf"), 1
@@ -128,7 +128,7 @@ def job_model(options: Options) -> dict[str, Any]:
 
 
 def _segments(options: Options, precision: str, attn_len: int, folder: Path, pool: Pool) -> tuple[Prepared, int]:
-    """Our model under a window at its fastest tgt_len, on which the losses do not depend."""
+    """Our model with a window, at its fastest tgt_len. The losses do not depend on tgt_len."""
     contender = Contender("ours", precision, "benchmarks.ours", "Ours")
     best: tuple[float, int] = (float("inf"), 0)
     candidates = (8, 16) if options.toy else (64, 128, 256, 512)

@@ -128,7 +128,7 @@ class Embedding(nn.Module):
 
 
 class Model(nn.Module):
-    """Hidden states of a segment, and the memory behind it."""
+    """Hidden states of a segment, and the memory after it."""
 
     def __init__(self, sizes: dict[str, Any]) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The vanilla Transformer of the paper's Table 9, read by a sliding window: a whole window again for each token.
+"""The vanilla Transformer of the paper's Table 9 with a sliding window: it reads a whole window for each token.
 
-It is as fast as it can be: weights have the precision of the products, causal attention is fused, and the last layer
-computes only what the last position needs: all keys and values, one query, one feed-forward, one softmax. Several
-windows are read side by side. Positions are absolute and learned, and cost nothing.
+It is made as fast as possible. Weights have the precision of the products, causal attention is fused, and the last
+layer computes only what the last position needs: all keys and values, one query, one feed-forward, one softmax.
+Several windows are read side by side. Positions are absolute and learned, and cost nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Sliding:
 
 
 def vanilla_products(config: TransformerXLConfig, windows: int, attn_len: int) -> list[Product]:
-    """The matrix products of `Vanilla` over windows, as few as they can be."""
+    """The fewest matrix products that `Vanilla` needs for windows."""
     heads, size, width = config.n_head, config.d_head, config.d_model
     rows, inside, pairs, below = windows * attn_len, heads * size, windows * heads, config.n_layer - 1
     causal = below * (attn_len + 1) / 2 / attn_len

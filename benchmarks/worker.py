@@ -1,4 +1,4 @@
-"""One contender's process, in the Python of this environment or of another.
+"""The process of a contender, in the Python of this environment or another one.
 
 It reads requests and answers them, one JSON object a line. The output of libraries goes to standard error.
 
@@ -15,7 +15,7 @@ An answer {"error": ...} reports an exception. A contender is a class in a modul
     run()                     one unit of work, or seconds() if it reads the clock itself
     kept_bytes (optional)     bytes that stay in use: inputs, or weights, gradients and optimizer state
 
-It may be a language model instead, which `LanguageWork` runs.
+A contender may also be a language model, which `LanguageWork` runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Worker:
     def __init__(self) -> None:
         self.prepared: dict[str, Any] = {}
         self.before: dict[str, tuple[str, int]] = {}
-        """Of each key: its device, and the bytes in use before it was prepared."""
+        """For each key: its device, and the bytes in use before it was prepared."""
 
     def load(self, module: str) -> dict[str, Any]:
         try:
@@ -94,7 +94,7 @@ class Worker:
 
 
 def _cuda() -> Any:
-    """torch.cuda, where this process has used it."""
+    """torch.cuda if this process has used it, otherwise None."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
@@ -150,7 +150,7 @@ class LanguageWork:
                 self.next_ids = log_probs.argmax(-1, keepdim=True)
 
     def nll(self, pieces: list[int]) -> list[float]:
-        """Nats of the first tokens of the text from an empty state, without dropout, in pieces of these lengths."""
+        """Nats of the first tokens of the text from an empty state, without dropout, in calls of these lengths."""
         self.position, found = 0, []
         self.model.module.eval()
         with self._reading():

@@ -1,10 +1,10 @@
-"""How much another busy process slows training on a CPU, for each way that OpenMP's threads wait.
+"""Measure how much another busy process slows training on a CPU, for each waiting policy of OpenMP's threads.
 
     python experiments/beside.py [--turns 3] [--steps 60] [--recipe enwik8-small]
 
-Trains the recipe alone and beside a process that keeps one core busy, once a turn with each rule for waiting threads,
-and prints tokens/s of the last two thirds of the steps: the median over the turns, and every turn. Every other turn
-runs the rules in the opposite order, because the speed of a shared machine drifts.
+Each turn trains the recipe with each policy, alone and next to a process that keeps one core busy. The output is the
+tokens/s of the last two thirds of the steps: the median over the turns, and every turn. Every other turn runs the
+policies in the opposite order, because the speed of a shared machine drifts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RULES = {
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keep that many cores busy with something that never waits."""
+    """Keep this many cores busy with work that never waits."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield

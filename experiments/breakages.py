@@ -1,15 +1,15 @@
-"""Do the tests fail when the code is wrong? Break the package at random, one place at a time, and run the tests.
+"""Mutation tests: break the package at random, one piece of code at a time, and check that the tests fail.
 
     pip install "pytest-cov<7"
-    python -m experiments.breakages --seed 0            # 120 mutations of the last commit; goes on where it stopped
+    python -m experiments.breakages --seed 0            # 120 mutations of the last commit; can be resumed
     python -m experiments.breakages --seed 0 --only 17  # one of them again
 
-The kinds are those of cosmic-ray and mutmut: another operator or comparison, a number plus one, a condition negated, a
-loop without rounds, break for continue, another exception caught, a decorator or keyword argument removed, a value
-replaced by None. Strings and annotations stay as they are. One run of the whole suite under coverage first finds the
-tests that execute each line, in this process or in commands that they start. A mutation meets the tests of its room
-that execute its line, quickest first, until one is red; then those of the other rooms. A line that runs at import meets
-the tests of the lines that use its name.
+The kinds of mutation come from cosmic-ray and mutmut: another operator or comparison, a number plus one, a negated
+condition, a loop without rounds, break for continue, another exception caught, a decorator or keyword argument removed,
+a value replaced by None. Strings and annotations do not change. First, one run of the whole suite under coverage finds
+the tests that execute each line, in this process or in commands that they start. Each mutation runs the tests of its
+room that execute its line, the fastest first, until one fails; then the tests of the other rooms. For a line that runs
+at import, they are the tests of the lines that use its name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SWAPPED: dict[type[ast.AST], type[Any]] = {
 
 
 class Mutation(NamedTuple):
-    """A piece of a file, as bytes from `start` to `end`, and what replaces it."""
+    """A piece of a file, the bytes from `start` to `end`, and its replacement."""
 
     file: str
     line: int
@@ -87,7 +87,7 @@ class Mutation(NamedTuple):
 
 
 class Tests(NamedTuple):
-    """What the run under coverage found."""
+    """The results of the run under coverage."""
 
     lines: dict[str, dict[int, set[str]]]
     """Of each file and line: the tests that execute it."""
@@ -161,7 +161,7 @@ def _changed(node: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _changed_flow(node: Any) -> Iterator[tuple[Any, str]]:
-    """As `_changed`, where the node decides what runs or what a name means."""
+    """The same as `_changed`, for nodes that control the flow or the meaning of a name."""
     match node:
         case ast.Break() | ast.Continue():
             yield node, ast.unparse(SWAPPED[type(node)]())
@@ -209,7 +209,7 @@ def run_tests(root: Path, arguments: list[str], seconds: float | None = None) ->
 
 
 def map_tests(root: Path) -> Tests:
-    """Run the whole suite under coverage, unless that was done, and read what each test executes."""
+    """Run the whole suite under coverage, unless this was done before, and read the lines that each test executes."""
     times, config = root / "times.xml", root / "coverage.ini"
     if not times.exists():
         config.write_text(f"[run]\nsource = {PACKAGE}\nparallel = true\ndisable_warnings = {QUIET}\n")
@@ -234,12 +234,12 @@ def map_tests(root: Path) -> Tests:
 
 
 def _test_id(case: dict[str, str]) -> str:
-    """The name that pytest takes, from the module with dots and the function."""
+    """The name of a test for pytest, from the dotted module and the function."""
     return f"{case['classname'].replace('.', '/')}.py::{case['name']}"
 
 
 def tests_of(mutation: Mutation, tests: Tests, root: Path) -> list[str]:
-    """The tests that may see a mutation, quickest first."""
+    """The tests that may detect a mutation, the fastest first."""
     if not mutation.name:
         lines = tests.lines.get(mutation.file, {})
         found = set().union(*(lines.get(line, ()) for line in mutation.lines))
@@ -253,7 +253,7 @@ def tests_of(mutation: Mutation, tests: Tests, root: Path) -> list[str]:
 
 
 def try_mutation(mutation: Mutation, tests: list[str], root: Path) -> dict[str, Any]:
-    """Break the code in `root`, run the tests of the room, then the others, and mend it."""
+    """Break the code in `root`, run the tests of the room, then the others, and restore the code."""
     path = root / mutation.file
     source = path.read_bytes()
     changed = source[: mutation.start] + mutation.new.encode() + source[mutation.end :]
@@ -276,7 +276,7 @@ def try_mutation(mutation: Mutation, tests: list[str], root: Path) -> dict[str, 
 
 
 def show(mutation: Mutation, root: Path) -> str:
-    """A line for people: where it is, what was there, and what is there instead."""
+    """A readable line: the position of a mutation, the old code and the new code."""
     source = (root / mutation.file).read_bytes()
     old = " ".join(source[mutation.start : mutation.end].decode().split())
     new = " ".join(mutation.new.split())
@@ -325,7 +325,7 @@ def main() -> None:
 
 
 def print_table(entries: list[dict[str, Any]]) -> None:
-    """Deaths by room, and the survivors."""
+    """Print the number of detected mutations by room, and the undetected ones."""
     rooms = defaultdict(list)
     for entry in entries:
         rooms[entry["room"]].append(entry["died"])

@@ -1,14 +1,14 @@
-"""Runs of `txl train` that are ended at random moments and resumed: do they end like an undisturbed run?
+"""Check that runs of `txl train`, ended at random moments and resumed, give the results of an undisturbed run.
 
     python experiments/crash.py --how kill --times 50      SIGKILL, a third while a checkpoint is being written
     python experiments/crash.py --how term --times 20      SIGTERM; also int (SIGINT), and twice (SIGTERM, soon again)
     python experiments/crash.py --how full --times 10      the disk is full: a tmpfs, which root mounts, or --tmpfs DIR
 
-A run is disturbed five times, then left to end. A disturbance falls into the start with probability 1/5, the last one
-into the final scoring with probability 1/3, and otherwise anywhere in the rest of training. The laws: its last
-checkpoint, tensors bit by bit, and its metrics line by line equal the undisturbed run's; it goes on from its last whole
-checkpoint; a signal during training loses no step and gives status 75; a full disk gives status 2 and one sentence, and
-every checkpoint still loads. Exit status 1 says that a law was broken.
+A run is disturbed five times and then runs to its end. A disturbance comes during the start with probability 1/5, the
+last one comes during the final scoring with probability 1/3, and otherwise at any time in the rest of training. The
+laws: the last checkpoint (every bit of its tensors) and the lines of the metrics equal the undisturbed run's; the run
+resumes from its last whole checkpoint; a signal during training loses no step and gives status 75; a full disk gives
+status 2 and one sentence, and every checkpoint still loads. Exit status 1 means that a law was broken.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLUMNS = ("run", "at s", "during", "step", "saved", "steps lost", "s lost", "st
 
 @dataclass
 class Blow:
-    """One disturbance and what it cost."""
+    """One disturbance and its cost."""
 
     run: int
     seconds: float
@@ -66,7 +66,7 @@ class Blow:
 
 
 class Campaign:
-    """Many disturbed runs of one recipe, in the folder `place`, and the undisturbed one beside the recipe."""
+    """Many disturbed runs of one recipe in the folder `place`; the undisturbed run is next to the recipe."""
 
     def __init__(self, recipe: Path, how: str, place: Path, draw: random.Random) -> None:
         self.recipe, self.how, self.place, self.draw = recipe, how, place, draw
@@ -81,14 +81,14 @@ class Campaign:
         self.size = sum(file.stat().st_size for file in saved(self.whole)[-1].iterdir())
 
     def start(self, run: Path) -> Life:
-        """A process that begins the run, or goes on with it where anything is saved."""
+        """A process that begins the run, or resumes it if a checkpoint exists."""
         if not saved_step(run):
             shutil.rmtree(run, ignore_errors=True)
         resume = ["--resume"] if run.exists() else []
         return Life("train", self.recipe, "--out", run, *resume, home=self.recipe.parent / "home")
 
     def disturb(self, number: int, most: int) -> None:
-        """One run: up to `most` disturbances, then to its end."""
+        """Disturb one run up to `most` times, then let it end."""
         run, blows, previous = self.place / f"run-{number}", 0, None
         while True:
             before, left = saved_step(run), half_written(run)
@@ -110,7 +110,7 @@ class Campaign:
             shutil.rmtree(run)
 
     def _wait(self, life: Life, before: int, blows: int) -> bool:
-        """Let the process live until the first of `blows` random moments; whether it did."""
+        """Let the process run until the first of `blows` random moments, and return whether it is still running."""
         if self.draw.random() < 1 / 5:
             return life.lives_until(self.draw.uniform(0, self.startup))
         at_end = blows == 1 and self.draw.random() < 1 / 3
@@ -121,7 +121,7 @@ class Campaign:
         return life.lives_until(life.age + (self.draw.uniform(0, self.ending) if at_end else earliest * training))
 
     def _strike(self, life: Life, run: Path, number: int, before: int, left: set[str], blows: int) -> Blow | None:
-        """Let the process live until a random moment, disturb it, and see it end; None if it ended before."""
+        """Let the process run until a random moment, disturb it, and wait for its end; None if it ended before."""
         aimed = self.how == "kill" and self.draw.random() < 1 / 3
         if not self._wait(life, before, blows):
             return None
@@ -154,7 +154,7 @@ class Campaign:
         return life.end(60)
 
     def _fill(self, life: Life) -> int:
-        """Leave no room, or less than a checkpoint takes, until the process has ended; then make room again."""
+        """Leave no space, or less than a checkpoint needs, until the process has ended; then free the space."""
         room = self.draw.choice([0, int(self.draw.uniform(0, 0.9) * self.size)])
         ballast = self.place / "ballast"
         with ballast.open("wb") as file:
@@ -166,7 +166,7 @@ class Campaign:
         return life.end()
 
     def _broken(self, blow: Blow, life: Life, run: Path) -> Iterator[str]:
-        """The laws that one disturbance shows broken."""
+        """The laws that the run broke after one disturbance."""
         told = "\n".join(life.complaints)
         if "Traceback" in told and not (self.how == "int" and blow.during == "start-up"):  # Python's, while it imports
             yield f"a traceback: {told}"
@@ -183,7 +183,7 @@ class Campaign:
 
 
 def damage(folder: Path) -> str | None:
-    """Why a checkpoint is not whole; None if it is."""
+    """The reason why a checkpoint is not whole; None if it is whole."""
     from transformer_xl.checkpoint import load_model, load_training
 
     try:
@@ -214,7 +214,7 @@ def small_disk(given: Path | None, size: int, parent: Path) -> Iterator[Path]:
 
 
 def summary(blows: Sequence[Blow]) -> str:
-    """By what the run was at: how many, and what they cost."""
+    """The number of disturbances and their cost, by the phase of the run."""
     rows = []
     for during in ("start-up", "steps", "saving", "end", "all"):
         these = [blow for blow in blows if during in (blow.during, "all")]

@@ -1,12 +1,12 @@
-"""Bits flipped in the checkpoints of a stopped run: is each one detected or harmless?
+"""Flip bits in the checkpoints of a stopped run, and check that each flip is detected or harmless.
 
     python experiments/flips.py --times 200
 
-Each time one bit (one time in five: a few) is flipped in one file of a checkpoint of a copy of the run. All files are
-equally likely, however small, and half of the flips in tensors fall into the header. Then `txl train --resume` or `txl
-eval` runs as a Python call. Three outcomes are lawful: a sentence and status 2; a warning and the result of an unharmed
-copy; that result without a warning, if nothing depends on the bit. Exit status 1 means that a flip silently changed
-figures, or caused a traceback or a hang.
+Each case flips one bit (or, with probability 1/5, a few bits) in one file of a checkpoint in a copy of the run. All
+files are equally likely, however small, and half of the flips in tensors are in the header. Then `txl train --resume`
+or `txl eval` runs as a Python call. Three outcomes are correct: a sentence and status 2; a warning and the result of an
+undamaged copy; the same result without a warning, if nothing depends on the bit. Exit status 1 means that a flip
+silently changed figures, or caused a traceback or a hang.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LAWFUL = {name for name in KINDS if name.islower()}
 
 @dataclass
 class Flip:
-    """One harmed checkpoint and what became of it."""
+    """One damaged checkpoint and its outcome."""
 
     command: str
     checkpoint: str
@@ -56,7 +56,7 @@ class Flip:
 
 
 class Flips:
-    """An interrupted run, and what an unharmed copy of it comes to."""
+    """An interrupted run, and the results of an undamaged copy."""
 
     def __init__(self, recipe: Path, draw: random.Random) -> None:
         self.recipe, self.draw, self.folder = recipe, draw, recipe.parent
@@ -94,7 +94,7 @@ class Flips:
         return Flip(command, folder.name, file.name, byte, bits, kind, said.replace(str(self.copy), "RUN"))
 
     def _harm(self, file: Path) -> tuple[int, list[int]]:
-        """Flip bits of a byte; which."""
+        """Flip bits of one byte, and return the numbers of the byte and the bits."""
         content = bytearray(file.read_bytes())
         end = len(content)
         if file.suffix == ".safetensors" and self.draw.random() < 1 / 2:
@@ -119,7 +119,7 @@ def judge(status: int | None, right: bool, said: str, back: bool) -> str:
 
 
 def figures(out: str) -> Any:
-    """What `txl eval --json` printed as results; other lines may stand before."""
+    """The results that `txl eval --json` printed; other lines may come first."""
     lines = [line for line in out.splitlines() if line.startswith("{")]
     return without_clocks(json.loads(lines[-1])["results"]) if lines else None
 
@@ -131,7 +131,7 @@ def best(run: Path) -> Path:
 
 
 def call(*arguments: str | Path, patience: int = 120) -> tuple[int | None, str, str]:
-    """`txl` in this process: status, standard output, standard error; the status of an error is None."""
+    """Run `txl` in this process. Returns status (None for an exception), standard output and standard error."""
     from transformer_xl.cli.main import main
 
     def give_up(*_: object) -> None:
@@ -153,7 +153,7 @@ def call(*arguments: str | Path, patience: int = 120) -> tuple[int | None, str, 
 
 
 def summary(flips: Sequence[Flip]) -> str:
-    """Kinds by file."""
+    """The number of outcomes of each kind, by file."""
     counts = Counter((flip.command, flip.file, flip.kind) for flip in flips)
     kinds = [kind for kind in KINDS if any(flip.kind == kind for flip in flips)]
     rows = []

@@ -1,12 +1,12 @@
-"""Fuzzing of everything that reads what users, downloads and other programs hand over.
+"""Fuzzing of all code that reads input of users, downloads and files of other programs.
 
     python experiments/fuzz.py --minutes 60 --seed 1 --out findings
     python experiments/fuzz.py --replay findings/store-1/case
 
-A case is a folder of files, made from the seed and its number: valid examples, mangled as tests/mangled.py does, and
-ones made up. A finding is an exception that is no sentence of ours for the user, more than 10 seconds, more memory than
-allowed, a command or a module that a file asked for, or a result that is not what went in. The first of each kind is
-kept with its traceback.
+A case is a folder of files made from the seed and the number of the case: valid examples, some of them mangled by
+tests/mangled.py, and invented files. A finding is an exception other than our own sentence for the user, more than 10
+seconds, more memory than allowed, a command or module that a file made run, or a result that differs from the input.
+The first finding of each kind is kept with its traceback.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ import hostile
 from mangled import ODD_NUMBERS, mangled, mangled_json, mangled_pickle, mangled_safetensors, operations, toml_value
 
 SECONDS, WAIT, MEMORY = 10, 120, 2 << 30
-"""A case may take so long of a processor, and by the clock, and so many bytes above what all examples take."""
+"""Limits of a case: processor seconds, seconds by the clock, and bytes beyond the peak of all examples."""
 Case = dict[str, bytes]
 TEXT = "the quick brown fox <unk> jumps\nover the lazy dog, \u00e9t\u00e9 \u4e2d\u6587\n" * 5
 PLAIN = "the quick brown fox jumps\nover the lazy dog\n" * 5
@@ -61,11 +61,11 @@ SIGNS = [*TEXT, *"\r\0\t \u2028\u0085\ud800\U0001f600\u0301", "  ", " a", "'s"]
 
 
 class Finding(BaseException):
-    """What no code may take for an error of its own."""
+    """A finding; no tested code may catch it as one of its own errors."""
 
 
 def vocabularies() -> list[Vocab]:
-    """One of each kind."""
+    """A vocabulary of each kind."""
     own = [Vocab.build("byte", [PLAIN.encode()]), Vocab.build("byte", [PLAIN.encode()], newlines="drop", closed=True)]
     own += [Vocab.build("char", [TEXT], newlines="drop"), Vocab.build("char", [TEXT], closed=True)]
     own += [Vocab.build("word", [TEXT], newlines=newlines) for newlines in ("keep", "drop", "sentence")]
@@ -77,7 +77,7 @@ def contents(folder: Path) -> Case:
 
 
 def one_mangled(dice: random.Random, case: Case, other: Case, name: str) -> None:
-    """Change one file of a case: as what it is, as bytes, or for a file of `other`."""
+    """Change one file of a case: by its format, as bytes, or by replacing it with a file of `other`."""
     kind = Path(name).suffix
     if dice.random() < 0.15:
         case[name] = dice.choice([*other.values(), *case.values()])
@@ -90,7 +90,7 @@ def one_mangled(dice: random.Random, case: Case, other: Case, name: str) -> None
 
 
 class Recipes:
-    """Recipes and what a command line adds to them: what is accepted is written, and read again as the same."""
+    """Recipes and options of a command line: accepted settings are equal after writing and reading."""
 
     def __init__(self, folder: Path):
         self.files = [write_toml(RunConfig()).encode(), *(file.read_bytes() for file in packaged_recipes().values())]
@@ -114,7 +114,7 @@ class Recipes:
         return {"recipe.toml": text, "words": "\0".join(words).encode("utf-8", "surrogatepass")}
 
     def value(self, dice: random.Random, section: str, name: str) -> str:
-        """A value of the setting's own, or any."""
+        """A value of the type of the setting, or any value."""
         if dice.random() < 0.5 and name in HINTS.get(section, {}):
             own = getattr(getattr(RunConfig(), section), name)
             return str(dice.choice(ODD_NUMBERS)) if own is None else json.dumps(own)
@@ -129,7 +129,7 @@ class Recipes:
 
 
 class Stores:
-    """Token stores: what is opened has the very ids its header tells of, and they are read and decoded."""
+    """Token stores: an opened store has exactly the ids of its header, and they can be read and decoded."""
 
     def __init__(self, folder: Path):
         text = PLAIN.encode()
@@ -165,7 +165,7 @@ class Stores:
 
 
 class Checkpoints:
-    """Checkpoints: what is loaded gives probabilities, and its training state is there."""
+    """Checkpoints: a loaded checkpoint gives probabilities and has its training state."""
 
     def __init__(self, folder: Path):
         self.folders: list[Case] = []
@@ -205,7 +205,7 @@ class Checkpoints:
 
 
 class Pickles:
-    """Files that want to be unpickled: nothing that they ask for happens."""
+    """Pickle files: nothing that they ask for is executed."""
 
     def __init__(self, folder: Path):
         plain: dict[str, Any] = {"idx2sym": ["a", "b", "\u00e9"], "counter": Counter("aab"), "n": (1, 2.5, None, b"x")}
@@ -235,7 +235,7 @@ class Pickles:
 
 
 class Foreign:
-    """Folders of other programs: settings that contradict the weights, weights that are cut or of other names."""
+    """Folders of other programs: settings that contradict the weights, truncated weights, weights with other names."""
 
     def __init__(self, folder: Path):
         from transformer_xl.hf import export_huggingface
@@ -262,7 +262,7 @@ class Foreign:
 
 
 class Tokenisers:
-    """Vocabularies from files and from texts: what is taken gives back every text it promises to."""
+    """Vocabularies from files and from texts: an accepted vocabulary restores every text that it covers."""
 
     def __init__(self, folder: Path):
         self.vocabs = [json.dumps(vocab.to_json()).encode() for vocab in vocabularies()]
@@ -299,7 +299,7 @@ class Tokenisers:
             self.round_trip(vocab, text if vocab.unit == "byte" else text.decode("utf-8", "replace").encode(), size)
 
     def round_trip(self, vocab: Vocab, text: bytes, size: int) -> None:
-        """The ids of a text give it back, and those of its pieces are the same."""
+        """Check that ids decode to the text, and that its pieces have the same ids."""
         if vocab.unit == "word" and not text.endswith(b"\n"):
             text += b"\n"  # as `pieces` does
         ids, kept = vocab.encode(text), text.replace(b"\n", b" " if vocab.unit == "word" else b"")
@@ -330,7 +330,7 @@ FORBIDDEN = {
 
 @dataclass
 class Tally:
-    """What became of one target's cases."""
+    """The outcomes of one target's cases."""
 
     tried: int = 0
     refused: int = 0
@@ -342,7 +342,7 @@ class Tally:
 
 
 def outcome(target: Any, folder: Path) -> tuple[str, str]:
-    """What becomes of a case: "accepted", "refused" with the sentence, or "finding" with its kind and traceback."""
+    """The outcome of a case: "accepted", "refused" with the sentence, or "finding" with its kind and traceback."""
     try:
         target.check(folder)
         return "accepted", ""
@@ -359,7 +359,7 @@ def outcome(target: Any, folder: Path) -> tuple[str, str]:
 
 
 def in_time(target: Any, folder: Path) -> tuple[str, str]:
-    """`outcome`, or the finding that it takes too long."""
+    """`outcome`, or a finding if the case takes too long."""
     clocks = {signal.ITIMER_PROF: SECONDS, signal.ITIMER_REAL: WAIT}
     for clock, seconds in clocks.items():
         signal.setitimer(clock, seconds)
@@ -371,7 +371,7 @@ def in_time(target: Any, folder: Path) -> tuple[str, str]:
 
 
 def watch() -> None:
-    """Bound the time of a case and the memory of the process, and look out for what no case may do."""
+    """Limit the time of a case and the memory of the process, and detect forbidden actions."""
 
     def late(*_: object) -> None:
         raise Finding(f"more than {SECONDS} seconds, or {WAIT} by the clock")
@@ -390,7 +390,7 @@ def watch() -> None:
 
 
 def campaign(minutes: float, seed: int, out: Path, names: list[str], scratch: Path) -> dict[str, Tally]:
-    """Try cases of the target that had least time, until the time is over."""
+    """Try cases of the target that has had the least time, until the time is over."""
     targets = {}
     for name in names:
         (scratch / name).mkdir()
@@ -423,7 +423,7 @@ def campaign(minutes: float, seed: int, out: Path, names: list[str], scratch: Pa
 
 
 def keep(folder: Path, case: Path, told: str) -> None:
-    """A reproducer: the case as it is, and what it does."""
+    """Write a reproducer: the files of the case, and its outcome."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(case, folder / "case")
     (folder / "told.txt").write_text(told, "utf-8", "backslashreplace")

@@ -1,10 +1,10 @@
-"""A trained run in Hugging Face's transformers, without this package: do its numbers and text agree with ours?
+"""Check that a run exported to Hugging Face's transformers gives our numbers and text without this package.
 
     python experiments/huggingface.py RUN [--python PATH] [--out FOLDER]
 
-Exports the run and loads the folder in another Python, one that has torch and transformers >= 5 only. It compares the
-log-probabilities of two streams of random ids and 200 greedy tokens, read as the run is; then, with a memory that holds
-all of it, the same greedy text with and without the memory.
+The script exports the run and loads the folder in another Python, which has only torch and transformers >= 5. It
+compares the log-probabilities of two streams of random ids and 200 greedy tokens, with the lengths of the run. Then it
+compares greedy text with and without the cache, with a memory that holds all of the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROMPT = "the "
 
 
 def here(run: str, folder: Path) -> None:
-    """Export the run, and put what it says beside the folder."""
+    """Export the run, and write our results next to the folder."""
     import torch
     from safetensors.torch import save_file
 
@@ -46,7 +46,7 @@ def here(run: str, folder: Path) -> None:
 
 
 def there(folder: Path) -> None:
-    """What the folder says by itself."""
+    """The results of the exported folder alone."""
     import torch
     import transformers
     from safetensors.torch import load_file

@@ -1,8 +1,8 @@
-"""Mistakes to make with `txl`: what experiments/odd.py draws from.
+"""The mistakes in command lines of `txl` from which experiments/odd.py draws.
 
-Options are read from the commands' dataclasses and settings from those of a recipe, so a new one is drawn by itself;
-files are those that stand in the world of odd.py. Each class of mistakes is a function that gives all of its cases, of
-which the dice choose the values.
+Options come from the dataclasses of the commands and settings from the dataclasses of a recipe, so new ones are
+included automatically. Files come from the test folder ("world") of odd.py. Each class of mistakes is a function that
+returns all of its cases; their values are random.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ demo --minutes 0
 env --json
 """
 REFUSED = ("data", "demo")
-"""Commands whose lines are refused in any case: one knows what is published, the other takes minutes."""
+"""Commands whose lines are always refused: one accepts published names only, the other takes minutes."""
 TARGETS = {"--out", "--to", "--dump"}
-"""Options that name what is written."""
+"""Options that name an output."""
 LONG = {"minutes", "max_steps", "seconds", "repeats", "max_tokens", "dynamic_tokens"}
-"""Options whose large values ask for much work, and are no mistake."""
+"""Options with large values that mean much work and are not mistakes."""
 WORLD = ("story.txt", "shelf", "depot", "dish.toml", "lexicon.txt", "opening.txt", "alpha", "beta")
 WORLD = (*WORLD, "legacy", "hugged")
 Change = Callable[[Path], object]
-"""What is done to the world, the folder in which a command runs."""
+"""A change of the world, the folder in which a command runs."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A right command line: its first words, and its options."""
+    """A correct command line: its first words, and its options."""
 
     words: tuple[str, ...]
     options: Mapping[str, tuple[str, ...]]
@@ -103,20 +103,20 @@ class Line:
 
     @property
     def reads(self) -> list[str]:
-        """The files and folders of the world that the line names, each as the last part of a word."""
+        """The files and folders of the world that the command line names, each at the end of a word."""
         named = [name for name in WORLD if any(word.removeprefix("@") == name for word in self.arguments)]
         return [*named, *(["story.txt"] if self.own_text else [])]
 
     @property
     def own_text(self) -> bool:
-        """Whether the command reads the text that a run was trained on without being told."""
+        """Whether the command reads the training text of a run without an option for it."""
         return self.owner in ("train", "eval", "analyse recl", "analyse attention") and "--data" not in self.options
 
     def having(self, option: str, *values: str) -> Line:
         return replace(self, options={**self.options, option: values})
 
     def naming(self, old: str, new: str) -> Line:
-        """The line with another name for a file."""
+        """The command line with another name for a file."""
 
         def renamed(word: str) -> str:
             return new if word == old else f"@{new}" if word == f"@{old}" else word
@@ -129,35 +129,35 @@ RIGHT = [Line.of(line) for line in LINES.strip().splitlines()]
 
 
 AT_THE_START = ("PYTHON", "LC_", "LANG", "OMP_", "CUDA_")
-"""How the names of what the interpreter or torch read when they start begin."""
+"""Prefixes of the variables that the interpreter or torch read when they start."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line with one mistake, and what must come of it."""
+    """A command line with one mistake, and its expected outcome."""
 
     what: str
     line: Line
     group: str
-    """Cases of a class are dealt out group by group."""
+    """Cases of a class are drawn from its groups in turn."""
     arguments: list[str] = field(default_factory=list)
-    """The whole line; empty: that of `line`."""
+    """The whole command line; empty means `line`."""
     names: tuple[str, ...] = ()
-    """One of these must stand in a refusal; none: any sentence will do."""
+    """A refusal must contain one of these; if there are none, any sentence is accepted."""
     before: Change | None = None
     later: Change | None = None
-    """Done once the command has printed something."""
+    """A change that is made after the command has printed something."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     streams: Mapping[str, str] = field(default_factory=dict)
     pty: tuple[int, int] | None = None
     file_limit: int | None = None
-    """Bytes that a file can have at most, as on a full disk."""
+    """Maximum number of bytes in a file, to simulate a full disk."""
     gone: bool = False
-    """The folder that it begins in is removed."""
+    """Whether the working folder is removed."""
     refuse: bool = False
-    """It cannot be right."""
+    """Whether the command has to fail."""
     notice: bool = False
-    """It cannot go unnoticed: exit 0 must come with a sentence that has one of `names`."""
+    """Whether status 0 requires a sentence that contains one of `names`."""
 
     @property
     def command(self) -> list[str]:
@@ -165,7 +165,7 @@ class Case:
 
     @property
     def real(self) -> bool:
-        """Whether it needs a process of its own from the start of the interpreter on."""
+        """Whether a case needs a new interpreter instead of a forked process."""
         return bool(self.streams) or any(name.startswith(AT_THE_START) for name in self.environment)
 
 
@@ -178,7 +178,7 @@ def kinds(hint: Any) -> set[Any]:
 
 
 class Option(typing.NamedTuple):
-    """An option or a setting, the name it is told by, and a line to give it to."""
+    """An option or a setting, its name on the command line, and a command line that accepts it."""
 
     name: str
     kinds: set[Any]
@@ -231,7 +231,7 @@ def wrong_types(dice: random.Random, world: Path) -> Iterator[Case]:
 
 
 def in_recipe(option: Option, value: str, **law: bool) -> Case:
-    """The mistake stands in the recipe, not in the command line."""
+    """Put the mistake into the recipe instead of the command line."""
     section, name = option.name.removeprefix("--").replace("-", "_").split(".")
 
     def spoil(world: Path) -> None:
@@ -260,7 +260,7 @@ def out_of_range(dice: random.Random, world: Path) -> Iterator[Case]:
 
 
 def files(world: Path) -> Iterator[tuple[Line, Path]]:
-    """Every line with every file that it may read."""
+    """Every command line with every file that it may read."""
     for line in RIGHT:
         for name in line.reads:
             found = [world / name] if (world / name).is_file() else (world / name).rglob("*")
@@ -268,7 +268,7 @@ def files(world: Path) -> Iterator[tuple[Line, Path]]:
 
 
 def spoilt(what: str, line: Line, file: Path, spoil: Change, **more: Any) -> Case:
-    """A case of a file of the world to which `spoil` is done."""
+    """A case in which `spoil` is applied to a file of the world."""
     names = tuple(part for part in file.parts if len(part) > 3)
     return Case(
         f"{file} {what}",
@@ -282,7 +282,7 @@ def spoilt(what: str, line: Line, file: Path, spoil: Change, **more: Any) -> Cas
 
 
 def must_notice(line: Line, file: Path) -> bool:
-    """Whether the command knows what the file has to be: by its checksum, or because it read it before."""
+    """Whether the command can check the file: by its checksum, or because the command read it before."""
     sealed = file.name in ("model.safetensors", "config.json", "vocab.json") and file.parts[:2] == (
         "alpha",
         "checkpoints",
@@ -333,7 +333,7 @@ def remove(path: Path) -> None:
 
 
 def instead(make: Change) -> Change:
-    """A change that takes a file or folder away and puts something else there."""
+    """A change that replaces a file or folder with something else."""
 
     def change(path: Path) -> None:
         if path.exists():
@@ -382,7 +382,7 @@ def unreadable(dice: random.Random, world: Path) -> Iterator[Case]:
 
 
 def changed(dice: random.Random, world: Path) -> Iterator[Case]:
-    """Files that change after the run was trained, or while the command reads or writes them."""
+    """Cases with files that change after training, or while the command reads or writes them."""
     other = b"".join((world / name).read_bytes() for name in ("dish.toml", "lexicon.txt"))
     changes: dict[str, Callable[[bytes], bytes]] = {
         "cut to half": lambda content: content[: len(content) // 2],
@@ -439,7 +439,7 @@ HELP = [Line((*owner.split(), "--help"), {}) for owner in ("", *dict.fromkeys(li
 
 
 def wrong_lines(dice: random.Random) -> list[Line]:
-    """Lines that are refused, by tyro, by the settings and by a command."""
+    """Command lines that are refused by tyro, by the settings, or by a command."""
     own = [
         "eval alpha --mem-len a",
         "train dish.toml --train.lr x --modle.d 1",
@@ -513,7 +513,7 @@ def odd_names(dice: random.Random, world: Path) -> Iterator[Case]:
 
 
 def move(path: Path, world: Path, name: str) -> None:
-    """Give a file of the world the odd name, where a file can have it."""
+    """Rename a file of the world to the odd name, if a file can have that name."""
     if name and path.exists() and name not in ("..", "~", "~nobody", "story.txt/"):
         try:
             if not (world / name).exists():
@@ -594,7 +594,7 @@ CLASSES: dict[str, Callable[[random.Random, Path], Iterator[Case]]] = {
 
 
 def drawn(seed: int, count: int, world: Path) -> list[tuple[str, Case]]:
-    """The cases of a seed: from each class as many, from its groups in turn, in an order of the dice."""
+    """The cases of a seed in random order: equally many from each class, from its groups in turn."""
     each: list[list[tuple[str, Case]]] = []
     for name, make in CLASSES.items():
         dice = random.Random(f"{seed} {name}")

@@ -1,11 +1,11 @@
-"""Odd inputs: command lines with one mistake each, drawn over every option and file and every class of mistake.
+"""Test odd inputs: random command lines with one mistake each, over all options, files and classes of mistakes.
 
     python experiments/odd.py --draws 300 --seed 0
     python experiments/odd.py --seed 0 --only 17        one of them again, with all that it prints
 
-Each runs as a process of its own, forked from one that has imported torch and not yet used it, or, where the start of
-the interpreter matters, a new one. What is held against the law is the exit status, what is printed, the time, and
-every file that was there before.
+Each case runs in its own process: one forked from a process that has imported torch and not yet used it, or a new one
+if the start of the interpreter matters. The script checks the exit status, the output, the time, and every file that
+existed before.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from mistakes import REFUSED, RIGHT, Case, Line, drawn
 
 HERE = Path(__file__).resolve()
 SECONDS, START = 10, 6
-"""How much longer than the same line without a mistake a case may compute or wait, and how long a start may take."""
+"""Limits in seconds: the time of a case beyond the same line without a mistake, and the time of a start."""
 MEMORY = 16 << 30
 EXITS = {0, 2, 75, 130, 141}
-"""Done, the user's mistake, stopped and saved, interrupted, nobody reads on."""
+"""Allowed statuses: success, a user's mistake, stopped and saved, interrupted, output closed by its reader."""
 INTERNAL = re.compile(
     r"txl: .*\[Errno|NoneType|<class |object at 0x|Exception ignored|\w+Warning:|\w+Error:|pydevd|Fatal Python"
 )
-"""Words of the interpreter and not of ours."""
+"""Words of the interpreter that our own sentences never contain."""
 TEXT = "the quick brown fox jumps over the lazy dog, caf\u00e9 and all\n" * 40
 DISH = """[corpus]
 unit = "byte"
@@ -79,23 +79,23 @@ PLAIN = Case("no mistake", RIGHT[0], "")
 
 
 class Outcome(NamedTuple):
-    """What became of a process."""
+    """The outcome of a process."""
 
     status: int | None
-    """None: it was ended for taking too long."""
+    """None if the process was ended because it took too long."""
     stdout: str
     stderr: str
     seconds: float
-    """Of a processor and of waiting."""
+    """Processor time plus waiting time."""
 
 
 # ------------------------------------------------------------------------------------------------ the forked process
 
 
 def serve() -> int:
-    """Fork a process for each request on standard input, and tell on standard output how it ended.
+    """Fork a process for each request on standard input, and report its end on standard output.
 
-    In the forked process this returns what the command returns, so that the interpreter ends as it does for `txl`.
+    In the forked process this returns the status of the command, so the interpreter ends as it does for `txl`.
     """
     asked, told = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_RDWR)
@@ -122,7 +122,7 @@ def serve() -> int:
 
 
 def take_over(request: Mapping[str, Any]) -> None:
-    """Become the process that `txl` would be: its words, folder, environment, streams and limits."""
+    """Set up this process as `txl` would run: arguments, folder, environment, streams and limits."""
     os.setsid()
     os.chdir(request["folder"])
     if request["gone"]:
@@ -150,7 +150,7 @@ def limits(file_limit: int | None) -> None:
 
 
 class Place:
-    """A folder with a world, a copy of it as it was, and a process to fork from. One case at a time runs in it."""
+    """A folder with a world, an unchanged copy of it, and a process to fork from. It runs one case at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.world, self.first = folder, folder / "world", folder / "first"
@@ -179,7 +179,7 @@ class Place:
         return {name: value for name, value in (own | dict(changes or {})).items() if value is not None}
 
     def build(self) -> None:
-        """Everything that a person may have: texts, recipes, words, runs, stores, other programs' checkpoints."""
+        """Make everything that a user may have: texts, recipes, words, runs, stores, checkpoints of other programs."""
         for name, text in (("story.txt", TEXT), ("opening.txt", TEXT[:40]), ("dish.toml", DISH)):
             (self.world / name).write_text(text, encoding="utf-8")
         words = sorted({*TEXT.split()})
@@ -203,7 +203,7 @@ class Place:
         shutil.copytree(self.first, self.world)
 
     def run(self, arguments: list[str], case: Case = PLAIN, allowed: float = 60) -> Outcome:
-        """Run `txl` in the world and wait for its end; it may use at most that many seconds."""
+        """Run `txl` in the world and wait for its end, for at most this many seconds."""
         files = {name: self.folder / name for name in STANDARD}
         shutil.copy((self.first if self.first.exists() else self.world) / "opening.txt", files["stdin"])
         for name in ("stdout", "stderr"):
@@ -229,7 +229,7 @@ class Place:
 
 
 def drain(terminal: int, printed: bytearray) -> bool:
-    """Take what was printed to a terminal; whether anything was so far."""
+    """Read the output of a terminal, and return whether there has been any output."""
     try:
         while piece := os.read(terminal, 1 << 16):
             printed += piece
@@ -260,7 +260,7 @@ class Forked:
 
 
 class Started:
-    """A process of its own, with its streams as a case wants them."""
+    """A new process, with the streams that a case needs."""
 
     def __init__(self, place: Place, arguments: list[str], case: Case) -> None:
         opened = {name: self.opened(place, name, case.streams.get(name)) for name in STANDARD}
@@ -298,7 +298,7 @@ STANDARD = ("stdin", "stdout", "stderr")
 
 
 def watch(process: Forked | Started, allowed: float, printed: Any, world: Path, case: Case) -> tuple[int | None, float]:
-    """The status of a process, None where it had to be ended, and the seconds it used; `later` is done on the way."""
+    """Wait for a process, and apply `later` meanwhile. Returns its status (None if it was ended) and its seconds."""
     later = case.later
     used = waited = 0.0
     last = time.monotonic()
@@ -327,7 +327,7 @@ def watch(process: Forked | Started, allowed: float, printed: Any, world: Path, 
 
 
 def contents(world: Path) -> dict[str, bytes | str]:
-    """Every file of a world with its bytes, and what else there is with its kind."""
+    """Every file of a world with its bytes, and every other entry with its kind."""
     found: dict[str, bytes | str] = {}
     for folder, _, names in os.walk(world):
         for name in names:
@@ -340,7 +340,7 @@ def contents(world: Path) -> dict[str, bytes | str]:
 def offences(
     case: Case, outcome: Outcome, before: Mapping[str, bytes | str], after: Mapping[str, bytes | str]
 ) -> list[str]:
-    """Which laws a case breaks."""
+    """The laws that a case breaks."""
     if outcome.status is None:
         return ["hang"]
     heard = case.streams.get("stderr") is None
@@ -358,7 +358,7 @@ def offences(
 
 
 def named(case: Case, outcome: Outcome) -> bool:
-    """Whether a refusal says which option or file is meant; a narrow terminal may break the name."""
+    """Whether a refusal names the option or file, even if a narrow terminal breaks the name."""
     told = squeezed(outcome.stderr)
     return not case.names or case.line.owner in REFUSED or any(squeezed(name) in told for name in case.names)
 
@@ -368,7 +368,7 @@ def squeezed(text: str) -> str:
 
 
 def undone(case: Case, outcome: Outcome, after: Mapping[str, bytes | str]) -> list[str]:
-    """What is wrong with a success."""
+    """The problems of a successful case."""
     arguments, found = case.command, []
     if case.refuse:
         found.append("accepted")
@@ -396,7 +396,7 @@ def is_json(text: str) -> bool:
 def spoiled(
     case: Case, outcome: Outcome, before: Mapping[str, bytes | str], after: Mapping[str, bytes | str]
 ) -> list[str]:
-    """What is lost of what was there, and what is there that should not be."""
+    """The files that were lost, and the files that should not exist."""
     kept = set(map(digest, after.values()))
     job = (
         {"alpha"}
@@ -431,7 +431,7 @@ def digest(content: bytes | str) -> str:
 
 
 def tried(place: Place, case: Case) -> tuple[Outcome, list[str]]:
-    """Run a case in a fresh world and hold what comes of it against the laws."""
+    """Run a case in a fresh world and check its outcome against the laws."""
     start = START if case.real else 0
     before, outcome = ran(place, case, SECONDS + start)
     if outcome.status is None:  # which may be the time that the command takes in any case
@@ -443,7 +443,7 @@ def tried(place: Place, case: Case) -> tuple[Outcome, list[str]]:
 
 
 def ran(place: Place, case: Case, allowed: float) -> tuple[dict[str, bytes | str], Outcome]:
-    """What was there before, and what became of a case."""
+    """The contents of the world before a case, and the outcome of the case."""
     place.fresh()
     if case.before is not None:
         case.before(place.world)
@@ -488,7 +488,7 @@ def main() -> int:
 
 
 def show(number: int, kind: str, case: Case, outcome: Outcome, broken: list[str], *, whole: bool) -> None:
-    """A line for what went right, and for the rest what it takes to know why."""
+    """Print one line for a good case, and all details of a bad one."""
     verdict = "; ".join(broken) or "as it should"
     print(f"{number} {kind}: {case.what!a}: exit {outcome.status}, {outcome.seconds:.1f} s, {verdict}", flush=True)
     if whole or broken:
@@ -509,7 +509,7 @@ def count(counts: Counter[tuple[str, str]], kind: str, outcome: Outcome, broken:
 
 
 def table(counts: Counter[tuple[str, str]]) -> str:
-    """Classes of mistakes down, what came of them across."""
+    """The table of outcomes: a row for each class of mistakes."""
     kinds = list(dict.fromkeys(kind for kind, _ in counts))
     columns = sorted(
         {what for _, what in counts}, key=lambda what: (not what.startswith("tried"), not what.startswith("exit"), what)

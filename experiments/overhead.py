@@ -1,11 +1,11 @@
-"""How long a checkpoint of the paper's 41M model delays training, in steps.
+"""Measure how many steps of training a checkpoint of the paper's 41M model costs.
 
     python experiments/overhead.py [--saves 4] [--every 8] [--train.batch-size 2 ...]
 
-Trains enwik8-12l on enwik8, in smaller batches, and takes the time of every step from the lines it prints. A save
-starts after its step and ends when the folder has its final name. Its overhead is the time of the steps in between
-minus the time of as many steps without a save. The median of those is measured around each save, because the machine's
-speed drifts. The law: a median overhead below one step; otherwise the exit status is 1.
+The script trains enwik8-12l on enwik8, in smaller batches, and reads the time of every step from the printed lines. A
+save starts after its step and ends when the folder has its final name. Its overhead is the time of the steps in between
+minus the time of as many steps without a save. The median time of a step is measured around each save, because the
+machine's speed drifts. The exit status is 1 unless the median overhead is below one step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALLER = ("--train.batch-size", "2", "--train.tgt-len", "256", "--train.mem-len
 
 @dataclass
 class Save:
-    """One checkpoint, and the steps beside which it was written. All in seconds."""
+    """One checkpoint, and the steps during which it was written. All times are in seconds."""
 
     step: int
     written: float
@@ -43,7 +43,7 @@ class Save:
 
 
 def watch(run: Path, settings: list[str], saves: int, every: int, threads: int) -> tuple[Life, dict[int, float]]:
-    """Train until so many checkpoints are written, and some steps more; when each stood under its name."""
+    """Train until this many checkpoints are written, and a few more steps; return when each got its final name."""
     logged = ("--train.log-every", "1", "--train.save-every", str(every), "--train.eval-every", "0")
     life, seen = Life("train", "enwik8-12l", "--out", run, *logged, *settings, threads=threads), {}
     last = saves * every
@@ -56,7 +56,7 @@ def watch(run: Path, settings: list[str], saves: int, every: int, threads: int) 
 
 
 def measure(life: Life, seen: dict[int, float], every: int) -> list[Save]:
-    """What each save took, but the first, beside which memory is first asked for."""
+    """The cost of each save except the first, which also allocates memory."""
     seconds = {step: life.steps[step] - life.steps[step - 1] for step in life.steps if step - 1 in life.steps}
     busy = {step: [s for s in seconds if life.steps[s - 1] < seen[step] and s > step] for step in seen}
     quiet = {s for s in seconds if s > every // 2} - {s for steps in busy.values() for s in steps}

@@ -1,11 +1,11 @@
-"""Whether a converted model computes what Hugging Face's own model computes, in one process.
+"""Check that a converted model computes the same numbers as Hugging Face's own model, in one process.
 
     python experiments/parity_huggingface.py grid [--std 0.1]
     python experiments/parity_huggingface.py train --text ptb.train.txt.xz [--out FOLDER]
 
-Both need transformers 4.37.2, the last whose Transformer-XL runs. `grid` takes random models through `save_pretrained`
-and `read_model`, lets both read the same segments, and prints the largest differences. `train` takes the same steps
-with both from Hugging Face's initial values: Adam, no dropout, words of a text.
+Both need transformers 4.37.2, the last version with a working Transformer-XL. `grid` converts random models with
+`save_pretrained` and `read_model`, runs both on the same segments, and prints the largest differences. `train` takes
+the same steps with both from Hugging Face's initial values: Adam, no dropout, words of a text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STEP_BAR = 1e-8
 
 @dataclass
 class Worst:
-    """The largest absolute differences of some cases."""
+    """The largest absolute differences over several cases."""
 
     COLUMNS: ClassVar[str] = "cases    losses  memories gradients"
     cases: int = 0
@@ -78,7 +78,7 @@ class Worst:
 
 
 def settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Bands, start and settings of every case of the grid; pre-norm and untied tables come by turns."""
+    """Bands, start and settings of every case of the grid, which alternates pre-norm and untied tables."""
     names = ("d_embed", "proj_share_all_but_first", "untie_r", "clamp_len", "same_length")
     switches = product((24, 32), (True, False), (True, False), (-1, 6), (True, False))
     for number, (bands, start, switch) in enumerate(product(BANDS, STARTS, switches)):
@@ -87,7 +87,7 @@ def settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def converted(model: TransfoXLLMHeadModel, pickled: bool) -> tuple[TransformerXL, Lengths]:
-    """The model as `read_model` finds it in what `save_pretrained` wrote."""
+    """The model that `read_model` reads from the files of `save_pretrained`."""
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder, safe_serialization=not pickled)
         imported = read_model(Path(folder), "huggingface")
@@ -95,9 +95,10 @@ def converted(model: TransfoXLLMHeadModel, pickled: bool) -> tuple[TransformerXL
 
 
 def differences(asked: dict[str, Any], start: int | None, dtype: torch.dtype, seed: int, std: float) -> list[float]:
-    """The largest of losses, memories, gradients, and gradients as they are, of one case.
+    """The largest differences in losses, memories, relative gradients and absolute gradients of one case.
 
-    A gradient above 1 counts by the largest of its array: the norm makes large that of a word whose number is near 0.
+    A gradient above 1 is relative to the largest of its array, because layer norm enlarges the gradients of embeddings
+    near 0.
     """
     model = random_model(asked, dtype, seed, std)
     text = torch.randint(SIZES["vocab_size"], (BATCH, SEGMENTS * TGT_LEN + 1))
@@ -117,7 +118,7 @@ def differences(asked: dict[str, Any], start: int | None, dtype: torch.dtype, se
         losses.append(largest(own, nll))
         memories += [largest(a, b.transpose(0, 1)) for a, b in zip(memory.layers, mems, strict=True)]
     loss.backward()
-    with torch.no_grad():  # gradients lie as weights do: let the same importer put theirs in our order
+    with torch.no_grad():  # gradients have the layout of weights, so the importer puts theirs in our order
         for name, parameter in model.named_parameters():
             parameter.copy_(theirs.gradients[name])
     gradients = dict(converted(model, pickled=seed % 2 == 0)[0].named_parameters())
@@ -135,7 +136,7 @@ def largest(a: Tensor | None, b: Tensor) -> float:
 
 
 def grid(std: float) -> bool:
-    """All cases in float64 and float32, each table row the cases of one kind of bands and one start."""
+    """Compare all cases in float64 and float32. A table row holds the cases with one kind of bands and one start."""
     table: dict[tuple[str, str], dict[torch.dtype, Worst]] = defaultdict(lambda: {dtype: Worst() for dtype in BARS})
     for number, (bands, start, asked) in enumerate(settings()):
         for dtype in BARS:
@@ -160,7 +161,7 @@ TRAINED = SHAPE | {"cutoffs": [1000, 4000], "div_val": 2, "untie_r": False, "sam
 
 @dataclass
 class Curves:
-    """Losses of each step in nats, theirs and ours."""
+    """Losses of each step in nats: theirs and ours."""
 
     theirs: list[float] = field(default_factory=list)
     ours: list[float] = field(default_factory=list)
@@ -171,7 +172,7 @@ class Curves:
 
 
 def steps(segments: list[Segment], vocab_size: int, dtype: torch.dtype, lr: float) -> Curves:
-    """Train both on the same segments with memory carried on, from the same initial values."""
+    """Train both models from the same initial values on the same segments, with memory."""
     torch.manual_seed(1)
     sizes = {"vocab_size": vocab_size, "mem_len": segments[0].ids.shape[1]}
     theirs = new_model(TRAINED | sizes, torch.float64).to(dtype).train()
@@ -183,7 +184,7 @@ def steps(segments: list[Segment], vocab_size: int, dtype: torch.dtype, lr: floa
             optimizer.zero_grad(set_to_none=False)  # a band without targets has none in theirs, and 0 in ours
         with scores_as_they_are():
             out = theirs.transformer(segment.ids, mems=mems)
-        # Its softmax drops the last position and the first label: give it one more of each, to score every target.
+        # The softmax drops the last position and the first label, so add one of each to score every target.
         pad = torch.nn.functional.pad
         loss = theirs.crit(pad(out.last_hidden_state, (0, 0, 0, 1)), pad(segment.targets, (1, 0))).mean()
         own, _, memory = Objective(ours)(segment.ids, segment.targets, memory, lengths)
@@ -196,7 +197,7 @@ def steps(segments: list[Segment], vocab_size: int, dtype: torch.dtype, lr: floa
 
 
 def train(options: argparse.Namespace) -> bool:
-    """The curves of both in float64 and float32."""
+    """Print the curves of both models in float64 and float32."""
     text = read_file(options.text)
     vocab = Vocab.build("word", [text])
     loader = StreamLoader(vocab.encode(text), batch_size=options.batch_size, tgt_len=options.tgt_len)

@@ -1,9 +1,10 @@
-"""Whether several ranks train as one: 50 steps on 1, 2, 4 ranks by DDP and FSDP2, from rank to rank, and with a kill.
+"""Check that several ranks train like one: 1, 2 and 4 ranks with DDP and FSDP2, changed ranks, and a killed rank.
 
     python experiments/ranks.py [--runs DIR]
 
-Processes of this machine, on gloo, without dropout; the text is enwik8, and WikiText-2 for the adaptive softmax. Losses
-are those that training logs at steps 10 to 50, and validation's at the end. Prints a table; the last line is JSON.
+Each run takes 50 steps with gloo on this machine, without dropout. The text is enwik8, or WikiText-2 for the adaptive
+softmax. The script compares the training losses at steps 10 to 50 and the validation loss at the end. It prints a
+table; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def run(folder: Path, text: str, ranks: int, *more: str, resume: bool = False, kill: bool = False) -> None:
-    """Train in `folder` on so many ranks."""
+    """Train in `folder` on this many ranks."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     recipe = folder.parent / f"{text}.toml"
     recipe.write_text(RECIPE.format(**TEXTS[text]), encoding="utf-8")
@@ -92,7 +93,7 @@ def run(folder: Path, text: str, ranks: int, *more: str, resume: bool = False, k
 
 
 def losses(folder: Path) -> dict[str, float]:
-    """Each logged loss, by split and step; a step that is there twice is an error."""
+    """Each logged loss by split and step. A repeated step is an error."""
     found: dict[str, float] = {}
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
@@ -103,7 +104,7 @@ def losses(folder: Path) -> dict[str, float]:
 
 
 def difference(folder: Path, alone: Path) -> float:
-    """The largest difference of any logged loss, relative."""
+    """The largest relative difference of the logged losses."""
     a, b = losses(folder), losses(alone)
     assert a.keys() == b.keys(), f"{folder} logged {sorted(a)}, and {alone} {sorted(b)}"
     return max(abs(a[key] - b[key]) / b[key] for key in a)

@@ -1,13 +1,13 @@
-"""A made-up checkpoint in the layout of the released WikiText-103 model, at full size, to rehearse its conversion.
+"""Write a full-size random checkpoint in the layout of the released WikiText-103 model, to test its conversion.
 
     python -m venv tf && tf/bin/pip install tensorflow-cpu numpy
     tf/bin/python experiments/released_checkpoint.py vocab.counts.txt.xz tf_wt103
     txl data wikitext-103
     txl convert tf_wt103 --from tensorflow --to wt103 && txl eval wt103 --max-tokens 10000
 
-The first argument lists the words but `<eos>` and `<unk>`, a count behind each, a line each. Words that are equally
-frequent are put in another order, as another version of Python would have, and the pickled corpus holds as many ids as
-the real one (103 million).
+The first argument lists all words except `<eos>` and `<unk>`, one per line, each followed by its count. Equally
+frequent words are put in another order, as in another version of Python, and the pickled corpus has as many ids as the
+real one (103 million).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def shapes(vocab_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def write_weights(folder: Path, vocab_size: int) -> None:
-    """`model.ckpt-0` and the file that names it."""
+    """Write `model.ckpt-0` and the file that names it."""
     generator = np.random.default_rng(0)
     names, values = ["global_step"], [tf.constant(0, tf.int64)]
     for name, shape in shapes(vocab_size):
@@ -73,7 +73,7 @@ def write_weights(folder: Path, vocab_size: int) -> None:
 
 
 def write_corpus(folder: Path, words: list[str]) -> None:
-    """`cache.pkl`, of classes that are nowhere to be found when it is read, and `corpus-info.json`."""
+    """Write `cache.pkl`, whose classes do not exist when it is read, and `corpus-info.json`."""
     folder.mkdir(parents=True)
     vocab, corpus = instance("vocabulary", "Vocab"), instance("data_utils", "Corpus")
     vars(vocab).update(special=["<eos>"], min_freq=0, max_size=None, lower_case=False, delimiter=None, vocab_file=None)
@@ -91,7 +91,7 @@ def write_corpus(folder: Path, words: list[str]) -> None:
 
 
 def instance(module: str, name: str) -> object:
-    """An empty object of a class of that name."""
+    """An empty object of a class with this name."""
     home = sys.modules.setdefault(module, ModuleType(module))
     setattr(home, name, type(name, (), {"__module__": module}))
     return getattr(home, name)()

@@ -1,4 +1,4 @@
-"""Draw prose of this repository at random, for readers who mark what they had to read twice.
+"""Draw random prose of this repository, for readers who mark the sentences that are hard to read.
 
     python -m experiments.sample_text --seed 0 > sample.txt
     python -m experiments.sample_text --seed 0 --checkout OTHER > before.txt

@@ -2,8 +2,8 @@
 
     python experiments/samples.py runs/wikitext2-small [--texts 3] [--context 512] [--tokens 300] [--seed 0]
 
-The test split is cut into as many equal parts as there are texts, and each begins with a context: nothing is picked.
-Tokens are drawn from the 40 likeliest, as in the paper. Text with punctuation apart is shown as people write it.
+The test split is cut into one equal part per text, and each part begins with a context, so nothing is selected. Tokens
+are drawn from the 40 likeliest, as in the paper. Tokenised text is shown with normal spelling.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One training step of each model of the paper at its real size and batch 1, on a CPU: seconds and memory.
+"""Measure a training step of each model of the paper at its real size and batch 1 on a CPU: seconds and memory.
 
     python experiments/steps.py [RECIPE ...] [--precision bf16] [--recompute] [--meta]
 
-Each recipe has a process of its own. A step is forward and backward over a segment of random ids after a full memory,
-with the recipe's dropout. Peak memory is the process's; its bound, weights and gradients, is 8 bytes a parameter.
+Each recipe has its own process. A step is forward and backward over a segment of random ids after a full memory, with
+the recipe's dropout. The peak is of the whole process; its bound, weights and gradients, is 8 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = "parameters       T     M   first s  second s   peak GB  bound GB"
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What two steps of a recipe took."""
+    """The cost of two steps of a recipe."""
 
     recipe: str
     parameters: int
@@ -44,7 +44,7 @@ class Steps:
 
 
 def measure(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps:
-    """Build the recipe's model and take two steps; to be called in a fresh process, whose peak memory it reports."""
+    """Build the recipe's model and take two steps. Call this in a new process, because it reports the peak."""
     import torch
 
     from transformer_xl.model.memory import Memory
@@ -81,7 +81,7 @@ def measure(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps:
 
 
 def _first_band_only():
-    """Which words lie in a band is a question of values, which meta tensors lack: let it be all in the first band."""
+    """Put all words into the first band, because meta tensors have no values from which to find the band."""
 
     def rows(bands, band):
         return band.argsort().split([len(band)] + [0] * (len(bands.sizes) - 1))
@@ -90,7 +90,7 @@ def _first_band_only():
 
 
 def alone(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps | str:
-    """`measure` in a process of its own; or why that came to no end, for want of memory as a rule."""
+    """Run `measure` in its own process. If that fails, usually for lack of memory, return the reason."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
             return pool.submit(measure, recipe, precision, meta, recompute).result()

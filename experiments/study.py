@@ -1,10 +1,11 @@
-"""The paper's ablations at a scale for two cores: trains each row, stores its figures, and makes the tables.
+"""Repeat the paper's ablations at a scale for two cores: train each row, store its figures, and make the tables.
 
     python experiments/study.py [--scale small|gpu] [--rows ROW ...] [--seeds 1 2 3] [--runs DIR] [--jobs 1]
     python experiments/study.py --tables
 
-It continues where it was stopped: a run with its JSON in experiments/study/SCALE is done, and one with a checkpoint
-resumes. Every step is a `txl` command, which is in the JSON. The plan, with its budget, is experiments/study/README.md.
+The study continues where it was stopped: a run with its JSON in experiments/study/SCALE is done, and a run with a
+checkpoint resumes. Every step is a `txl` command, and the JSON records it. experiments/study/README.md has the plan and
+its budget.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ HERE = Path(__file__).parent / "study"
 
 @dataclass(frozen=True)
 class Row:
-    """One model of the study: what it changes in the scale's recipe."""
+    """One model of the study: its changes of the scale's recipe."""
 
     kind: str = "transformer-xl"
     recurrence: bool = True
@@ -67,7 +68,7 @@ GROUPS = {"models": ("ours", "qrnn", "lstm"), "parts": ("ours", "shaw", "ours-al
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the study is."""
+    """The size of the study."""
 
     tgt_len: int
     max_steps: int
@@ -108,7 +109,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Study:
-    """Where the runs and their figures are, and what they are of."""
+    """The folders of the runs and their figures, and the scale."""
 
     scale: str
     runs: Path
@@ -119,7 +120,7 @@ class Study:
         return HERE / self.scale
 
     def settings(self, row: Row, seed: int) -> list[str]:
-        """What a row and a seed add to `txl train`."""
+        """The options of `txl train` for a row and a seed."""
         size, scale = round(SCALES[self.scale].tgt_len * row.longer), SCALES[self.scale]
         memory = size if row.recurrence else 0
         lengths = [f"--{section}.{name}" for section in ("train", "eval") for name in ("tgt-len", "mem-len")]
@@ -133,7 +134,7 @@ class Study:
         return given
 
     def run(self, name: str, seed: int) -> None:
-        """Train a row and score it at every attention length; nothing where that is done."""
+        """Train a row and score it at every attention length, unless this was done before."""
         kept = self.results / f"{name}-{seed}.json"
         if kept.exists():
             return
@@ -168,7 +169,7 @@ class Study:
         return [SCALES[self.scale].tgt_len * times for times in SCALES[self.scale].lengths]
 
     def txl(self, words: list[str]) -> str:
-        """What a command prints; its log is that of the run."""
+        """Run a command and return its output."""
         environment = os.environ | ({"OMP_NUM_THREADS": str(self.threads)} if self.threads else {})
         done = subprocess.run(
             [sys.executable, "-m", "transformer_xl", *words], env=environment, text=True, stdout=subprocess.PIPE
@@ -183,7 +184,7 @@ def last_json(printed: str) -> Any:
 
 
 def sentences(folder: Path) -> Path:
-    """Penn Treebank's sentences, each split's in one random order: no context reaches beyond a line but by style."""
+    """Penn Treebank's sentences in random order within each split, so only style carries over from line to line."""
     import numpy as np
 
     from transformer_xl.config.settings import CorpusConfig
@@ -201,13 +202,13 @@ def sentences(folder: Path) -> Path:
 
 
 def trained(folder: Path) -> bool:
-    """Whether a run has come to its end, which scores the test split."""
+    """Whether a run has ended; the end scores the test split."""
     file = folder / "metrics.jsonl"
     return file.exists() and any(json.loads(line).get("split") == "test" for line in file.read_text().splitlines())
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What a run's own files say of it."""
+    """Facts about a run from its own files."""
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     [last, test] = [[entry for entry in entries if entry.get("split") == split][-1] for split in ("train", "test")]
     log = (folder / "log.txt").read_text().splitlines()[0]
@@ -230,7 +231,7 @@ def keep(file: Path, facts: dict[str, Any]) -> None:
 
 
 def shown(words: list[str]) -> str:
-    """A command as one writes it at the top of the repository."""
+    """A command as a user types it in the root of the repository."""
     root = str(HERE.parent.parent) + "/"
     return "txl " + " ".join(word.removeprefix(root) for word in words)
 

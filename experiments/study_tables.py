@@ -2,7 +2,7 @@
 
     python experiments/study.py --tables        writes experiments/study/SCALE/README.md
 
-Differences are paired by seed. Their margin is the mean over a standard error; with one seed there is none.
+Differences are paired by seed. Their margin is the mean divided by the standard error; one seed has no margin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TABLE_6 = {
     "ours-long": ("yes", "ours, four times the steps", "full", "-", "-", "-"),
     "shaw-long": ("yes", "Shaw, four times the steps", "full", "-", "-", "-"),
 }
-"""Row: recurrence, encoding, loss; the paper's perplexity at the training length, its best, and the length of that."""
+"""Row: recurrence, encoding, loss; the paper's perplexity at the training length, its best, and the best's length."""
 TABLE_7 = {
     "sentences-ours": ("ours", 25.2),
     "sentences-shaw": ("Shaw", 25.7),
@@ -87,14 +87,14 @@ class Rows:
                 self.groups.setdefault(facts["group"], {})[facts["seed"]] = facts["recl"]
 
     def curve(self, row: str, seed: int) -> dict[int, float]:
-        """Bits against attention length; 0: the state of a recurrent network."""
+        """Bits by attention length; 0 is the state of a recurrent network."""
         if self.runs[row][seed]["length"] is None:
             return {0: self.runs[row][seed]["test"]["bpc"]}
         [run] = self.runs[row][seed]["length"]["runs"]
         return {result["attn_len"]: result["bpc"] for result in run["results"]}
 
     def at(self, row: str, number: int = 0) -> dict[int, float]:
-        """Bits at an attention length of the sweep, by seed; the first is that of training."""
+        """Bits at an attention length of the sweep, by seed; the first length is the training length."""
         return {seed: list(self.curve(row, seed).values())[number] for seed in self.runs.get(row, ())}
 
     def best(self, row: str) -> dict[int, float]:
@@ -115,13 +115,13 @@ def spread(values: Iterable[float]) -> str:
 
 
 def differences(better: dict[int, float], worse: dict[int, float]) -> list[float]:
-    """How much worse, by seed."""
+    """The increase of the figure, by seed."""
     return [worse[seed] - better[seed] for seed in sorted(better.keys() & worse.keys())]
 
 
 def claims(rows: Rows) -> list[list[str]]:
-    """Each claim's mean difference, that over its own standard error, and over one by the spread of all claims' pairs:
-    of two or three differences alone a spread is small by chance too easily."""
+    """Each claim's mean difference, divided by its own standard error, and by one from the spread of all claims' pairs,
+    because the spread of only two or three differences is often small by chance."""
     found = {
         what: differences(*(rows.at(row, *length) if length else rows.best(row) for row in (better, worse)))
         for what, better, worse, *length in CLAIMS
@@ -154,7 +154,7 @@ def ablations(rows: Rows, paper: dict[str, tuple], head: Sequence[str]) -> str:
 
 
 def measured(rows: Rows, row: str) -> list[str]:
-    """At the trained length, the best, and at which length."""
+    """The figure at the trained length, the best figure, and the length of the best."""
     return [spread(rows.at(row).values()), spread(rows.best(row).values()), rows.shortest(row)]
 
 
@@ -178,7 +178,7 @@ def recl(rows: Rows, group: str) -> str:
 
 
 def figures(folder: Path) -> list[str]:
-    """Figures 5 to 7, of the first seed's `ours`, if they are there."""
+    """Figures 5 to 7 of `ours` with the first seed, if they exist."""
     names = {"average": "Figure 5", "position": "Figure 6", "terms": "Figure 7"}
     shown = [
         f"![{title}](figures/attention-{name}.png)"
@@ -190,7 +190,7 @@ def figures(folder: Path) -> list[str]:
 
 
 def write_tables(folder: Path) -> None:
-    """Everything there is so far, in the folder's README.md."""
+    """Write all results so far into the folder's README.md."""
     rows = Rows(folder)
     sizes = sorted({f"{row}: {facts['model']}" for row, runs in rows.runs.items() for facts in runs.values()})
     text = [

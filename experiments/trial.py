@@ -1,5 +1,5 @@
-"""A small text, a small recipe, and `txl` as a process watched from outside: what crash.py, flips.py, soak.py and
-overhead.py share. Whatever is learned of a run comes from what it prints and from its folder.
+"""Shared code of crash.py, flips.py, soak.py and overhead.py: a small text, a small recipe, and `txl` as a process.
+All facts about a run come from its output and its folder.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ of random lengths, memories."""
 
 
 def write_text(path: Path, seed: int, size: int = 200_000) -> Path:
-    """Lines of made-up words, some far more often than others; a seed writes the same text."""
+    """Write lines of made-up words, some far more frequent than others; the seed determines the text."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(500)]
     weights = [1 / rank for rank in range(1, len(words) + 1)]
@@ -73,14 +73,14 @@ def write_text(path: Path, seed: int, size: int = 200_000) -> Path:
 
 
 def write_recipe(folder: Path, recipe: str, seed: int) -> Path:
-    """A text and a recipe that names it, in `folder`."""
+    """Write a text and a recipe that names it into `folder`."""
     text = write_text(folder / "text.txt", seed)
     (folder / "recipe.toml").write_text(recipe.format(text=text.resolve().as_posix()))
     return folder / "recipe.toml"
 
 
 class Life:
-    """A process of `txl` from its start to its end. Times are seconds since the start; what it writes is kept line by
+    """A process of `txl` from its start to its end. Times are seconds since the start. Its output is kept line by
     line, or with `listen` false left to be read."""
 
     def __init__(self, *arguments: str | Path, home: Path | None = None, threads: int = 1, listen: bool = True) -> None:
@@ -104,12 +104,12 @@ class Life:
 
     @property
     def reached(self) -> int:
-        """The last step it told of, 0 before the first."""
+        """The last step that it reported, 0 before the first."""
         return max(self.steps, default=0)
 
     @property
     def first(self) -> int | None:
-        """The first step it told of."""
+        """The first step that it reported."""
         return min(self.steps, default=None)
 
     def lives_until(self, moment: float) -> bool:
@@ -120,14 +120,14 @@ class Life:
         return False
 
     def lives_until_told(self, step: int) -> bool:
-        """Whether it is still there when it tells of `step`, or where that is in the past."""
+        """Wait until the process reports `step`, and return whether it did."""
         while self.reached < step:
             if not self.lives_until(self.age + 0.005):
                 return False
         return True
 
     def end(self, patience: float = 600) -> int:
-        """Wait for the end; the exit status, -N where signal N ended it.
+        """Wait for the end, and return the exit status, or -N if signal N ended it.
 
         Raises:
             TimeoutError: it hangs; it is killed then.
@@ -173,21 +173,21 @@ def half_written(run: Path) -> set[str]:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """The entries of a run's metrics file without what clocks say."""
+    """The entries of a run's metrics file without times and speeds."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [without_clocks(json.loads(line)) for line in lines]
 
 
 def without_clocks(value: Any) -> Any:
-    """JSON without what clocks say."""
+    """JSON without times and speeds."""
     if isinstance(value, Mapping):
         return {name: without_clocks(inner) for name, inner in value.items() if name not in CLOCKS}
     return [without_clocks(inner) for inner in value] if isinstance(value, list) else value
 
 
 def differences(run: Path, whole: Path) -> Iterator[str]:
-    """What a finished run has otherwise than one that nobody disturbed: its last checkpoint, bytes for tensors and
-    all but clocks for JSON, and every line of its metrics."""
+    """The differences between a finished run and an undisturbed one: the bytes of tensors and the JSON, without times,
+    of its last checkpoint, and every line of its metrics."""
     ours, theirs = saved(run)[-1], saved(whole)[-1]
     if ours.name != theirs.name:
         yield f"it ends with {ours.name}, not {theirs.name}"
@@ -228,6 +228,6 @@ def cell(value: Any) -> str:
 
 
 def verdict(problems: Sequence[str]) -> int:
-    """Tell which laws were broken; the exit status."""
+    """Report the broken laws, and return the exit status."""
     print(f"\nLaws broken: {len(problems) or 'none'}" + "".join(f"\n- {problem}" for problem in problems), flush=True)
     return int(bool(problems))

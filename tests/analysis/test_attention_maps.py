@@ -1,4 +1,4 @@
-"""Attention maps: what heads really attended, its terms apart, and averages that no cut of the work changes."""
+"""Attention maps: the attention of the model and of each term, and averages that do not depend on the segments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def by_key(maps: torch.Tensor, keys: int) -> torch.Tensor:
     st.none() | st.integers(1, 7),
     st.none() | st.lists(st.integers(-2, 6), min_size=2, max_size=2),
 )
-def test_terms_are_the_references_and_the_masks_too(T: int, M: int, attn_len: int | None, valid: list[int] | None):
+def test_terms_and_masks_equal_the_reference(T: int, M: int, attn_len: int | None, valid: list[int] | None):
     S, rows = M + T, None if valid is None else torch.tensor(valid).clamp(max=M)
     generator = torch.Generator().manual_seed(T)
     shapes = [(2, 3, T, 5), (2, 3, S, 5), (3, S + 2, 5), (3, 5), (3, 5)]
@@ -100,7 +100,7 @@ def attended(model: nn.Module, ids: torch.Tensor, memory: Any, call: Lengths) ->
 
 @each_model
 @each_call
-def test_maps_are_what_the_model_attended(changes: dict[str, Any], attn_len: int | None):
+def test_maps_equal_the_attention_of_the_model(changes: dict[str, Any], attn_len: int | None):
     model = small_model(**changes)
     clamp_len = 3 if changes.get("kind") not in ("vaswani", "al-rfou") else None
     call, memory = lengths(6, attn_len, clamp_len), None
@@ -117,7 +117,7 @@ def test_maps_are_what_the_model_attended(changes: dict[str, Any], attn_len: int
                 torch.testing.assert_close(kind.sum(-1), sees)
 
 
-def test_what_watch_attention_leaves_is_the_model_as_it_was():
+def test_watch_attention_leaves_the_model_unchanged():
     model, ids = small_model(), text(2, 5)
     before = model.hidden(ids, None, lengths(4))[0]
     with watch_attention(model, lambda maps: None):
@@ -135,7 +135,7 @@ def the_same(one: AverageAttention, other: AverageAttention) -> None:
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-def test_averages_are_those_of_all_maps_at_once():
+def test_averages_equal_those_of_all_maps_at_once():
     model, ids, M, T = small_model(untie_r=True), text(1, 24)[0].numpy(), 7, 5
     ours = averaged(model, ids, Lengths(tgt_len=T, mem_len=M), batch_size=1)
     sums, counts, beyond, nats = np.zeros((3, 2, M + T)), np.zeros(M + T), np.zeros((3, 2)), np.zeros((3, 2))
@@ -164,13 +164,13 @@ def test_averages_are_those_of_all_maps_at_once():
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 400), st.integers(3, 40))
-def test_neither_cuts_nor_blocks_change_an_average(tgt_len: int, block: int, length: int):
+def test_segments_and_blocks_do_not_change_an_average(tgt_len: int, block: int, length: int):
     model, ids = small_model(n_layer=2, pre_lnorm=True), text(1, length)[0].numpy()
     one = averaged(model, ids, Lengths(tgt_len=7, mem_len=5, attn_len=6))
     the_same(averaged(model, ids, Lengths(tgt_len=tgt_len, mem_len=5, attn_len=6), block=block), one)
 
 
-def test_rows_are_summed():
+def test_averages_sum_over_rows():
     model, ids, call = small_model(), text(1, 43)[0].numpy(), Lengths(tgt_len=4, mem_len=6)
     streams = [StreamLoader(ids, batch_size=3, tgt_len=4, rows=slice(b, b + 1)) for b in range(3)]
     together, each = averaged(model, ids, call, 3), [average_attention(model, stream, call) for stream in streams]
@@ -181,7 +181,7 @@ def test_rows_are_summed():
     assert together.queries == sum(part.queries for part in each) == 42
 
 
-def test_a_document_does_not_attend_the_one_before():
+def test_a_document_does_not_attend_to_the_previous_one():
     model, ids, call = small_model(), text(1, 22)[0].numpy(), Lengths(tgt_len=4, mem_len=6)
     both = average_attention(model, StreamLoader(ids, batch_size=1, tgt_len=4, documents=[0, 9]), call)
     each = [averaged(model, part, call, 1) for part in (ids[:9], ids[9:])]
@@ -189,7 +189,7 @@ def test_a_document_does_not_attend_the_one_before():
     np.testing.assert_array_equal(both.counts, each[0].counts + each[1].counts)
 
 
-def test_what_is_not_scored_is_not_counted():
+def test_unscored_queries_are_not_counted():
     model, ids = small_model(), text(1, 7)
     targets = torch.tensor([[1, 1, 1, 1, -1, -1, -1]])
     call = Lengths(tgt_len=7, mem_len=3)
@@ -211,7 +211,7 @@ def looking_back(distance: int, sharpness: float = 400.0) -> Any:
     return model
 
 
-def test_a_model_that_looks_three_back_is_seen_to():
+def test_attention_to_the_third_token_before_is_found():
     model, ids = looking_back(3), text(1, 50)[0].numpy()
     average = averaged(model, ids, Lengths(tgt_len=5, mem_len=6), batch_size=1)
     whole, a, b, c, d = average.probability
@@ -231,7 +231,7 @@ def test_a_model_that_looks_three_back_is_seen_to():
     assert seen.top().sum(-1).tolist() == [[2]] * 3 and seen.top()[..., -4].all()
 
 
-def test_heads_are_ranked_by_how_far_they_look():
+def test_heads_are_ranked_by_mean_distance():
     sums = np.zeros((5, 2, 2, 3))
     sums[0] = [[[4, 0, 0], [0, 0, 4]], [[0, 4, 0], [2, 0, 2]]]
     average = AverageAttention(sums, np.array([4.0, 4, 4]), 4, np.zeros((2, 2)), np.zeros((2, 2)))
@@ -240,8 +240,8 @@ def test_heads_are_ranked_by_how_far_they_look():
 
 
 @pytest.mark.parametrize(("position", "start"), [(1, 0), (4, 0), (30, 0), (30, 27)])
-def test_a_glance_is_the_attention_of_a_token_behind_its_memory(position: int, start: int):
-    """What lies further back than the layers can reach makes no difference."""
+def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, start: int):
+    """Tokens that the layers cannot reach make no difference."""
     model, ids, call = small_model(n_layer=2), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=6, attn_len=7)
     seen = glance(model, ids, position, call, start=start)
     memory = None
@@ -278,7 +278,7 @@ def looked(home: Path, out: Path, **options: Any) -> dict[str, Any]:
     return attention(Attention(home / "run", **given))
 
 
-def test_the_command_leaves_pictures_arrays_and_their_names(home: Path, tmp_path: Path, capsys):
+def test_the_command_writes_pictures_arrays_and_their_names(home: Path, tmp_path: Path, capsys):
     facts = looked(home, tmp_path, heads=("2.1", "3.2"), positions=(9, 40), max_tokens=150, json=True)
     told = json.loads(capsys.readouterr().out)
     names = ["average", "terms", "position-9", "position-40"]
@@ -303,7 +303,7 @@ def test_the_command_leaves_pictures_arrays_and_their_names(home: Path, tmp_path
     assert facts["positions"][1]["tokens"] == symbols[30:41]
 
 
-def test_the_command_prints_a_table_and_chooses_for_itself(home: Path, tmp_path: Path, capsys):
+def test_the_command_prints_a_table_and_has_default_heads_and_positions(home: Path, tmp_path: Path, capsys):
     facts = looked(home, tmp_path, mem_len=5, tgt_len=4)
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["1", "2", "3"]
@@ -326,7 +326,7 @@ def test_the_command_prints_a_table_and_chooses_for_itself(home: Path, tmp_path:
         ({"tgt_len": 0}, "--tgt-len must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_is_said(home: Path, tmp_path: Path, options: dict, sentence: str):
+def test_impossible_options_are_refused(home: Path, tmp_path: Path, options: dict, sentence: str):
     with pytest.raises(ValueError, match=sentence):
         looked(home, tmp_path, **options)
 
@@ -337,7 +337,7 @@ def test_a_model_without_attention_is_refused():
         averaged(model, text(1, 9)[0].numpy(), Lengths(tgt_len=4, mem_len=3))
 
 
-def test_pictures_take_many_heads_long_words_and_any_character(tmp_path: Path):
+def test_pictures_allow_many_heads_long_words_and_any_character(tmp_path: Path):
     rng = np.random.default_rng(0)
     panel = rng.dirichlet(np.ones(33), (6, 8))
     marked = np.arange(40) % 5 == 0
@@ -347,7 +347,7 @@ def test_pictures_take_many_heads_long_words_and_any_character(tmp_path: Path):
     assert len(paths) == 4 and all(path.stat().st_size > 1000 for path in paths)
 
 
-def test_without_matplotlib_a_sentence_names_it(tmp_path: Path, monkeypatch):
+def test_a_missing_matplotlib_is_named_in_one_sentence(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="pip install matplotlib"):
         draw_by_distance(tmp_path / "average", {"": np.ones((1, 1, 3))}, "title")

@@ -1,4 +1,4 @@
-"""Attention lengths at test time: each figure is that of `evaluate`, the shortest good one; and both commands whole."""
+"""Attention lengths in evaluation: each figure equals that of `evaluate`; the shortest good length; both commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def with_losses(losses: list[float], unit: str) -> Sweep:
 
 @given(losses=st.lists(st.floats(0.5, 6), min_size=1), unit=st.sampled_from(["word", "byte"]))
 @settings(deadline=None)
-def test_the_shortest_is_as_good_as_the_best_and_every_shorter_one_is_not(losses, unit):
+def test_the_shortest_length_is_as_good_as_the_best_and_shorter_ones_are_not(losses, unit):
     found = with_losses(losses, unit)
     figures = [math.exp(loss) if unit == "word" else loss / math.log(2) for loss in losses]
     assert figures[found.best] == pytest.approx(min(figures)) and found.shortest <= found.best
@@ -53,14 +53,14 @@ def test_the_shortest_is_as_good_as_the_best_and_every_shorter_one_is_not(losses
     assert all(figure > min(figures) * 1.001 * (1 - 1e-9) for figure in figures[: found.shortest])
 
 
-def test_a_tenth_of_a_percent_is_of_perplexity_for_words_and_of_bits_for_bytes():
+def test_the_tolerance_applies_to_perplexity_for_words_and_to_bits_for_bytes():
     """0.0015 nats are 0.15 % of a perplexity, and 0.04 % of 4 nats."""
     losses = [4.1, 4.0015, 4.0]
     assert with_losses(losses, "word").shortest == 2 and with_losses(losses, "byte").shortest == 1
 
 
 @pytest.mark.parametrize("kind", ["transformer-xl", "shaw"])
-def test_behind_a_memory_a_length_is_a_window_of_that_many_keys(kind):
+def test_with_memory_a_length_is_a_window_of_that_many_keys(kind):
     model = small_model(vocab_size=256) if kind == "transformer-xl" else build(kind, positions=5)
     config, split = (
         replace(CONFIG, model=replace(CONFIG.model, kind=kind, positions=5 * (kind == "shaw"))),
@@ -97,13 +97,13 @@ def test_without_recurrence_a_length_is_a_window_of_that_many_tokens():
         sweep(model, VASWANI, split, [9, 10], BYTES, how=HOW)
 
 
-def test_a_part_of_the_split_may_do():
+def test_max_tokens_scores_the_start_of_the_split():
     model = small_model(vocab_size=256)
     found = sweep(model, CONFIG, split_of(100), [5], BYTES, how=replace(HOW, max_tokens=40))
     assert found.results[0].targets == 40
 
 
-def test_lengths_go_from_a_quarter_of_a_segment_to_eight():
+def test_default_lengths_range_from_a_quarter_segment_to_eight_segments():
     assert attention_lengths([VASWANI, CONFIG]) == [2, 4, 6, 8, 12, 16, 24, 32, 48, 64]
     assert attention_lengths([replace(CONFIG, train=TrainConfig(tgt_len=1))])[0] == 1
 
@@ -135,7 +135,7 @@ def length(runs: list[Path], **options: Any) -> dict[str, Any]:
 SMALL = {"step": 4, "max_context": 16, "positions": 40, "split": "train"}
 
 
-def test_recl_compares_a_group_and_leaves_figures_arrays_and_pictures(home: Path, tmp_path: Path, capsys):
+def test_recl_compares_a_group_and_writes_figures_arrays_and_pictures(home: Path, tmp_path: Path, capsys):
     runs, data = [home / "xl", home / "vaswani"], str(home / "text.txt")
     facts = recl(runs, data=data, out=tmp_path, json=True, r=(0.5,), **SMALL)
     assert json.loads(capsys.readouterr().out) == facts == json.loads((tmp_path / "recl.json").read_text())
@@ -154,10 +154,10 @@ def test_recl_compares_a_group_and_leaves_figures_arrays_and_pictures(home: Path
     assert xl["interval"][0] <= xl["interval"][1] and len(xl["relative"]) == len(xl["back"]) == 3
     recl(runs, data=data, **SMALL)
     told = capsys.readouterr().out
-    assert "r = 0.1" in told and "bpc by context" in told and "the last 8 tokens at most" in told
+    assert "r = 0.1" in told and "bpc by context" in told and "at most the last 8 tokens" in told
 
 
-def test_the_same_seed_gives_the_same_and_another_other_places(home: Path, capsys):
+def test_the_seed_determines_the_positions(home: Path, capsys):
     first, again, other = (
         recl([home / "xl"], data=str(home / "text.txt"), seed=seed, json=True, **SMALL) for seed in (1, 1, 2)
     )
@@ -188,12 +188,12 @@ def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, cap
         ({"positions": 100_000}, "positions must be at most"),
     ],
 )
-def test_what_recl_cannot_do_is_told(home: Path, options, sentence):
+def test_impossible_options_of_recl_are_refused(home: Path, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         recl([home / "xl"], data=str(home / "text.txt"), **SMALL | options)
 
 
-def test_runs_with_other_symbols_are_refused(home: Path):
+def test_runs_with_different_vocabularies_are_refused(home: Path):
     for command in (recl, length):
         with pytest.raises(ValueError, match=r"words has .* words.*, and .*xl 256 bytes"):
             command([home / "xl", home / "words"], data=str(home / "text.txt"))
@@ -204,6 +204,6 @@ def test_runs_with_other_symbols_are_refused(home: Path):
 
 
 def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: Path):
-    """As gains of more context are where a model gains nothing; a logarithmic axis has no room for them."""
+    """Gains are 0 if a model gains nothing, and a logarithmic axis cannot show 0."""
     nothing = Curve(np.array([5, 10]), np.zeros(2))
     assert draw_curves(tmp_path / "flat", [Panel("", {"run": nothing})], "context", "gain", log=True)

@@ -1,4 +1,4 @@
-"""RECL: its definition by hand, groups whose answer is known in closed form, and losses that see what they should."""
+"""RECL: its definition by hand, groups with an answer in closed form, and losses given exactly their context."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_gains_follow_the_definition(losses, share):
 
 @given(losses=groups(), share=st.floats(0.01, 1), data=st.data())
 @settings(deadline=None)
-def test_a_weight_is_a_position_so_many_times(losses, share, data):
+def test_a_weight_equals_that_many_copies_of_a_position(losses, share, data):
     counts = st.integers(0, 3)
     weights = data.draw(arrays.arrays(np.int64, losses.shape[2], elements=counts).filter(lambda w: w.sum() > 0))
     weighted = gains(losses, share, weights[None])
@@ -72,7 +72,7 @@ def test_a_weight_is_a_position_so_many_times(losses, share, data):
 
 @given(losses=groups(), share=st.floats(0.01, 1))
 @settings(deadline=None)
-def test_a_model_that_is_always_worse_leaves_the_others_as_they_are(losses, share):
+def test_a_model_that_is_always_worse_does_not_change_the_others(losses, share):
     worse = losses.max(0, keepdims=True) + 0.5
     alone, beside = gains(losses, share), gains(np.concatenate([losses, worse]), share)
     np.testing.assert_array_equal(alone.relative, beside.relative[:, :-1])
@@ -99,7 +99,7 @@ def answer(contexts: np.ndarray, cut: int, slope: float, threshold: float) -> in
     share=st.floats(0.05, 1),
 )
 @settings(deadline=None)
-def test_a_group_that_learns_up_to_its_cuts_has_the_answer_of_the_formula(cuts, slope, step, share):
+def test_a_group_that_improves_up_to_its_cuts_has_the_answer_of_the_formula(cuts, slope, step, share):
     contexts = step * np.arange(1, 12)
     losses = falling(contexts, cuts, np.full(17, slope))
     found = gains(losses, share)
@@ -132,7 +132,7 @@ def test_the_share_decides_where_only_rare_positions_need_a_long_context():
     assert found == {0.01: 45, 0.5: 15, 1.0: 15}
 
 
-def test_a_gain_that_does_not_end_is_not_reached():
+def test_a_gain_that_does_not_end_is_marked_as_not_reached():
     relative = np.array([[0.5, 0.02, 0.02], [0.5, 0.005, 0.5], [0.001, 0.5, 0.5]])
     tokens, reached = effective(relative, np.array([10, 20, 30, 40]), 0.01)
     assert tokens.tolist() == [40, 20, 10] and reached.tolist() == [False, True, True]
@@ -154,7 +154,7 @@ def test_intervals_hold_the_truth_and_shrink_to_it_without_noise():
     assert 0.6 < width / (4 / math.sqrt(600)) < 1.4
 
 
-def test_losses_that_only_change_gain_but_nothing_net():
+def test_noise_alone_has_gains_but_no_net_gain():
     """Half of the targets are at 0.1 nats above the others, another half at each context: g = 1 - exp(-0.025)."""
     random = np.random.default_rng(2)
     losses = 4 + 0.1 * (random.random((1, len(CONTEXTS), 40_000)) < 0.5)
@@ -166,7 +166,7 @@ def test_losses_that_only_change_gain_but_nothing_net():
 
 @given(losses=groups())
 @settings(deadline=None)
-def test_what_going_back_gains_follows_the_definition(losses):
+def test_gains_of_going_back_follow_the_definition(losses):
     found = measure(losses, CONTEXTS[: losses.shape[1]], 0.5, np.ones((1, losses.shape[2]), np.int64))
     before, after = by_definition(losses[:, ::-1], 0.5)
     np.testing.assert_allclose(found.back[:, ::-1], 1 - np.exp(after - before), atol=1e-12)
@@ -174,14 +174,14 @@ def test_what_going_back_gains_follows_the_definition(losses):
 
 @given(losses=groups())
 @settings(deadline=None)
-def test_what_going_back_gains_is_nothing_where_losses_only_fall(losses):
+def test_gains_of_going_back_are_zero_if_losses_only_fall(losses):
     falls = np.sort(losses, axis=1)[:, ::-1]
     found = measure(falls, CONTEXTS[: falls.shape[1]], 0.5, np.ones((1, falls.shape[2]), np.int64))
     np.testing.assert_allclose(found.back, 0, atol=1e-12)
     assert (found.net.tokens == found.length.tokens).all()
 
 
-def test_draws_take_stretches_of_text_whole():
+def test_draws_take_whole_stretches_of_text():
     places = np.array([3, 5, 12, 19, 40])
     draws = draw(places, 10, seed=1, replicates=200)
     assert draws.shape == (200, 5) and (draws[:, 0] == draws[:, 1]).all() and (draws[:, 2] == draws[:, 3]).all()
@@ -197,7 +197,9 @@ def test_draws_take_stretches_of_text_whole():
     data=st.data(),
 )
 @settings(deadline=None)
-def test_sampled_places_are_distinct_and_have_their_context_in_their_document(tokens, step, steps, starts, seed, data):
+def test_sampled_positions_are_distinct_and_have_their_context_in_their_document(
+    tokens, step, steps, starts, seed, data
+):
     documents, longest = [0, *sorted(start for start in starts if start < tokens)], step * steps
     options = {"step": step, "longest": longest, "seed": seed, "documents": documents}
     with pytest.raises(ValueError, match="positions must be at most"):
@@ -213,7 +215,7 @@ def test_sampled_places_are_distinct_and_have_their_context_in_their_document(to
         assert place - begin >= longest
 
 
-def test_places_are_spread_over_the_text_in_runs():
+def test_sampled_positions_are_spread_over_the_text_in_runs():
     places = sample_positions(100_000, 320, step=10, longest=100, seed=3)
     assert len(np.unique(places // 10_000)) >= 5
     assert np.mean(np.diff(places) == 10) > 0.9
@@ -256,7 +258,7 @@ def heard(ids: np.ndarray, places: np.ndarray, contexts: np.ndarray) -> np.ndarr
     recurrent=st.booleans(),
 )
 @settings(deadline=None)
-def test_every_scored_position_sees_just_so_many_tokens(step, steps, tgt_len, batch_size, most, recurrent):
+def test_every_scored_position_sees_exactly_its_context(step, steps, tgt_len, batch_size, most, recurrent):
     ids = text(1, 200, seed=step).numpy()[0].astype(np.uint8)
     longest = step * steps
     places = sample_positions(200, 60, step=step, longest=longest, seed=1)
@@ -267,7 +269,7 @@ def test_every_scored_position_sees_just_so_many_tokens(step, steps, tgt_len, ba
 
 
 def test_a_window_serves_all_contexts_at_once():
-    """Runs of 40 places, 10 contexts of 10 tokens: 11 % more than a window of 100 for each place."""
+    """Runs of 40 positions, 10 contexts of 10 tokens: 11 % more than a window of 100 for each position."""
     ids, listener = np.zeros(30_000, np.uint8), Listener()
     places = sample_positions(30_000, 320, step=10, longest=100, seed=0)
     true_losses(listener, ids, places, np.arange(10, 101, 10), Lengths(tgt_len=30, mem_len=100), batch_size=1)
@@ -275,7 +277,7 @@ def test_a_window_serves_all_contexts_at_once():
 
 
 @pytest.mark.parametrize("clamp_len", [None, 8])
-def test_losses_of_a_model_are_those_of_one_call_over_the_context(clamp_len):
+def test_losses_of_a_model_equal_those_of_one_call_over_the_context(clamp_len):
     model = small_model(vocab_size=23)
     ids = text(1, 120).numpy()[0]
     places = sample_positions(120, 20, step=6, longest=24, seed=2)
@@ -299,7 +301,7 @@ def config(kind: str, *, mem_len: int, clamp_len: int | None = None, positions: 
     )
 
 
-def test_what_a_model_is_given():
+def test_each_kind_of_model_reads_its_own_contexts():
     xl = feeding_of(config("transformer-xl", mem_len=32, clamp_len=100), 400)
     assert (xl.most, xl.lengths) == (400, Lengths(tgt_len=32, mem_len=400, clamp_len=100))
     assert feeding_of(config("transformer-xl", mem_len=32), 400, clamp_len=50).lengths.clamp_len == 50

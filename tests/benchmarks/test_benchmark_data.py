@@ -1,4 +1,4 @@
-"""Timings of the data: contenders must make the same ids, and each has a peak of its own."""
+"""Timings of the data: contenders must make the same ids, and each has its own peak memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def hold(megabytes: int) -> int:
     return int(np.ones(megabytes * 125_000).sum())
 
 
-def test_peak_memory_is_that_of_the_call_alone() -> None:
+def test_peak_memory_counts_only_the_call() -> None:
     little, much = measure_call(hold, 1), measure_call(hold, 300)
     assert hold(300) > 0, "now this process held as much"
     assert little.value == 125_000 and much.seconds > 0
@@ -39,7 +39,7 @@ def test_drawn_words_follow_their_counts(tmp_path: Path) -> None:
         data.read_counts(tmp_path / "counts")
 
 
-def test_data_is_timed_beside_peers_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_is_timed_with_peers_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "--megabytes", "1"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     result = json.loads(last)

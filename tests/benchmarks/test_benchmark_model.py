@@ -172,7 +172,7 @@ def test_different_losses_end_the_benchmark() -> None:
     found = gate.check_same(near, "textbook fp32", [2])
     assert found["ours bf16"] == pytest.approx(0.005) and found["textbook fp32"] == 0
     for far in (4.0, 2.0), (2.0, math.nan):  # the same mean does not help
-        with pytest.raises(AssertionError, match="No speed is shown: losses of ours bf16"):
+        with pytest.raises(AssertionError, match="No speed is reported: losses of ours bf16"):
             gate.check_same(near | {"ours bf16": Reads(*far)}, "textbook fp32", [2])
 
 
@@ -197,7 +197,7 @@ def test_a_broken_backend_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: 
             broken = lambda *a, whole=whole, **k: whole(*a, **k) * 1.01  # noqa: E731
             monkeypatch.setitem(ops.BACKENDS, name, broken)
     for part in ("train", "op", "sliding"):
-        with pytest.raises(AssertionError, match="No speed is shown: attention by"):
+        with pytest.raises(AssertionError, match="No speed is reported: attention by"):
             main([part, "--size", "toy", "--precision", "fp32"])
     assert capsys.readouterr().out == ""
 
@@ -214,11 +214,11 @@ def script(folder: Path, line: str) -> str:
     [
         ("echo nonsense; cat > /dev/null", "answered 'nonsense"),
         ("echo 3; cat > /dev/null", "answered '3"),
-        ("read request; echo so be it >&2; exit 3", "ended with status 3; its last words: so be it"),
+        ("read request; echo so be it >&2; exit 3", "ended with status 3; its last line: so be it"),
         (f'exec {sys.executable} -S "$@"', "must be the Python of an environment with torch and transformers"),
     ],
 )
-def test_a_python_that_is_no_peer_is_refused_in_one_sentence(
+def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
 ) -> None:
     peer = script(tmp_path, line)
@@ -236,12 +236,12 @@ def test_a_python_that_is_no_peer_is_refused_in_one_sentence(
         (["train", "--against", "nowhere"], "--against must be a checkout of this repository"),
         (["train", "--tgt-len", "0"], "--tgt-len must be at least 1"),
         (["train", "--recipe", "wikitext103-large"], "the textbook model has no projected embeddings"),
-        (["train", "--recipe", "text-small"], "must name its vocab_size"),
+        (["train", "--recipe", "text-small"], "must be a recipe that sets vocab_size"),
         (["decode", "--tgt-len", "3"], "--tgt-len has no effect on decode"),
         (["data", "--size", "toy"], "--size has no effect on data"),
     ],
 )
-def test_options_that_do_not_fit(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_do_not_fit_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     part, *others = words
     size = [] if part == "data" else ["--size", "toy", "--precision", "fp32"]
     assert main([part, *size, *others]) == 2
@@ -262,7 +262,7 @@ def test_another_checkout_takes_part_with_its_own_code(tmp_path: Path, capsys: p
 
 
 @pytest.mark.timeout(300)
-def test_all_parts_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_parts_run_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["all", "--size", "toy", "--precision", "fp32", "--repeats", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     results = {result["part"]: result for result in map(json.loads, (x for x in lines if x.startswith("{")))}

@@ -1,4 +1,4 @@
-"""A checkpoint restores what was saved, is whole or not there, and names its damage in one sentence."""
+"""A checkpoint restores what was saved, is whole or absent, and damage is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_weights_load_into_a_model_of_another_dtype(tmp_path, model):
     assert other.softmax.tables[0] is other.embedding.tables[0]
 
 
-def test_the_layout_is_the_documented_one_and_nothing_is_pickled(tmp_path, model):
+def test_the_layout_is_as_documented_and_nothing_is_pickled(tmp_path, model):
     folder = save(tmp_path, model, 4000, training=TrainingState(4000))
     assert folder == tmp_path / "checkpoints" / "step_00004000"
     names = {path.name for path in folder.iterdir()}
@@ -193,7 +193,7 @@ def test_one_sentence_lists_every_mismatch(tmp_path, model):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.json", "training.safetensors"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_file_cut_short_is_one_sentence(tmp_path, model, name, share):
+def test_a_truncated_file_is_refused_in_one_sentence(tmp_path, model, name, share):
     folder = save(tmp_path, model, 3, training=TrainingState(3, tensors={"x": torch.ones(3)}))
     path = folder / name
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
@@ -202,14 +202,14 @@ def test_a_file_cut_short_is_one_sentence(tmp_path, model, name, share):
 
 
 @pytest.mark.parametrize("name", ["config.json", "vocab.json"])
-def test_a_missing_file_is_one_sentence(tmp_path, model, name):
+def test_a_missing_file_is_refused_in_one_sentence(tmp_path, model, name):
     folder = save(tmp_path, model, 3)
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
         load_model(folder)
 
 
-def test_foreign_files_are_one_sentence(tmp_path, model):
+def test_foreign_files_are_refused_in_one_sentence(tmp_path, model):
     with pytest.raises(FileNotFoundError, match=r"nowhere holds no checkpoint, or does not exist\. Name a run folder"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
@@ -251,7 +251,7 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path, model):
         load_model(folder)
 
 
-def test_a_run_stands_for_its_best_checkpoint_and_resuming_uses_the_last(tmp_path, model):
+def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_path, model):
     assert latest(tmp_path) is None and best(tmp_path) is None
     save(tmp_path, model, 5)
     assert find_checkpoint(tmp_path) == step_folder(tmp_path, 5)
@@ -272,7 +272,7 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path, model):
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
-def test_resuming_where_there_is_no_training_state_is_one_sentence(tmp_path, model):
+def test_resuming_without_training_state_is_refused_in_one_sentence(tmp_path, model):
     save(tmp_path, model, 3)
     with pytest.raises(FileNotFoundError, match="holds no training state"):
         load_training(tmp_path)
@@ -304,7 +304,7 @@ def test_a_full_disk_leaves_older_checkpoints_whole(tmp_path, model, size):
     load_model(tmp_path)
 
 
-def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, model, monkeypatch):
+def test_a_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path, model, monkeypatch):
     """Kill the process after each system call of saving in turn."""
     save(tmp_path, model, 3)
 
@@ -336,7 +336,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(tmp_path, model, mon
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, model):
+def test_a_folder_that_cannot_be_written_is_named_in_one_sentence(tmp_path, model):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match=r"could not be written: Not a directory\. Choose a place"):
+    with pytest.raises(NotADirectoryError, match=r"could not be written: Not a directory\. Choose a path"):
         save(tmp_path / "file", model, 3)

@@ -1,7 +1,7 @@
 """Folders that the first house wrote keep working: the same weights, training state and numbers.
 
-`golden/make_first_house.py` wrote the folders and says how. Numbers are compared within rounding, because every CPU
-adds in an order of its own; weights and training state are compared exactly.
+`golden/make_first_house.py` wrote the folders. Numbers are compared within rounding, because CPUs add in different
+orders; weights and training state are compared exactly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bad input gets a sentence and status 2, or it works: never a traceback, a hang, wrong numbers or half a file."""
+"""Bad input works or gets a sentence and status 2: never a traceback, a hang, wrong numbers or half a file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def tried(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The status of a command and its mistakes; nothing of it stays half-written."""
+    """The status of a command and its mistakes; checks that no file stays half-written."""
     capsys.readouterr()
     with in_time():
         status = main(arguments)
@@ -89,7 +89,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @contextmanager
 def in_time(seconds: int = 30) -> Iterator[None]:
-    """Fail where a pipe is waited for, or the end of something without one."""
+    """Fail if the code waits for a pipe or for the end of an endless file."""
 
     def late(*_: object) -> None:
         raise AssertionError(f"more than {seconds} seconds")
@@ -107,7 +107,7 @@ def in_time(seconds: int = 30) -> Iterator[None]:
 
 
 class TestOptions:
-    """Every option there is, with values made from its type."""
+    """All options, with values made from their types."""
 
     OWNERS: typing.ClassVar[dict[tuple[str, ...], type]] = {
         **{(name,): command for name, command in COMMANDS.items()},
@@ -152,7 +152,7 @@ class TestOptions:
         assert tested > 50
 
     @pytest.mark.parametrize("line", LINES)
-    def test_a_number_at_or_beyond_the_limits_is_told_or_works(self, home, line, capsys):
+    def test_a_number_at_or_beyond_the_limits_is_refused_or_works(self, home, line, capsys):
         before = words(self.LINES[line])
         owner = self.OWNERS[tuple(before[: 2 if before[0] == "analyse" else 1])]
         for option, hint in typing.get_type_hints(owner).items():
@@ -174,7 +174,7 @@ class TestOptions:
             ("generate run --temperature a", 'it must be a number, got "a"'),
         ],
     )
-    def test_a_number_is_refused_in_words_of_ours(self, line, told, capsys):
+    def test_a_number_is_refused_in_our_own_words(self, line, told, capsys):
         """tyro's own name Python's classes, and it takes a list without values for the default."""
         with pytest.raises(SystemExit) as exit:
             main(words(line))
@@ -196,7 +196,7 @@ class TestOptions:
                     assert users_sentence(error.value) is not None
 
     @pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "[" * 5000, "[1979-05-27]", "[nan, {a = 1}]"])
-    def test_what_python_cannot_show_is_told(self, tmp_path, value):
+    def test_a_number_that_python_cannot_print_is_refused(self, tmp_path, value):
         (tmp_path / "recipe.toml").write_text(f"[train]\nlr = {value}\n")
         with pytest.raises(ValueError, match=r"recipe\.toml") as error:
             load_recipe(tmp_path / "recipe.toml")
@@ -206,8 +206,8 @@ class TestOptions:
 @pytest.mark.parametrize("target", ["recipe", "store", "pickle", "tokeniser"])
 @several
 @given(dice=dice)
-def test_what_is_mangled_is_refused_or_works(target, dice, fuzzed, tmp_path_factory):
-    """A few cases of experiments/fuzz.py, which has an hour's."""
+def test_mangled_input_is_refused_or_works(target, dice, fuzzed, tmp_path_factory):
+    """A few cases of experiments/fuzz.py, which tries many more."""
     targets, outcome = fuzzed
     folder = tmp_path_factory.mktemp("case")
     for name, content in targets[target].make(dice).items():
@@ -228,7 +228,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], An
 
 
 class TestFiles:
-    """What stands where a file should."""
+    """Other things in place of a file."""
 
     OPTIONS: typing.ClassVar[list[str]] = [
         *("train {}", "train text-small --data {}", "train text-small --data text.txt --init {}"),
@@ -253,7 +253,7 @@ class TestFiles:
 
     @posix
     @pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl", "environment.json"])
-    def test_a_report_waits_for_no_pipe_in_a_run(self, home, file, capsys):
+    def test_a_report_does_not_wait_for_a_pipe_in_a_run(self, home, file, capsys):
         shutil.rmtree("odd", ignore_errors=True)
         shutil.copytree("run", "odd")
         Path("odd", file).unlink()
@@ -265,7 +265,7 @@ class TestFiles:
     @posix
     @pytest.mark.parametrize("file", ["config.json", "vocab.json", "model.safetensors", "SHA256SUMS"])
     @pytest.mark.parametrize("device", ["pipe", "/dev/zero"])
-    def test_a_checkpoint_waits_for_no_pipe_or_device(self, home, file, device, capsys):
+    def test_loading_a_checkpoint_does_not_wait_for_a_pipe_or_device(self, home, file, device, capsys):
         shutil.rmtree("odd", ignore_errors=True)
         [checkpoint] = Path("run/checkpoints").iterdir()
         shutil.copytree(checkpoint, "odd")
@@ -275,7 +275,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\xfe{\0}\0", b"[" * 9999])
     @pytest.mark.parametrize("line", ["eval odd", "train text-small --out odd --resume"])
-    def test_a_record_of_a_run_that_is_damaged_is_named(self, home, content, line, capsys):
+    def test_a_damaged_file_of_a_run_is_named(self, home, content, line, capsys):
         shutil.rmtree("odd", ignore_errors=True)
         shutil.copytree("run", "odd")
         Path("odd/environment.json").unlink()
@@ -286,7 +286,7 @@ class TestFiles:
         assert "odd/environment.json" in refused(words(line), capsys).replace(os.sep, "/")
 
     @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux's /proc")
-    def test_a_part_of_a_checkpoint_on_a_bad_disk_is_named(self, home, capsys):
+    def test_a_file_of_a_checkpoint_on_a_bad_disk_is_named(self, home, capsys):
         shutil.rmtree("odd", ignore_errors=True)
         [checkpoint] = Path("run/checkpoints").iterdir()
         shutil.copytree(checkpoint, "odd")
@@ -295,7 +295,7 @@ class TestFiles:
         assert "odd/config.json: Input/output error" in refused(words("eval odd"), capsys)
 
     @posix
-    def test_a_folder_that_is_gone_is_told(self, home, tmp_path, monkeypatch, capsys):
+    def test_a_missing_folder_is_named(self, home, tmp_path, monkeypatch, capsys):
         (tmp_path / "gone").mkdir()
         monkeypatch.chdir(tmp_path / "gone")
         (tmp_path / "gone").rmdir()
@@ -305,7 +305,7 @@ class TestFiles:
 
     @posix
     @pytest.mark.parametrize("file", ["vocab.json", "test.bin"])
-    def test_a_store_waits_for_no_pipe(self, home, file, capsys):
+    def test_opening_a_store_does_not_wait_for_a_pipe(self, home, file, capsys):
         shutil.rmtree("odd", ignore_errors=True)
         shutil.copytree("bytes-store", "odd")
         Path("odd", file).unlink()
@@ -314,12 +314,12 @@ class TestFiles:
 
     @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux's /proc")
     @pytest.mark.parametrize("line", ["score run {}", "generate run --prompt @{}"])
-    def test_a_file_of_a_bad_disk_is_named(self, home, line, capsys):
+    def test_a_file_on_a_bad_disk_is_named(self, home, line, capsys):
         """Where `open` works and `read` does not, the error has no file's name."""
         assert "/proc/self/mem: Input/output error" in refused(words(line.format("/proc/self/mem")), capsys)
 
     @posix
-    def test_a_file_that_may_not_be_read_is_named(self):
+    def test_a_file_without_read_permission_is_named(self):
         user = os.geteuid()
         with tempfile.TemporaryDirectory() as folder:
             os.chmod(folder, 0o755)
@@ -375,7 +375,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("unit", ["byte", "char", "word", "bpe"])
     @pytest.mark.parametrize("title", CONTENTS)
-    def test_a_text_comes_back_or_is_refused(self, home, title, unit: Unit):
+    def test_a_text_is_restored_or_refused(self, home, title, unit: Unit):
         Path("data.txt").write_bytes(self.CONTENTS[title])
         try:
             with in_time():
@@ -390,13 +390,13 @@ class TestFiles:
         else:
             assert back == (text if unit == "byte" else text.removeprefix(b"\xef\xbb\xbf"))
 
-    def test_the_time_for_a_word_without_end_grows_with_its_length(self):
-        """As the square of it, this took a minute."""
+    def test_the_time_for_one_long_word_is_linear_in_its_length(self):
+        """With quadratic time this took a minute."""
         for unit in ("word", "bpe"):
             with in_time(10):
                 assert b"".join(pieces(b"x" * (1 << 22), unit, 1 << 9)).count(b"x") == 1 << 22
 
-    def test_a_text_that_changes_is_what_it_was_when_it_was_read(self, home):
+    def test_a_text_that_changes_does_not_change_the_ids_already_read(self, home):
         Path("data.txt").write_text(TEXT)
         corpus = open_corpus(CorpusConfig(name="data.txt"))
         ids = corpus.split("train").ids
@@ -427,7 +427,7 @@ class TestStores:
         status, told = tried(words("eval run --data damaged --json --mem-len 5"), capsys)
         assert ("damaged" in told) if status else self.figures(told) == whole
 
-    def test_a_bit_that_flips_is_seen_before_it_is_scored(self, home, capsys):
+    def test_a_flipped_bit_is_detected_before_scoring(self, home, capsys):
         shutil.rmtree("damaged", ignore_errors=True)
         shutil.copytree("bytes-store", "damaged")
         content = bytearray(Path("damaged/test.bin").read_bytes())
@@ -445,7 +445,7 @@ class TestStores:
             *(("documents", [1]), ("documents", [0, 0]), ("documents", "abc"), ("documents", [0, 10**9])),
         ],
     )
-    def test_a_header_of_other_entries_is_refused(self, home, entry, value, capsys):
+    def test_a_header_with_other_entries_is_refused(self, home, entry, value, capsys):
         shutil.rmtree("damaged", ignore_errors=True)
         shutil.copytree("bytes-store", "damaged")
         header = json.loads(Path("damaged/corpus.json").read_text())
@@ -453,7 +453,7 @@ class TestStores:
         Path("damaged/corpus.json").write_text(json.dumps(header))
         assert "damaged" in refused(words("eval run --data damaged"), capsys)
 
-    def test_ids_outside_of_the_vocabulary_are_refused_whoever_wrote_them(self, tmp_path):
+    def test_ids_outside_the_vocabulary_are_refused_even_with_a_right_checksum(self, tmp_path):
         store = Corpus.build(tmp_path / "store", {"test": b"abab"}, vocab=Vocab("byte", tuple(b"ab"))).path
         header = (store / "corpus.json").read_text()
         (store / "test.bin").write_bytes(b"\0\1\2\1")
@@ -489,7 +489,7 @@ class TestCheckpoints:
         self.use(damaged, capsys)
 
     @pytest.mark.parametrize("file", ["vocab.json", "config.json", "model.safetensors"])
-    def test_a_file_that_is_cut_is_refused(self, damaged, file, capsys):
+    def test_a_truncated_file_is_refused(self, damaged, file, capsys):
         content, places = (damaged / file).read_bytes(), random.Random(file)
         for _ in range(3):
             (damaged / file).write_bytes(content[: places.randrange(len(content) - 2)])
@@ -502,7 +502,7 @@ class TestCheckpoints:
 
 
 class TestPrompts:
-    """What a model is to go on with."""
+    """Prompts for a model to continue."""
 
     @several
     @given(
@@ -510,24 +510,24 @@ class TestPrompts:
         | st.sampled_from([text for text in ODD_TEXTS if len(text) < 99]),
         run=st.sampled_from(["run", "words"]),
     )
-    def test_any_text_is_continued(self, prompt, run, home, capsys):
+    def test_any_prompt_is_continued(self, prompt, run, home, capsys):
         assume(prompt != "-")  # which is standard input
         status, told = tried(["generate", run, "--max-tokens", "2", "--json", f"--prompt={prompt}"], capsys)
         assert status or json.loads(told)["text"] is not None
         tried(["generate", run, "--max-tokens", "2", f"--prompt={prompt}"], capsys)
 
-    def test_the_one_of_several_that_is_no_text_is_named(self, home, capsys):
+    def test_a_prompt_that_is_not_text_is_named_among_several(self, home, capsys):
         Path("latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
         told = refused(words("generate words --max-tokens 2 --prompt the @latin.txt"), capsys)
         assert "The prompt @latin.txt is not UTF-8" in told
 
-    def test_unknown_words_are_counted_and_bytes_that_are_no_text_are_shown_replaced(self, home, capsys):
+    def test_unknown_words_are_counted_and_invalid_bytes_are_shown_replaced(self, home, capsys):
         assert main(words("generate words --max-tokens 2 --prompt 'the zebra jumps'")) == 0
         assert "1 of 3 words of the prompt are unknown to the model." in capsys.readouterr().err
         assert main(["generate", "run", "--max-tokens", "2", "--prompt", "\udcff"]) == 0
 
     @pytest.mark.parametrize("temperature", ["1e-320", "1e-40", "1e308"])
-    def test_any_temperature_gives_numbers(self, home, temperature, capsys):
+    def test_any_temperature_gives_finite_losses(self, home, temperature, capsys):
         _, greedy = tried(words("generate run --max-tokens 5 --json --prompt the --temperature 0"), capsys)
         _, drawn = tried(
             ["generate", "run", *words("--max-tokens 5 --json --prompt the --temperature"), temperature], capsys
@@ -581,7 +581,7 @@ class TestSupply:
         *("numpy.load", "np.load", "tarfile.extractall", "shutil.unpack_archive", "runpy.run_path"),
     }
 
-    def test_the_package_calls_nothing_that_runs_what_it_reads(self):
+    def test_the_package_never_executes_what_it_reads(self):
         for file in Path(transformer_xl.__file__).parent.rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text("utf-8"))):
                 if isinstance(node, ast.Call):
@@ -589,7 +589,7 @@ class TestSupply:
                     assert not any(word.arg in ("shell", "trust_remote_code") for word in node.keywords), file
 
     @pytest.mark.parametrize("name", ["../outside", "/outside", "valid/../../outside", "other"])
-    def test_a_store_names_no_file_outside_of_its_folder(self, tmp_path, name):
+    def test_a_store_cannot_name_a_file_outside_its_folder(self, tmp_path, name):
         store = Corpus.build(tmp_path / "store", {"test": b"abab"}, vocab=Vocab("byte", tuple(b"ab"))).path
         shutil.copy(store / "test.bin", tmp_path / "outside.bin")
         header = json.loads((store / "corpus.json").read_text())
@@ -599,12 +599,12 @@ class TestSupply:
             Corpus.open(store)
 
     @pytest.mark.parametrize("name", ["hf:../../x", "hf:a/b@../../../run", "hf:a@/run", "hf:..", "hf:a/../../b"])
-    def test_a_name_on_the_hub_is_no_way_out_of_the_cache(self, home, name, capsys):
+    def test_a_name_on_the_hub_cannot_lead_outside_the_cache(self, home, name, capsys):
         assert "as the hub writes them" in refused(["eval", name], capsys)
 
 
-def test_nothing_that_is_published_says_whose_machine_it_was(tmp_path, monkeypatch, capsys):
-    """`txl env`, environment.json and the report are what people paste and send."""
+def test_nothing_published_identifies_the_machine(tmp_path, monkeypatch, capsys):
+    """Users publish the output of `txl env`, environment.json and the report."""
     own = tmp_path / "home-of-alice"
     mine = {"HOME": str(own), "TXL_HOME": str(own / "cache"), "USER": "alice", "LOGNAME": "alice", "HF_TOKEN": "secret"}
     for name, value in (mine | {"HOSTNAME": "alices-host"}).items():

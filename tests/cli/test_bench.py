@@ -1,4 +1,4 @@
-"""`txl bench`: every row is measured on this machine, and its figures fit each other."""
+"""`txl bench`: every row is measured on this machine, and its figures agree with each other."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_units_are_timed_with_a_full_memory(recipe: str) -> None:
         (["--device", "abacus"], "device must be auto, cpu"),
     ],
 )
-def test_options_that_do_not_fit(
+def test_options_that_do_not_fit_are_refused(
     recipe: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", recipe, *words]) == 2
@@ -92,7 +92,7 @@ def test_options_that_do_not_fit(
 @pytest.mark.parametrize(
     ("target", "sentence"), [("text-small", "Give a run of it"), ("nowhere", "RECIPE must be a TOML file")]
 )
-def test_targets_that_do_not_fit(target: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_targets_that_do_not_fit_are_refused(target: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", target]) == 2
     assert sentence in capsys.readouterr().err
 

@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory):
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The sentences a command line is refused with."""
+    """The sentences with which a command line is refused."""
     capsys.readouterr()
     assert main(arguments) == 2
     shown = capsys.readouterr()
@@ -68,8 +68,8 @@ assert not heavy, heavy
 @pytest.mark.parametrize(
     ("given", "spins"), [({}, cli.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
 )
-def test_openmp_spins_briefly_unless_told_otherwise(given, spins):
-    """OpenMP itself reports what it read when it was loaded."""
+def test_openmp_spins_briefly_unless_set_otherwise(given, spins):
+    """OpenMP itself reports the values that it read when it was loaded."""
     kept = {name: value for name, value in os.environ.items() if name not in cli.WAITING}
     command = [sys.executable, "-m", "transformer_xl", "env", "--json"]
     done = subprocess.run(command, env=kept | {"OMP_DISPLAY_ENV": "VERBOSE"} | given, capture_output=True, text=True)
@@ -118,7 +118,7 @@ def test_compressed_text_is_scored_and_continued_like_plain_text(home, capsys, s
     assert shown[0] == shown[1] and len(shown[0].splitlines()) >= 4
 
 
-def test_which_files_went_where_is_printed_and_kept(home, capsys, tmp_path):
+def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):
     for name in ("train.txt", "val.txt", "test.txt"):
         (tmp_path / "own" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "own" / name).write_text("the quick brown fox\n" * 30)
@@ -133,18 +133,18 @@ def test_which_files_went_where_is_printed_and_kept(home, capsys, tmp_path):
 
 
 class TestMistakes:
-    """Those that users make most: each gets one sentence."""
+    """The most common mistakes: each gets one sentence."""
 
-    def test_compiling_without_a_compiler(self, home, capsys, monkeypatch):
+    def test_compiling_without_a_compiler_is_refused(self, home, capsys, monkeypatch):
         monkeypatch.setattr("shutil.which", lambda name: None)
         [sentence] = refused(["train", "text-small", "--data", "text.txt", "--train.compile"], capsys)
         assert "C++ compiler" in sentence and not Path("runs").exists()
 
-    def test_unknown_recipe(self, home, capsys):
+    def test_an_unknown_recipe_is_refused(self, home, capsys):
         [sentence] = refused(["train", "enwik8-smal"], capsys)
         assert "got 'enwik8-smal'. Did you mean enwik8-small?" in sentence
 
-    def test_typo_in_a_recipe(self, home, capsys):
+    def test_a_typo_in_a_recipe_is_refused(self, home, capsys):
         Path("typo.toml").write_text("[train]\nlearning_rat = 1\nmem_len = -1\n[model]\nn_layers = 3\n")
         sentences = refused(["train", "typo.toml", "--train.batch-siz", "3"], capsys)
         assert sorted(sentences) == [
@@ -154,22 +154,22 @@ class TestMistakes:
             "train.mem_len in recipe typo.toml must be at least 0, got -1.",
         ]
 
-    def test_missing_file(self, home, capsys):
+    def test_a_missing_file_is_refused(self, home, capsys):
         [sentence] = refused(["train", "text-small", "--data", "nothing.txt"], capsys)
         assert "there is no nothing.txt" in sentence
 
-    def test_empty_file(self, home, capsys):
+    def test_an_empty_file_is_refused(self, home, capsys):
         Path("empty.txt").write_text("")
         [sentence] = refused(["train", "text-small", "--data", "empty.txt"], capsys)
         assert "empty.txt" in sentence and "empty" in sentence
         assert not Path("runs").exists()
 
-    def test_binary_in_a_word_corpus(self, home, capsys):
+    def test_a_binary_file_in_a_word_corpus_is_refused(self, home, capsys):
         Path("binary.dat").write_bytes(bytes(range(256)) * 40)
         [sentence] = refused(["train", "text-words", "--data", "binary.dat"], capsys)
         assert "binary.dat" in sentence and "byte" in sentence
 
-    def test_negative_length(self, home, capsys):
+    def test_a_negative_length_is_refused(self, home, capsys):
         sentences = refused(["train", "text-small", "--data", "text.txt", "--train.mem-len", "-5"], capsys)
         assert sentences == ["--train.mem-len must be at least 0, got -5."]
         assert refused(words("eval run --mem-len -5 3 --batch-size 0"), capsys) == [
@@ -177,14 +177,14 @@ class TestMistakes:
             "--mem-len must be at least 0, got -5.",
         ]
 
-    def test_attn_len_longer_than_memory_and_itself(self, home, capsys):
+    def test_an_attn_len_beyond_the_visible_keys_is_refused(self, home, capsys):
         [sentence] = refused(words("eval run --mem-len 5 --attn-len 7"), capsys)
         assert sentence.startswith("--attn-len must be at most --mem-len + 1 = 6, got 7")
         [sentence] = refused(words("train text-small --data text.txt --train.mem-len 5 --train.attn-len 7"), capsys)
         assert "attn-len must be at most --train.mem-len + 1 = 6, got 7" in sentence
 
-    def test_checkpoint_of_another_vocabulary(self, home, capsys):
-        """A prepared corpus keeps its own symbols; text would be read with the run's."""
+    def test_a_checkpoint_of_another_vocabulary_is_refused(self, home, capsys):
+        """A prepared corpus keeps its own vocabulary; plain text would be read with the run's."""
         from transformer_xl.data.corpus import Corpus
 
         text = b"a few words of text\n" * 9
@@ -195,16 +195,16 @@ class TestMistakes:
         [sentence] = refused(["eval", "run", "--data", "words"], capsys)
         assert "vocabulary" in sentence and "256 bytes" in sentence
 
-    def test_vocabulary_of_another_size(self, home, capsys):
+    def test_a_vocabulary_of_another_size_is_refused(self, home, capsys):
         words = ["train", "text-small", "--data", "text.txt", "--out", "new", "--model.vocab-size", "204"]
         [sentence] = refused(words, capsys)
         assert "model.vocab_size must be 256" in sentence and "got 204" in sentence
 
-    def test_run_folder_that_exists(self, home, capsys):
+    def test_an_existing_run_folder_is_refused(self, home, capsys):
         [sentence] = refused(["train", "text-small", "--data", "text.txt", "--out", "run"], capsys)
         assert sentence == "run exists. Go on with it by --resume, or choose another folder with --out."
 
-    def test_full_disk(self, home, capsys):
+    def test_a_full_disk_is_reported(self, home, capsys):
         Path("small").mkdir()
         mounted = ["mount", "-t", "tmpfs", "-o", "size=60k", "txl-test", "small"]
         if os.name != "posix" or subprocess.run(mounted, capture_output=True).returncode:
@@ -220,7 +220,7 @@ class TestMistakes:
             subprocess.run(["umount", "small"], check=True)
 
 
-def test_a_disk_that_fills_up_is_told_wherever_it_happens(monkeypatch, capsys):
+def test_a_full_disk_is_reported_wherever_it_happens(monkeypatch, capsys):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file")
 
@@ -230,7 +230,7 @@ def test_a_disk_that_fills_up_is_told_wherever_it_happens(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 2), (errno.EIO, 2), (errno.EPIPE, 141)])
 @pytest.mark.parametrize("fails", ["write", "flush"])
-def test_output_that_cannot_be_written_is_told_unless_its_reader_left(number, status, fails, monkeypatch, capsys):
+def test_failing_output_is_reported_unless_its_reader_ended(number, status, fails, monkeypatch, capsys):
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -279,7 +279,7 @@ def test_env_does_not_name_the_home_folder(cache, told, tmp_path, monkeypatch, c
     assert shown.count(told) == 2 and str(user) not in shown
 
 
-def test_an_interrupt_is_told(monkeypatch, capsys):
+def test_an_interrupt_is_reported(monkeypatch, capsys):
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -288,7 +288,7 @@ def test_an_interrupt_is_told(monkeypatch, capsys):
     assert capsys.readouterr().err == "txl: Interrupted.\n"
 
 
-def test_a_name_that_a_locale_does_not_know_is_told(monkeypatch, capsys):
+def test_a_name_outside_the_encoding_of_the_locale_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(COMMANDS["env"], "run", lambda _: "a = 'caf\udce9.txt'\n".encode())
     assert refused(["env"], capsys) == ["'caf\\udce9.txt' is not text in utf-8. Rename it, or set LC_ALL=C.UTF-8."]
 
@@ -324,7 +324,7 @@ def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not()
         ("eval run --split some", "some"),
     ],
 )
-def test_words_that_no_command_knows_are_refused(arguments: str, told: str, capsys):
+def test_unknown_words_of_a_command_line_are_refused(arguments: str, told: str, capsys):
     with pytest.raises(SystemExit) as exit:
         main(arguments.split())
     shown = capsys.readouterr()
@@ -332,12 +332,12 @@ def test_words_that_no_command_knows_are_refused(arguments: str, told: str, caps
     assert told in shown.err + shown.out and "Traceback" not in shown.err
 
 
-def test_several_mistakes_in_generate_come_at_once(home, capsys):
+def test_several_mistakes_in_generate_are_reported_at_once(home, capsys):
     sentences = refused(words("generate run --n 0 --max-tokens 0 --top-p 3 --mem-len -1 --from-test 600"), capsys)
     assert len(sentences) == 5
 
 
-def test_resuming_changes_only_what_cannot_matter(home, capsys):
+def test_resuming_allows_only_changes_without_effect_on_the_result(home, capsys):
     sentences = refused(words("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
     assert len(sentences) == 1 and "got 'x'" in sentences[0]
     changes = "--train.lr 3 --train.max-steps 9 --data other --init x"
@@ -351,7 +351,7 @@ def test_resuming_changes_only_what_cannot_matter(home, capsys):
 
 
 @pytest.mark.parametrize("line", ["--resume text-small", "text-small --resume", "--resume auto text-small"])
-def test_resume_takes_the_word_auto_and_no_other(line, home, capsys):
+def test_resume_accepts_only_the_word_auto(line, home, capsys):
     capsys.readouterr()
     assert main(words(f"train {line} --out run --train.max-steps 9 --print-config")) == 0
     assert "max_steps = 9" in capsys.readouterr().out
@@ -363,7 +363,7 @@ def test_a_run_stopped_by_a_signal_ends_with_75(home, monkeypatch, capsys):
     assert "--resume --out stopped" in capsys.readouterr().out
 
 
-def test_env_says_what_runs_and_why(capsys):
+def test_env_reports_device_precision_and_backend_with_reasons(capsys):
     assert main(["env", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert {"python", "packages", "cores", "threads", "cpu_features", "devices", "backends", "auto"} <= facts.keys()

@@ -1,4 +1,4 @@
-"""Laws of `txl demo`: it keeps its time on a machine that slows down, and leaves the folders of others alone."""
+"""`txl demo` keeps its time limit on a machine that slows down, and does not touch other folders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TIMED = ("cli.journeys.demo", "cli.options.train", "train.step", "evaluation.sco
 
 
 class Machine:
-    """A clock that only a model's work moves on: a step takes `step` seconds, five times as long once it is busy."""
+    """A clock that advances only with a model's work: a step takes `step` seconds, and five times that when busy."""
 
     def __init__(self, step: float, busy_from: float = math.inf):
         self.now, self.busy_from = 0.0, busy_from
@@ -52,7 +52,7 @@ class Machine:
 
 
 def on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all that looks at the clock, and all that a model does, happen on that machine."""
+    """Replace the clock and the model's work by this machine's."""
 
     def worked(layer: DecoderLayer, x: Tensor, *others: Any, **options: Any) -> Tensor:
         machine.work(len(x) * x.shape[1], layer.training)
@@ -80,7 +80,7 @@ def demo(tmp_path: Path, monkeypatch):
     return run
 
 
-def test_it_trains_scores_writes_and_compares(demo, capsys):
+def test_the_demo_trains_scores_generates_and_compares(demo, capsys):
     """Its verdict on gzip is the plain comparison."""
     assert demo(Machine(0.1), "--minutes 0.5 --out runs/demo") == 0
     shown = capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_it_trains_scores_writes_and_compares(demo, capsys):
 
 
 @pytest.mark.parametrize("busy_from", [math.inf, 20, 48], ids=["never", "training", "scoring"])
-def test_it_ends_in_time_on_a_machine_that_gets_busy(demo, busy_from):
+def test_the_demo_ends_in_time_on_a_machine_that_becomes_busy(demo, busy_from):
     machine = Machine(0.5, busy_from)
     assert demo(machine, "--minutes 1 --out run") == 0
     assert 50 < machine.now <= 60
@@ -111,7 +111,7 @@ def test_it_ends_in_time_on_a_machine_that_gets_busy(demo, busy_from):
     assert 0 < targets <= 2999
 
 
-def test_a_slow_machine_scores_less_text_and_compressors_get_the_same(demo, capsys):
+def test_a_slow_machine_scores_less_text_and_compressors_read_the_same_text(demo, capsys):
     assert demo(Machine(2), "--minutes 1 --out run") == 0
     shown = capsys.readouterr().out
     [scored] = [int(size.replace(",", "")) for size in re.findall(r"on ([\d,]+) of 3,000 bytes", shown)]

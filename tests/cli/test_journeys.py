@@ -1,4 +1,4 @@
-"""What a user does from first to last, on a real text, as processes of their own."""
+"""Whole sessions of a user, from training to evaluation, on a real text; each command is its own process."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_written_config_repeats_the_run_to_the_bit(home: Path):
     assert losses("runs/again") == losses("runs/first")
 
 
-def test_a_run_stopped_by_a_signal_saves_ends_with_75_and_goes_on(home: Path):
+def test_a_run_stopped_by_a_signal_saves_ends_with_75_and_resumes(home: Path):
     arguments = ["train", "text-small", "--data", "text.py", "--out", "runs/long", *TINY, "--train.max-steps", "4000"]
     with subprocess.Popen([sys.executable, "-m", "transformer_xl", *arguments], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -118,7 +118,7 @@ def test_same_length_is_attn_len_equal_to_mem_len(home: Path, capsys):
     assert json.loads(capsys.readouterr().out)["results"][0]["nats"] == same[0]["nats"]
 
 
-def test_score_gives_a_line_for_a_line_from_a_file_or_standard_input(home: Path, capsys):
+def test_score_prints_a_line_for_each_line_of_a_file_or_standard_input(home: Path, capsys):
     Path("lines.txt").write_bytes(b"import os\n\nxyzzy " * 3)
     shown = txl("score", "runs/first", "-", given=b"import os\n\nxyzzy " * 3).splitlines()
     figures = [list(map(float, line.split("\t"))) for line in shown]
@@ -143,7 +143,7 @@ def test_generation_follows_its_prompt_and_its_seed(home: Path, capsys):
     assert json.loads(capsys.readouterr().out)["text"] == rows[0]["text"]
 
 
-def test_a_text_streams_behind_its_prompt_and_ends_before_a_stop(home: Path, capsys):
+def test_a_text_streams_after_its_prompt_and_ends_before_a_stop_string(home: Path, capsys):
     assert main(words("generate runs/first --from-test 30 --max-tokens 60 --temperature 0")) == 0
     shown = capsys.readouterr()
     prompt = TEXT[-1000:][:30].decode()
@@ -154,7 +154,7 @@ def test_a_text_streams_behind_its_prompt_and_ends_before_a_stop(home: Path, cap
     assert stop not in capsys.readouterr().out.removesuffix("\n")[len(prompt) :]
 
 
-def test_fine_tuning_starts_from_the_weights_and_symbols_of_a_run(home: Path, capsys):
+def test_fine_tuning_starts_from_the_weights_and_vocabulary_of_a_run(home: Path, capsys):
     Path("other.txt").write_text("Another text, in quite another style. " * 50)
     few = words("--train.max-steps 1 --train.lr 0 --model.dropout 0.25 --train.tgt-len 8 --train.mem-len 8")
     arguments = ["train", "text-small", "--data", "other.txt", "--init", "runs/first", "--out", "runs/tuned", *few]
@@ -171,7 +171,7 @@ def test_fine_tuning_starts_from_the_weights_and_symbols_of_a_run(home: Path, ca
     assert (config.corpus.unit, config.corpus.newlines) == ("byte", "keep")
 
 
-def test_a_tuned_run_of_words_goes_on_with_the_words_it_began_with(home: Path):
+def test_a_fine_tuned_run_resumes_with_its_first_vocabulary(home: Path):
     Path("one.txt").write_text("a b c d e f g\n" * 60)
     Path("two.txt").write_text("a b x y z\n" * 60)
     few = [*TINY, "--train.max-steps", "2"]
@@ -195,7 +195,7 @@ def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsy
 
 
 def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypatch, capsys):
-    """A part of one, as sentences in a new order each epoch; every figure says that it is a part."""
+    """A partial corpus, as sentences in a new order each epoch; every figure is marked as partial."""
     text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40
     files = {"train": "", "valid": "", "lost": ""}
     splits = {"train": ("train", "lost"), "valid": ("valid",), "test": ("valid",)}
@@ -229,7 +229,7 @@ def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypa
     assert "2 of 2 words of the prompt are unknown to the model" in shown.err
 
 
-def test_a_reader_that_has_enough_is_no_mistake(home: Path):
+def test_a_reader_that_stops_early_is_not_a_mistake(home: Path):
     command = f"{sys.executable} -m transformer_xl score runs/first text.py | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, timeout=100)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1 and b"Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""What a week of training relies on: checkpoints that are known to be whole, one writer, a reason when it ends."""
+"""Long training runs are reliable: checkpoints are verified, a run has one writer, and its end has a reason."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ device = "cpu"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """A recipe, its text, and a run by it."""
+    """A recipe, its text, and a run trained with it."""
     folder = tmp_path_factory.mktemp("trust")
     (folder / "tiny.toml").write_text(RECIPE)
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
@@ -89,7 +89,7 @@ def flip(path: Path, place: int) -> None:
 
 
 @given(data=st.binary(max_size=50), place=st.integers(0, 10**6))
-def test_a_flipped_bit_is_seen(tmp_path_factory, data, place):
+def test_a_flipped_bit_is_detected(tmp_path_factory, data, place):
     folder = tmp_path_factory.mktemp("sealed")
     (folder / "a b").write_bytes(data + b"x")
     (folder / "other").write_bytes(data)
@@ -103,7 +103,7 @@ def test_a_flipped_bit_is_seen(tmp_path_factory, data, place):
     check_seal(folder / "other")
 
 
-def test_the_checksums_are_those_of_coreutils(run):
+def test_the_checksums_equal_those_of_coreutils(run):
     tool = shutil.which("sha256sum")
     if tool is None:
         pytest.skip("there is no sha256sum")
@@ -111,7 +111,7 @@ def test_the_checksums_are_those_of_coreutils(run):
 
 
 @pytest.mark.parametrize("name", [*FILES, SEAL])
-def test_a_damaged_last_checkpoint_is_put_aside_and_the_run_ends_with_the_same_bits(home, run, name, capsys):
+def test_a_damaged_last_checkpoint_is_set_aside_and_the_run_ends_with_the_same_bits(home, run, name, capsys):
     weights = {path.name: (path / "model.safetensors").read_bytes() for path in checkpoints(run)}
     figures = without_clock(run)
     flip(latest(run) / name, 8 * 20 + 3)
@@ -123,7 +123,7 @@ def test_a_damaged_last_checkpoint_is_put_aside_and_the_run_ends_with_the_same_b
     assert without_clock(run) == figures
 
 
-def test_a_run_all_of_whose_checkpoints_are_damaged_is_one_sentence(home, run, capsys):
+def test_a_run_with_only_damaged_checkpoints_is_refused_in_one_sentence(home, run, capsys):
     for folder in checkpoints(run):
         flip(folder / "model.safetensors", 12345)
     assert main(words(home, run, "--resume")) == 2
@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_is_not_scored(run, capsys):
     assert told.count("\n") == 1 and "model.safetensors is cut short, damaged or of another kind" in told
 
 
-def test_which_checkpoint_is_the_best_is_no_guess(run, capsys):
+def test_the_best_checkpoint_is_never_guessed(run, capsys):
     """A damaged header may be that of the best: another one is not taken for it in silence, and training goes on."""
     flip(checkpoints(run)[0] / "config.json", 8 * 30)
     assert main(["eval", str(run)]) == 2
@@ -146,7 +146,7 @@ def test_which_checkpoint_is_the_best_is_no_guess(run, capsys):
     assert [path.name for path in checkpoints(run)] == ["step_00000009", "step_00000012"]
 
 
-def test_resuming_a_finished_run_scores_it_again_and_tells_it_once(home, run):
+def test_resuming_a_finished_run_scores_it_again_and_logs_it_once(home, run):
     figures = without_clock(run)
     assert main(words(home, run, "--resume")) == 0
     assert without_clock(run) == figures and figures[-1]["checkpoint"] == "step_00000012"
@@ -157,7 +157,7 @@ def content(folder: Path) -> dict[Path, bytes]:
 
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command line is refused with."""
+    """The sentence with which a command line is refused."""
     capsys.readouterr()
     assert main(arguments) == 2
     shown = capsys.readouterr()
@@ -165,7 +165,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return shown.err
 
 
-def test_resuming_takes_no_weights_from_elsewhere_and_leaves_the_run_as_it_was(home, run, capsys):
+def test_resuming_with_initial_weights_is_refused_and_leaves_the_run_unchanged(home, run, capsys):
     before = content(run)
     assert "--init is not given in" in refusal(words(home, run, "--resume", "--init", str(run)), capsys)
     assert content(run) == before
@@ -181,7 +181,7 @@ def test_resuming_takes_no_weights_from_elsewhere_and_leaves_the_run_as_it_was(h
         (["--corpus.min-count", "5"], "--corpus.min-count must be 1 with --init"),
     ],
 )
-def test_what_contradicts_the_run_to_start_from_is_refused(home, tmp_path, given, must, capsys):
+def test_settings_that_contradict_the_initial_run_are_refused(home, tmp_path, given, must, capsys):
     sentence = refusal(words(home, tmp_path / "new", "--init", str(home / "run"), *given), capsys)
     assert sentence.startswith(f"txl: {must}") and f"got {given[1]}" in sentence.replace('"', "")
     assert not (tmp_path / "new").exists()
@@ -217,7 +217,7 @@ def test_settings_left_open_are_those_of_the_run_that_goes_on(home, tmp_path, ca
     assert "--train.lr is" in refusal([*line, "--train.lr", "3"], capsys)
 
 
-def test_a_run_goes_on_by_the_recipe_it_began_with(home, run, tmp_path, capsys):
+def test_a_run_resumes_with_the_recipe_it_began_with(home, run, tmp_path, capsys):
     before = content(run)
     (tmp_path / "tiny.toml").write_text(RECIPE + "lr = 0.5\n")
     for other in ("ptb-small", str(tmp_path / "tiny.toml")):
@@ -231,7 +231,7 @@ def test_a_run_goes_on_by_the_recipe_it_began_with(home, run, tmp_path, capsys):
     assert main(["train", "ptb-small", "--out", str(run), "--resume"]) == 0  # of a version that did not note it
 
 
-def test_one_line_begins_a_run_and_goes_on_with_it(home, tmp_path, capsys):
+def test_one_command_begins_a_run_and_resumes_it(home, tmp_path, capsys):
     line = words(home, tmp_path / "run", "--init", str(home / "run"), "--resume", "auto")
     assert main(line) == 0
     assert "Resumed" not in capsys.readouterr().out
@@ -250,17 +250,17 @@ def test_one_line_begins_a_run_and_goes_on_with_it(home, tmp_path, capsys):
         assert main(line) == 2 and "holds no checkpoint to go on from" in capsys.readouterr().err
 
 
-def test_a_start_is_logged_before_what_is_said_of_its_text(run):
+def test_a_start_is_logged_before_the_notes_about_its_text(run):
     log = (run / "log.txt").read_text().splitlines()
     assert "M parameters on " in log[0] and log[1].startswith("train, valid, test: text.txt")
 
 
-def test_beginning_again_never_takes_a_run_that_saved_in_the_meantime(run):
+def test_beginning_again_never_removes_a_run_that_saved_in_the_meantime(run):
     with pytest.raises(FileExistsError, match="Go on with it by --resume"):
         refuse_run(run, resume=False, afresh=True)
 
 
-def test_a_folder_that_is_no_run_is_left_alone(home, tmp_path, capsys):
+def test_a_folder_that_is_not_a_run_is_left_alone(home, tmp_path, capsys):
     (tmp_path / "letters").write_text("keep me")
     for more in ([], ["--resume", "auto"]):
         assert f"{tmp_path} exists. Choose another folder" in refusal(words(home, tmp_path, *more), capsys)
@@ -269,7 +269,7 @@ def test_a_folder_that_is_no_run_is_left_alone(home, tmp_path, capsys):
 
 @pytest.mark.parametrize("more", [[], ["--resume"], ["--resume", "auto"]])
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_run_in_progress_is_in_use_whether_it_saved_or_not(home, run, more, saved, capsys):
+def test_a_run_in_progress_is_locked_before_and_after_its_first_save(home, run, more, saved, capsys):
     if not saved:
         shutil.rmtree(run / "checkpoints")
     with lock_folder(run):
@@ -277,7 +277,7 @@ def test_a_run_in_progress_is_in_use_whether_it_saved_or_not(home, run, more, sa
 
 
 class Failing(io.StringIO):
-    """Standard output that can be written so often, and then no more."""
+    """Standard output that fails after a number of writes."""
 
     def __init__(self, number: int, writes: int = 3):
         super().__init__()
@@ -290,7 +290,7 @@ class Failing(io.StringIO):
         return super().write(text)
 
 
-def test_a_reader_that_leaves_ends_a_run_as_sigterm_does(home, tmp_path, monkeypatch, capsys):
+def test_a_reader_that_ends_stops_a_run_as_sigterm_does(home, tmp_path, monkeypatch, capsys):
     line = words(home, tmp_path / "run")
     monkeypatch.setattr(sys, "stdout", Failing(errno.EPIPE))
     assert main(line) == STOPPED
@@ -304,17 +304,17 @@ def test_a_reader_that_leaves_ends_a_run_as_sigterm_does(home, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_run_outlives_its_output(home, tmp_path, number, monkeypatch, capsys):
+def test_a_run_continues_after_its_output_fails(home, tmp_path, number, monkeypatch, capsys):
     """A full disk holds standard output, or the terminal of a run in the background was closed."""
     monkeypatch.setattr(sys, "stdout", Failing(number))
     assert main(words(home, tmp_path / "run")) == 0
     [sentence] = capsys.readouterr().err.splitlines()
-    assert sentence == f"txl: standard output: {os.strerror(number)}. The work goes on without it."
+    assert sentence == f"txl: standard output: {os.strerror(number)}. The work continues without it."
     assert without_clock(tmp_path / "run") == without_clock(home / "run")
     assert "step 12/12" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_a_run_needs_no_output(home, tmp_path, monkeypatch):
+def test_a_run_continues_without_output(home, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(words(home, tmp_path / "run")) == 0
 
@@ -368,7 +368,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("option", ["--data", "--out", "--corpus.vocab"])
-def test_a_name_that_no_config_can_hold_is_refused(home, tmp_path, option, capsys):
+def test_a_name_that_config_toml_cannot_hold_is_refused(home, tmp_path, option, capsys):
     odd = tmp_path / "odd\udcff"
     odd.write_text("to be or not to be\n" * 60)
     line = words(home, tmp_path / "new", option, str(odd if option != "--out" else tmp_path / "run\udcff"))
@@ -376,7 +376,7 @@ def test_a_name_that_no_config_can_hold_is_refused(home, tmp_path, option, capsy
     assert [path.name for path in tmp_path.iterdir()] == ["odd\udcff"]
 
 
-def test_what_is_whole_stays(run):
+def test_whole_checkpoints_are_not_set_aside(run):
     names = [path.name for path in checkpoints(run)]
     put_damaged_aside(run, lambda told: pytest.fail(told))
     assert [path.name for path in checkpoints(run)] == names
@@ -388,7 +388,7 @@ def _hold(folder: Path, ready, done) -> None:
         done.wait(60)
 
 
-def test_a_folder_is_held_by_one_process_until_that_ends(tmp_path):
+def test_a_folder_is_locked_by_one_process_until_it_ends(tmp_path):
     context = multiprocessing.get_context("spawn")
     ready, done = context.Event(), context.Event()
     other = context.Process(target=_hold, args=(tmp_path / "run", ready, done))
@@ -403,7 +403,7 @@ def test_a_folder_is_held_by_one_process_until_that_ends(tmp_path):
     assert (tmp_path / "run" / "kept").exists()
 
 
-def test_holding_a_folder_leaves_nothing_where_nothing_was(tmp_path):
+def test_locking_a_new_folder_leaves_nothing(tmp_path):
     with lock_folder(tmp_path / "a" / "b"):
         pass
     assert not list(tmp_path.iterdir())
@@ -422,7 +422,7 @@ def test_checkpoints_leave_no_garbage_but_the_last_ones(home, tmp_path, monkeypa
     assert found[87] < 300  # what one leaves is 127 objects; left to itself, Python has some 600 here
 
 
-def test_copies_stay_as_they_are_until_the_work_on_them_is_done_and_their_memory_is_used_again():
+def test_copies_stay_unchanged_until_written_and_their_memory_is_reused():
     aside, tensor, found = BackgroundWriter(), torch.arange(6.0).view(2, 3).T, []
     for number in range(3):
         copy = aside.snapshot().take("tensor", tensor + number)
@@ -435,7 +435,7 @@ def test_copies_stay_as_they_are_until_the_work_on_them_is_done_and_their_memory
     assert BackgroundWriter(kept=False).snapshot().take("tensor", tensor).numel() == 0
 
 
-def test_work_goes_on_aside_in_order_and_its_failure_is_told():
+def test_background_work_runs_in_order_and_reports_its_failure():
     gate, done, aside = threading.Event(), [], BackgroundWriter()
 
     def work():
@@ -474,7 +474,7 @@ def test_a_step_folder_without_its_files_is_damaged(run):
 
 
 @pytest.mark.parametrize("rest", ["\0" * 50, '{"step": 9, "loss', '\0\n{"step": 8}\n\0'])
-def test_metrics_behind_the_last_checkpoint_may_be_garbled(tmp_path, rest):
+def test_metrics_after_the_last_checkpoint_may_be_damaged(tmp_path, rest):
     log = metrics.MetricLog(tmp_path / "metrics.jsonl")
     for step in (2, 4, 6):
         log.log({"step": step})
@@ -508,7 +508,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monk
     assert without_clock(tmp_path / "run") == without_clock(home / "run")
 
 
-def test_a_snapshot_does_not_change_while_training_goes_on():
+def test_a_snapshot_does_not_change_while_training_continues():
     trainer = trainer_of("averaged", ALONE)
     for _ in range(3):
         trainer.advance()
@@ -527,7 +527,7 @@ def test_a_snapshot_does_not_change_while_training_goes_on():
         ("memory", "the memory of layer 1"),
     ],
 )
-def test_what_is_not_finite_first_is_named(where, told):
+def test_the_first_value_that_is_not_finite_is_named(where, told):
     trainer = trainer_of("plain", ALONE)
     trainer.advance()
     layer, bias = trainer.model.backbone.layers[1], trainer.model.softmax.bias
@@ -546,7 +546,7 @@ def test_what_is_not_finite_first_is_named(where, told):
     assert f"{MOST_SKIPPED} steps in a row" in str(caught.value)
 
 
-def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is(monkeypatch):
+def test_a_step_with_an_infinite_loss_is_skipped_even_if_its_gradient_is_finite(monkeypatch):
     trainer = trainer_of("plain", ALONE)
     regular = Objective.forward
 
@@ -560,7 +560,7 @@ def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is(monkeypatch
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
-def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_on_them(home, tmp_path, monkeypatch):
+def test_metrics_are_on_the_disk_before_their_checkpoint(home, tmp_path, monkeypatch):
     order, rename = [], Path.rename
 
     def renamed(path: Path, to: Path) -> Path:

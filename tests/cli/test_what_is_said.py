@@ -1,4 +1,4 @@
-"""What is told to a user is true and can be followed: help, sentences, titles and documentation."""
+"""Help, error messages, titles and documentation are true, and a user can follow them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_oldest_torch_that_is_declared_has_every_optimizer():
     assert torch == "torch>=2.9", "torch.optim.Muon, which every small recipe trains with, came with 2.9"
 
 
-def test_report_promises_no_model_of_the_hub(capsys):
+def test_report_does_not_offer_models_of_the_hub(capsys):
     assert "hf:" not in shown_help("report", capsys)
     assert "hf:NAME" in shown_help("analyse recl", capsys)
 
@@ -79,7 +79,7 @@ def environment(monkeypatch):
 
 @pytest.mark.parametrize("missing", LAUNCH)
 @pytest.mark.parametrize("value", [None, "", " "])
-def test_what_is_no_whole_launch_is_one_process(missing, value, environment, capsys):
+def test_an_incomplete_launch_is_one_process(missing, value, environment, capsys):
     given = {name: word for name, word in LAUNCH.items() if name != missing}
     environment(**given, **({} if value is None else {missing: value}))
     with join_ranks("cpu") as ranks:
@@ -95,7 +95,7 @@ def test_what_is_no_whole_launch_is_one_process(missing, value, environment, cap
 
 @pytest.mark.parametrize("export", [{"WORLD_SIZE": ""}, {"WORLD_SIZE": "8"}, {"WORLD_SIZE": "many"}, {"RANK": "x"}])
 @pytest.mark.parametrize("command", ["eval nowhere", "train nowhere", "train"])
-def test_an_export_of_a_scheduler_leaves_every_sentence_as_it_is(export, command, environment, capsys):
+def test_variables_of_a_scheduler_change_no_sentence(export, command, environment, capsys):
     told = []
     for variables in ({}, export):
         environment(**variables)
@@ -110,7 +110,7 @@ def test_an_export_of_a_scheduler_leaves_every_sentence_as_it_is(export, command
     "wrong",
     [{"WORLD_SIZE": "two"}, {"WORLD_SIZE": "-2"}, {"RANK": "2"}, {"RANK": "9" * 5000}, {"MASTER_PORT": "65536"}],
 )
-def test_a_launch_of_wrong_numbers_is_a_sentence(wrong, environment, capsys):
+def test_a_launch_with_wrong_numbers_is_refused_in_one_sentence(wrong, environment, capsys):
     environment(**LAUNCH | wrong)
     for command in ("eval nowhere", "train nowhere"):
         assert main(command.split()) == 2
@@ -119,26 +119,26 @@ def test_a_launch_of_wrong_numbers_is_a_sentence(wrong, environment, capsys):
 
 
 @pytest.mark.parametrize("width", ["5", "1", "0", "-3", "wide", "1000000000"])
-def test_help_comes_on_a_terminal_of_any_width(width, monkeypatch, capsys):
+def test_help_is_printed_on_a_terminal_of_any_width(width, monkeypatch, capsys):
     """tyro's columns never end on a terminal of five columns or fewer."""
     monkeypatch.setenv("COLUMNS", width)
     assert "--dynamic" in shown_help("eval", capsys)
 
 
-def test_help_comes_on_a_terminal_that_says_it_has_a_column(monkeypatch, capsys):
+def test_help_is_printed_on_a_terminal_that_reports_one_column(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "")
     monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((1, 24)))
     assert "--dynamic" in shown_help("eval", capsys)
 
 
 @pytest.mark.parametrize("device", ["mps", "gpu", "tpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0"])
-def test_a_device_that_was_never_run_is_refused_without_the_words_of_torch(device):
+def test_an_unsupported_device_is_refused_in_our_own_words(device):
     with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda or cuda:N, got '.*'\.$") as error:
         resolve_device(device)
     assert f"got {device!r}." in str(error.value)
 
 
-def test_a_cuda_device_that_is_not_there_is_a_sentence(monkeypatch):
+def test_a_missing_cuda_device_is_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for device in ("cuda:2", "cuda:999999999"):
         with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda, or cuda:N with N below 2, got '"):
@@ -150,13 +150,13 @@ def test_a_cuda_device_that_is_not_there_is_a_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "positions"), [("transformer-xl", 0), ("shaw", 3), ("vaswani", 0), ("al-rfou", 3)])
-def test_a_model_without_symbols_is_not_built(kind, positions):
+def test_a_model_with_an_empty_vocabulary_is_not_built(kind, positions):
     with pytest.raises(ValueError, match="vocab_size must be at least 1 to build a model, got 0"):
         build_model(TransformerXLConfig(vocab_size=0, kind=kind, positions=positions))
 
 
 @pytest.mark.parametrize("command", ["train text-small --data nope", "train text-small --corpus.name nope"])
-def test_a_text_that_is_missing_is_named_with_the_option_that_gives_it(command, tmp_path, monkeypatch, capsys):
+def test_a_missing_text_is_named_with_its_option(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(command.split()) == 2
     told = capsys.readouterr().err
@@ -164,7 +164,7 @@ def test_a_text_that_is_missing_is_named_with_the_option_that_gives_it(command, 
 
 
 @pytest.mark.parametrize("word", ["none", "None", "NONE"])
-def test_none_is_spelled_alike_wherever_it_means_something(word, monkeypatch):
+def test_none_has_one_spelling_everywhere(word, monkeypatch):
     asked = []
     monkeypatch.setattr("transformer_xl.cli.journeys.evaluate.evaluate", asked.append)
     assert main(["eval", "run", "--clamp-len", word, "5", "--attn-len", word]) == 0
@@ -172,7 +172,7 @@ def test_none_is_spelled_alike_wherever_it_means_something(word, monkeypatch):
     assert load_recipe("text-small", ["--train.clamp-len", word]).train.clamp_len is None
 
 
-def test_help_says_none_as_it_is_given(capsys):
+def test_help_shows_none_as_it_is_typed(capsys):
     assert "--clamp-len N|none ..." in shown_help("eval", capsys)
 
 
@@ -186,7 +186,7 @@ def test_none_is_refused_where_it_would_mean_the_default(option, word, capsys):
 
 
 @pytest.mark.parametrize("word", ["nobody", "1.5", "-3x", ""])
-def test_what_is_neither_a_length_nor_none_is_refused(word, capsys):
+def test_a_value_that_is_neither_a_length_nor_none_is_refused(word, capsys):
     with pytest.raises(SystemExit) as exit:
         main(["eval", "run", "--clamp-len", word])
     shown = capsys.readouterr()
@@ -235,7 +235,7 @@ def test_a_result_that_is_not_finite_is_shown_and_is_a_failure(home, capsys):
     assert [(result["finite"], result["loss"]) for result in results] == [(False, None)] * 2
 
 
-def test_a_model_whose_weights_are_not_finite_is_no_success(home, tmp_path, capsys):
+def test_a_model_with_weights_that_are_not_finite_is_a_failure(home, tmp_path, capsys):
     broken = load_model("run")
     with torch.no_grad():
         broken.model.softmax.bias[0] = torch.nan
@@ -246,7 +246,7 @@ def test_a_model_whose_weights_are_not_finite_is_no_success(home, tmp_path, caps
         assert "nan" in shown.out and "finite" in shown.err and "dynamic" not in shown.err
 
 
-def test_bits_per_byte_of_a_text_with_unknown_words_say_that_they_compare_with_none(home, capsys):
+def test_bits_per_byte_with_unknown_words_are_marked_as_not_comparable(home, capsys):
     told = "bits/byte is not comparable with other vocabularies: <unk> hides what it stands for"
     assert main(words("eval run --data other.txt")) == 0
     assert told in capsys.readouterr().out.splitlines()[0]
@@ -259,7 +259,7 @@ def test_bits_per_byte_of_a_text_with_unknown_words_say_that_they_compare_with_n
     assert capsys.readouterr().err == ""
 
 
-def test_words_of_a_text_without_spaces_are_a_warning(home, capsys):
+def test_words_of_a_text_without_spaces_give_a_warning(home, capsys):
     Path("lines.txt").write_text("\n".join(["".join(map(chr, range(0x4E00, 0x4E00 + 200)))] * 100))
     assert main(["train", "text-words", "--data", "lines.txt", "--out", "lines", *TINY]) == 0
     assert "lines.txt has 300 bytes for each word, " in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""Recipes: every packaged one loads and its header is true, files and command lines are read by one law, and TOML goes
-there and back."""
+"""Recipes: every packaged recipe loads and has a true header, files and command lines follow the same rules, and
+writing and reading TOML is exact."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def parameters(config: TransformerXLConfig) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if load_recipe(name).model.vocab_size])
-def test_header_counts_the_parameters_tied_ones_once(name: str):
+def test_header_counts_tied_parameters_once(name: str):
     count = parameters(load_recipe(name).model)
     assert re.findall(r"^# Parameters: (.*)$", header(name), re.MULTILINE) == [f"{count:,}"]
     for millions, decimals in re.findall(r"(\d+\.?(\d*))M parameters", header(name).splitlines()[0]):
@@ -114,12 +114,12 @@ def test_published_counts_of_models_without_a_recipe(count: int, name: str, over
     assert parameters(load_recipe(name, words(overrides)).model) == count
 
 
-def test_the_papers_recipes_are_those_with_a_published_number():
+def test_recipes_of_the_paper_have_a_published_number():
     assert {name for name in RECIPES if " · published: " in header(name).splitlines()[0]} == PAPER.keys()
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_recipe_of_the_paper_has_its_settings_and_tells_their_source(name: str):
+def test_recipe_of_the_paper_has_its_settings_and_names_their_source(name: str):
     config, text = load_recipe(name), header(name)
     tgt_len, mem_len, clamp_len, attn_len = PAPER[name]
     assert config.eval_lengths == Lengths(tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len, attn_len=attn_len)
@@ -138,7 +138,7 @@ def test_there_are_recipes_for_the_demo_the_benchmarks_and_a_users_own_text():
 
 
 @pytest.mark.parametrize("config", [*map(load_recipe, RECIPES), RunConfig(), UNUSUAL])
-def test_toml_there_and_back_is_the_same_config(config: RunConfig, tmp_path: Path):
+def test_writing_and_reading_toml_gives_the_same_config(config: RunConfig, tmp_path: Path):
     file = tmp_path / "config.toml"
     file.write_text(write_toml(config), encoding="utf-8")
     assert load_recipe(file) == config
@@ -159,7 +159,7 @@ def test_every_setting_can_be_given_on_the_command_line(section: str, tmp_path: 
     assert getattr(load_recipe(tmp_path / "empty.toml", overrides), section) == wanted
 
 
-def test_the_last_word_wins_over_the_recipe_and_over_data():
+def test_the_last_option_wins_over_the_recipe_and_over_data():
     config = load_recipe(
         "enwik8-small",
         ["--train.lr", "3", "--train.lr=0.5", "--model.pre-lnorm=false", "--train.compile", "--model.vocab_size", "7"],
@@ -169,7 +169,7 @@ def test_the_last_word_wins_over_the_recipe_and_over_data():
     assert (config.corpus.name, config.corpus.newlines, config.model.vocab_size) == ("some text", "drop", 7)
 
 
-def test_data_keeps_line_ends_and_lets_the_vocabulary_follow(tmp_path: Path):
+def test_data_keeps_line_ends_and_takes_the_vocabulary_from_the_text(tmp_path: Path):
     (tmp_path / "text").write_text("abc")
     config = load_recipe("enwik8-small", defaults=data_settings(str(tmp_path / "text")))
     assert (config.corpus.newlines, config.model.vocab_size) == ("keep", 0)
@@ -179,14 +179,14 @@ def test_data_keeps_line_ends_and_lets_the_vocabulary_follow(tmp_path: Path):
     assert load_recipe("enwik8-small").corpus.newlines == "drop"
 
 
-def test_overrides_are_parted_from_other_words_by_the_types_of_the_settings():
+def test_overrides_are_separated_from_other_words_by_the_types_of_settings():
     given = "enwik8 --train.compile a --train.compile false b --train.lr -1 c --out d --train.betas 0.1 0.2"
     overrides, others = split_overrides(given.split())
     assert others == ["enwik8", "a", "b", "c", "--out", "d"]
     assert overrides == words("--train.compile --train.compile false --train.lr -1 --train.betas 0.1 0.2")
 
 
-def test_all_problems_of_file_and_command_line_come_at_once(tmp_path: Path):
+def test_all_problems_of_file_and_command_line_are_reported_at_once(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text(
         """
@@ -244,23 +244,23 @@ def test_all_problems_of_file_and_command_line_come_at_once(tmp_path: Path):
         ("--train.mem-len=-1", "--train.mem-len must be at least 0, got -1."),
     ],
 )
-def test_sentence_of_one_mistake(override: str, sentence: str):
+def test_each_mistake_has_its_sentence(override: str, sentence: str):
     with pytest.raises(ValueError) as caught:
         load_recipe("demo", [override])
     assert str(caught.value) == sentence
 
 
-def test_test_lengths_that_do_not_go_with_the_training_ones_are_told_before_training():
+def test_test_lengths_that_contradict_the_training_ones_are_refused_before_training():
     with pytest.raises(ValueError, match=r"^--train.attn-len must be at most --eval.mem-len \+ 1 = 6, got 100"):
         load_recipe("demo", words("--train.attn-len 100 --eval.mem-len 5"))
 
 
-def test_none_takes_back_what_a_recipe_sets():
+def test_none_unsets_a_setting_of_a_recipe():
     assert load_recipe("enwik8-12l").eval.clamp_len == 820
     assert load_recipe("enwik8-12l", ["--eval.clamp-len", "none"]).eval.clamp_len is None
 
 
-def test_unknown_recipes_name_the_nearest(tmp_path: Path):
+def test_an_unknown_recipe_gets_the_nearest_names(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="Did you mean enwik8-small"):
         load_recipe("enwik8-smal")
     with pytest.raises(FileNotFoundError, match="RECIPE must be a TOML file or one of"):
@@ -270,13 +270,13 @@ def test_unknown_recipes_name_the_nearest(tmp_path: Path):
         load_recipe(tmp_path)
 
 
-def test_a_file_that_is_no_toml_says_where(tmp_path: Path):
+def test_a_file_that_is_not_toml_is_refused_with_the_line(tmp_path: Path):
     (tmp_path / "bad.toml").write_text("[model]\nn_layer 3\n")
     with pytest.raises(ValueError, match=r"not valid TOML: .*line 2"):
         load_recipe(tmp_path / "bad.toml")
 
 
-def test_changed_settings_lists_what_differs_and_nothing_else():
+def test_changed_settings_lists_exactly_the_differences():
     config = replace(UNUSUAL, train=replace(UNUSUAL.train, max_steps=5))
     changed, different = changed_settings(config, words("--train.max-steps 9 --train.momentum 0.5 --eval.tgt-len 3"))
     assert changed == replace(config, train=replace(config.train, max_steps=9), eval=replace(config.eval, tgt_len=3))

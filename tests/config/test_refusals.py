@@ -142,7 +142,7 @@ def test_no_mistake_is_reported_twice_and_each_names_an_option_as_typed(dice: ra
         assert subject not in options or sentence.startswith(subject), sentence
 
 
-def test_a_refusal_carries_its_settings_and_reads_as_a_sentence_in_python():
+def test_a_refusal_holds_its_settings_and_reads_as_a_sentence_in_python():
     with pytest.raises(WrongSettings) as caught:
         TransformerXLConfig(vocab_size=5, cutoffs=(7,), dropout=2.0)
     assert [problem.fields for problem in caught.value.problems] == [("dropout",), ("cutoffs", "vocab_size")]
@@ -154,7 +154,7 @@ def test_a_refusal_carries_its_settings_and_reads_as_a_sentence_in_python():
         Lengths(tgt_len=1, mem_len=3, attn_len=9)
 
 
-def test_a_setting_that_is_wrong_by_itself_is_compared_with_no_other():
+def test_an_invalid_setting_is_not_compared_with_others():
     alone, other = Problem(("a",), "{} is wrong."), Problem(("b", "c"), "{} contradicts {}.")
     with pytest.raises(WrongSettings) as caught:
         refuse_settings([alone, Problem(("a",), "{} is odd."), Problem(("b", "a"), "{} contradicts {}."), other])
@@ -162,7 +162,7 @@ def test_a_setting_that_is_wrong_by_itself_is_compared_with_no_other():
     refuse_settings([])
 
 
-def test_a_value_of_another_type_hides_what_its_default_would_contradict(tmp_path: Path):
+def test_a_value_of_another_type_suppresses_contradictions_of_its_default(tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text(f"[train]\nmem_len = {json.dumps('none')}\ncontext_len = 3\n")
     assert refusals(file, []) == [f'train.mem_len in recipe {file} must be a whole number, got "none".']

@@ -1,4 +1,4 @@
-"""Byte pairs: every text comes back, pieces have the ids of the whole, and any other tokenizer is refused."""
+"""Byte pairs: every text is restored, pieces have the ids of the whole, and any other tokenizer is refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(words, max_
 
 @settings(deadline=None)
 @given(text=texts, pairs=pairs)
-def test_every_text_comes_back(text: str, pairs: BytePairs) -> None:
+def test_encoding_and_decoding_restores_every_text(text: str, pairs: BytePairs) -> None:
     assert b"".join(pairs.token_bytes[i] for i in pairs.encode(text)) == text.encode()
 
 
@@ -94,7 +94,7 @@ def test_renumbered_ids_mean_the_same(seed: int, text: str, name: str) -> None:
     assert [order[i] for i in again.encode(text)] == PAIRS[name].encode(text).tolist()
 
 
-def test_training_repeats_and_stops_where_the_text_does() -> None:
+def test_training_is_reproducible_and_stops_if_the_text_has_no_more_pairs() -> None:
     assert train_bpe(iter([TEXT]), SIZE) == OURS
     assert len(PAIRS["ours"].symbols) == SIZE
     assert len(BytePairs(train_bpe([], 999)).symbols) == 256
@@ -175,7 +175,7 @@ def test_one_sentence_lists_all_problems() -> None:
         BytePairs(changed(model(dropout=0.5), changed(lambda s: s.update(decoder=None))))
 
 
-def test_no_tokenizer_no_size_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tokenizer_size_or_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"must be a tokenizer\.json"):
         BytePairs("{}")
     with pytest.raises(ValueError, match=r"≥ 256, one for each byte, .* got 255"):

@@ -52,7 +52,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class TestVocab:
     @settings(deadline=None)
     @given(data=st.binary(max_size=80), closed=st.booleans())
-    def test_bytes_come_back(self, data: bytes, closed: bool) -> None:
+    def test_bytes_are_restored(self, data: bytes, closed: bool) -> None:
         vocab = Vocab.build("byte", [data], closed=closed)
         assert vocab.decode_bytes(vocab.encode(data)) == data
         dropping = Vocab.build("byte", [data], newlines="drop", closed=closed)
@@ -61,7 +61,7 @@ class TestVocab:
 
     @settings(deadline=None)
     @given(text=texts, closed=st.booleans())
-    def test_characters_come_back(self, text: str, closed: bool) -> None:
+    def test_characters_are_restored(self, text: str, closed: bool) -> None:
         vocab = Vocab.build("char", [text], closed=closed)
         assert vocab.decode(vocab.encode(text)) == text
         assert len(vocab.encode(text)) == len(text)
@@ -69,7 +69,7 @@ class TestVocab:
 
     @settings(deadline=None)
     @given(lines=st.lists(st.lists(st.sampled_from(["the", "cat", "\u00e9t\u00e9", "<unk>"]), max_size=4), max_size=6))
-    def test_words_come_back(self, lines: list[list[str]]) -> None:
+    def test_words_are_restored(self, lines: list[list[str]]) -> None:
         text = "\n".join(" ".join(line) for line in lines)
         vocab = Vocab.build("word", [text])
         ids = vocab.encode(text)
@@ -144,7 +144,7 @@ class TestVocab:
         with pytest.raises(ValueError, match=r"vocab\.json"):
             Vocab.from_json({"unit": "byte", "newlines": "keep", "symbols": [1, 2]} | wrong)
 
-    def test_bytes_of_a_command_line_survive(self) -> None:
+    def test_bytes_of_a_command_line_are_kept(self) -> None:
         vocab = Vocab.build("byte", [])
         assert vocab.decode_bytes(vocab.encode(os.fsdecode(b"a\xff"))) == b"a\xff"
         assert vocab.decode(vocab.encode(b"a\xff")) == "a\ufffd"
@@ -185,7 +185,7 @@ class TestCorpus:
         assert corpus.header.splits["test"].unknown == 2
 
     @pytest.mark.parametrize("unit", UNITS)
-    def test_documents_start_where_their_text_does(self, tmp_path: Path, unit) -> None:
+    def test_documents_start_where_their_texts_start(self, tmp_path: Path, unit) -> None:
         texts = [b"a b", b"", b"c\nd", b"a"]
         corpus = Corpus.build(tmp_path / "store", {"train": texts}, unit=unit, documents=True)
         split = corpus.split("train")
@@ -214,7 +214,7 @@ class TestCorpus:
             ("vocab.json", b'{"unit": "byte", "newlines": "keep", "symbols": [1]}', "is not the vocabulary"),
         ],
     )
-    def test_damage_is_refused(self, tmp_path: Path, file: str, content: bytes, sentence: str) -> None:
+    def test_damaged_stores_are_refused(self, tmp_path: Path, file: str, content: bytes, sentence: str) -> None:
         store = Corpus.build(tmp_path / "store", splits).path
         (store / file).write_bytes(content)
         with pytest.raises(ValueError, match=sentence):
@@ -377,12 +377,12 @@ class TestAnyText:
         with pytest.raises(ValueError, match=sentence):
             read_splits(tmp_path, "byte")
 
-    def test_names_that_only_contain_such_a_word_are_cut(self, tmp_path: Path) -> None:
+    def test_a_name_that_only_contains_a_split_word_names_no_split(self, tmp_path: Path) -> None:
         for name in ("how-to-train-your-dragon.txt", "contest.txt", "tests.txt"):
             (tmp_path / name).write_bytes(b"text " * 30)
         assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 90
 
-    def test_files_that_are_no_text_are_left_out_with_a_note(self, tmp_path: Path) -> None:
+    def test_files_that_are_not_text_are_left_out_with_a_note(self, tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "old.zip", "w") as archive:
             archive.writestr("a.txt", "no" * 50)
         np.savez(tmp_path / "arrays.npz", np.zeros(9))
@@ -451,7 +451,7 @@ class TestAnyText:
         assert sum(split.tokens for split in corpus.header.splits.values()) == file.stat().st_size
         assert peak < file.stat().st_size / 2
 
-    def test_a_bomb_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_archive_bomb_leaves_no_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
         monkeypatch.setattr("transformer_xl.data.corpora.archive._UNPACKED", 99)
         monkeypatch.setattr("transformer_xl.data.corpora.archive._RATIO", 0)
@@ -476,7 +476,7 @@ class TestAnyText:
         corpus = open_corpus(CorpusConfig(name=str(tmp_path)), Vocab.build("word", ["a b"]))
         assert corpus.split("test").ids.tolist() == [2, 1, 0]
 
-    def test_source_code_with_a_train_file_is_not_taken_apart(self, tmp_path: Path) -> None:
+    def test_source_code_with_a_train_file_is_cut_by_position(self, tmp_path: Path) -> None:
         for name in ("train.py", "test.py", "model.py"):
             (tmp_path / name).write_bytes(name.encode() * 10)
         parts = texts_of(tmp_path, "byte")
@@ -537,7 +537,7 @@ class TestAnyText:
         with pytest.raises((ValueError, OSError), match=r"a\.txt"):
             texts_of(file, "char")
 
-    def test_a_byte_order_mark_is_a_byte_and_no_character(self, tmp_path: Path) -> None:
+    def test_a_byte_order_mark_is_a_byte_and_not_a_character(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"ab " * 40)
         assert texts_of(tmp_path / "a.txt", "byte")["train"][0].startswith(b"\xef\xbb\xbfab")
         for unit in ("char", "word"):
@@ -739,7 +739,7 @@ class TestPublished:
         with pytest.raises(ValueError, match=r"say with --source"):
             prepare("words", partial=True)
 
-    def test_sentences_stand_between_their_marks(self, words: Path) -> None:
+    def test_sentences_are_between_their_marks(self, words: Path) -> None:
         corpus = prepare("words", words)
         assert corpus.vocab.symbols == ("<unk>", "the", "<S>", "dog")
         assert corpus.split("train").ids.tolist() == [2, 1, 0, 0, 2, 1, 3, 2, 0, 3, 2]
@@ -773,7 +773,7 @@ class TestPublished:
         for name in ("wordsmith", "ptb-char", "enwik8", "text8-partial", "a/path"):
             assert not is_tokenised(name)
 
-    def test_a_list_replaces_the_training_split_only_where_that_is_not_whole(self, words: Path, monkeypatch):
+    def test_a_published_vocabulary_is_used_only_for_a_partial_training_split(self, words: Path, monkeypatch):
         known = DATASETS["words"]
         files = {name: file for name, file in known.files.items() if name != "list"}
         monkeypatch.setitem(DATASETS, "words", replace(known, files=files, listed=known.files["list"]))
@@ -787,7 +787,7 @@ class TestPublished:
         with pytest.raises(ValueError, match="is not the published list"):
             prepare("words", words, partial=True)
 
-    def test_every_address_names_its_file(self) -> None:
+    def test_every_address_has_a_file_name(self) -> None:
         names = {
             origin.name for dataset in DATASETS.values() for package in dataset.packages for origin in package.origins
         }
@@ -805,7 +805,7 @@ class TestPublished:
         assert corpus.vocab.decode(corpus.split("test").ids) == "ab c\n"
 
     @pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2"])
-    def test_a_damaged_copy_says_which(self, tiny: Path, suffix: str) -> None:
+    def test_a_damaged_copy_is_named(self, tiny: Path, suffix: str) -> None:
         (tiny / "tiny.xz").unlink()
         file = tiny / f"tiny{suffix}"
         with OPENERS[suffix](file, "wb") as out:
@@ -929,7 +929,7 @@ class TestVocabFile:
 class TestBytePairs:
     TEXT = "the cat sat\n  on the mat, été 中文\n\n" * 40
 
-    def test_text_comes_back_and_frequent_pairs_come_first(self, tmp_path: Path) -> None:
+    def test_text_is_restored_and_frequent_pairs_come_first(self, tmp_path: Path) -> None:
         (tmp_path / "text").write_text(self.TEXT)
         config = CorpusConfig(name=str(tmp_path / "text"), unit="bpe", bpe_size=270)
         corpus = open_corpus(config)
@@ -955,14 +955,14 @@ class TestBytePairs:
         with pytest.raises(ValueError, match=r"for byte pairs the tokenizer"):
             Vocab.from_json({"unit": "bpe", "newlines": "keep", "symbols": ["a"]})
 
-    def test_dropped_newlines_do_not_occur(self, tmp_path: Path) -> None:
+    def test_dropped_newlines_do_not_occur_in_the_ids(self, tmp_path: Path) -> None:
         (tmp_path / "text").write_text(self.TEXT)
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "text"), unit="bpe", bpe_size=270, newlines="drop"))
         assert b"\n" not in corpus.vocab.decode_bytes(corpus.split("train").ids)
 
 
 @needs_data
-def test_enwik8_is_the_published_one(tmp_path: Path) -> None:
+def test_enwik8_equals_the_published_corpus(tmp_path: Path) -> None:
     """One test for both treatments of line ends, because each preparation reads 100 MB."""
     (tmp_path / "enwik8").write_bytes(read_file(DATA / "enwik8" / "enwik8.xz"))
     drop = prepare("enwik8", tmp_path / "enwik8")
@@ -978,7 +978,7 @@ def test_enwik8_is_the_published_one(tmp_path: Path) -> None:
 
 
 @needs_data
-def test_ptb_is_the_published_one() -> None:
+def test_ptb_equals_the_published_corpus() -> None:
     corpus = prepare("ptb", DATA / "ptb", newlines="keep")
     assert [s.tokens for s in corpus.header.splits.values()] == [929_589, 73_760, 82_430]
     assert [s.unknown for s in corpus.header.splits.values()] == [45_020, 3_485, 4_794]
@@ -1013,7 +1013,7 @@ def test_every_available_corpus_has_the_published_counts(name: str) -> None:
 
 
 @needs_data
-def test_wikitext_2_on_the_fly() -> None:
+def test_wikitext_2_is_read_as_a_plain_folder() -> None:
     corpus = open_corpus(CorpusConfig(name=str(DATA / "wikitext-2"), unit="word"))
     assert [s.tokens for s in corpus.header.splits.values()] == [2_088_628, 217_646, 245_569]
     assert len(corpus.vocab) == 33_278

@@ -1,4 +1,4 @@
-"""Tokenised text made readable: only spaces go, however the text is cut."""
+"""Readable text from tokenised text: only spaces are removed, wherever the text is cut."""
 
 # ruff: noqa: RUF001 - signs that look alike are what is tested.
 
@@ -21,7 +21,7 @@ texts = st.lists(words | spaces, max_size=30).map("".join) | st.lists(words, max
 
 
 @given(text=texts, cuts=st.lists(st.integers(0, 80)))
-def test_pieces_read_like_the_whole(text: str, cuts: list[int]) -> None:
+def test_pieces_give_the_same_text_as_the_whole(text: str, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     detokeniser = Detokeniser()
     for _ in range(2):  # a closed one is fit for another text
@@ -37,11 +37,11 @@ def test_only_spaces_and_marks_change(text: str) -> None:
 
 @example(line='" b', before="\" ' a")
 @given(line=st.lists(words).map(" ".join), before=st.lists(words).map(" ".join))
-def test_a_line_reads_alone(line: str, before: str) -> None:
+def test_a_line_is_independent_of_other_lines(line: str, before: str) -> None:
     assert readable(f"{before}\n{line}") == f"{readable(before)}\n{readable(line)}"
 
 
-def test_a_word_is_certain_after_its_space() -> None:
+def test_a_word_is_final_after_its_space() -> None:
     detokeniser = Detokeniser()
     fed = [detokeniser.feed(piece) for piece in ("He", " said , ", "2013 – ", "1", "4 \n", "so")]
     assert fed == ["", "He said,", " 2013", "", "–14\n", ""]
@@ -86,5 +86,5 @@ BILLION_WORDS = {
 
 
 @pytest.mark.parametrize(("text", "expected"), [*WIKITEXT.items(), *PENN_TREEBANK.items(), *BILLION_WORDS.items()])
-def test_real_text(text: str, expected: str) -> None:
+def test_real_text_becomes_readable(text: str, expected: str) -> None:
     assert readable(text) == expected

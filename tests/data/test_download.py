@@ -1,4 +1,4 @@
-"""Whatever the network does and an archive contains, a file is whole under its name, or it is not there."""
+"""A file is whole under its name or absent, whatever the network does and an archive contains."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TestCuts:
         ranges=st.booleans(),
         chunked=st.booleans(),
     )
-    def test_after_any_cuts_the_file_is_whole_and_every_byte_was_sent_once(
+    def test_after_any_interruptions_the_file_is_whole_and_every_byte_was_sent_once(
         self, server, cuts, known, ranges, chunked
     ) -> None:
         cuts = cuts if ranges else sorted(set(cuts))[-2:]  # without ranges, only a longer piece is progress
@@ -93,7 +93,7 @@ class TestCuts:
             load(published(server), folder=tmp_path)
         assert len(script.requests) == 3 + (turn.cut == 700)
 
-    def test_a_stall_counts_as_a_cut(self, server, tmp_path) -> None:
+    def test_a_stall_counts_as_an_interruption(self, server, tmp_path) -> None:
         script = server.put("f", CONTENT, [Turn(stall=3000), Turn()])
         lines: list[str] = []
         assert load(published(server), folder=tmp_path, lines=lines, timeout=0.1).read_bytes() == CONTENT
@@ -114,7 +114,7 @@ class TestCuts:
         server.put("f", b"?" * len(CONTENT), [Turn(cut=3000), second, Turn(body=CONTENT, etag='"second"')])
         assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
 
-    def test_a_weak_etag_is_no_condition_and_a_date_is(self, server, tmp_path) -> None:
+    def test_a_date_makes_a_request_conditional_and_a_weak_etag_does_not(self, server, tmp_path) -> None:
         date = "Sat, 21 Nov 2026 12:00:00 GMT"
         turns = [Turn(etag='W/"1"', modified=date, cut=1000), Turn(etag='W/"2"', modified=date)]
         script = server.put("f", CONTENT, turns)
@@ -128,7 +128,7 @@ class TestCuts:
 
 
 class TestLaterProcesses:
-    def test_a_file_that_is_there_needs_no_network(self, server, tmp_path) -> None:
+    def test_an_existing_file_needs_no_network(self, server, tmp_path) -> None:
         script = server.put("f", CONTENT)
         for origin in (published(server), Origin(server.url("f"))):
             assert load(origin, folder=tmp_path).read_bytes() == CONTENT
@@ -150,7 +150,7 @@ class TestLaterProcesses:
         assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
         assert script.requests[1]["Range"] == f"bytes={kept}-"
 
-    def test_an_error_of_printing_stops_and_keeps_the_bytes(self, server, tmp_path) -> None:
+    def test_a_printing_error_stops_the_download_and_keeps_the_bytes(self, server, tmp_path) -> None:
         script = server.put("f", CONTENT, [Turn(cut=5000), Turn()])
 
         def stop(line: str) -> None:
@@ -197,7 +197,7 @@ class TestMirrors:
             (Turn(status=302, location="file:///etc/passwd"), "HTTP 302 .*not allowed", 1),
         ],
     )
-    def test_after_one_fails_the_next_is_used(self, server, tmp_path, turn, reason, requests) -> None:
+    def test_after_one_address_fails_the_next_is_used(self, server, tmp_path, turn, reason, requests) -> None:
         bad, good = server.put("bad/f", CONTENT, [turn]), server.put("good/f", CONTENT)
         with pytest.raises(OSError, match=reason):
             load(published(server, "bad/f"), folder=tmp_path)
@@ -209,7 +209,7 @@ class TestMirrors:
         assert (len(bad.requests), len(good.requests)) == (requests, 1)
         assert any("this address is given up" in line for line in lines)
 
-    def test_passing_errors_are_tried_again_and_redirects_followed(self, server, tmp_path) -> None:
+    def test_temporary_errors_are_retried_and_redirects_followed(self, server, tmp_path) -> None:
         server.put("moved", b"", [Turn(status=500), Turn(status=302, location=server.url("f"))])
         script = server.put("f", CONTENT, [Turn(cut=5000), Turn()])
         path = load(published(server, "moved"), folder=tmp_path)
@@ -231,7 +231,7 @@ class TestMirrors:
         load(published(server, "1/f"), folder=tmp_path)
         assert script.sent == len(CONTENT) - 4000
 
-    def test_no_connection_is_the_next_mirror_at_once(self, server, tmp_path, monkeypatch) -> None:
+    def test_without_a_connection_the_next_mirror_is_used_at_once(self, server, tmp_path, monkeypatch) -> None:
         resolve = socket.getaddrinfo
 
         def fail(host: str, *args, **kwargs):
@@ -258,18 +258,18 @@ class TestMirrors:
         with pytest.raises(OSError, match=r"file/folder could not be written: .+\."):
             load(published(server), folder=tmp_path / "file" / "folder")
 
-    def test_a_name_is_decoded(self, server, tmp_path) -> None:
+    def test_a_percent_encoded_name_is_decoded(self, server, tmp_path) -> None:
         server.put("two words", CONTENT)
         assert load(published(server, "two%20words"), folder=tmp_path) == tmp_path / "two words"
 
 
 class TestLines:
-    def test_a_pipe_gets_a_line(self, server, tmp_path, capsys) -> None:
+    def test_a_pipe_gets_lines_of_progress(self, server, tmp_path, capsys) -> None:
         server.put("f", CONTENT)
         download([published(server)], tmp_path)
         assert capsys.readouterr().err == f"Loading {server.url('f')} (10,291 bytes).\n"
 
-    def test_a_terminal_gets_a_bar(self, server, tmp_path, monkeypatch) -> None:
+    def test_a_terminal_gets_a_progress_bar(self, server, tmp_path, monkeypatch) -> None:
         server.put("f", CONTENT)
         terminal = io.StringIO()
         monkeypatch.setattr(terminal, "isatty", lambda: True)
@@ -358,7 +358,7 @@ class TestArchives:
     @pytest.mark.parametrize(
         "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
     )
-    def test_members_that_are_no_files_are_left_out(self, place, kind) -> None:
+    def test_members_that_are_not_files_are_left_out(self, place, kind) -> None:
         (place / "a").write_bytes(tarred([("d/x", b"")], kind, "/etc/passwd"))
         assert unpack(place / "a", place / "in") == {}
 
@@ -369,7 +369,7 @@ class TestArchives:
         refused(place, bytes(encrypted), "is encrypted")
 
     @pytest.mark.parametrize("kind", ["zip", "tar.gz", "tar.bz2", "tar.xz", "sparse"])
-    def test_a_bomb_uses_neither_disk_nor_memory(self, place, kind) -> None:
+    def test_an_archive_bomb_uses_neither_disk_nor_memory(self, place, kind) -> None:
         zeros = bytes(50_000_000)
         if kind == "sparse":
             info = tarfile.TarInfo("x")
@@ -412,7 +412,7 @@ class TestArchives:
             assert {file.name for file in Path(folder).iterdir()} <= {"a", ".a.lock"}
 
     @pytest.mark.parametrize("content", [b"<html>Not Found</html>", b"", bytes(2000), gzip.compress(CONTENT)])
-    def test_another_file_is_no_archive(self, place, content) -> None:
+    def test_a_file_that_is_not_an_archive_is_refused(self, place, content) -> None:
         (place / "a").write_bytes(content)
         with unpack_if_archive(place / "a", place / "in") as found:
             assert found == place / "a"

@@ -1,4 +1,4 @@
-"""Streams: joined again they are the corpus, and every target is scored once."""
+"""Streams: joined, they equal the corpus, and every target is scored once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_segments_have_their_shape_and_padding_comes_last(n: int, batch_size: in
         assert (reset is not None and bool(reset.all())) if index == 0 else reset is None
 
 
-def test_eleven_tokens_by_hand() -> None:
+def test_segments_of_eleven_tokens_equal_a_hand_calculation() -> None:
     loader = StreamLoader(np.arange(11), batch_size=4, tgt_len=2)
     first, second = loader
     assert first.ids.tolist() == [[0, 1], [3, 4], [6, 7], [8, 9]]
@@ -100,7 +100,7 @@ def test_each_document_starts_a_segment_with_reset(sizes: list[int], batch_size:
 
 @settings(deadline=None)
 @given(sizes=documents, batch_size=batches, tgt_len=segments)
-def test_a_row_reads_each_document_whole_and_in_order(sizes: list[int], batch_size: int, tgt_len: int) -> None:
+def test_a_row_reads_each_of_its_documents_whole_and_in_order(sizes: list[int], batch_size: int, tgt_len: int) -> None:
     starts = np.cumsum([0, *sizes[:-1]])
     loader = StreamLoader(np.arange(sum(sizes)), batch_size=batch_size, tgt_len=tgt_len, documents=starts)
     for ids, targets in read_rows(loader):
@@ -143,7 +143,9 @@ def test_a_segment_depends_on_its_index_alone(n: int, batch_size: int, tgt_len: 
 
 @settings(deadline=None)
 @given(n=lengths, batch_size=batches, tgt_len=segments, limit=st.integers(1, 250), by_document=st.booleans())
-def test_max_tokens_scores_the_first(n: int, batch_size: int, tgt_len: int, limit: int, by_document: bool) -> None:
+def test_max_tokens_scores_the_first_targets(
+    n: int, batch_size: int, tgt_len: int, limit: int, by_document: bool
+) -> None:
     starts = [0, 2] if by_document and n > 3 else None
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, max_tokens=limit, documents=starts)
     targets = sorted(i for _, row in read_rows(loader) for i in row)
@@ -151,7 +153,7 @@ def test_max_tokens_scores_the_first(n: int, batch_size: int, tgt_len: int, limi
     assert targets == possible[:limit] and loader.targets == len(targets)
 
 
-def test_mistakes_get_a_sentence() -> None:
+def test_mistakes_are_refused_in_a_sentence() -> None:
     ids = np.arange(10)
     for option in ("batch_size", "tgt_len", "max_tokens"):
         options: dict[str, Any] = {"batch_size": 2, "tgt_len": 2, option: -1}
@@ -166,7 +168,7 @@ def test_mistakes_get_a_sentence() -> None:
         StreamLoader(ids, batch_size=1, tgt_len=2).segment(-1)
 
 
-def test_epochs_follow_one_another() -> None:
+def test_one_epoch_follows_another() -> None:
     loader = StreamLoader(np.arange(11), batch_size=2, tgt_len=2)
     for index in range(len(loader)):
         assert_same(loader.segment(index), loader.segment(index + 2 * len(loader)))
@@ -277,7 +279,7 @@ def test_random_lengths_are_new_in_each_epoch_and_depend_on_the_index_alone(
     assert_same(loader().segment(index), read.segment(index))
 
 
-def test_random_cuts_have_the_law_of_awd_lstm() -> None:
+def test_random_segment_lengths_have_the_distribution_of_awd_lstm() -> None:
     ends = random_cuts(1_000_000, 70, (1, 2))
     sizes = np.diff(ends, prepend=0)
     assert ends[-1] == 1_000_000 and sizes[:-1].min() >= 5

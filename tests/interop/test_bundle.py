@@ -47,7 +47,7 @@ def bytewise(data: bytes, register: int = 0xFFFFFFFF) -> int:
         (bytes(range(32)), 0x46DD794E),
     ],
 )
-def test_checksum_of_known_texts(data: bytes, checksum: int):
+def test_checksum_equals_known_values(data: bytes, checksum: int):
     assert crc32c(np.frombuffer(data, np.uint8)) == checksum
 
 
@@ -81,7 +81,7 @@ def test_values_that_are_not_numbers_are_none(bundles, name, others):
     assert [name for name, value in read_bundle(bundles / name).items() if value is None] == others
 
 
-def test_an_index_of_many_blocks(bundles):
+def test_an_index_of_many_blocks_is_read(bundles):
     read = read_bundle(bundles / "names")
     assert [int(value) for value in read.values()] == [int(name[:3]) for name in read] == list(range(700))
 

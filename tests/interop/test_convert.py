@@ -1,4 +1,4 @@
-"""`txl convert` and `hf:NAME`: conversion from other programs and to them, and both ways together are exact."""
+"""`txl convert` and `hf:NAME`: conversion from other programs and to them, and an exact round trip."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_converting_to_hugging_face_and_back_is_exact(tmp_path, shape, capsys):
     assert same(found.model, model) and found.vocab == WORDS and found.config == before.config
 
 
-def test_from_one_program_to_another(tmp_path):
+def test_conversion_from_one_program_to_another(tmp_path):
     model = shuffled(small_model(dtype=torch.float32, **BANDS))
     content = nvidia_checkpoint(model, LENGTHS)
     torch.save(content, tmp_path / "nv.pt")

@@ -185,7 +185,7 @@ def test_a_padded_row_equals_the_row_alone(pair, counts, more):
             torch.testing.assert_close(after.logits[row], then.logits[0], **CLOSE)
 
 
-def test_the_loss_and_its_gradient_are_those_of_our_mean_nll(pair):
+def test_the_loss_and_its_gradient_equal_those_of_our_mean_nll(pair):
     ours, theirs, _ = pair
     ids = text(3, 5)
     nll, _ = ours.model(ids[:, :-1], ids[:, 1:], None, ours.config.eval_lengths)
@@ -238,7 +238,7 @@ def test_saving_again_gives_the_same_files_with_tied_weights_once(variant, tmp_p
         assert file.read_bytes() == (tmp_path / "one" / file.name).read_bytes(), file.name
 
 
-def test_the_folder_holds_what_the_way_back_needs(pair):
+def test_the_folder_can_be_converted_back(pair):
     ours, theirs, folder = pair
     stored = json.loads((folder / "config.json").read_text())
     assert json.loads(json.dumps(asdict(ours.model.config))).items() <= stored.items()
@@ -315,7 +315,7 @@ def test_a_text_of_bytes_ends_after_a_stop_string(tmp_path):
     assert stopped[0].tolist() == ids[: end + 1].tolist()
 
 
-def test_memory_as_a_cache(pair):
+def test_memory_supports_the_cache_interface(pair):
     _, theirs, _ = pair
     with torch.no_grad():
         cache = theirs(text(3, 7)).past_key_values
@@ -348,7 +348,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_inputs_are_refused_in_a_sentence(pair, case):
+def test_wrong_inputs_are_refused_in_one_sentence(pair, case):
     options, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=sentence):
         pair[1](**{"input_ids": text(2, 5)} | options)
@@ -472,7 +472,7 @@ def test_imports_are_rewritten_wherever_they_are(tmp_path, monkeypatch):
     }
 
 
-def test_without_transformers_a_sentence_names_it():
+def test_missing_transformers_is_named_in_one_sentence():
     code = "import sys; sys.modules['transformers'] = None; import transformer_xl.hf"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "Mistake: Hugging Face" in run.stderr and 'pip install -U "transformers>=5"' in run.stderr

@@ -167,7 +167,7 @@ def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
         read_model(tmp_path, "original")
 
 
-def test_entries_beside_a_state_dict_are_named(tmp_path):
+def test_other_entries_of_a_checkpoint_are_named(tmp_path):
     model, state = bands_state()
     torch.save({"state_dict": state, "optimizer": {"step": 3}, "args": {"mem_len": 44}}, tmp_path / "model.pt")
     for file, mem_len in (("a.json", 9), ("b.json", 30)):
@@ -185,7 +185,7 @@ def test_entries_beside_a_state_dict_are_named(tmp_path):
         read_model(tmp_path, "original")
 
 
-def test_stated_ties_are_required(tmp_path):
+def test_stated_ties_must_agree_with_the_arrays(tmp_path):
     model, _ = bands_state()
     content = nvidia_checkpoint(model, LENGTHS)
     content["model_config"]["tie_projs"] = [False, False, True]
@@ -333,7 +333,7 @@ def test_weights_in_several_files_are_read(tmp_path):
         read_model(tmp_path, "huggingface")
 
 
-def test_zero_memory_is_zeros_that_are_attended():
+def test_zero_memory_is_attended_zeros():
     model, plain, ids = small_model(zero_memory=True), small_model(), text(2, 7)
     lengths = Lengths(tgt_len=7, mem_len=5)
     zeros = Memory.zeros(3, 2, 5, 14, dtype=torch.float64)

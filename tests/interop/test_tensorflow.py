@@ -154,7 +154,7 @@ def test_the_vocabulary_comes_with_the_corpus():
     assert read_model(folder / "lm1b", "tensorflow").vocab is None
 
 
-def test_the_golden_cases_cover_what_easily_goes_wrong():
+def test_the_golden_cases_cover_the_difficult_combinations():
     """Memory shorter than the segment, as long, longer and none; every kind of projection and tie."""
     cases = [json.loads((GOLDEN / case / "hparams.json").read_text()) for case in CASES]
     assert {(c["mem_len"] > 0) + np.sign(c["mem_len"] - c["tgt_len"]) for c in cases} == {-1, 0, 1, 2}

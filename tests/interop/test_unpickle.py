@@ -1,4 +1,4 @@
-"""Reading gives the same data as unpickling, and executes nothing, in honest and in hostile files."""
+"""Reading gives the same data as unpickling, and executes nothing, for ordinary and hostile files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def same(got, expected) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @several
 @given(value=values)
-def test_plain_data_comes_back(read, protocol, value):
+def test_plain_data_is_restored(read, protocol, value):
     same(read(pickle.dumps(value, protocol=protocol)), value)
     same(read(pickle._dumps(value, protocol=protocol)), value)  # Python's own pickler uses the memo differently
 
@@ -178,7 +178,7 @@ def test_long_strings_become_empty(read):
 )
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=st.lists(st.sampled_from([0, 1, 2, 3, 5]), max_size=4), view=st.integers(0, 3), seed=st.integers(0, 9))
-def test_tensors_come_back(read, options, dtype, shape, view, seed):
+def test_tensors_are_restored(read, options, dtype, shape, view, seed):
     torch.manual_seed(seed)
     tensor = (torch.randn(shape) * 5).to(getattr(torch, dtype))
     if view and tensor.dim():

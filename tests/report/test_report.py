@@ -1,4 +1,4 @@
-"""A run's page is right whatever its folder lacks, keeps every extreme, and escapes every text of a file."""
+"""The page of a run is right even if files are missing, keeps every extreme, and escapes every text of a file."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_parameters_are_counted_in_the_checkpoint(tmp_path):
 
 
 def test_every_text_of_a_file_is_escaped(tmp_path):
-    """The elements of a page do not depend on what its texts say."""
+    """The elements of a page do not depend on its texts."""
     pages = {}
     for words in ("plain", EVIL):
         stored = words.replace("\x00", "").replace("\ud800", "")
@@ -140,7 +140,7 @@ def test_every_text_of_a_file_is_escaped(tmp_path):
 
 @pytest.mark.parametrize("missing", ["config.toml", "environment.json", "metrics.jsonl"])
 @pytest.mark.parametrize("damage", [None, b"\xff\x00{", b"[1, 2]\n[3]\n", b"null\nnull\n", b""])
-def test_the_page_names_a_missing_file_and_bears_a_damaged_one(tmp_path, missing, damage):
+def test_the_page_names_missing_and_damaged_files(tmp_path, missing, damage):
     run = make_run(tmp_path / "mine")
     if damage is None:
         (run / missing).unlink()
@@ -186,7 +186,7 @@ def test_samples_keep_their_lines_and_steps(tmp_path):
     assert [(sample["step"], sample["sample"]) for sample in record.samples] == texts
     assert not record.evaluations and record.train["step"].tolist() == [10]
     seen = page_of(run).text
-    for words in ("After step 19", "one <19>\n\ntwo\n", "14 earlier ones", "After step 5"):
+    for words in ("After step 19", "one <19>\n\ntwo\n", "14 earlier samples", "After step 5"):
         assert words in seen, words
 
 
@@ -198,11 +198,11 @@ def test_the_test_figure_is_measured_at_the_settings_lengths(tmp_path):
         assert record.test_entry == asked
 
 
-def test_the_papers_figures_stand_beside_the_runs_own(tmp_path):
+def test_the_papers_figures_are_shown_with_the_runs(tmp_path):
     small = page_of(make_run(tmp_path / "small")).text
-    for words in ("Beside the paper", "41M", "277M", "1.06", "0.99"):
+    for words in ("Comparison with the paper", "41M", "277M", "1.06", "0.99"):
         assert words in small, words
-    assert "Beside the paper" not in page_of(make_run(tmp_path / "other", recipe="wikitext2-small")).text
+    assert "Comparison with the paper" not in page_of(make_run(tmp_path / "other", recipe="wikitext2-small")).text
 
 
 def test_several_runs_are_compared(tmp_path):
@@ -232,7 +232,7 @@ def test_the_page_is_written_into_the_run_or_the_current_folder(tmp_path, monkey
     assert report([one]) == one / "report.html"
     assert report([one, two]) == Path("report.html") and (tmp_path / "report.html").exists()
     assert str(one / "report.html") in capsys.readouterr().out
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no run: it must be a folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run: it must be a folder"):
         report([tmp_path / "nowhere"])
     with pytest.raises(ValueError, match="at least one run"):
         report([])
@@ -289,7 +289,7 @@ def test_any_figures_make_a_chart_inside_its_frame(points, log, zero):
         assert -0.1 <= across <= WIDTH + 0.1 and -0.1 <= up <= HEIGHT + 0.1
 
 
-def test_a_lost_figure_breaks_the_line():
+def test_a_missing_figure_breaks_the_line():
     y = np.array([1.0, 2, math.nan, 3, 4, math.nan, 5])
     drawn = chart([Series("a", np.arange(7.0), y, "c0")], "broken")
     assert drawn is not None

@@ -1,4 +1,4 @@
-"""Progress: one line on a terminal that is replaced, plain lines in a pipe and in the log."""
+"""Progress: one line that is replaced on a terminal, plain lines in a pipe and in the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEXT = "loss 1.3863  1:01 left"
 LINE = f"step   50/1000  {TEXT}"
 
 
-def test_time_left_by_hand():
+def test_time_left_equals_a_hand_calculation():
     assert seconds_left(50, 1000, 10.0) == 190
     assert seconds_left(1000, 1000, 10.0) == 0
     assert seconds_left(0, 1000, 10.0) is None
@@ -51,7 +51,7 @@ def test_long_work_reports_its_progress(monkeypatch, capsys):
     assert list(report_progress(range(8), "scoring")) == [*range(8)] and capsys.readouterr().err == ""
 
 
-def test_a_terminal_has_one_line_of_progress_which_is_erased_at_the_end(monkeypatch):
+def test_a_terminal_shows_one_line_of_progress_and_erases_it_at_the_end(monkeypatch):
     now, terminal = iter(range(100)), Terminal()
     monkeypatch.setattr("transformer_xl.runtime.terminal.time.perf_counter", lambda: next(now))
     monkeypatch.setattr("sys.stderr", terminal)
@@ -65,7 +65,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_has_one_line_that_is_replaced_and_notes_that_stay(monkeypatch, tmp_path):
+def test_a_terminal_replaces_its_line_and_keeps_notes(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "160")
     terminal = Terminal()
     with ProgressPrinter(stream=terminal, log=tmp_path / "log.txt") as printer:

@@ -1,1 +1,1 @@
-"""Questions put to a trained model: how far back it looks, what memory is worth, where its heads attend."""
+"""Analyses of a trained model: the context it uses, the value of its memory, and where its heads attend."""

@@ -1,11 +1,11 @@
-"""Computes where heads attend: over distance, averaged over a text, whole and term by term, and from single tokens.
+"""Attention of each head by distance: averaged over a text, whole and term by term, and of single tokens.
 
 Dai et al. 2019, section 3.3 and Appendix D, Figures 5 to 7. The score of a query and the key d positions before it is
 
     (a) q . k  +  (b) q . r_d  +  (c) u . k  +  (d) v . r_d
 
-Attention is the softmax of the sum; each term alone goes through a softmax of its own. It is computed from
-the inputs of each attention layer during the forward pass, by blocks of queries, and only sums are kept.
+Attention is the softmax of the sum; each term alone goes through its own softmax. Both are computed from the inputs of
+each attention layer during the forward pass, in blocks of queries. Only sums are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = ("attention", "a", "b", "c", "d")
 TERMS = {"transformer-xl": "abcd", "shaw": "ab", "vaswani": "a", "al-rfou": "a"}
 """The terms in the scores of each kind of model. The other terms are 0 there, and their softmax is uniform."""
 BLOCK = 1 << 23
-"""Maximum number of elements of a tensor."""
+"""Maximum number of elements of one tensor of maps."""
 
 
 class Maps(NamedTuple):
@@ -54,7 +54,7 @@ def terms_by_distance(
     position_bias: Float[Tensor, "H K"],
     columns: int,
 ) -> Float[Tensor, "4 B H T columns"]:
-    """Terms (a) to (d), scaled, for distances 0 to columns - 1. A distance beyond the first key gets any value."""
+    """Terms (a) to (d), scaled, for distances 0 to columns - 1. Values beyond the first key are undefined."""
     B, H, T, K = q.shape
     keys = k.shape[2]
     key = torch.arange(keys - T, keys, device=q.device)[:, None] - torch.arange(columns, device=q.device)
@@ -78,7 +78,7 @@ def seen_by_distance(
 
 @contextmanager
 def watch_attention(model: TransformerXL, see: Callable[[Maps], None], *, block: int = BLOCK) -> Iterator[None]:
-    """While open, `see` gets the maps of all layers in every call of the model, by blocks of queries."""
+    """Inside the block, each call of the model passes the maps of all layers to `see`, in blocks of queries."""
     hooks = [
         layer.register_forward_pre_hook(_hook(number, see, block), with_kwargs=True)
         for number, layer in enumerate(attending_layers(model))
@@ -91,7 +91,7 @@ def watch_attention(model: TransformerXL, see: Callable[[Maps], None], *, block:
 
 
 def attending_layers(model: Any) -> list[DecoderLayer]:
-    """The layers; a `Mistake` where scores are not made of `TERMS`, or there are none."""
+    """The model's layers. Raises a `Mistake` if its kind is not in `TERMS`."""
     if model.config.kind in TERMS:
         return list(model.backbone.layers)
     *kinds, last = (f'"{kind}"' for kind in TERMS)
@@ -137,21 +137,21 @@ def _blocks(
 
 @dataclass(frozen=True)
 class AverageAttention:
-    """Sums over the queries of a text, in float64, so maps need not be kept."""
+    """Attention summed over the queries of a text, in float64."""
 
     sums: Float[np.ndarray, "kinds N H S"]
     """Probability of each distance: `KINDS`, layers, heads, distances."""
     counts: Float[np.ndarray, " S"]
-    """Queries that had a key at each distance."""
+    """The number of queries that have a key at each distance."""
     queries: int
     beyond_segment: Float[np.ndarray, "N H"]
     """The share of attention that goes to memory."""
     entropy: Float[np.ndarray, "N H"]
-    """Mean entropy in nats: ln n where n keys share the attention evenly."""
+    """Mean entropy in nats: ln n if n keys share the attention evenly."""
 
     @property
     def probability(self) -> Float[np.ndarray, "kinds N H S"]:
-        """The mean probability of each distance, over the queries that have it, as in the figures."""
+        """The mean probability of each distance, over the queries that have a key there, as in the figures."""
         return self.sums / np.maximum(self.counts, 1)
 
     @property
@@ -160,7 +160,7 @@ class AverageAttention:
         return self.sums[0] @ np.arange(len(self.counts)) / self.queries
 
     def widest(self, count: int) -> list[tuple[int, int]]:
-        """The `count` heads with the largest mean distance, the largest first, as layer and head from 0."""
+        """Layer and head, from 0, of the `count` heads with the largest mean distance, the largest first."""
         flat = np.argsort(-self.mean_distance, axis=None, kind="stable")[:count].tolist()
         return [divmod(index, self.sums.shape[2]) for index in flat]
 
@@ -213,11 +213,11 @@ class Glance(NamedTuple):
     position: int
     """The query's position in the text."""
     ids: Int[np.ndarray, " S"]
-    """The tokens that it sees, oldest first, itself last."""
+    """The tokens that it sees, oldest first; the last is the query itself."""
     probability: Float[np.ndarray, "N H S"]
 
     def top(self, share: float = 0.2) -> Bool[np.ndarray, "N H S"]:
-        """Marks this share of the memory positions, those with the most attention; never the query itself."""
+        """Mark this share of the memory positions, the ones with the most attention. The query is never marked."""
         memory = self.probability[..., :-1]
         order = np.argsort(-memory, axis=-1, kind="stable")
         marked = np.zeros(self.probability.shape, bool)
@@ -237,7 +237,7 @@ def glance(
 ) -> Glance:
     """Attention of `ids[position]` in all layers and heads, after all tokens since `start` that can reach it.
 
-    Zeros before a text (`zero_memory`) are no tokens, and are left out.
+    Zeros before a text (`zero_memory`) are not tokens and are left out.
     """
     device = next(model.parameters()).device
     seen: list[Tensor] = []

@@ -1,9 +1,9 @@
-"""The bound: the matrix products and bytes without which a model cannot be trained, evaluated or generate.
+"""The bound: the matrix products and bytes that training, evaluation and generation cannot avoid.
 
 A product is [batch, m, k] x [batch, k, n], `times` times, with 2 batch m k n FLOP each time. Nothing is recomputed, and
-masked scores are left out. Products whose result nobody needs are left out, too: in training, memory and sinusoids have
-no gradient; in evaluation, keys, values and the position table were projected once. T queries after M keys of memory
-see a share (M + (T + 1) / 2) / (M + T) of the scores. The letters are defined in docs/math.md; F is d_inner.
+masked scores are left out. Products with an unused result are left out too: in training, memory and sinusoids have no
+gradient; in evaluation, keys, values and the position table were projected once. T queries after M keys of memory see
+a share (M + (T + 1) / 2) / (M + T) of the scores. The letters are defined in docs/math.md; F is d_inner.
 
     product, every layer      rows x inside x outside               also backward: to the weight, to the input
     queries, keys, values     B T x D x 3 H K                       both
@@ -33,7 +33,7 @@ from ..config.settings import TransformerXLConfig
 
 
 class Product(NamedTuple):
-    """A matrix product, and how often it is needed."""
+    """A matrix product, and the number of times it is needed."""
 
     name: str
     batch: int
@@ -54,19 +54,19 @@ class Work(NamedTuple):
     tgt_len: int
     mem_len: int
     tail_rows: Sequence[float] = ()
-    """Targets in each band of the softmax but the first."""
+    """The number of targets in each band of the softmax except the first."""
     attn_len: int | None = None
     """The number of keys that every query sees; None: all."""
 
 
 def zipf(count: int) -> Float[np.ndarray, " count"]:
-    """Probabilities by Zipf's law, 1 / (n + 2.7) for the n-th token, which words and bytes of texts follow."""
+    """Probabilities by Zipf's law, as in natural text: proportional to 1 / (n + 2.7) for the n-th token."""
     weights = 1 / (np.arange(count) + 2.7)
     return weights / weights.sum()
 
 
 def zipf_ids(vocab_size: int, count: int, seed: int = 1111) -> Int[np.ndarray, " count"]:
-    """A random text by `zipf`; it repeats after a million tokens."""
+    """Random ids drawn by `zipf`; they repeat after 2^20 tokens."""
     ids = np.random.default_rng(seed).choice(vocab_size, min(count, 1 << 20), p=zipf(vocab_size))
     return np.resize(ids.astype(np.int32), count)
 
@@ -82,7 +82,7 @@ def expected_work(
 
 
 def seen_share(work: Work) -> float:
-    """The share of the T x S scores that is not masked."""
+    """The unmasked share of the T x S scores."""
     keys = work.mem_len + work.tgt_len
     seen = work.mem_len + (work.tgt_len + 1) / 2 if work.attn_len is None else work.attn_len
     return seen / keys
@@ -158,7 +158,7 @@ def weights(config: TransformerXLConfig) -> int:
 
 
 def token_bytes(config: TransformerXLConfig, batch: int, mem_len: int, precision: str) -> int:
-    """Bytes that one generated token of each row reads: weights but the positions', keys and values, position table."""
+    """Bytes that one generated token of each row reads: weights except `position`, keys, values and position table."""
     inside, size = config.n_head * config.d_head, 2 if precision == "bf16" else 4
     read = weights(config) - config.n_layer * config.d_model * inside
     return size * (read + config.n_layer * inside * (mem_len + 1) * (2 * batch + 1))

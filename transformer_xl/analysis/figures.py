@@ -18,17 +18,17 @@ from ..runtime.files import write_whole
 from .recl import Recl
 
 COLOURS = "magma_r"
-"""Its lightness decreases monotonically, so darker is more in greyscale, too."""
+"""A colour map whose lightness only decreases, so it also works in greyscale."""
 TICKS = (0, 2, 5, *(step * 10**power for power in range(1, 5) for step in (1, 2, 5)))
 LINE = 100
-"""Characters of text in a line."""
+"""Characters per line of text."""
 CELL = (0.0627, 0.16)
-"""Width and height of a character, inches; with `POINTS` they fit the monospaced font that matplotlib brings."""
+"""Width and height of a character in inches. They fit matplotlib's own monospaced font at `POINTS`."""
 POINTS = 7.5
 
 
 class Curve(NamedTuple):
-    """One line, with an interval, a dotted line of the same colour, and words at some of its points (by index)."""
+    """A line of a chart, with an interval, a dotted line of the same colour, and labels of some points (by index)."""
 
     x: Int[np.ndarray, " n"]
     y: Float[np.ndarray, " n"]
@@ -47,10 +47,10 @@ class Panel(NamedTuple):
 def draw_gains(
     stem: Path, names: Sequence[str], contexts: Int[np.ndarray, " L"], shares: Sequence[Recl], threshold: float
 ) -> list[Path]:
-    """Figure 3: the gain in perplexity from the next step of context, a panel for each share of positions, RECL marked.
+    """Draw Figure 3: the gain in perplexity from the next step of context, with RECL marked; a panel for each share.
 
-    A second picture, `..._relative`, shows the relative gains, which decide RECL, with the threshold. Dotted lines
-    are the gains of going back.
+    A second picture, `..._relative`, shows the relative gains, which decide RECL, and the threshold. Dotted lines
+    show the gains of going back.
     """
     perplexity, relative = [], []
     for each in shares:
@@ -107,8 +107,8 @@ def draw_by_distance(
 ) -> list[Path]:
     """Draw a row for each head, the first layer on top, over the square root of distance.
 
-    All panels share one logarithmic colour scale, which ends at a twentieth of uniform attention. `mean_distance` is a
-    circle in each row.
+    All panels share one logarithmic colour scale, which ends at a twentieth of uniform attention. A circle in each row
+    marks `mean_distance`.
     """
     layers, heads, columns = next(iter(panels.values())).shape
     rows = layers * heads
@@ -140,13 +140,13 @@ class Passage(NamedTuple):
 
     title: str
     tokens: Sequence[str]
-    """Oldest first, with the white space between them; the last is the query's own."""
+    """Oldest first, with the white space between them; the last is the query."""
     probability: Float[np.ndarray, " S"]
     marked: Bool[np.ndarray, " S"]
 
 
 def draw_passages(stem: Path, passages: Sequence[Passage], title: str) -> list[Path]:
-    """Draw each text shaded by attention, the marked tokens bold, the query's own in a frame."""
+    """Draw each text shaded by attention, with the marked tokens in bold and the query in a frame."""
     laid = [_lay_out(passage.tokens) for passage in passages]
     rows = 2 + sum(layout[-1][1] + 4 for layout in laid)
     figure = _figure(CELL[0] * (LINE + 4), CELL[1] * rows, layout="none")
@@ -185,12 +185,12 @@ def _write(axis: Any, passage: Passage, layout: Sequence[tuple[int, int]], top: 
 
 
 def load_matplotlib() -> ModuleType:
-    """The module, with the part that the pictures use."""
+    """Import matplotlib and `matplotlib.figure`. Raises a `Mistake` if that fails."""
     try:
         import matplotlib
         import matplotlib.figure
-    except (ImportError, ValueError) as error:  # ValueError: an MPLBACKEND that it does not know
-        raise Mistake(f"Pictures need matplotlib, which fails: {error}. Run `pip install matplotlib`.") from error
+    except (ImportError, ValueError) as error:  # ValueError: an unknown MPLBACKEND
+        raise Mistake(f"Pictures need matplotlib; its import failed: {error}. Run `pip install matplotlib`.") from error
     return matplotlib
 
 
@@ -202,7 +202,7 @@ def save_figure(figure: Any, stem: Path) -> list[Path]:
     """Write PNG and SVG, and return both paths."""
     paths = []
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font shows a box for a character that it lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font shows a box for a missing character
         for form in ("png", "svg"):
             file = io.BytesIO()
             figure.savefig(file, format=form, dpi=160)

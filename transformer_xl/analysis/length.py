@@ -1,7 +1,7 @@
-"""Scores a model at each attention length (Dai et al. 2019, Table 6), and finds the shortest one that is as good.
+"""Scores of a model at each attention length (Dai et al. 2019, Table 6), and the shortest length that is enough.
 
 With a memory every query sees exactly `attn_len` keys, itself included, so figures do not depend on where segments end.
-Models without such a memory (Vaswani, Al-Rfou, LSTM, QRNN) read windows, each from an empty state.
+Models without such a memory (Vaswani, Al-Rfou, LSTM, QRNN) read each window from an empty state.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..runtime.terminal import report_progress
 from .recl import ABSOLUTE, RECURRENT
 
 TOLERANCE = 0.001
-"""A figure within this share of the best one is as good."""
+"""A figure within this share of the best one counts as equally good."""
 
 _CALL = 1024
-"""Targets of one call that reads windows."""
+"""Targets per call when windows are read."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Sweep:
     attn_lens: Sequence[int]
     results: Sequence[EvalResult]
     told: str
-    """How the model read."""
+    """How the model read the text."""
 
     @property
     def figures(self) -> list[float]:
-        """Perplexities, or bits per character, by the unit of the text."""
+        """Perplexities (words, byte pairs) or bits per character (bytes, characters)."""
         return [result.headline[1] for result in self.results]
 
     @property
     def best(self) -> int:
-        """The index of the lowest figure; among equals, of the shorter length."""
+        """The index of the lowest figure; of equal figures, the one with the shortest length."""
         return self.figures.index(min(self.figures))
 
     @property
@@ -54,7 +54,7 @@ class Sweep:
 
 
 def attention_lengths(configs: Sequence[RunConfig]) -> list[int]:
-    """From a quarter of the longest training segment to eight times its length."""
+    """The default lengths, from a quarter of the longest training segment to eight times its length."""
     tgt_len = max(config.train.tgt_len for config in configs)
     return sorted({max(1, tgt_len * quarters // 4) for quarters in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)})
 
@@ -73,7 +73,7 @@ def sweep(
 ) -> Sweep:
     """Score the first `how.max_tokens` targets of a split (0: all) at each length that the model's positions allow.
 
-    `clamp_len` None is the run's own. Windows score `stride` targets each, so a target sees up to `stride` - 1 tokens
+    `clamp_len` defaults to the run's. Windows score `stride` targets each, so a target sees up to `stride` - 1 tokens
     fewer than the attention length. Windows are read in one stream, segments in `how.batch_size` streams.
     """
     kind, tgt_len = config.model.kind, config.train.tgt_len

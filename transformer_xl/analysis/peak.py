@@ -1,4 +1,4 @@
-"""The peak memory of this process: on a GPU as PyTorch counts it, otherwise as the kernel does. Imports no torch."""
+"""Peak memory of this process: PyTorch's count on a GPU, otherwise the kernel's. Imports torch only when needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def first_step() -> None:
-    """Take a step with one small weight, because torch loads code for the first step, which is no model's memory."""
+    """Take a step with one small weight. In its first step torch loads code, whose memory belongs to no model."""
     import torch
 
     weight = torch.nn.Parameter(torch.zeros(8, 8))
@@ -41,7 +41,7 @@ def first_step() -> None:
 
 
 def _status(name: str) -> int:
-    """Bytes by the kernel's name; on a system without that file, the largest number since the process started."""
+    """Bytes that the kernel reports under `name`; without /proc, the peak since the process started."""
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss would include the process that forked this one
         [line] = [line for line in status.read_text().splitlines() if line.startswith(f"{name}:")]

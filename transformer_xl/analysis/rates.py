@@ -1,6 +1,6 @@
-"""Measures how fast this machine multiplies and reads; bounds are computed from these rates.
+"""Measurements of how fast this machine multiplies and reads; bounds are computed from these rates.
 
-Operands stay in the cache if they fit. The fastest of several layouts or ways counts.
+Operands stay in the cache if they fit. Each measurement takes the fastest of several layouts or methods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import bound
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _SECONDS = 0.01
-"""The least duration of a measurement."""
+"""The minimum duration of a measurement."""
 
 
 def _seconds(call: Callable[[], Any], times: int) -> float:
@@ -38,7 +38,7 @@ def _times(call: Callable[[], Any]) -> int:
 
 
 class Products:
-    """The seconds of a list of matrix products, each of a shape and a number of times."""
+    """Measures the seconds of a list of matrix products, each with a shape and a count."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.products: list[tuple[Callable[[], Any], int, float]] = []
@@ -54,7 +54,7 @@ class Products:
 
 
 def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callable[[], Any]:
-    """The faster of x @ w and x @ w.T, by one trial of each."""
+    """The faster of x @ w and x @ w.T, by a short trial of each."""
     batch, m, k, n = shape
     x, w = torch.randn(batch, m, k, device=device).to(dtype), torch.randn(batch, k, n, device=device).to(dtype)
     out = torch.empty(batch, m, n, device=device, dtype=dtype)
@@ -67,7 +67,7 @@ def _fastest(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Callabl
 
 
 class Bandwidth:
-    """The seconds to read a byte of a large array, by its sum."""
+    """Measures the seconds to read a byte, by summing a large array."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.array: torch.Tensor = torch.ones(job["bytes"] // 4, device=job["device"])
@@ -77,7 +77,7 @@ class Bandwidth:
 
 
 class MatrixVector:
-    """The seconds to read a byte in products with one row, by the best of five ways; each reads all bytes once."""
+    """Measures the seconds to read a byte in products with one row: the best of five ways to read all bytes once."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         dtype, device = _DTYPES[job["precision"]], job["device"]
@@ -104,7 +104,7 @@ class MatrixVector:
 def least_seconds(
     config: TransformerXLConfig, work: bound.Work, precision: str, device: str, *, training: bool
 ) -> Callable[[], float]:
-    """Measures the bound of a segment: the time of its products and, when training, of the bytes of an Adam step."""
+    """A function that measures the bound of a segment: its products and, in training, the bytes of an Adam step."""
     listed = [tuple(product[1:]) for product in bound.products(config, work, training=training)]
     products = Products({"device": device, "precision": precision, "products": listed})
     if not training:
@@ -116,7 +116,7 @@ def least_seconds(
 def least_token_seconds(
     config: TransformerXLConfig, work: bound.Work, precision: str, device: str
 ) -> Callable[[], float]:
-    """Measures the bound of one generated token of each row: the time to read weights and cache once."""
+    """A function that measures the bound of one generated token of each row: reading weights and cache once."""
     keys = work.mem_len if work.attn_len is None else work.attn_len - 1
     count = bound.token_bytes(config, work.batch, keys, precision)
     sizes = {"bytes": count, "d_model": config.d_model, "d_head": config.d_head}

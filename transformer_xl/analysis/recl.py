@@ -2,7 +2,7 @@
 
 For each model i of a group, l_i(c, t) is the loss of target t given exactly the c tokens before it. Then
 
-    b(c, t)     =  min_i l_i(c, t)                                   the baseline: the group's best, given less
+    b(c, t)     =  min_i l_i(c, t)                                   the baseline: the group's best, given c tokens
     f_i(c, c')  =  mean over t in T of min(b(c, t), l_i(c', t))      T: the share r of targets with the largest b(c, t)
     g_i(c, c')  =  (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)  relative gain, c' = c + step
 
@@ -38,11 +38,11 @@ RECURRENT = ("lstm", "qrnn")
 """Kinds whose state is not a memory of tokens."""
 THRESHOLD = 0.01
 _AT_A_TIME = 1 << 21
-"""Weights of positions in a block of draws, at most: 16 MB."""
+"""Maximum number of position weights in a block of draws: 16 MB."""
 
 
 class Gains(NamedTuple):
-    """The gain from one more step on each context but the longest, for each draw of positions."""
+    """The gain from one more step after each context except the longest, for each draw of positions."""
 
     before: Float[np.ndarray, "R C"]
     """f(c, c): the same for every model, because no model is below the baseline."""
@@ -51,7 +51,7 @@ class Gains(NamedTuple):
 
     @property
     def relative(self) -> Float[np.ndarray, "R I C"]:
-        """g_i(c, c'), from 0 to 1: losses that a longer context raises do not count."""
+        """g_i(c, c'), from 0 to 1, because losses that rise with a longer context do not count."""
         return -np.expm1(self.after - self.before[:, None])
 
     @property
@@ -63,7 +63,7 @@ class Gains(NamedTuple):
 def gains(losses: Float[np.ndarray, "I L P"], share: float, weights: Integer[np.ndarray, "R P"] | None = None) -> Gains:
     """The gains of each model, from its losses in nats at L contexts, shortest first, and P positions.
 
-    `weights` are the counts of each position in each of R draws; None: one draw with each position once.
+    `weights` are the counts of each position in each of R draws; None is one draw with each position once.
     """
     if weights is None:
         weights = np.ones((1, losses.shape[2]), np.int64)
@@ -82,7 +82,7 @@ def gains(losses: Float[np.ndarray, "I L P"], share: float, weights: Integer[np.
 def effective(
     relative: Float[np.ndarray, "*R C"], contexts: Int[np.ndarray, " L"], threshold: float = THRESHOLD
 ) -> tuple[Int[np.ndarray, "*R"], Bool[np.ndarray, "*R"]]:
-    """RECL in tokens from the relative gains at each of `contexts` but the longest, and whether it was reached."""
+    """RECL in tokens, from the relative gains at all `contexts` except the longest, and whether it was reached."""
     below = relative < threshold
     reached = np.asarray(below.any(-1))
     return contexts[np.where(reached, below.argmax(-1), len(contexts) - 1)], reached
@@ -98,7 +98,7 @@ class Length(NamedTuple):
 
 
 class Recl(NamedTuple):
-    """The figures of each model over the hardest share `r` of positions. Intervals hold a lower and an upper end."""
+    """Results of each model over the hardest share `r` of positions. Intervals have a lower and an upper end."""
 
     r: float
     length: Length
@@ -123,10 +123,10 @@ def measure(
     *,
     threshold: float = THRESHOLD,
 ) -> Recl:
-    """RECL by one share of positions, with intervals over `draws` of them."""
+    """Compute RECL for one share of positions, with intervals over `draws`."""
     blocks = [None, *np.array_split(draws, 1 + draws.size // _AT_A_TIME)]
     forth = [gains(losses, share, weights) for weights in blocks]
-    # A step goes back where the longest context comes first.
+    # With contexts in reverse order, each step goes back.
     back = np.concatenate([gains(losses[:, ::-1], share, weights).relative[..., ::-1] for weights in blocks])
     relative = np.concatenate([each.relative for each in forth])
     perplexity = np.concatenate([each.perplexity for each in forth])
@@ -155,7 +155,7 @@ def middle(values: np.ndarray, method: Any = "linear") -> np.ndarray:
 
 
 def draw(positions: Int[np.ndarray, " P"], stretch: int, seed: int, replicates: int = 1000) -> Int[np.ndarray, "R P"]:
-    """The counts of each position in each draw. Stretches of text are drawn, because neighbours are correlated."""
+    """The count of each position in each draw. Stretches of text are drawn, because neighbours are correlated."""
     stretches, owner = np.unique(positions // stretch, return_inverse=True)
     number = len(stretches)
     return np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), replicates)[:, owner]
@@ -193,10 +193,10 @@ def sample_positions(
 
 
 class Feeding(NamedTuple):
-    """How contexts are given to a model."""
+    """How a model reads contexts."""
 
     most: int
-    """The largest number of tokens it gets, the last ones of a longer context."""
+    """Maximum number of tokens that it reads; of a longer context it reads the last ones."""
     lengths: Lengths
     told: str
 
@@ -206,20 +206,20 @@ def feeding_of(
 ) -> Feeding:
     """How to read windows of `longest` tokens with the model of a run.
 
-    `clamp_len` None is the run's own. With `trained_context` a model that trained without memory gets at most its
+    `clamp_len` defaults to the run's. With `trained_context`, a model that trained without memory reads at most its
     training length, even if its positions are relative and allow more.
     """
     kind, train = config.model.kind, config.train
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
     if kind in ABSOLUTE or (trained_context and kind not in RECURRENT and train.mem_len == 0):
         most = min(train.tgt_len, longest)
-        told = f"windows of the last {most:,} tokens at most, its training length"
+        told = f"windows of at most the last {most:,} tokens, its training length"
         return Feeding(most, Lengths(tgt_len=most, mem_len=0, clamp_len=clamp), told)
     told = f"segments of {train.tgt_len:,} after a memory of the whole window; trained with {train.mem_len:,}"
     if kind in RECURRENT:
         told = f"state carried through the window; trained on segments of {train.tgt_len:,}"
     elif clamp is not None:
-        told += f", distances beyond {clamp:,} as that one"
+        told += f", distances beyond {clamp:,} count as {clamp:,}"
     return Feeding(longest, Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp), told)
 
 
@@ -235,8 +235,8 @@ def true_losses(
 ) -> Float[np.ndarray, "L P"]:
     """Nats of each target given exactly the tokens of each context.
 
-    A window is read once, from an empty memory, for all positions and contexts that begin with it: in segments of
-    `tgt_len` with a memory that must hold all of it, or in one call if `mem_len` is 0.
+    Each window is read once, from an empty memory, for all positions and contexts that begin there: in segments of
+    `tgt_len` with a memory that must hold the whole window, or in one call if `mem_len` is 0.
     """
     assert lengths.mem_len == 0 or lengths.mem_len >= contexts.max(), "memory must hold the window"
     starts, window = np.unique(positions - contexts[:, None], return_inverse=True)
@@ -262,7 +262,7 @@ def true_losses(
 def _window_losses(
     model: Any, tokens: Int[Tensor, "B W"], offsets: list[int], lengths: Lengths
 ) -> Float[Tensor, "B O"]:
-    """Nats of the tokens at `offsets`. With a memory the window is cut, so that few others are scored."""
+    """Nats of the tokens at `offsets`. With a memory, the window is cut there, so few other tokens are scored."""
     memory, width = model.empty_cache(len(tokens), lengths), tokens.shape[1] - 1
     if lengths.mem_len == 0:
         nll, _ = model(tokens[:, :-1], tokens[:, 1:], memory, lengths)

@@ -18,7 +18,7 @@ COLUMNS = 240
 WIDTH, HEIGHT = 460, 280
 
 _LARGEST, _SMALLEST = 1e100, 1e-9
-"""Larger figures are not drawn, and no axis is shorter than the smallest."""
+"""Figures beyond `_LARGEST` are not drawn; no axis is shorter than `_SMALLEST`."""
 
 
 class Series(NamedTuple):
@@ -51,7 +51,7 @@ class Axis(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Everything that the template draws of one chart, in coordinates from the upper left corner."""
+    """One chart for the template, in coordinates from the upper left corner."""
 
     caption: str
     summary: str
@@ -65,7 +65,7 @@ class Chart(NamedTuple):
 
 
 def thin(y: Float[np.ndarray, " n"], columns: int = COLUMNS) -> Int[np.ndarray, " k"]:
-    """The points to draw, without nan; see `COLUMNS`."""
+    """Indices of the points to draw, without nan; see `COLUMNS`."""
     groups = [group for group in np.array_split(np.flatnonzero(np.isfinite(y)), columns) if len(group)]
     chosen = [(group[0], group[-1], group[y[group].argmin()], group[y[group].argmax()]) for group in groups]
     return np.unique(np.array(chosen, dtype=int))
@@ -92,7 +92,7 @@ def short(value: float) -> str:
 
 
 def chart(series: Sequence[Series], caption: str, *, log: bool = False, zero: bool = False) -> Chart | None:
-    """The series in one frame, whose scale begins at 0 if `zero`; None if there is no point to draw."""
+    """A chart of all series; its scale begins at 0 if `zero`. None if there is no point to draw."""
     series = [each._replace(y=np.where(_fits(each, log), each.y, math.nan)) for each in series]
     lines = [(each, kept) for each in series if len(kept := thin(each.y))]
     if not lines:
@@ -118,7 +118,7 @@ def _fits(series: Series, log: bool) -> Bool[np.ndarray, " n"]:
 
 
 def _y_range(ys: Float[np.ndarray, " n"], log: bool) -> tuple[float, float]:
-    """The two ends of the scale: all points and a margin."""
+    """The two ends of the scale, with a margin around all points."""
     low, high = float(ys.min()), float(ys.max())
     if log:
         margin = max(high / low, 1.01) ** 0.04
@@ -128,7 +128,7 @@ def _y_range(ys: Float[np.ndarray, " n"], log: bool) -> tuple[float, float]:
 
 
 def _path(series: Series, kept: Int[np.ndarray, " k"], x: Axis, y: Axis) -> str:
-    """The path of the kept points; it breaks where a figure between two of them is missing."""
+    """The path of the kept points, with a break wherever a figure between two of them is missing."""
     missing = np.cumsum(~np.isfinite(series.y))[kept]
     breaks = np.flatnonzero(np.diff(missing)) + 1
     points = [f"{across:.1f},{up:.1f}" for across, up, *_ in _dots(series, kept, x, y)]

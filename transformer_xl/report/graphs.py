@@ -10,12 +10,12 @@ from .curves import Chart, Series, chart
 from .record import Record
 from .summary import WORDS, corpus_of, line_class, loss_figures
 
-NOTE = "Thin lines: training, as it went; dots: validation. The gradient's norm is a mean, before clipping."
+NOTE = "Thin lines show training; dots show validation. The gradient norm is a mean, before clipping."
 FIGURES = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_second": "Tokens a second"}
 
 
 def curves(records: Sequence[Record]) -> tuple[str, list[Chart]] | None:
-    """A note and the charts: losses, one unit at a time, then the other figures; None if there are none."""
+    """A note and the charts: losses of each unit, then the other figures. None if there are no charts."""
     most = max(float(record.train["seconds"].max(initial=0)) for record in records)
     time, unit = ("hours", 3600) if most >= 7200 else ("minutes", 60)
     charts = []
@@ -32,12 +32,12 @@ def curves(records: Sequence[Record]) -> tuple[str, list[Chart]] | None:
         charts.append(chart(lines, words, log=name == "grad_norm", zero=name != "grad_norm"))
     charts = [drawn for drawn in charts if drawn is not None]
     compare = len({(corpus_of(record), record.unit, record.setting("model", "vocab_size")) for record in records}) == 1
-    note = NOTE if compare else f"{NOTE} Losses over different texts or tokens do not compare."
+    note = NOTE if compare else f"{NOTE} Losses over different texts or tokens cannot be compared."
     return (note, charts) if charts else None
 
 
 def _losses(index: int, record: Record, figure: str, x: Callable[[Record, np.ndarray], np.ndarray]) -> list[Series]:
-    """The losses of training and validation of a run whose losses are shown as this figure."""
+    """Training and validation losses of a run; empty if the run shows its losses as another figure."""
     if record.figure != figure:
         return []
     series = []

@@ -1,6 +1,6 @@
 """The page of one run, or of several side by side: one HTML file that fetches and executes nothing.
 
-Here are the tables and texts as data; `page.html.jinja` makes HTML of them and escapes every text of a run.
+This module makes the tables and texts as data. `page.html.jinja` renders them and escapes every text of a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CAPTIONS = {
     "recl_context": "Loss by context length, as in the paper's Figure 4",
     "length": "Loss by attention length",
     "average": "Average attention by relative distance, a row for each head, as in the paper's Figure 5",
-    "terms": "The terms of attention apart, each through its own softmax, as in the paper's Figure 7",
+    "terms": "The terms of attention, each through its own softmax, as in the paper's Figure 7",
     "position-": "Chosen heads from one position, the top 20 % of memory marked, as in the paper's Figure 6",
 }
 
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table whose first `words` columns are words, and the rest figures, aligned to the right."""
+    """A table. Its first `words` columns hold words; the others hold figures, aligned to the right."""
 
     columns: Sequence[str]
     rows: Sequence[Row]
@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
 def page(records: Sequence[Record], title: str | None = None) -> str:
     """The whole page as text."""
-    assert records, "a page is about at least one run"
+    assert records, "a page needs at least one run"
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -87,7 +87,7 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
 
 
 def _summary(records: Sequence[Record]) -> Table:
-    """The main figures of several runs, each beside the colour of its curves."""
+    """The main figures of several runs, with the colour of each run's curves."""
     key = Markup('<i class="key {}"></i>{}')
     runs = [key.format(line_class(index), record.name) for index, record in enumerate(records)]
     texts = [f"{corpus_of(record)}, {record.unit}s" for record in records]
@@ -96,12 +96,12 @@ def _summary(records: Sequence[Record]) -> Table:
 
 
 def _replace_control_characters(value: object) -> object:
-    """`value` as text in which U+FFFD replaces what no page can hold; HTML stays as it is."""
+    """`value` as text, with U+FFFD for each character that HTML cannot hold; `Markup` stays unchanged."""
     return value if isinstance(value, Markup) else _NO_TEXT.sub("\ufffd", str(value))
 
 
 def evaluations(records: Sequence[Record]) -> Table | None:
-    """Every figure of the held-out splits but validation, and the best of validation."""
+    """Every evaluation of the held-out splits, except that validation has only its best one."""
     units = list(dict.fromkeys(record.figure for record in records))
     rows = []
     for record in records:
@@ -119,7 +119,7 @@ def evaluations(records: Sequence[Record]) -> Table | None:
 
 
 def comparisons(records: Sequence[Record]) -> list[tuple[str, Table]]:
-    """For each corpus of the paper: its name, and its test figures beside the runs' own."""
+    """For each corpus of the paper that a run used: its name, and the test figures of the runs and the paper."""
     found = []
     for corpus, published in paper.TABLES.items():
         ours = [record for record in records if paper.corpus_name(record.config) == corpus]
@@ -140,7 +140,7 @@ def _url(picture: Path) -> str:
 
 
 def facts(tables: Sequence[Any], records: Sequence[Record]) -> dict[str, list[tuple[str, str]]] | Table:
-    """Settings or environments: of one run by section, of several in a table, those that differ first."""
+    """Settings or environments: one run's by section, or several runs' as a table with the differing rows first."""
     flat = [_flat(table) for table in tables]
     names = list(dict.fromkeys(name for values in flat for name in values))
     if len(records) == 1:

@@ -1,4 +1,4 @@
-"""Reads the folder of a run, whether the run has ended, goes on, was resumed, or lost a file.
+"""Reading of a run's folder: the run may be finished, in progress, resumed, or without some of its files.
 
 A file that is missing or damaged raises nothing: the page reports it from `Record.faults`.
 """
@@ -29,7 +29,7 @@ ANALYSES = ("analysis", "attention", "recl", "length")
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its folder describes it; what is unknown is empty or nan."""
+    """A run as its folder describes it. Unknown values are empty or nan."""
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -42,21 +42,21 @@ class Record:
 
     @cached_property
     def train(self) -> dict[str, Float[np.ndarray, " n"]]:
-        """Each figure of training as a column, by name; nan where an entry has no number."""
+        """The columns of training by name; nan where an entry has no number."""
         return _columns(entry for entry in self.entries if entry.get("split") == "train")
 
     @cached_property
     def valid(self) -> dict[str, Float[np.ndarray, " n"]]:
-        """The same for the validation split."""
+        """The columns of the validation split by name."""
         return _columns(entry for entry in self.entries if entry.get("split") == "valid")
 
     def setting(self, section: str, name: str) -> Any:
-        """A setting of `config.toml`; None if it has none."""
+        """A setting of `config.toml`; None if it is not set."""
         return self.config.get(section, {}).get(name)
 
     @property
     def samples(self) -> list[Mapping[str, Any]]:
-        """The entries with a text that the model wrote, "sample"."""
+        """The entries that hold a text written by the model, under "sample"."""
         return [entry for entry in self.entries if isinstance(entry.get("sample"), str)]
 
     @property
@@ -81,7 +81,7 @@ class Record:
 
     @property
     def test_entry(self) -> Mapping[str, Any] | None:
-        """The last evaluation of the split and at the lengths that `[eval]` names."""
+        """The last evaluation with the split and lengths of `[eval]`; without one, the last with its split."""
         split = self.setting("eval", "split") or "test"
         own = {name: self.setting("eval", name) for name in LENGTHS}
         asked = {name: self.setting("train", name) if size is None else size for name, size in own.items()}
@@ -105,7 +105,7 @@ class Record:
         return np.round(np.interp(steps, np.append(0, self.train["step"]), np.append(0, counted)))
 
     def seconds(self, steps: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """Time in training steps, evaluations not counted, up to each of `steps`."""
+        """Time in training steps up to each of `steps`, without evaluations."""
         return np.interp(steps, np.append(0, self.train["step"]), np.append(0, self.train["seconds"]))
 
 
@@ -130,9 +130,9 @@ def number(value: object) -> float:
 
 
 def read_run(run: Path, name: str) -> Record:
-    """Read a run's folder as far as it can be read; refuse a folder that `txl train` did not write."""
+    """Read as much of a run's folder as can be read; refuse a folder that `txl train` did not write."""
     if not any((run / file).exists() for file in ("config.toml", "metrics.jsonl", "checkpoints")):
-        raise FileNotFoundError(f"{run} is no run: it must be a folder that `txl train` wrote, with its metrics.jsonl.")
+        raise FileNotFoundError(f"{run} is not a run: it must be a folder that `txl train` wrote, with metrics.jsonl.")
     faults: list[str] = []
     config = _read(run / "config.toml", faults, lambda path: tomllib.loads(plain_file(path).read_text("utf-8")))
     environment = _read(run / "environment.json", faults, lambda path: json.loads(plain_file(path).read_text("utf-8")))

@@ -18,7 +18,7 @@ COLOURS = 6
 
 
 def description(record: Record) -> str:
-    """The model, its text and the machine, in a line."""
+    """The model, its text and the machine, in one line."""
     kind = record.setting("model", "kind") or "transformer-xl"
     layers, width, heads = (record.setting("model", name) for name in ("n_layer", "d_model", "n_head"))
     shape = f"{layers} layers of {width}, {heads} heads" if layers else "a model of unknown shape"
@@ -31,7 +31,7 @@ def description(record: Record) -> str:
 
 
 def corpus_of(record: Record) -> str:
-    """The corpus by its own name, without the path it was read from."""
+    """The name of the corpus, without its path."""
     named = next((e["corpus"] for e in reversed(record.evaluations) if isinstance(e.get("corpus"), str)), None)
     return named or Path(str(record.setting("corpus", "name") or "a text that is not named")).name
 
@@ -57,7 +57,7 @@ def exact(count: float | None) -> str:
 
 
 def figure_of(record: Record, entry: Any) -> str:
-    """A loss as the unit's figure; a dash where there is none."""
+    """A loss as perplexity or bits per character; a dash without an entry."""
     if entry is None:
         return UNKNOWN
     [value] = loss_figures(record.figure, np.array([number(entry.get("loss"))]))

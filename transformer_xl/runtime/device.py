@@ -1,4 +1,4 @@
-"""Chooses the device and the precision of a run by fixed rules."""
+"""Fixed rules that choose the device and the precision of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device of that name: the CPU or a CUDA device of this machine. "auto" is CUDA if there is one."""
+    """The CPU or CUDA device of this name. "auto" is CUDA if there is a CUDA device."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     named, count = re.fullmatch(r"cpu|cuda(?::(\d{1,9}))?", device, re.ASCII), torch.cuda.device_count()
@@ -49,13 +49,13 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 def reuse_memory() -> None:
     """Keep the memory of freed tensors in this process for the next ones, and use large pages.
 
-    By default glibc returns large blocks at once, and each step of training faults every page of its tensors in again.
+    By default glibc returns large blocks at once, so each training step takes a page fault for every page again.
     Call this before the first tensor is made. Without glibc it does nothing.
     """
     if sys.platform != "linux":
         return
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch's
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # an option of PyTorch
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # malloc.h's M_MMAP_THRESHOLD, which has a lower limit in older versions, and M_TRIM_THRESHOLD, harmful alone.
+    # -3 is M_MMAP_THRESHOLD, with a lower limit in older versions; -1 is M_TRIM_THRESHOLD, which does harm alone.
     if mallopt is not None and (mallopt(-3, 1 << 30) or mallopt(-3, 1 << 25)):
         mallopt(-1, (1 << 31) - 1)

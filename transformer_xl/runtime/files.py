@@ -1,4 +1,4 @@
-"""Writes files and folders whole or not at all: under another name, synced to the disk, then renamed.
+"""Files and folders that are written whole or not at all: under another name, synced to the disk, then renamed.
 
 A folder can be sealed with the checksums of its files, and locked by one process at a time.
 """
@@ -20,9 +20,9 @@ from filelock import FileLock, Timeout
 from ..mistake import Mistake
 
 UNFINISHED = ".tmp-"
-"""Begins the name of every half-written file and folder; `remove_unfinished` removes those of killed processes."""
+"""The prefix of every half-written file and folder; `remove_unfinished` removes what killed processes left."""
 _MARK = 8
-"""Number of random digits after such a name, because two writers need two names."""
+"""Number of random digits at the end of such a name, because two writers need two names."""
 SEAL = "SHA256SUMS"
 """The checksums of a folder's files, as `sha256sum --check SHA256SUMS` reads them."""
 LOCK = ".lock"
@@ -30,7 +30,7 @@ LOCK = ".lock"
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path` to write into; on success it replaces `path`.
+    """Yield an empty folder next to `path` to write into; on success it replaces `path`.
 
     On any error the half-written folder is removed and `path` stays as it was; an OSError names it and the reason.
     """
@@ -60,7 +60,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def _temporary_file(path: Path) -> Iterator[Path]:
-    """Yield a free name beside `path`, which the block renames. Then sync the folder and remove what is left."""
+    """Yield a free name next to `path`, which the block renames. Then sync the folder and remove anything left."""
     unfinished = _beside(path)
     with explain_write_error(path):
         try:
@@ -94,7 +94,7 @@ def seal(folder: Path) -> None:
 
 
 def check_seal(path: Path) -> None:
-    """Refuse a file that does not have its checksum; without checksums in the folder, do nothing."""
+    """Refuse a file whose checksum is not the stored one; do nothing if the folder has no checksums."""
     try:
         lines = plain_file(path.parent / SEAL).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
     with plain_file(path).open("rb") as file:
         try:
             return hashlib.file_digest(file, algorithm).hexdigest()
-        except OSError as error:  # a bad disk's error names no file
+        except OSError as error:  # the error of a bad disk names no file
             error.filename = str(path)
             raise
 
@@ -117,7 +117,7 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process, and remove it afterwards if it was made for this and is still empty.
 
-    The system releases the lock however the process ends. If another process has it, this is a `BlockingIOError`.
+    The system releases the lock however the process ends. Raises `BlockingIOError` if another process holds it.
     """
     made = make_folder(folder)
     lock = FileLock(folder / LOCK)
@@ -133,7 +133,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.release()
         if made and not holds_anything(folder):
             (folder / LOCK).unlink(missing_ok=True)
-            with suppress(OSError):  # others may have put something there since
+            with suppress(OSError):  # another process may have added a file
                 for empty in made:
                     empty.rmdir()
 
@@ -161,14 +161,14 @@ def empty_folder(folder: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; under its name it is there whole or not at all."""
+    """Remove a folder. It is renamed first, so a half-removed folder never has its name."""
     unfinished = _beside(Path(path))
     Path(path).rename(unfinished)
     _remove(unfinished)
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove the half-written files of killed processes in `folder`: of one `name`, or all of them."""
+    """Remove the half-written files of killed processes in `folder`: those for `name`, or all of them."""
     for left in Path(folder).glob(f"{UNFINISHED}{glob.escape(name) if name else '*'}-{'?' * _MARK}"):
         _remove(left)
 
@@ -182,7 +182,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def explain_write_error(path: Path) -> Iterator[None]:
-    """Turn an OSError into a sentence: which path could not be written and why. Its type and `errno` stay."""
+    """Turn an OSError into a sentence that names the path and the reason. Its type and `errno` stay."""
     try:
         yield
     except OSError as error:
@@ -190,7 +190,7 @@ def explain_write_error(path: Path) -> Iterator[None]:
             raise
         reason = os.strerror(error.errno)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "Free some space, or write elsewhere." if full else "Choose a place you may write to."
+        advice = "Free some space, or write elsewhere." if full else "Choose a path that you may write to."
         sentence = type(error)(f"{path} could not be written: {reason}. {advice}")
         sentence.errno = error.errno
         raise sentence from error
@@ -216,7 +216,7 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk holds the file, or the folder's entries (on POSIX alone)."""
+    """Wait until the disk holds the file, or the folder's entries (POSIX only)."""
     if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows cannot sync a file opened for reading

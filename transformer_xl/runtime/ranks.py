@@ -26,14 +26,14 @@ from .launcher import launch_warning, rank_and_size, variable
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the ones that train together. Every rank has to call `total`, `gather` and `wait`."""
+    """This process's rank and the number of ranks. Every rank has to call `total`, `gather` and `wait`."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes files and prints."""
+        """Whether this rank writes files and prints."""
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
@@ -57,7 +57,7 @@ class Ranks:
         return found
 
     def wait(self) -> None:
-        """Wait for all ranks, without a barrier because that would start NCCL."""
+        """Wait for all ranks, without a barrier, because a barrier would start NCCL."""
         self.total([0.0])
 
 
@@ -71,7 +71,7 @@ def launch_id() -> str:
 def join_ranks(device: str) -> Iterator[Ranks]:
     """Join the other ranks until the block ends; on CUDA each rank takes the device of its local rank.
 
-    If another rank ends, this is a `ConnectionError`.
+    Raises `ConnectionError` if another rank ends.
     """
     if warning := launch_warning():
         print(warning, file=sys.stderr)
@@ -85,8 +85,8 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     try:
         store, *_ = next(rendezvous("env://"))
         if os.environ.get("GROUP_WORLD_SIZE") == "1":
-            # torchrun keeps its store through restarts, with the addresses of processes that have ended. Only on one
-            # machine is the number of restarts known; several machines need a new store each time.
+            # torchrun keeps its store through restarts, with the addresses of processes that have ended. The number of
+            # restarts is known on one machine only; several machines need a new store each time.
             store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
         backend, hour = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(hours=1)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=hour)
@@ -97,7 +97,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
             raise
         if not ranks.first:  # one message is enough
             raise SystemExit(1) from error
-        raise ConnectionError("Another rank has ended; its output or its launcher's names the reason.") from error
+        raise ConnectionError("Another rank has ended. Its output, or the launcher's, names the reason.") from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -116,7 +116,7 @@ def _settle() -> None:
 def _take_device(device: str) -> None:
     local, there = variable("LOCAL_RANK"), torch.cuda.device_count()
     if ":" in device:
-        raise Mistake(f"device must be auto or cuda for several ranks, each of which has its own; got {device}.")
+        raise Mistake(f"device must be auto or cuda with several ranks: each rank has its own device; got {device}.")
     if local >= there:
         raise Mistake(f"There must be a CUDA device for each rank of a machine, got {there}. Start fewer ranks.")
     torch.cuda.set_device(local)

@@ -1,4 +1,4 @@
-"""Prints to standard output and error: tables, the progress of long work, and one sentence if a stream fails."""
+"""Printing to standard output and error: tables, the progress of long work, and one sentence if a stream fails."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LastingOutput(Output):
         first, self.failed = not self.failed, True
         self.reader_left |= isinstance(error, BrokenPipeError)
         if first and not self.reader_left:
-            print(f"txl: standard output: {error.strerror}. The work goes on without it.", file=sys.stderr)
+            print(f"txl: standard output: {error.strerror}. The work continues without it.", file=sys.stderr)
 
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def report_progress(items: Iterable[T], what: str, total: int | None = None, *, 
 
 
 def _report(stream: Any, line: str) -> None:
-    """Write a line; on a terminal it replaces the last one, and an empty line erases that."""
+    """Write a line. On a terminal it replaces the last line, and an empty line erases it."""
     if stream.isatty():
         stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
     elif line:
@@ -120,9 +120,9 @@ def _report(stream: Any, line: str) -> None:
 
 
 class ProgressPrinter:
-    """Prints the progress of a loop of steps: on a terminal in one line that is replaced, in a pipe in new lines.
+    """Prints the progress of a loop of steps: one line that is replaced on a terminal, new lines in a pipe.
 
-    Use it in a `with`. `stream` None is standard output; the file `log` gets the lines too.
+    Use it in a `with` block. `stream` defaults to standard output; the lines also go to the file `log`.
     """
 
     def __init__(self, *, stream: Any = None, log: str | Path | None = None):
@@ -137,14 +137,14 @@ class ProgressPrinter:
         _report(self.stream, "")
 
     def advance(self, step: int) -> None:
-        """Update the step of the last line on a terminal; cheap enough for every step."""
+        """Update the step in the last line on a terminal. Cheap enough to call in every step."""
         now = time.perf_counter()
         if self._total and self.stream.isatty() and now - self._last >= ON_A_TERMINAL:
             self._last = now
             _report(self.stream, self._line(step))
 
     def show(self, text: str, step: int, total: int) -> None:
-        """Print `text` beside the step; `total` may have changed."""
+        """Print the step and `text`; `total` may differ from the last call's."""
         self._text, self._total = text, total
         self._write_log(self._line(step))
         _report(self.stream, self._line(step))
@@ -154,7 +154,7 @@ class ProgressPrinter:
         return report_progress(items, what, stream=self.stream)
 
     def note(self, text: str) -> None:
-        """Print a text that stays: an evaluation, a warning, a sample."""
+        """Print a text that progress does not replace: an evaluation, a warning, a sample."""
         self._write_log(text)
         _report(self.stream, "")
         self.stream.write(text + "\n")
@@ -170,7 +170,7 @@ class ProgressPrinter:
 
 
 def seconds_left(done: int, total: int, seconds: float) -> float | None:
-    """Seconds for the other steps, if `done` steps took `seconds`; None before the first step."""
+    """Estimated seconds for the remaining steps, if `done` steps took `seconds`; None before the first step."""
     return (total - done) * seconds / done if done > 0 else None
 
 
