@@ -32,7 +32,7 @@ from transformer_xl.cli.journeys.env import choices
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
 from transformer_xl.ops.dropout import dropout, keep_mask
-from transformer_xl.ops.masks import mask_wrapped, next_multiple, shifted_view
+from transformer_xl.ops.masks import mask_distant, mask_wrapped, next_multiple, shifted_view
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # tested in test_triton.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -410,10 +410,17 @@ def test_masks_hide_exactly_the_invisible_keys(sizes: dict[str, Any]) -> None:
     seen = visible(case).expand(shape)
     valid = None if case.valid is None else torch.tensor(case.valid)
 
+    def shifted(product: Tensor) -> Tensor:
+        return shifted_view(product, (case.heads * case.batch, *shape[2:])).unflatten(0, shape[:2])
+
     product = torch.zeros(case.heads, case.batch * case.queries, next_multiple(shape[-1]))
-    shifted = shifted_view(product, (case.heads * case.batch, *shape[2:])).unflatten(0, shape[:2])
-    mask_wrapped(shifted, attn_len=case.attn_len, valid=valid)
-    assert torch.equal(shifted == 0, seen)
+    before = product.clone()
+    mask_wrapped(shifted(product), attn_len=case.attn_len, valid=valid)
+    assert torch.equal(shifted(product) == 0, seen)
+    if case.attn_len is not None:
+        mask_distant(before, case.attn_len)
+    mask_wrapped(shifted(before), valid=valid)
+    assert torch.equal(shifted(before) == 0, seen)
 
 
 def test_auto_follows_its_rule() -> None:

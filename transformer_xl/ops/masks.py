@@ -61,6 +61,13 @@ def mask_wrapped(
         shifted.masked_fill_(unused[:, None], lowest)
 
 
+@torch.no_grad()
+def mask_distant(product: Float[Tensor, "H N W"], attn_len: int) -> None:
+    """Hide the keys beyond a window before the shift, where each distance is a column. This is faster than
+    `mask_wrapped`."""
+    product[..., :-attn_len] = torch.finfo(product.dtype).min
+
+
 ALIGNED = 32
 """bfloat16 products are faster on a CPU if their rows start at multiples of this many numbers."""
 

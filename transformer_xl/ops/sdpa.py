@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .masks import mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
+from .masks import mask_distant, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
 
 
 def attend(
@@ -33,13 +33,17 @@ def attend(
         reached = attn_len - 1 + T
         k, v = k[:, :, -reached:], v[:, :, -reached:]
     S = k.shape[2]
+    seen = S if attn_len is None else min(attn_len, S)
     position_q = ((q + position_bias[:, None]) * scale).transpose(0, 1).reshape(H, B * T, K)
     if T == 1:  # no shift is needed, and a matrix times a vector is fastest with the matrix on the left
         shifted = torch.bmm(r[:, r.shape[1] - S :], position_q.mT).mT.reshape(H, B, 1, S)
     else:
         position = torch.bmm(position_q, with_spare(r, next_multiple(S)).mT)
+        if seen < S:
+            mask_distant(position, seen)
         shifted = shifted_view(position, (H * B, T, S)).unflatten(0, (H, B))
-    mask_wrapped(shifted, attn_len=attn_len, valid=valid)
+    if seen > S - T + 1 or valid is not None:  # otherwise the window of the first query hides all that wraps
+        mask_wrapped(shifted, valid=valid)
     content_q = q + content_bias[:, None]
     out = F.scaled_dot_product_attention(content_q, k, v, shifted.transpose(0, 1), dropout_p, scale=scale)
     return without_padding(out.transpose(0, 1), valid).transpose(0, 1)
