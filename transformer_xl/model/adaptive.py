@@ -150,8 +150,8 @@ class AdaptiveSoftmax(_Bands):
     def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
         """Share the embedding's tables and, per band, its projection.
 
-        Each module keeps a `ParameterList` of its own. `torch.func.functional_call` treats a shared list as two lists,
-        and leaves the values of the call in it.
+        Each module keeps a `ParameterList` of its own. `torch.func.functional_call` would take a shared list for
+        two lists, and would not put the original weights back.
         """
         self.tied: bool = weight
         if weight:

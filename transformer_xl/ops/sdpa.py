@@ -1,7 +1,7 @@
 """Inference: PyTorch's fused attention with the position term as its mask.
 
-Left of the diagonal the mask is the shifted view of `strided`, without a copy. One T x S product is written and read;
-scores and probabilities are not.
+Left of the diagonal the mask is the shifted view of `strided`, without a copy. One T x S product is written and read.
+Scores and probabilities are never stored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The curves of the page: losses over tokens and over time, learning rate, gradient norm and speed."""
+"""The curves of the HTML report: losses over tokens and over time, learning rate, gradient norm and speed."""
 
 from __future__ import annotations
 

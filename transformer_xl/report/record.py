@@ -81,7 +81,7 @@ class Record:
 
     @property
     def test_entry(self) -> Mapping[str, Any] | None:
-        """The last evaluation with the split and lengths of `[eval]`; without one, the last with its split."""
+        """The last evaluation with the split and lengths of `[eval]`, or the last one with this split."""
         split = self.setting("eval", "split") or "test"
         own = {name: self.setting("eval", name) for name in LENGTHS}
         asked = {name: self.setting("train", name) if size is None else size for name, size in own.items()}
