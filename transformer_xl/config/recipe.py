@@ -291,7 +291,7 @@ def _sentence(given: Mapping[str, Setting | None], section: str, problem: Proble
 
 
 def _unknown(section: str, field: str, label: str, source: str = "") -> str:
-    """The sentence for a setting that does not exist. It suggests the same name in another section, or a similar name."""
+    """The sentence for an unknown setting. It suggests the same name in another section, or the most similar one."""
     known = [f"{owner}.{name}" for owner, hints in HINTS.items() for name in hints]
     elsewhere = [name for name in known if name.endswith(f".{field}")]
     near = elsewhere or get_close_matches(f"{section}.{field}", known, n=1, cutoff=0.75)
