@@ -24,7 +24,7 @@ _BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
 _BYTES_BORDER = re.compile(_BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 _LARGEST_ID = 1 << 24
-"""Limit on ids. The library allocates memory for all ids up to the largest, and aborts the process if that fails."""
+"""Limit on ids. The library allocates memory for all ids up to the largest, and aborts if that fails."""
 _PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
 _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
 """Pre-tokenizers that keep every character unless their behavior is "Removed"."""

@@ -322,7 +322,7 @@ def is_text(symbol: object) -> bool:
 
 def listed_words(text: str, file: str) -> list[str]:
     """The words of a vocabulary file, in order; raise `ValueError` if it is not a list of different words."""
-    numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may contain other spaces
+    numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
     lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
     counted = bool(lines) and len(lines[0][1]) == 2
     seen: set[str] = set()
