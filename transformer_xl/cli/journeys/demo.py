@@ -45,7 +45,7 @@ from .train import Origin, carry_out, prepare, refuse_run
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
 LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 HELD_OUT, VALIDATION = 500_000, 100_000
-"""Minimum number of bytes of each split, in whole files."""
+"""Minimum number of bytes of the test and valid splits, in whole files."""
 PROMPT = "class Memory:\n"
 SAMPLE = 400
 """Number of tokens of text to generate."""
@@ -92,7 +92,7 @@ class Plan:
             max_steps=steps,
             warmup_steps=min(self.train.warmup_steps, steps // 10),
             eval_tokens=max(min(self.train.eval_tokens, int(VALIDATION_SECONDS * scored)), 1),
-            log_every=1 << max(int(math.log2(LINE_SECONDS / max(took, pace))), 0),  # powers of 2, so a change leaves no gap
+            log_every=1 << max(int(math.log2(LINE_SECONDS / max(took, pace))), 0),  # a power of 2: no gaps
         )
 
 

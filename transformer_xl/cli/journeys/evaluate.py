@@ -103,7 +103,7 @@ class Reading:
         return {"batch_size": 1} if self.dynamic else {}
 
     def lengths(self, options: Eval, trained: Trained) -> list[Lengths]:
-        """The lengths that the options ask for, without memory for --sliding. Mistakes are added to the run's problems."""
+        """The lengths that the options ask for, without memory for --sliding. Adds mistakes to the run's problems."""
         if self.sliding is None:
             return trained.lengths(options)
         if options.mem_len or options.attn_len or options.same_length:

@@ -46,7 +46,7 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
 
 
 def changed_splits(run: Path, corpus: Corpus) -> str:
-    """The splits that have changed since a run, or the run of a checkpoint, began; "" if none are known to have changed.
+    """The splits that have changed since a run, or the run of a checkpoint, began; "" if none is known to differ.
 
     A run records a SHA-256 of the ids of each split.
     """
