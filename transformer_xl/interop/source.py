@@ -1,4 +1,4 @@
-"""The content of another program's checkpoint, with the original PyTorch code's names, and that program's differences."""
+"""The content of another program's checkpoint, by the original PyTorch code's names, and how the program differs."""
 
 from __future__ import annotations
 

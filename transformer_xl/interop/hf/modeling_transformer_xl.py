@@ -71,7 +71,7 @@ class TransformerXLHFConfig(PreTrainedConfig):
         return Lengths(**{field.name: getattr(self, field.name) for field in fields(Lengths)})
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
-        """Save as transformers does, and write the code too, unless it was loaded from a folder: transformers copies it then.
+        """Save as transformers does, and write the code too. (transformers copies code that was loaded from a folder.)
 
         The vocabulary in the model's folder is copied too, so `txl convert` can import the result.
         """
@@ -145,7 +145,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     """`TransformerXL` under `model`, with its memory as `past_key_values`.
 
     Inputs longer than `tgt_len` are read in segments of that length (the first may be shorter), so a text of any length
-    needs the same GPU memory. Reading a text at once or token by token gives the same numbers if the memory has room
+    needs the same amount of RAM. Reading a text at once or token by token gives the same numbers if the memory has room
     for all of it (and holds no zeros), or if `attn_len` limits the window. Otherwise the first token of a segment
     attends to fewer positions than the last.
     """
@@ -216,7 +216,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Int[Tensor, "B T"], tokenizer: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare inputs as transformers does, without two unused ones: positions, and the tokenizer of `stop_strings`."""
+        """Prepare inputs as transformers does, without positions and the tokenizer of `stop_strings`, which are unused."""
         positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all tokens
         new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
         if new is not None and new < 1:
@@ -253,7 +253,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         raise Mistake("The vocabulary of a Transformer-XL cannot be resized. Use the tokenizer it was exported with.")
 
     def _cache(self, given: Cache | None, ids: Int[Tensor, "B T"], mask: Tensor | None) -> TransformerXLCache:
-        """The memory with which a call starts: the given one, or an empty one that knows each row's padding."""
+        """The memory with which a call starts: the given one, or an empty one with each row's padding."""
         given = TransformerXLCache() if given is None else given
         if not isinstance(given, TransformerXLCache):
             kind = type(given).__name__
