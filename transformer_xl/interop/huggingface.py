@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face's TransfoXL (transformers 2 to 4), and folders of `txl convert --to-format huggingface`."""
+"""Checkpoints of Hugging Face's TransfoXL (transformers 2 to 4), and `txl convert --to-format huggingface`."""
 
 from __future__ import annotations
 

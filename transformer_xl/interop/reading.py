@@ -35,7 +35,7 @@ _READERS: Mapping[Program, Callable[[Path], Source]] = {
 
 @dataclass(frozen=True)
 class Imported:
-    """A converted checkpoint: settings, weights, the vocabulary if the source has one, and a report about its arrays."""
+    """A converted checkpoint: settings, weights, the vocabulary if the source has one, and a report on the arrays."""
 
     config: RunConfig
     state: dict[str, Tensor] = field(repr=False)

@@ -1,4 +1,4 @@
-"""Checkpoints of the authors' TensorFlow code (github.com/kimiyoung/transformer-xl, tf/), the published ones."""
+"""Checkpoints of the authors' TensorFlow code (github.com/kimiyoung/transformer-xl, tf/), used for their results."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _vocab(symbols: Sequence[str], file: str) -> Vocab:
-    """A vocabulary of bytes if all are decimals (enwik8), of characters with _ for space (text8), otherwise of words."""
+    """A vocabulary: bytes if all are decimals (enwik8), characters with _ for space (text8), otherwise words."""
     if len(set(symbols)) != len(symbols) or not all(map(is_text, symbols)):
         raise Mistake(f"{file} must list each token once, and none that is no text. Give another by --vocab.")
     if all(symbol in _DECIMALS for symbol in symbols):

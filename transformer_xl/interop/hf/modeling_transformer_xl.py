@@ -216,7 +216,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Int[Tensor, "B T"], tokenizer: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare inputs as transformers does, without positions and the tokenizer of `stop_strings`, which are unused."""
+        """Prepare inputs as transformers does, without unused ones: positions, the tokenizer of `stop_strings`."""
         positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all tokens
         new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
         if new is not None and new < 1:

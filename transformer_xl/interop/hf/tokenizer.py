@@ -26,8 +26,8 @@ def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
     """The tokenizer of `vocab`, for texts padded on the left.
 
     No token of a text is special, so decoding with `skip_special_tokens` keeps all of it. For bytes and byte pairs, the
-    padding token is byte 0xFF, which no UTF-8 text contains. Other units have no padding token. Byte pairs with
-    added tokens have none either, because the tokenizer would find the padding token in a text, like added tokens.
+    padding token is byte 0xFF, which no UTF-8 text contains. Other units have no padding token. Byte pairs with added
+    tokens have none either, because the tokenizer would find the padding token in a text, like added tokens.
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
     added = len(tokenizer.get_added_tokens_decoder()) > 0
@@ -41,7 +41,7 @@ def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        split_special_tokens=not added,  # "a<eos>b" is one word; only byte pairs find added tokens in texts
+        split_special_tokens=not added,  # "a<eos>b" is one word
     )
 
 
