@@ -31,7 +31,7 @@ _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's mapping from characters to bytes. Printable bytes map to themselves; the others follow U+0100 in order."""
+    """GPT-2's mapping from characters to bytes. Printable bytes map to themselves, the others follow U+0100 in turn."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(256)) - set(shown))
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

@@ -259,7 +259,7 @@ _ONES_BEFORE = np.frombuffer(bytes.fromhex("54641f64"), np.uint8)
 
 
 def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
-    """The checksum (Castagnoli's polynomial). The data is divided into lanes of equal width, which are read in parallel.
+    """The checksum (Castagnoli's polynomial). The data is divided into lanes of equal width, read in parallel.
 
     The register is linear over bits: `moved` has the value of each of its bits after the width of a lane.
     """

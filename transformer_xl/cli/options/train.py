@@ -64,8 +64,8 @@ class Train:
     init: Annotated[Path | None, arg(metavar="RUN")] = None
     """Start from the weights of this run, with its shape and vocabulary."""
     resume: Annotated[Literal["no", "yes", "auto"], arg(metavar="[auto]")] = "no"
-    """Continue the run in --out from its last checkpoint, with its own config.toml. --resume auto: continue the run if
-    it saved a checkpoint; otherwise start it."""
+    """Continue the run in --out from its last checkpoint, with its own config.toml. --resume auto: continue the run
+    if it saved a checkpoint; otherwise start it."""
     print_config: bool = False
     """Print the settings as TOML and exit."""
     settings: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
