@@ -87,7 +87,7 @@ class Attention(Command):
     heads: Annotated[tuple[str, ...], arg(metavar="LAYER.HEAD ...")] = ()
     """Heads to draw, counted from 1; by default the three with the greatest mean distance."""
     positions: Sizes = ()
-    """Draw the attention of these positions, counted from 0; by default of the middle position."""
+    """Draw the attention of these positions, counted from 0; by default of the middle one."""
     out: Folder = None
     """The folder for the pictures; by default RUN/attention."""
     device: str = "auto"
