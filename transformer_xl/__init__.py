@@ -1,6 +1,6 @@
 """Transformer-XL (Dai et al., 2019, arXiv:1901.02860) for PyTorch.
 
-The public names are resolved when first used (PEP 562): importing the package imports no torch.
+Public names are imported at first use (PEP 562), so importing the package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Hugging Face's transformers, 5 or newer. Importing this registers our model with its Auto classes:
+"""Support for Hugging Face's transformers, 5 or newer. Importing this registers our model with its Auto classes:
 
     import transformer_xl.hf
     model = AutoModelForCausalLM.from_pretrained(FOLDER)
 
-where `export_huggingface` wrote the folder. The code in the folder does not run then.
+`export_huggingface` writes FOLDER. The code in the folder then does not run.
 """
 
 from __future__ import annotations

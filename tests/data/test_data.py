@@ -412,7 +412,7 @@ class TestAnyText:
         ours, packed, theirs = (texts_of(tmp_path / name, unit) for name in ("a/a.txt", "a", "b.txt"))
         assert ours == packed == theirs and read_file(file) == text.encode()
         file.write_bytes(text.encode(encoding)[:-1])
-        with pytest.raises(ValueError, match=r"a\.txt begins as UTF-(16|32) text and goes on otherwise"):
+        with pytest.raises(ValueError, match=r"a\.txt begins as UTF-(16|32) text but continues otherwise"):
             read_splits(file, unit)
 
     @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder of safetensors and JSON, which is there whole or not at all, and is never unpickled.
+"""Checkpoints: folders of safetensors and JSON. They contain no pickles, and exist only if they are complete.
 
     runs/NAME/checkpoints/step_00004000/
         model.safetensors     the weights; tied ones once, under the first of their names in `model.state_dict()`
@@ -6,7 +6,7 @@
         vocab.json            the vocabulary
         training.safetensors  the tensors of the training state (optimizer, memory, random numbers), for resuming
         training.json         the scalars of the training state
-        SHA256SUMS            checksums, compared whenever a file is read, also by `sha256sum --check`
+        SHA256SUMS            checksums, compared when a file is read; `sha256sum --check` reads them too
 
 A folder without the last three files is enough for evaluating and generating.
 """

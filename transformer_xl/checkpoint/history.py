@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the last, the best, those to keep and those that are damaged."""
+"""The checkpoints of a run: find the last and the best, remove old ones, put damaged ones aside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def step_folder(run: str | Path, step: int) -> Path:
 
 
 def checkpoints(run: str | Path) -> list[Path]:
-    """A run's whole checkpoints, oldest first."""
+    """A run's complete checkpoints, oldest first."""
     found = [(int(m[1]), p) for p in Path(run).glob("checkpoints/*") if (m := re.fullmatch(r"step_(\d+)", p.name))]
     return [path for _, path in sorted(found)]
 
@@ -30,7 +30,7 @@ def latest(run: str | Path) -> Path | None:
 
 
 def best(run: str | Path) -> Path | None:
-    """A run's checkpoint with the lowest known validation loss, the later of two equal ones; None if no loss is known.
+    """A run's checkpoint with the lowest known validation loss; None if no loss is known. The later one wins a tie.
 
     Raises:
         ValueError, FileNotFoundError: a checkpoint is damaged and could be the best.
@@ -65,7 +65,7 @@ def prune(run: str | Path, keep: int) -> None:
 
 
 def put_damaged_aside(run: str | Path, warn: Callable[[str], None]) -> None:
-    """Rename a run's damaged checkpoints, so the last sound one becomes the last; `warn` gets a sentence for each."""
+    """Rename a run's damaged checkpoints, so the last sound one is the last; call `warn` with a sentence for each."""
     for folder in checkpoints(run):
         try:
             for name in FILES:

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: its model, settings, vocabulary and training state."""
+"""Read a checkpoint: its model, settings, vocabulary and training state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
-    """Load a model from a folder of this machine; `transformer_xl.load_model` also accepts names on the hub."""
+    """Load a model from a local folder. `transformer_xl.load_model` also accepts names on the hub."""
     folder = find_checkpoint(path)
     config = load_config(folder)
     vocab = load_vocab(folder)
@@ -41,14 +41,14 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
     _refuse_absurd(config.model, folder)
-    with torch.random.fork_rng(devices=[]):  # initial values are drawn and thrown away; the caller's stream stays
+    with torch.random.fork_rng(devices=[]):  # the initial values are replaced; keep the caller's random state
         model = build_model(config.model, backend=backend)
     load_weights(model, folder)
     return LoadedModel(model.to(device).eval(), vocab, config)
 
 
 def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
-    """Compare the sizes with the file of weights before a model of these sizes is built, which may take all memory."""
+    """Compare the sizes with the file of weights, because building a model with wrong sizes may take all memory."""
     size = (folder / "model.safetensors").stat().st_size
     layer = model.d_model * max(model.d_inner, 1 if model.kind in ("lstm", "qrnn") else model.n_head * model.d_head)
     if max(model.n_layer * layer, model.vocab_size, model.positions) > size:
@@ -57,20 +57,20 @@ def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
-    """Copy a checkpoint's weights into `model`, on its device and in its dtype, and leave its ties as they are.
+    """Copy a checkpoint's weights into `model`. Its device, dtype and ties do not change.
 
     Raises:
-        ValueError: lists every missing, unexpected and wrong-shaped tensor; nothing is copied then.
+        ValueError: lists every missing, unexpected and wrong-shaped tensor. Then nothing is copied.
     """
     path = find_checkpoint(folder) / "model.safetensors"
     set_weights(model, read_tensors(path), str(path))
 
 
 def load_training(folder: str | Path) -> TrainingState:
-    """The training state of a checkpoint, its tensors on the CPU.
+    """The training state of a checkpoint, with its tensors on the CPU.
 
     Raises:
-        FileNotFoundError: the checkpoint was saved without one.
+        FileNotFoundError: the checkpoint has no training state.
     """
     folder = find_checkpoint(folder, which="last")
     if not (folder / "training.json").exists():
@@ -85,20 +85,20 @@ def load_training(folder: str | Path) -> TrainingState:
 
 
 def load_config(folder: str | Path) -> RunConfig:
-    """The settings in a checkpoint's `config.json`; missing ones take their defaults.
+    """The settings in a checkpoint's `config.json`; missing ones have their defaults.
 
     Raises:
-        ValueError: the file is foreign, from a newer version, or lists settings this version does not have.
+        ValueError: the file is of another kind or a newer version, or has settings that this version does not have.
     """
     path = Path(folder) / "config.json"
     return config_of(read_header(path), path)
 
 
 def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
-    """The settings in JSON read from `path`, one table per section; missing ones take their defaults.
+    """The settings in JSON read from `path`, one table per section; missing ones have their defaults.
 
     Raises:
-        ValueError: it lists settings this version does not have, or values that do not go together.
+        ValueError: it has settings that this version does not have, or values that do not fit each other.
     """
     sections: dict[str, dict[str, Any]] = {}
     unknown: list[str] = []

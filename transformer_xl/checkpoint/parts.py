@@ -20,15 +20,15 @@ from ..runtime.files import check_seal, plain_file
 FORMAT = "transformer-xl checkpoint"
 VERSION = 2
 READABLE = (1, VERSION)
-"""Version 1 is read too: it names weights without `backbone.`, and numbers the moments of optimizers."""
+"""The versions that are read. Version 1 names weights without `backbone.` and numbers the optimizers' moments."""
 EXPORTED_VOCAB = "transformer_xl_vocab.json"
-"""The file in an exported folder that keeps this package's vocabulary, for importing it again."""
+"""The file of an exported folder with this package's vocabulary, for importing it again."""
 FILES = ("model.safetensors", "config.json", "vocab.json", "training.safetensors", "training.json")
 """The files of a run's checkpoint."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors; the library's error of writing becomes the `OSError` behind it."""
+    """Write tensors; convert the library's error of writing to the `OSError` that caused it."""
     try:
         save_file({name: _own_storage(value) for name, value in tensors.items()}, path)
     except SafetensorError as error:
@@ -39,32 +39,32 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _own_storage(value: Tensor) -> Tensor:
-    """The tensor on the CPU, contiguous and alone in its storage, as the format requires."""
+    """The tensor on the CPU, contiguous and with its own storage, as the format requires."""
     value = value.detach().cpu().contiguous()
     return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file, after comparing its checksum."""
+    """Read the tensors in a file and compare its checksum."""
     with name_damage(path):
         check_seal(path)
         return load_file(plain_file(path))
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON that people may read."""
+    """Write readable JSON."""
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file, after comparing its checksum."""
+    """Read the JSON in a file and compare its checksum."""
     with name_damage(path):
         check_seal(path)
         return json.loads(plain_file(path).read_text(encoding="utf-8"))
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint's `config.json`, of the format and version that this release reads."""
+    """The content of a checkpoint's `config.json`; other formats and versions are refused."""
     stored = read_json(path)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise Mistake(
@@ -81,12 +81,12 @@ def read_header(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def name_damage(path: Path) -> Iterator[None]:
-    """Turn an error of reading a file of a checkpoint into a sentence that names the file."""
+    """Turn an error in a file of a checkpoint into a sentence that names the file."""
     try:
         yield
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, so its folder is no whole checkpoint. Use another one.") from None
-    except (SafetensorError, ValueError, RecursionError) as error:  # a JSON file's faults are ValueErrors
+    except (SafetensorError, ValueError, RecursionError) as error:  # errors in JSON are ValueErrors
         raise Mistake(
             f"{path} is cut short, damaged or of another kind ({error}). Use another checkpoint, or restore this one."
         ) from error

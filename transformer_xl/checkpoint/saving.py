@@ -1,4 +1,4 @@
-"""Writing a checkpoint."""
+"""Write a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tensors import weights
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The state that resuming needs besides the weights: JSON scalars and named tensors."""
+    """The state for resuming, besides the weights: JSON scalars and named tensors."""
 
     step: int
     scalars: dict[str, Any] = field(default_factory=dict)
@@ -39,19 +39,19 @@ def save_checkpoint(
     keep: int | None = None,
     report: Sequence[str] = (),
 ) -> Path:
-    """Write a whole checkpoint. After an error nothing new remains, and older checkpoints are as they were.
+    """Write a complete checkpoint. After an error nothing of it remains, and older checkpoints are unchanged.
 
     Args:
         folder: the folder to write; `step_folder(run, step)` for a run's own checkpoint.
         model: a `TransformerXL`, whose config is stored as `config.model`; or its `weights`.
-        training: the state for resuming; None if nobody will resume from this checkpoint.
-        step: number of training steps of the weights; by default that of `training`.
-        valid_loss: mean nats per target on the validation split after this step, which `best` compares.
-        keep: afterwards remove the run's checkpoints except this many last ones and the best.
+        training: the state for resuming; None if the checkpoint is not for resuming.
+        step: number of training steps of the weights; by default the one in `training`.
+        valid_loss: mean nats per target on the validation split after this step; `best` compares it.
+        keep: afterwards keep only the last `keep` checkpoints of the run and the best one; None keeps all.
         report: sentences about the origin of the weights.
 
     Raises:
-        OSError: one sentence with the reason, for instance a full disk.
+        OSError: a sentence with the reason, for instance a full disk.
     """
     folder = Path(folder)
     if step is None:

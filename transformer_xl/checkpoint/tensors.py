@@ -1,4 +1,4 @@
-"""A model's weights by name: tied ones once, and put back only where all of them fit."""
+"""Get and set a model's weights by name. Tied weights have one name, and setting needs all weights to fit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..mistake import Mistake
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights as it has them, tied ones once, under the first of their names."""
+    """A model's weights by name. Tied weights have only the first of their names."""
     state = model.state_dict(keep_vars=True)
     return {name: state[name] for name in dict.fromkeys(first_names(state).values())}
 
 
 def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
-    """`load_weights` of tensors that were read from `source`."""
+    """Do the work of `load_weights` with tensors that were read from `source`."""
     state = model.state_dict(keep_vars=True)
     names = first_names(state)
     stored = {current_name(name, names): value for name, value in stored.items()}
@@ -43,7 +43,7 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
 
 
 def current_name(name: str, known: Collection[str]) -> str:
-    """The name of a weight in a model whose names are `known`: checkpoints of version 1 name it without `backbone.`."""
+    """The name of a weight in a model with the names `known`. Checkpoints of version 1 omit `backbone.`."""
     return f"backbone.{name}" if name not in known and f"backbone.{name}" in known else name
 
 
@@ -51,8 +51,10 @@ _FIRST_ORDER = ("embedding", "layers", "second_softmax", "final_norm", "softmax"
 
 
 def first_house_numbers(optimizers: Sequence[torch.optim.Optimizer], weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """The weight whose moments are "OPTIMIZER.NUMBER" in a checkpoint of version 1, which counted weights in each
-    optimizer's groups: those of no module first, then by module."""
+    """For each key "OPTIMIZER.NUMBER" of moments in a checkpoint of version 1, the name of the weight.
+
+    Version 1 numbered the weights in each optimizer's groups: first weights outside of modules, then module by module.
+    """
     owners = {weight: name.removeprefix("backbone.") for name, weight in weights.items()}
 
     def order(weight: Tensor) -> int:

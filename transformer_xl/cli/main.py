@@ -1,8 +1,7 @@
 """`txl`: the command line.
 
-tyro writes the help and reads everything except the settings of a recipe, `--section.field value`. `config.recipe`
-reads those together with the file, so all mistakes in both are reported at once. No torch is imported before a command
-runs.
+tyro writes the help and reads everything except settings, `--section.field value`. `config.recipe` reads the settings
+together with the recipe, so all mistakes in both are reported at once. No torch is imported before a command runs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .options import COMMANDS
 from .options.train import spell_out_resume
 
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|size calculation overflowed|multiplication overflow")
-"""Torch's words for a tensor that does not fit into memory."""
+"""Torch's errors for a tensor that does not fit into memory."""
 NARROWEST = 40
 """Smallest number of columns for help and tables."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -47,14 +46,16 @@ REGISTRY = ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def number(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read an option of one number or of a list of numbers as a setting is read, with the same errors. The command
-    checks how large it may be."""
+    """Read an option of one number or of a list of numbers in the same way as a setting, with the same errors.
+
+    The command checks the bounds.
+    """
     many = get_origin(option.type) is tuple and Ellipsis in get_args(option.type)
     each: Any = get_args(option.type)[0] if many else option.type
     kind = next((kind for kind in (int, float) if kind in alternatives(each)), None)
     if kind is None:
         return None
-    hint: Any = option.type if many else kind  # None is the default of one number, and no word spells it
+    hint: Any = option.type if many else kind  # None is only a default: it cannot be typed
 
     def read(words: list[str]) -> Any:
         value = from_words(words, hint)
@@ -89,12 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def status_of(arguments: list[str], *, closed: bool) -> int:
-    """The exit status of one command, where standard output is open or `closed`."""
+    """Run one command and return its exit status. `closed`: standard output was closed."""
     try:
-        if closed and arguments[:1] != ["train"]:  # train writes everything to log.txt, too
+        if closed and arguments[:1] != ["train"]:  # train also writes everything to log.txt
             raise Mistake("Standard output is closed. Send it to a file, or to /dev/null.")
         status = dispatch(arguments)
-        sys.stdout.flush()  # here a failure gets a sentence; when the interpreter ends, it does not
+        sys.stdout.flush()  # a failure here is reported in a sentence, at exit it is not
         return status
     except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
         return 141
@@ -138,14 +139,14 @@ def dispatch(arguments: list[str]) -> int:
             registry=REGISTRY,
         )
     finally:
-        sys.stdout.flush()  # of the help, after which tyro ends the process
+        sys.stdout.flush()  # tyro prints the help and ends the process
     return command.run(overrides) if takes_settings else command.run()
 
 
 def users_sentence(error: Exception) -> str | None:
     """The sentence for a user's mistake, or None for a bug.
 
-    An `OSError` without `strerror` was raised by the package, with a sentence; the system's own has one.
+    An `OSError` without `strerror` was raised by this package and is a sentence. Errors of the system have `strerror`.
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         return f"{error.filename}: {error.strerror}."
@@ -161,8 +162,8 @@ def users_sentence(error: Exception) -> str | None:
 
 
 def fill_streams() -> None:
-    """Open the null device in place of closed standard streams, because the next file opened would get their
-    descriptors and everything that is printed."""
+    """Replace closed standard streams by the null device. Otherwise the next file opened would get their descriptors,
+    and everything printed would go to it."""
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             nowhere = io.FileIO(os.open(os.devnull, os.O_RDWR), mode, closefd=False)
@@ -170,7 +171,7 @@ def fill_streams() -> None:
 
 
 def rank_name() -> str:
-    """The prefix of what one of several ranks prints."""
+    """The prefix of every line that a rank prints; "" if there is only one rank."""
     try:
         rank, size = rank_and_size()
     except ValueError:  # `dispatch` reports it
@@ -179,7 +180,7 @@ def rank_name() -> str:
 
 
 def complain(sentence: str) -> None:
-    """Print a sentence on standard error. It may quote a file, so control characters of a terminal are escaped."""
+    """Print a sentence on standard error. Control characters are escaped, because the sentence may quote a file."""
     print("txl:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence), file=sys.stderr)
 
 

@@ -1,1 +1,1 @@
-"""What can be set."""
+"""Settings and recipes."""

@@ -1,4 +1,4 @@
-"""What is wrong with some settings: collected first, then reported together, a line each."""
+"""Problems with settings: collected first, then reported together, one per line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Value = TypeVar("Value")
 
 
 class Problem(NamedTuple):
-    """Settings that do not fit, and a sentence with a slot {} for the name of each."""
+    """Settings that are wrong, and a sentence with a slot {} for the name of each."""
 
     fields: tuple[str, ...]
-    """The first one is the setting that is wrong; it contradicts the others."""
+    """The first one is wrong, because it contradicts the others."""
     sentence: str
 
     def __str__(self) -> str:
@@ -23,7 +23,7 @@ class Problem(NamedTuple):
 
 
 class WrongSettings(Mistake):
-    """Settings were refused. `problems` names them, so that a reader of options can name each as the user wrote it."""
+    """The error for wrong settings. Callers can word `problems` with the names that the user wrote."""
 
     def __init__(self, problems: Iterable[Problem]):
         self.problems: list[Problem] = list(problems)
@@ -49,7 +49,7 @@ def refuse_settings(problems: Iterable[Problem]) -> None:
 def out_of_bounds(
     owner: object, *names: str, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
 ) -> Iterator[Problem]:
-    """The settings in `names` that are out of bounds, or hold a value that is; None is the default and always right."""
+    """A problem for each setting in `names` with a value out of bounds. None is a default and always allowed."""
     bounds = {"at least": least, "above": above, "at most": most, "below": below}
     must = " and ".join(f"{words} {bound:,}" for words, bound in bounds.items() if isfinite(bound))
     for name in names:
@@ -60,11 +60,13 @@ def out_of_bounds(
 
 
 class Problems(list[str]):
-    """Sentences about what a user asked for, reported together."""
+    """Sentences about mistakes in one call, reported together."""
 
     def attempt(self, make: Callable[[], Value], worded: Callable[[Problem], str] = str) -> Value | None:
-        """What `make` returns; None if it raises a `Mistake`, whose sentences are added. `worded` makes the sentence of
-        a problem, or "" if that is not to be reported."""
+        """Call `make` and return its result; if it raises a `Mistake`, add its sentences and return None.
+
+        `worded` makes the sentence of a problem; "" reports nothing.
+        """
         try:
             return make()
         except WrongSettings as error:
@@ -84,7 +86,7 @@ class Problems(list[str]):
 
 
 def as_options(typed: Collection[str]) -> Callable[[Problem], str]:
-    """Word a problem of a command: a setting that the user typed is named as its option."""
+    """A function that words a problem, where settings in `typed` have the names of their options."""
     return lambda problem: problem.sentence.format(
         *(f"--{name.replace('_', '-')}" if name in typed else name for name in problem.fields)
     )

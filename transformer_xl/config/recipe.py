@@ -1,7 +1,7 @@
-"""From a recipe (a TOML file) and what the command line adds to it, to a `RunConfig`, and back to TOML.
+"""Read a recipe (a TOML file) and the settings of a command line as a `RunConfig`, and write it as TOML.
 
 A recipe has one table per section of `RunConfig`. The same rules check a file and the command line (`--section.field
-value`). All mistakes in both are reported at once, a line each, with the name that was probably meant.
+value`). All mistakes in both are reported at once, one per line, with the most similar name for an unknown one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .values import as_float, fits, from_words, type_text, value_text
 
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
-"""For each section of a run: its settings and their types."""
+"""The names and types of the settings in each section."""
 
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting that a user gave; `label` is its name as the user wrote it, `source` the file (" in ...")."""
+    """A setting that a user gave. `label` is its name as the user wrote it; `source` is " in " and the file."""
 
     section: str
     field: str
@@ -40,21 +40,21 @@ class Setting:
     source: str = ""
 
     def of(self, config: RunConfig) -> Any:
-        """The value that a run has for this setting."""
+        """The value of this setting in a run."""
         return getattr(getattr(config, self.section), self.field)
 
     def open_in(self, config: RunConfig) -> bool:
-        """Whether a run leaves this setting open until it begins: "auto", or the vocabulary size of the corpus."""
+        """Whether a run sets this value only when it begins: "auto", or a vocabulary size of 0."""
         return self.of(config) == "auto" or (self.field == "vocab_size" and self.of(config) == 0)
 
 
 def packaged_recipes() -> dict[str, Path]:
-    """The recipes that come with the package: name to file."""
+    """The files of the packaged recipes, by name."""
     return {file.stem: file for file in sorted(Path(__file__).with_name("recipes").glob("*.toml"))}
 
 
 def find_recipe(recipe: str) -> Path:
-    """The file of a packaged recipe by its name, or the TOML file at that path."""
+    """The file of a packaged recipe, or the TOML file at a path."""
     packaged, path = packaged_recipes(), Path(recipe)
     if recipe in packaged:
         return packaged[recipe]
@@ -67,7 +67,7 @@ def find_recipe(recipe: str) -> Path:
 
 
 def recipe_identity(recipe: str) -> str:
-    """The recipe as a run records it: the name of a packaged one; for a file its name and its checksum."""
+    """The text by which a run records its recipe: the name of a packaged one; for a file, its name and checksum."""
     path = find_recipe(recipe)
     if path == packaged_recipes().get(recipe):
         return recipe
@@ -78,7 +78,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
     """Read a recipe, by name or path, and apply the command line's settings.
 
     Args:
-        overrides: words of a command line, `--section.field value ...`; the last one wins.
+        overrides: words of a command line, `--section.field value ...`. If a setting occurs twice, the last one counts.
         defaults: settings that replace the recipe's; `overrides` replace them.
 
     Raises:
@@ -95,9 +95,9 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
 
 
 def data_settings(data: str) -> list[Setting]:
-    """The settings that `--data` gives: the text, with its line ends and its own vocabulary size.
+    """The settings that `--data` implies: the text, with line ends kept and a vocabulary size that follows the text.
 
-    For a corpus known by its name, the recipe says how line ends are treated.
+    For a corpus given by its name, the recipe sets the treatment of line ends.
     """
     given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
     if Path(data).exists():
@@ -114,19 +114,19 @@ def chosen_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Se
 
 
 def text_name(data: str) -> str:
-    """An absolute path, so a run's `config.toml` works in any folder; the name of a corpus as it is."""
+    """The absolute path of a text, so a run's `config.toml` works in any folder. The name of a corpus is unchanged."""
     return str(Path(data).resolve()) if data and Path(data).exists() else data
 
 
 def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunConfig, list[Setting]]:
-    """`config` with a command line's settings, and the settings that differ from before."""
+    """`config` with the settings of a command line, and the settings that this changed."""
     changed = run_of(settings_in(config), overrides)
     last = {(setting.section, setting.field): setting for setting in parse_overrides(overrides, [])}
     return changed, [setting for setting in last.values() if setting.of(config) != setting.of(changed)]
 
 
 def settings_in(config: RunConfig) -> list[Setting]:
-    """Every setting of a run."""
+    """All settings of a run."""
     return [
         Setting(section, field, value, f"{section}.{field}")
         for section in SECTIONS
@@ -137,8 +137,8 @@ def settings_in(config: RunConfig) -> list[Setting]:
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into `--section.field value ...` words and all others, each in their order.
 
-    A list takes all words up to the next option. `--train.compile enwik8-small` leaves the recipe alone, because
-    only true and false are values of a switch.
+    A list takes all words up to the next option. A switch takes only true or false, so `--train.compile enwik8-small`
+    does not take the name of the recipe.
     """
     overrides: list[str] = []
     others: list[str] = []
@@ -148,7 +148,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setting]:
-    """The settings of a command line's `--section.field value ...` words; mistakes go to `problems`."""
+    """The settings in the words `--section.field value ...` of a command line; mistakes are added to `problems`."""
     given: list[Setting] = []
     for match, words in _by_setting(overrides):
         if match is None:
@@ -167,7 +167,7 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
 
 
 def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[re.Match[str] | None, Sequence[str]]]:
-    """Each dotted option with its match and the words of its value; every other word alone."""
+    """The words in groups: a dotted option with the words of its value and its match, or any other word and None."""
     position = 0
     while position < len(arguments):
         match = DOTTED.fullmatch(arguments[position])
@@ -193,7 +193,7 @@ def _count_values(match: re.Match[str], following: Sequence[str]) -> int:
 
 
 def write_toml(config: RunConfig) -> str:
-    """A recipe that gives exactly `config`. TOML has no null, so settings that are None are left out."""
+    """The recipe of exactly `config`. Settings that are None are left out, because TOML has no null."""
     lines: list[str] = []
     for section in SECTIONS:
         lines.append(f"[{section}]")
@@ -205,12 +205,12 @@ def write_toml(config: RunConfig) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON is TOML, except that TOML requires an escape for DEL, too."""
+    """A value as TOML. JSON is TOML, except that TOML also requires an escape for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _settings_of(tables: Mapping[str, Any], source: str, problems: list[str]) -> list[Setting]:
-    """The settings of a recipe; values outside of tables and unknown empty tables go to `problems`."""
+    """The settings of a recipe. Values outside of tables and unknown empty tables are added to `problems`."""
     given: list[Setting] = []
     for section, table in tables.items():
         if not isinstance(table, dict) or (not table and section not in SECTIONS):
@@ -225,10 +225,10 @@ def _settings_of(tables: Mapping[str, Any], source: str, problems: list[str]) ->
 
 
 def run_of(settings: Sequence[Setting], overrides: Sequence[str], problems: Problems | None = None) -> RunConfig:
-    """The run of these settings and a command line's; of two settings with one name, the last one counts.
+    """The run with these settings and the ones of a command line. If a setting occurs twice, the last one counts.
 
     Raises:
-        Mistake: a line for each mistake, after those in `problems`.
+        Mistake: a line for each mistake, after the lines in `problems`.
     """
     problems = Problems() if problems is None else problems
     given = _typed_settings([*settings, *parse_overrides(overrides, problems)], problems)
@@ -251,7 +251,7 @@ def run_of(settings: Sequence[Setting], overrides: Sequence[str], problems: Prob
 
 
 def _typed_settings(settings: Sequence[Setting], problems: list[str]) -> dict[str, Setting | None]:
-    """The last setting of each dotted name; None if its value has the wrong type."""
+    """The last setting with each dotted name; None if its value has the wrong type."""
     given: dict[str, Setting | None] = {}
     for setting in settings:
         name, hint = f"{setting.section}.{setting.field}", HINTS.get(setting.section, {}).get(setting.field)
@@ -269,9 +269,9 @@ def _typed_settings(settings: Sequence[Setting], problems: list[str]) -> dict[st
 
 
 def _sentence(given: Mapping[str, Setting | None], section: str, problem: Problem) -> str:
-    """The sentence of a problem of a section, with each setting named as the user wrote it.
+    """The sentence of a problem of a section, which names each setting as the user wrote it.
 
-    "" if one of the settings has the wrong type, because then its default was compared.
+    "" if one of the settings has the wrong type, because then the problem is about its default.
     """
     labels: list[str] = []
     for field in problem.fields:
@@ -291,7 +291,7 @@ def _sentence(given: Mapping[str, Setting | None], section: str, problem: Proble
 
 
 def _unknown(section: str, field: str, label: str, source: str = "") -> str:
-    """The sentence for a setting that does not exist, with the one of that name or the most similar one."""
+    """The sentence for an unknown setting. It suggests the same name in another section, or the most similar one."""
     known = [f"{owner}.{name}" for owner, hints in HINTS.items() for name in hints]
     elsewhere = [name for name in known if name.endswith(f".{field}")]
     near = elsewhere or get_close_matches(f"{section}.{field}", known, n=1, cutoff=0.75)

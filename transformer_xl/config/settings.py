@@ -1,7 +1,7 @@
 """Everything a recipe can set, as plain dataclasses. Nothing here imports torch, so `txl --help` starts at once.
 
-`TransformerXLConfig` shapes the weights and `Lengths` shapes one call; the other sections say which text, how
-to train on it and how to score it. A recipe is a TOML file with one table per section of `RunConfig`.
+`TransformerXLConfig` sets the shape of the weights and `Lengths` the lengths of one call. The other sections set the
+text, the training and the scoring. A recipe is a TOML file with one table per section of `RunConfig`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST, _HIGHEST = 1 << 31, 10**30
 
 
 class _Checked:
-    """Settings that go together; the constructor refuses values that do not.
+    """Base class of groups of settings. The constructor refuses values that are wrong or do not fit each other.
 
     Raises:
         WrongSettings: lists every problem, a line each.
@@ -35,13 +35,13 @@ class _Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerXLConfig(_Checked):
-    """The shape of the weights. The defaults are the original PyTorch code's (`train.py`)."""
+    """The shape of the weights. The defaults are the same as in the original PyTorch code (`train.py`)."""
 
     vocab_size: int
     """Number of tokens in the vocabulary. 0 in a recipe: the size of the corpus's vocabulary."""
     kind: Literal["transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn"] = "transformer-xl"
-    """Transformer-XL; or a baseline of the paper: learned relative positions (shaw), sinusoids added to the embedding
-    (vaswani), learned positions in every layer (al-rfou); or a recurrent network (lstm, qrnn)."""
+    """transformer-xl; a baseline of the paper: learned relative positions (shaw), sinusoids added to the embedding
+    (vaswani) or learned positions in every layer (al-rfou); or a recurrent network (lstm, qrnn)."""
     n_layer: int = 12
     n_head: int = 10
     d_head: int = 50
@@ -49,48 +49,48 @@ class TransformerXLConfig(_Checked):
     d_inner: int = 1000
     """Width of the feed-forward layer."""
     d_embed: int | None = None
-    """Width of the embedding; None: d_model. Another width is projected to d_model."""
+    """Width of the embedding; None: d_model. An embedding of another width is projected to d_model."""
     cutoffs: tuple[int, ...] = ()
-    """Ids at which the frequency bands of the adaptive embedding and softmax end. Empty: neither is adaptive."""
+    """Ids at which the frequency bands of the adaptive embedding and softmax end. Empty: not adaptive."""
     div_val: int = 1
-    """Band i is d_embed // div_val**i wide."""
+    """Band i has width d_embed // div_val**i."""
     tie_weight: bool = True
-    """Embedding and softmax share their tables."""
+    """The embedding and the softmax share their tables."""
     tie_projs: tuple[bool, ...] = ()
-    """For each band, whether softmax and embedding share the projection. Empty: no band does."""
+    """For each band, whether the embedding and the softmax share the projection. Empty: no band does."""
     untie_r: bool = False
     """Each layer has its own content and position biases."""
     share_position_projection: bool = False
-    """Positions use the projection of the tokens, and its query of distance 0 gives the biases (PTB)."""
+    """Positions use the projection of the tokens; the query of distance 0 gives the biases (PTB recipe)."""
     positions: int = 0
-    """Learned encodings in a layer: of distances (shaw; farther ones use the last), or of positions in a segment
-    (al-rfou)."""
+    """Number of learned encodings in a layer. shaw: of distances, and greater distances use the last one; al-rfou: of
+    positions in a segment."""
     intermediate_losses: bool = False
-    """al-rfou: in the first half of training lower layers predict the target too; one after another they stop."""
+    """al-rfou: lower layers predict the target too, and stop one after another in the first half of training."""
     multiple_targets: bool = False
-    """al-rfou: while training, a second softmax predicts the token after the next one, at half the weight."""
+    """al-rfou: in training, a second softmax predicts the token after the target; its loss has weight 0.5."""
     pre_lnorm: bool = False
-    """Normalise the input of each sublayer, not the sum after it."""
+    """Normalise the input of each sublayer instead of the sum after it."""
     final_norm: bool = False
-    """Add a norm after the last layer (the original's pre_lnorm has none)."""
+    """Add a norm after the last layer (the original code has none, even with pre_lnorm)."""
     layer_norm_epsilon: float = 1e-5
     embedding_scale: float | None = None
     """Factor on embeddings; None: sqrt(d_model)."""
     zero_memory: bool = False
-    """Fill a memory up to mem_len with zeros, which are attended, as TensorFlow's and Hugging Face's code does."""
+    """Fill a short memory with zeros that are attended, as the TensorFlow and Hugging Face code does."""
     dropout: float = 0.0
     dropatt: float = 0.0
     """Dropout on attention probabilities."""
     dropout_words: float = 0.0
-    """Share of the vocabulary whose embeddings a forward pass reads as zeros, at every position."""
+    """Share of the vocabulary whose embeddings are zero in a forward pass, at every position."""
     dropout_input: float | None = None
-    """Dropout on embeddings and encoded positions; None: the value of dropout."""
+    """Dropout on embeddings and position encodings; None: the value of dropout."""
     dropout_output: float | None = None
     """Dropout before the softmax; None: the value of dropout."""
     locked_dropout: bool = False
-    """All positions of a row share a dropout mask (Gal & Ghahramani 2016); queries, keys and values have one, too."""
+    """All positions of a row share a dropout mask (Gal & Ghahramani 2016), also for queries, keys and values."""
     weight_drop: float = 0.0
-    """Dropout on weights. lstm: on the matrices from state to state; qrnn: on the matrices of its layers."""
+    """Dropout on weights. lstm: on the state-to-state matrices; qrnn: on the matrices of the layers."""
     init_std: float = 0.02
     proj_init_std: float = 0.01
     """Standard deviation of the initial projections of adaptive layers."""
@@ -176,7 +176,7 @@ _OF_KINDS = {
 
 
 GONE = {("model", "score_biases"): False}
-"""Settings of former versions, and the one value with which a file that holds them still means the same."""
+"""Settings of former versions, and the only value with which a file that has them is still read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class Lengths(_Checked):
     clamp_len: int | None = None
     """Largest distance; greater ones are encoded as this one."""
     attn_len: int | None = None
-    """Number of keys that a query attends to, its own included; None: all."""
+    """Number of keys that a query attends to, including its own; None: all."""
 
     def _problems(self) -> Found:
         return _length_problems(self)
@@ -218,24 +218,24 @@ def _context_problems(lengths: Any) -> Found:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig(_Checked):
-    """The text, and its tokens."""
+    """The text and its tokens."""
 
     name: str = ""
     """A corpus that `txl data NAME` prepared, or a text file or folder."""
     unit: Literal["byte", "char", "word", "bpe"] = "byte"
     newlines: Literal["drop", "keep", "sentence"] = "keep"
-    """drop: remove line ends, as enwik8 was published (204 byte values; "keep" has 205). sentence, for words: put
-    each line between two <S>; the first one is context only (lm1b)."""
+    """drop: remove line ends, as in the published enwik8 (204 byte values; "keep" has 205). sentence (words only): put
+    each line between two <S>, of which the first is context only (lm1b)."""
     shuffle_lines: bool = False
-    """Shuffle the lines of the training split for each epoch, by train.seed (lm1b)."""
+    """Shuffle the lines of the training split in each epoch, with train.seed (lm1b)."""
     reset_documents: bool = False
-    """Start each file of a folder with an empty memory. By default the files are joined in order."""
+    """Start each file of a folder with an empty memory. By default the files are joined in the order of their names."""
     min_count: int = 1
-    """Words that occur less often than this in the training split become <unk>."""
+    """Words that occur fewer times than this in the training split become <unk>."""
     vocab: str = ""
-    """A file with the vocabulary: a word per line, with or without a count after it; for bpe a tokenizer.json."""
+    """A file with the vocabulary: one word per line, with or without a count after it; for bpe a tokenizer.json."""
     bpe_size: int = 8192
-    """Size of the vocabulary to make if unit is bpe."""
+    """For unit bpe: size of the vocabulary to make."""
 
     def _problems(self) -> Found:
         yield from out_of_bounds(self, "min_count", least=1)
@@ -257,18 +257,18 @@ class TrainConfig(_Checked):
     clamp_len: int | None = None
     attn_len: int | None = None
     context_len: int = 0
-    """Earlier tokens that each segment reads again instead of a memory, with gradient and without loss."""
+    """Number of earlier tokens that each segment reads again, with gradient and without loss. Replaces the memory."""
     random_tgt_len: bool = False
-    """Draw the length of each segment: near tgt_len, or one time in twenty near half; the learning rate follows."""
+    """Draw each segment length near tgt_len, or with probability 1/20 near half of it; lr scales with the length."""
     batch_size: int = 32
-    """Number of streams, the rows of a batch."""
+    """Number of streams (rows of a batch)."""
     batch_chunk: int = 1
-    """Split a batch into this many chunks and add their gradients, to save memory."""
+    """To save memory, split a batch into this many chunks and add their gradients."""
     loss: Literal["full", "half"] = "full"
-    """half: train only on the second half of the targets of each segment, as the paper's ablations do."""
+    """half: train only on the second half of each segment's targets, as in the paper's ablations."""
     max_steps: int = 1000
     optimizer: Literal["adam", "adamw", "sgd", "muon"] = "adam"
-    """muon: for the matrices of the layers; AdamW for all other weights."""
+    """muon: Muon for the matrices of the layers, AdamW for all other weights."""
     lr: float = 2.5e-4
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
@@ -279,31 +279,31 @@ class TrainConfig(_Checked):
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = 0.0
-    """The last learning rate of the cosine schedule, as a share of lr."""
+    """The final learning rate of the cosine schedule, as a share of lr."""
     embedding_lr_ratio: float = 1.0
-    """Factor on the learning rate of the embedding tables; the last learning rate of the cosine has none."""
+    """Factor on the learning rate of the embedding tables. It does not apply to the final rate of the cosine."""
     average_from: int = 0
-    """Step at which the schedule ends and a running average of the weights begins. The average is then scored and
-    saved. 0: no average."""
+    """Step at which the schedule ends and a running average of the weights begins. From then on the average is scored
+    and saved. 0: no average."""
     average_lr_ratio: float = 0.5
-    """The learning rate while averaging, as a share of the schedule's last one."""
+    """The learning rate while averaging, as a share of the schedule's final rate."""
     ar_alpha: float = 0.0
     """Activation regularisation: add this times the mean square of the last layer's output to the loss."""
     tar_beta: float = 0.0
-    """Temporal activation regularisation: the same for the output's change from one position to the next."""
+    """Temporal activation regularisation: the same for the change of the output between neighbouring positions."""
     clip: float = 0.25
     """Largest global gradient norm; 0 switches clipping off."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ...; other kinds are refused, because they were never tested."""
+    """auto, cpu, cuda, cuda:1, ...; other devices are refused, because they were never tested."""
     backend: str = "auto"
-    """Which implementation of the attention op; `txl env` lists them."""
+    """Implementation of the attention op; `txl env` lists them."""
     compile: bool = False
-    """torch.compile the model; on a CPU this needs a C++ compiler."""
+    """Compile the model with torch.compile; on a CPU this needs a C++ compiler."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Weights of several ranks. ddp: each rank has all of them; fsdp: each rank has a shard (FSDP2)."""
+    """How ranks hold the weights. ddp: each rank holds all of them; fsdp: each rank holds a shard (FSDP2)."""
     recompute: bool = False
-    """Compute each layer again in the backward pass instead of keeping its activations: less memory, more time."""
+    """Recompute each layer in the backward pass instead of storing its activations: less memory, more time."""
     seed: int = 1111
     log_every: int = 50
     eval_every: int = 1000
@@ -312,12 +312,12 @@ class TrainConfig(_Checked):
     """Number of targets of the validation split to score each time; 0: all."""
     save_every: int = 1000
     keep: int = 2
-    """Number of last checkpoints to keep, besides the best one."""
+    """Number of recent checkpoints to keep besides the best one."""
     sample_every: int = 0
     """Steps between text samples; 0: none."""
     sample_tokens: int = 200
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Trackers that receive the metrics besides metrics.jsonl; each needs an extra package."""
+    """Trackers that receive the metrics in addition to metrics.jsonl; each needs an extra package."""
 
     def _problems(self) -> Found:
         yield from _length_problems(self)
@@ -347,7 +347,7 @@ class TrainConfig(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(_Checked):
-    """How to score a trained model. A length that is None is the one of training."""
+    """How to score a trained model. A length of None means the length of training."""
 
     split: Literal["train", "valid", "test"] = "test"
     tgt_len: int | None = None
@@ -355,7 +355,7 @@ class EvalConfig(_Checked):
     clamp_len: int | None = None
     attn_len: int | None = None
     context_len: int | None = None
-    """As in train, if mem_len is 0; with a memory it is 0."""
+    """None: as in train if mem_len is 0, otherwise 0."""
     batch_size: int = 10
     max_tokens: int = 0
     """Score at most this many tokens of the split; 0: all."""
@@ -369,7 +369,7 @@ class EvalConfig(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(_Checked):
-    """All settings of a run, as `config.toml` in its folder holds them."""
+    """All settings of a run; its folder has them in `config.toml`."""
 
     model: TransformerXLConfig = field(default_factory=lambda: TransformerXLConfig(vocab_size=0))
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
@@ -414,11 +414,11 @@ class RunConfig(_Checked):
         return Lengths(**{name: getattr(self.train, name) if asked[name] is None else asked[name] for name in names})
 
     def writing_lengths(self, lengths: Lengths) -> Lengths:
-        """Lengths for writing text. Without a memory a segment includes the context that is read again."""
+        """The lengths for generating text. Without a memory, a segment includes the context that is read again."""
         return replace(lengths, tgt_len=lengths.tgt_len + self.context_len(lengths))
 
     def context_len(self, lengths: Lengths) -> int:
-        """The tokens to read again with each segment at these lengths; none if there is a memory."""
+        """Number of tokens to read again with each segment at these lengths; 0 if there is a memory."""
         if lengths.mem_len:
             return 0
         return self.train.context_len if self.eval.context_len is None else self.eval.context_len

@@ -1,4 +1,4 @@
-"""Values of settings by their types: read from words of a command line, checked, and described for a user."""
+"""Read values of settings from a command line, check their types, and describe them in messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
 
 
 def from_words(words: Sequence[str], hint: Any) -> Any:
-    """The value that words of a command line spell. A word of the wrong type stays a string, which `fits` refuses."""
+    """The value in words of a command line. A word of the wrong type stays a string, which `fits` refuses."""
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
         return [_from_word(word, item) for word in re.split(r"[\s,\[\]()]+", " ".join(words)) if word]
@@ -36,12 +36,12 @@ def _from_word(word: str, hint: Any) -> Any:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types that a value may have."""
+    """The members of a union type, or the one type."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of a setting. True and NaN are no numbers here."""
+    """Whether a value has the type of a setting. True and NaN do not count as numbers."""
     if get_origin(hint) in (Union, types.UnionType):
         return any(fits(value, kind) for kind in get_args(hint))
     if get_origin(hint) is Literal:
@@ -61,7 +61,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def as_float(value: Any, hint: Any) -> Any:
-    """The value with whole numbers as floats if the type is float, so a config that is written and read stays equal."""
+    """The value, as a float if the type is float, so a config that is written and read again is equal."""
     if isinstance(value, tuple):
         items = get_args(hint)
         return tuple(as_float(item, items[0]) for item in value)
@@ -101,6 +101,6 @@ def join_words(words: Any, conjunction: str = "and") -> str:
 
 
 def listing(names: Iterable[str], most: int = 8) -> str:
-    """At most `most` names of a list that may be long, and how many more there are: a, b and 97 more."""
+    """At most `most` names, and the number of the others: a, b and 97 more."""
     names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

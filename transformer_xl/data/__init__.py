@@ -1,1 +1,1 @@
-"""From text to segments: `vocab`, `corpus` (token stores), `datasets` (names of texts), `loader`."""
+"""Convert text to segments: `vocab`, `corpus` (token stores), `datasets` (names of texts), `loader`."""

@@ -1,7 +1,7 @@
-"""Byte-level byte-pair encoding: any text to ids of subwords, and back to the same bytes.
+"""Byte-level byte-pair encoding: convert any text to ids of subwords, and back to the same bytes.
 
 A tokenizer is JSON of the `tokenizers` library, made by `train_bpe` or of the same kind as GPT-2's. `BytePairs` accepts
-only tokenizers that give back every text exactly, and with which a text cut at a `border` has the ids of the whole.
+only tokenizers that restore every text exactly and whose ids do not change if the text is cut at a `border`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
 _BYTES_BORDER = re.compile(_BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
 _LARGEST_ID = 1 << 24
-"""The library allocates memory for all ids up to the largest, and aborts the process if that fails."""
+"""Limit on ids. The library allocates memory for all ids up to the largest, and aborts if that fails."""
 _PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
 _KEEPING = ("Split", "Punctuation", "Digits", "ByteLevel")
 """Pre-tokenizers that keep every character unless their behavior is "Removed"."""
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's character for each byte: a printable byte is its own, any other takes the next one from U+0100 on."""
+    """GPT-2's mapping from characters to bytes. Printable bytes map to themselves, the others follow U+0100 in turn."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(256)) - set(shown))
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -41,9 +41,9 @@ _CHARACTERS = _byte_characters()
 
 
 def train_bpe(texts: Iterable[str], size: int) -> str:
-    """The JSON of a tokenizer of `size` tokens, or fewer if `texts` have no more: 256 bytes, then frequent pairs.
+    """Train a tokenizer of at most `size` tokens on `texts`, and return its JSON. Tokens are 256 bytes, then pairs.
 
-    A newline is always a token of its own. The same texts give the same JSON.
+    A newline is always a separate token. The same texts give the same JSON.
     """
     tokenizers = _library()
     if not 256 <= size <= _LARGEST_ID:
@@ -65,18 +65,18 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
 
 
 class BytePairs:
-    """Encodes text with the tokenizer that a JSON text describes."""
+    """Encodes text with a tokenizer that is given as JSON."""
 
     symbols: tuple[str, ...]
-    """The tokens by id, in the tokenizer's own spelling."""
+    """The tokens by id, as the tokenizer writes them."""
     token_bytes: tuple[bytes, ...]
-    """The exact bytes of each token, by id; the bytes of a text's ids, joined, are the text."""
+    """The exact bytes of each token, by id. The joined bytes of a text's ids are the text."""
 
     def __init__(self, content: str):
         """Load the tokenizer.
 
         Raises:
-            ValueError: it does not give back every text exactly; the sentence lists every reason.
+            ValueError: it does not restore every text exactly; the error lists every reason.
         """
         self._tokenizer = _load(content)
         settings, ids = json.loads(self._tokenizer.to_str()), self._tokenizer.get_vocab()
@@ -101,7 +101,7 @@ class BytePairs:
         return np.concatenate(ids)
 
     def _probe(self) -> list[str]:
-        """Problems with a text that contains every kind of character."""
+        """Problems found by encoding a text with every kind of character."""
         parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
         if not {match.start() for match in _BORDER.finditer(_PROBE)} <= {start for _, (start, _) in parts}:
             return ["its pre-tokenizer does not separate words before a space"]
@@ -110,12 +110,12 @@ class BytePairs:
 
 
 def renumber(content: str, order: Sequence[int]) -> str:
-    """The same tokenizer, in which the token of id `order[i]` gets id i."""
+    """The same tokenizer, in which the token with id `order[i]` gets id i."""
     tokenizer = _load(content)
     settings, ids = json.loads(tokenizer.to_str()), tokenizer.get_vocab()
     assert sorted(order) == sorted(ids.values()), "order must name every id once"
     new_ids = {old: new for new, old in enumerate(order)}
-    # Added tokens are listed among the others too; otherwise the library would number them last.
+    # List added tokens among the others too; otherwise the library would number them last.
     symbols = sorted(ids, key=lambda symbol: new_ids[ids[symbol]])
     settings["model"]["vocab"] = {symbol: i for i, symbol in enumerate(symbols)}
     for token in settings["added_tokens"]:
@@ -125,9 +125,9 @@ def renumber(content: str, order: Sequence[int]) -> str:
 
 
 def border(text: bytes | bytearray, position: int) -> int:
-    """The first position, at or after `position`, at which `text` can be cut without changing a token: between words.
+    """The first position, at or after `position`, at which `text` can be cut without changing a token.
 
-    Such a position is after a printable ASCII character and before a space and a letter; if there is none, the end.
+    It is between words: after a printable ASCII character and before a space and a letter. Otherwise it is the end.
     """
     found = _BYTES_BORDER.search(text, position)
     return found.start() if found else len(text)
@@ -143,7 +143,7 @@ def _slices(text: str) -> Iterator[str]:
 
 
 def _parts(piece: str) -> Iterator[str]:
-    """A slice, cut into short parts if it is one very long word: counting pairs takes time quadratic in a word."""
+    """Cut a very long slice, which is one word, into short parts: counting pairs takes time quadratic in the word."""
     size = len(piece) if len(piece) < 2 * _SLICE else _WORD
     yield from (piece[start : start + size] for start in range(0, len(piece), size))
 
@@ -164,7 +164,7 @@ def _load(content: str) -> Tokenizer:
     try:
         json.loads(content, parse_int=_checked_number)
         return library.Tokenizer.from_str(content)
-    except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
+    except BaseException as error:  # the library raises no narrower class, and its panics are not Exceptions
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise Mistake(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
@@ -177,7 +177,7 @@ def _checked_number(number: str) -> int:
 
 
 def _problems(settings: dict[str, Any]) -> Iterator[str]:
-    """The settings with which some text would not come back."""
+    """Problems: settings with which some text is not restored."""
     model: dict[str, Any] = settings["model"]
     parting: dict[str, Any] = settings["pre_tokenizer"] or {"type": None}
     if model["type"] != "BPE":
@@ -199,7 +199,7 @@ def _problems(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _added_problems(tokens: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The added tokens that match more than their own text, or have two readings."""
+    """Problems: added tokens that match more than their own text or are ambiguous."""
     for token in tokens:
         text = token["content"]
         if token["lstrip"] or token["rstrip"]:
@@ -211,7 +211,7 @@ def _added_problems(tokens: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def _symbol_problems(ids: dict[str, int], added: set[str]) -> Iterator[str]:
-    """Gaps in the ids, missing bytes, and tokens that are no sequence of bytes."""
+    """Problems: gaps in the ids, missing bytes, and tokens that are not sequences of bytes."""
     if sorted(ids.values()) != list(range(len(ids))):
         yield "its ids are not 0, 1, 2 and so on"
     if not ids.keys() >= _CHARACTERS.keys():
@@ -221,5 +221,5 @@ def _symbol_problems(ids: dict[str, int], added: set[str]) -> Iterator[str]:
 
 
 def _bytes_of(symbol: str) -> bytes | None:
-    """The bytes that the characters of a token stand for; None if another character is among them."""
+    """The bytes of a token written in GPT-2's characters; None if it contains another character."""
     return bytes(map(_CHARACTERS.__getitem__, symbol)) if _CHARACTERS.keys() >= set(symbol) else None

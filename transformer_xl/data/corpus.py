@@ -1,10 +1,10 @@
-"""`Corpus`: a token store, which is a folder of token ids on disk, memory-mapped, with a header that describes them.
+"""`Corpus`: a token store, a folder with memory-mapped token ids and a header that describes them.
 
     corpus.json   format, origin of the text, how it was tokenised, and per split: counts, SHA-256, document starts
     vocab.json    the vocabulary
     train.bin     raw little-endian ids of the smallest type that fits; valid.bin and test.bin likewise
 
-A store is written under another name, synced and renamed, so it is there whole or not at all.
+A store is written under another name, synced and renamed, so it exists only if it is complete.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .reading import Text, pieces
 from .vocab import Newlines, Unit, Vocab, split_words
 
 _LONG_WORDS = 30
-"""More bytes per word than in any language with spaces: 6 in English, 14 in Russian, 28 in Malayalam."""
+"""More bytes per word than any language with spaces has: 6 in English, 14 in Russian, 28 in Malayalam."""
 _BLOCK = 1 << 20
-"""Bytes of a file of numbers that are read at a time."""
+"""Number of bytes of a file of numbers to read at a time."""
 
 
 class Split(NamedTuple):
@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
     ids: Integer[np.ndarray, " N"]
     documents: Integer[np.ndarray, " D"] | None
-    """Positions at which documents start, the first 0, if each document starts with an empty memory."""
+    """Start positions of documents, the first 0; None unless each document starts with an empty memory."""
     name: str
 
 
@@ -52,9 +52,9 @@ class Corpus:
     header: Header
     vocab: Vocab
     other_ids: Integer[np.ndarray, " V"] | None = field(default=None, compare=False)
-    """The id in `vocab` of each id on disk, if they differ."""
+    """For each id on disk, the id in `vocab`; None if they are equal."""
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """Sentences for people about how a text became splits."""
+    """Sentences for the user about how a text was divided into splits."""
     _verified: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -67,17 +67,17 @@ class Corpus:
 
     @property
     def about(self) -> dict[str, str]:
-        """The entries that name this text beside figures in metrics."""
+        """The entries that name this text in metrics."""
         return {"corpus": self.name} | ({"partial": self.header.partial} if self.header.partial else {})
 
     @property
     def caveat(self) -> str:
-        """The note beside every figure made from this corpus: what is missing from it; empty if it is whole."""
+        """The note to print with every figure on this corpus: the missing parts; empty if it is complete."""
         return f"; partial: {self.header.partial}" if self.header.partial else ""
 
     @property
     def caution(self) -> str:
-        """A warning that words do not suit the text; empty if they do."""
+        """A warning if words do not suit the text; otherwise empty."""
         splits = self.header.splits.values()
         size = sum(split.bytes for split in splits) / sum(split.tokens for split in splits)
         if self.unit != "word" or size < _LONG_WORDS:
@@ -91,7 +91,7 @@ class Corpus:
     def open(cls, path: str | Path, *, verify: bool = False) -> Corpus:
         """Open the store in folder `path` and compare its files with its header.
 
-        `verify` also compares the SHA-256 of the ids of every split; `split` does so for the split it returns.
+        `verify` also checks the SHA-256 of the ids of every split. Otherwise `split` checks the split that it returns.
 
         Raises:
             FileNotFoundError: there is no store.
@@ -116,7 +116,7 @@ class Corpus:
         return corpus
 
     def _verify(self, name: str) -> None:
-        """Compare a split's ids with its header and the vocabulary; only once, because this reads all of them."""
+        """Compare a split's ids with its header and the vocabulary. This is done once, because it reads all ids."""
         if name in self._verified:
             return
         file = self.path / f"{name}.bin"
@@ -127,9 +127,9 @@ class Corpus:
         self._verified.add(name)
 
     def split(self, name: Literal["train", "valid", "test", "all"]) -> Split:
-        """One split, or for "all" the splits one after another. The first call reads all ids to verify them.
+        """One split; for "all", the splits one after another. The first call reads all ids to verify them.
 
-        The ids are memory-mapped, or in memory if `in_vocabulary` or "all" changed them.
+        The ids are memory-mapped; after `in_vocabulary`, and for "all", they are in memory.
 
         Raises:
             ValueError: the corpus lacks this split, or its ids are damaged.
@@ -158,7 +158,7 @@ class Corpus:
         return splits[name].unknown if name in splits else sum(split.unknown for split in splits.values())
 
     def in_vocabulary(self, vocab: Vocab) -> Corpus:
-        """The same text in a vocabulary that has the same tokens in another order.
+        """The same text in a vocabulary with the same tokens in another order.
 
         Raises:
             ValueError: `vocab` has other tokens.
@@ -194,21 +194,21 @@ class Corpus:
         reuse: bool = False,
         check: Callable[[Header], None] | None = None,
     ) -> Corpus:
-        """Tokenise `splits` into a store in folder `path`, replacing a store that is there, and open it.
+        """Tokenise `splits` into a store in folder `path`, and open it. This replaces an existing store.
 
         Args:
-            splits: the text, or several texts in order, of train, valid and test, or of those that exist. A text is
-                bytes or a file that is read piece by piece, in UTF-8 unless the unit is "byte".
-            partial: what is missing from a published corpus, in words.
-            vocab: the vocabulary, which also sets the unit and newlines; None makes one from the splits in `counted`
+            splits: for train, valid and test, or some of them: a text, or several texts in order. A text is bytes or a
+                file that is read in pieces. It is UTF-8 unless the unit is "byte".
+            partial: the parts missing from a published corpus, in words.
+            vocab: the vocabulary, which also sets the unit and newlines. None makes one from the splits in `counted`,
                 with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
-            documents: each text starts with an empty memory; otherwise texts are joined. A line of words always ends
-                with its text.
-            reuse: open the store that is there instead, if it is sound.
-            check: called with the counts before the store gets its name; may raise.
+            documents: each text starts with an empty memory. Otherwise texts are joined. For words, the end of a text
+                always ends a line.
+            reuse: if there is a sound store, open it instead.
+            check: called with the header before the store gets its name; it may raise an error.
 
         Raises:
-            ValueError: a split has fewer than 2 tokens, or a token that `vocab` lacks.
+            ValueError: a split has fewer than 2 tokens, or a token that is not in `vocab`.
             OSError: the store cannot be written.
         """
         path = Path(path)
@@ -280,7 +280,7 @@ def _make_vocab(
 
 
 class _WordNumbers:
-    """Numbers words as they first occur. These numbers are their ids until all words are counted."""
+    """Numbers words in the order of occurrence. The numbers are their ids until all words are counted."""
 
     unit: Unit = "word"
 
@@ -297,7 +297,7 @@ class _WordNumbers:
 
 
 class _Written(NamedTuple):
-    """What is known of a split whose ids are written."""
+    """The facts about a split whose ids are written."""
 
     bytes: int
     starts: list[int]
@@ -313,8 +313,10 @@ def _number_words(
     min_count: int,
     closed: bool,
 ) -> tuple[Vocab, dict[str, _Written]]:
-    """Write the ids of splits and make their vocabulary, reading the words once: the splits are written with numbers,
-    which become ids when all words are counted."""
+    """Write the ids of splits and make their vocabulary.
+
+    The words are read once: they are written as numbers, which are replaced by ids when all words are counted.
+    """
     words, written, total = _WordNumbers(newlines), {}, np.zeros(0, np.int64)
     for split, texts in splits.items():
         written[split] = _write_ids(folder / f"{split}.numbers", texts, words, documents)
@@ -353,7 +355,7 @@ def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab | _WordNumbers, d
 
 
 def _split_header(file: Path, written: _Written, vocab: Vocab, documents: bool, name: str) -> SplitHeader:
-    """The entry of a split of the corpus `name` in the header."""
+    """The header's entry for a split of the corpus `name`."""
     tokens = int(written.counts.sum())
     if tokens < 2:
         raise Mistake(

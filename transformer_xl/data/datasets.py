@@ -1,6 +1,6 @@
-"""Find the `Corpus` of a name: a published corpus that was prepared, a token store, or any text.
+"""Open a `Corpus` by name: a published corpus that was prepared, a token store, or any text.
 
-The token store of a text is kept in the cache under a name made from its content: a changed file is tokenised again.
+The cache keeps the token store of a text under a hash of its content, so a changed file is tokenised again.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .vocab import Newlines, Vocab
 
 
 def cache_folder() -> Path:
-    """The folder of token stores and downloads: TXL_HOME, or by default the user's cache folder for txl."""
+    """The folder of token stores and downloads: TXL_HOME if it is set, otherwise the user's cache folder for txl."""
     home = os.environ.get("TXL_HOME")
     return expand_home(home) if home else platformdirs.user_cache_path("txl")
 
 
 def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool = False) -> Corpus:
-    """The corpus named `config.name`: one that was prepared, a token store, or a text file, folder or archive.
+    """Open the corpus `config.name`: a prepared corpus, a token store, or a text file, folder or archive.
 
-    Text is tokenised into the cache, with `vocab` (a trained model's) if it is given, and otherwise with the tokens
-    listed in `config.vocab` or made from the text. `read_splits` says how text is cut and what `whole` leaves uncut.
+    Text is tokenised into the cache. The vocabulary is `vocab` (of a trained model) if it is given, otherwise the file
+    `config.vocab` if it is set, otherwise made from the text. `read_splits` describes the splits and `whole`.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
-        ValueError: the corpus does not go with `vocab` or the settings.
+        ValueError: the corpus does not fit `vocab` or the settings.
     """
     if not config.name:
         raise Mistake(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
@@ -46,7 +46,7 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
     prepared = store_folder(config.name, "") if path.name == config.name else path
     if config.name in DATASETS:
         dataset = DATASETS[config.name]
-        other = vocab is not None and config.newlines not in dataset.protocols  # a model's setting, not this text's
+        other = vocab is not None and config.newlines not in dataset.protocols  # this setting is of the model's text
         corpus = _open_prepared(config.name, dataset.newlines if other else config.newlines)
     elif (prepared / "corpus.json").is_file():
         corpus = Corpus.open(prepared)
@@ -85,13 +85,13 @@ def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
 
 
 def is_tokenised(name: str) -> bool:
-    """Whether the corpus of that name separates punctuation by spaces, so people should see it as `readable` text."""
+    """Whether this corpus separates punctuation by spaces, so its text is printed in `readable` form."""
     own = name.removesuffix("-partial").partition("+")[0]
     return own in DATASETS and DATASETS[own].tokenised
 
 
 def dataset_of(name: str, newlines: Newlines | None) -> Dataset:
-    """The published corpus of that name; a `ValueError` if there is none, or none with these line ends."""
+    """The published corpus with this name; raise `ValueError` if there is none, or none with these line ends."""
     if name not in DATASETS:
         raise Mistake(f"The corpus must be one of {', '.join(DATASETS)}, got {name!r}.{_guess(name)}")
     protocols = DATASETS[name].protocols
@@ -102,7 +102,7 @@ def dataset_of(name: str, newlines: Newlines | None) -> Dataset:
 
 
 def store_folder(name: str, newlines: str) -> Path:
-    """The folder of a prepared corpus: enwik8 for the published treatment of line ends, enwik8-keep for another one."""
+    """The folder of a prepared corpus, for example enwik8, or enwik8-keep with a treatment of line ends."""
     return cache_folder() / "corpora" / (f"{name}-{newlines}" if newlines else name)
 
 

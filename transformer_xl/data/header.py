@@ -1,4 +1,4 @@
-"""The header of a token store, `corpus.json`: reading it, checking it, and its form on disk."""
+"""The header of a token store, `corpus.json`: its content, and how to read, check and write it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .vocab import Newlines, Unit
 
 SPLITS = ("train", "valid", "test")
 WHOLE = "all"
-"""The one split of a text that is not cut; for a corpus with splits, all of them one after another."""
+"""The only split of a text that is not cut. For a corpus with splits, all of them one after another."""
 FORMAT = "transformer-xl token store"
 VERSION = 1
 PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
@@ -24,34 +24,34 @@ PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
 
 @dataclass(frozen=True, kw_only=True)
 class SplitHeader:
-    """What the header says about one split."""
+    """The entry of one split."""
 
     tokens: int
     types: int
-    """Distinct ids that occur."""
+    """Number of different ids that occur."""
     unknown: int
     """Number of tokens that are `<unk>`."""
     bytes: int
-    """Size of the source text; dropped line ends count too."""
+    """Size of the source text, including line ends that were dropped."""
     sha256: str
     documents: list[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a token store says about its text, its tokens and its splits."""
+    """The facts in a token store about its text, tokens and splits."""
 
     name: str
     source: str
     """The origin of the text, in words."""
     partial: str = ""
-    """What is missing from a published corpus, in words; empty if it is whole."""
+    """The parts missing from a published corpus, in words; empty if it is complete."""
     unit: Unit
     newlines: Newlines
     dtype: str
     vocab_size: int
     vocab: str
-    """Fingerprint of the vocabulary of the ids."""
+    """Fingerprint of the vocabulary."""
     splits: dict[str, SplitHeader]
 
     @classmethod
@@ -73,7 +73,7 @@ class Header:
         return header
 
     def _damage(self) -> Iterator[str]:
-        """Names of the entries with values that no store has."""
+        """The names of entries with impossible values."""
         texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
         yield from (name for name in texts if not isinstance(getattr(self, name), str))
         if not self.splits or not (self.splits.keys() <= set(SPLITS) or self.splits.keys() == {WHOLE}):
@@ -105,7 +105,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def name_damage(path: Path) -> Iterator[None]:
-    """Turn an error of reading a file of a token store into a sentence that names the file."""
+    """Turn an error in a file of a token store into a sentence that names the file."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,8 +1,8 @@
 """`StreamLoader`: read a split as `batch_size` streams in parallel, segment by segment.
 
-The first of n tokens is context, and the other n - 1 are targets. Stream b begins where stream b - 1 ends: the last
-target of stream b - 1 is the first context of stream b, so every target is scored once. Four streams over 11 tokens in
-segments of two targets (a dot is not scored):
+The first of n tokens is only context; the other n - 1 are targets. The last target of stream b - 1 is the first context
+of stream b, so every target is scored once. Four streams over 11 tokens in segments of two targets (a dot is not
+scored):
 
     a b c d e f g h i j k    segment 0   a b > b c    d e > e f    g h > h i    i j > j k
                              segment 1   c > d        f > g        . > .        . > .
@@ -30,23 +30,23 @@ from .corpus import Split
 
 _MOST_STREAMS = 1 << 20
 _PIECE = 1 << 24
-"""Number of tokens in which to look for line ends at a time."""
+"""Number of tokens in which to search for line ends at a time."""
 
 
 class Segment(NamedTuple):
-    """The input of one call of the model. After the end of a row's text, its targets are -1 and its ids arbitrary."""
+    """The input of one call of the model. After the end of a row's text, targets are -1 and ids are arbitrary."""
 
     ids: Int[Tensor, "B T"]
     targets: Int[Tensor, "B T"]
     """-1: not scored."""
     reset: Bool[Tensor, " B"] | None
-    """Rows whose memory is emptied before this segment; None for no row."""
+    """Rows whose memory is emptied before this segment; None if there are none."""
 
 
 class ShuffledLines:
-    """Tokens with their lines in a random order drawn from a seed; read by slices, like an array.
+    """Tokens whose lines are in a random order given by a seed. They are read by slices, like an array.
 
-    The first line stays first, because the first token is context only: every epoch then has the same targets.
+    The first line stays first, because the first token is only context; so every epoch has the same targets.
     """
 
     def __init__(self, tokens: Integer[np.ndarray, " N"], line_end: int, seed: Sequence[int]) -> None:
@@ -78,10 +78,10 @@ class ShuffledLines:
 
 
 def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarray, " n"]:
-    """The ends of segments of random lengths, the last of which is `targets` (Merity et al. 2018).
+    """The ends of segments of random lengths (Merity et al. 2018). The last end is `targets`.
 
-    A length is a normal number, rounded down and at least 5. Its deviation is 5 and its mean `tgt_len`, or, one time in
-    twenty, half of `tgt_len`.
+    A length is drawn from a normal distribution, rounded down, and at least 5. The standard deviation is 5. The mean is
+    `tgt_len`, or with probability 1/20 half of `tgt_len`.
     """
     rng = np.random.default_rng(seed)
     count = targets // 5 + 1
@@ -105,7 +105,7 @@ class _Row:
         self.targets += targets
 
     def locate(self, index: int, tgt_len: int) -> _Window:
-        """The row's share of segment `index`; without targets after the end of the row."""
+        """The row's part of segment `index`, without targets after the end of the row."""
         if index >= self.segments:
             return _Window(0, 0, 0)
         first, start, targets = self._spans[bisect_right(self._spans, index, key=itemgetter(0)) - 1]
@@ -120,7 +120,7 @@ class _Row:
 
 
 class _Window(NamedTuple):
-    """A row's share of a segment."""
+    """The part of a segment in one row."""
 
     start: int
     targets: int
@@ -135,19 +135,18 @@ class StreamLoader:
 
     Args:
         split: a `Split`, or ids alone.
-        batch_size: number of streams in the whole batch. Their lengths differ by at most one target; if there are more
-            streams than targets, some have no text.
+        batch_size: number of streams in the whole batch. Their lengths differ by at most one target. If there are more
+            streams than targets, some are empty.
         tgt_len: targets of a segment; the last segment of an epoch may be shorter.
-        documents: positions at which documents start, the first 0. Each document begins a segment with `reset`, in the
-            stream with the fewest segments so far; its first token is context only. None takes the split's own.
-        max_tokens: score only this many targets, the first ones; 0 scores all.
-        shuffle: the id that ends a line, and a seed: join the lines in a new order in each epoch; None keeps the text
-            as it is.
+        documents: start positions of documents, the first 0. A document goes to the stream with the fewest segments so
+            far and begins a segment with `reset`; its first token is only context. None takes the split's own.
+        max_tokens: score only the first `max_tokens` targets; 0 scores all.
+        shuffle: the id that ends a line, and a seed: shuffle the lines in each epoch. None keeps their order.
         context_len: repeat at most this many tokens of the same span before each segment, with targets of -1.
-        random_seed: draw segment lengths by `random_cuts`, new ones in each epoch, so the number of segments differs
-            between epochs; None: all lengths are `tgt_len`.
-        rows: the streams to read, a rank's share; None reads all. Slices that partition `range(batch_size)` give the
-            same number of segments with the same width, and their rows together are all rows; an empty slice gives no
+        random_seed: draw new segment lengths by `random_cuts` in each epoch, so the number of segments differs between
+            epochs. None: all lengths are `tgt_len`.
+        rows: the streams that this rank reads; None reads all. Slices that partition `range(batch_size)` give the same
+            number of segments with the same width, and their rows together are all rows. An empty slice gives no
             segments.
     """
 
@@ -187,20 +186,20 @@ class StreamLoader:
         self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
         self._rows = self._all[slice(None) if rows is None else rows]
         self.targets: int = sum(row.targets for row in self._rows)
-        """Number of targets that the chosen rows score in an epoch."""
+        """Number of targets in the chosen rows in an epoch."""
         self._seed, self._cuts = random_seed, (-1, np.zeros(0, np.int64))
         self._begins = [0]
-        """With random lengths, the index of the first segment of each epoch, as far as known."""
+        """With random lengths: the index of the first segment of each epoch, as far as computed."""
 
     def __len__(self) -> int:
-        """Number of segments of an epoch (with random lengths, of epoch 0); the same for every choice of `rows`."""
+        """Number of segments in an epoch (with random lengths, in epoch 0). It does not depend on `rows`."""
         return max(row.segments for row in self._all) if self._seed is None else len(self._cuts_of(0))
 
     def __iter__(self) -> Iterator[Segment]:
         return map(self.segment, range(len(self) if self._rows else 0))
 
     def segment(self, index: int) -> Segment:
-        """Segment `index`, counted from 0 through all epochs. An epoch begins by resetting the memory of every row."""
+        """Segment `index`, counted from 0 over all epochs. The first one of an epoch resets the memory of every row."""
         assert index >= 0, f"segments count from 0, got {index}"
         epoch, index = divmod(index, len(self)) if self._seed is None else self._epoch_of(index)
         tokens = self._tokens_of(epoch)
@@ -227,7 +226,7 @@ class StreamLoader:
         return row.between(int(cuts[index - 1]) if index else 0, int(cuts[index]))
 
     def _epoch_of(self, index: int) -> tuple[int, int]:
-        """With random lengths, the epoch of a segment and the segment's index in that epoch."""
+        """With random lengths: the epoch of a segment, and its index in that epoch."""
         while self._begins[-1] <= index:
             self._begins.append(self._begins[-1] + len(self._cuts_of(len(self._begins) - 1)))
         epoch = bisect_right(self._begins, index) - 1

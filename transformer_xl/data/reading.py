@@ -1,4 +1,4 @@
-"""Read texts piece by piece, from memory or files, compressed or plain. No piece ends inside a token."""
+"""Read texts in pieces, from memory or from files, compressed or plain. No piece ends inside a token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .vocab import Unit
 
 @dataclass(frozen=True)
 class Span:
-    """The text of a file, as UTF-8, from byte `start` to byte `end`; None is the end of the file."""
+    """The text of a file as UTF-8, from byte `start` to byte `end`. An `end` of None is the end of the file."""
 
     file: Path
     start: int = 0
@@ -37,21 +37,21 @@ Text = bytes | Path | Span
 """A text in memory, a file that holds it, or a span of a file."""
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 DAMAGE = (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile)
-"""The errors that damaged files raise, besides an `OSError` without a number."""
+"""Errors that damaged files raise, besides an `OSError` without `errno`."""
 _PIECE = 1 << 18
-"""Bytes of text read at a time: few enough that a piece and its ids stay in the processor's cache."""
+"""Number of bytes to read at a time. A piece and its ids then fit into the processor's cache."""
 _LONGEST = 1 << 12
-"""The last bytes of a piece, in which byte pairs look for a position to cut."""
+"""For byte pairs: number of last bytes of a piece in which to search for a position to cut."""
 _MARKS = {
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
 }
-"""Encodings by byte order mark. That of UTF-16 can begin that of UTF-32, which therefore comes first."""
+"""Encodings by byte order mark. UTF-32 comes first, because its mark can begin with the one of UTF-16."""
 _WHITE = re.compile(rb"[ \n]")
 
 
 def expand_home(path: str | Path) -> Path:
-    """`path` with a leading ~ or ~NAME replaced by the home folder of the user; an unknown NAME is left as it is."""
+    """Replace a leading ~ or ~NAME by the home folder of the user; keep it if NAME is unknown."""
     return Path(os.path.expanduser(path))
 
 
@@ -61,13 +61,13 @@ def open_file(path: Path) -> io.BufferedIOBase:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file, decompressed if its name says so, as UTF-8. Errors name the file and the reason."""
+    """The content of a file as UTF-8, decompressed as in `open_file`. Errors name the file and the reason."""
     return b"".join(chunks(path))
 
 
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Add to an error of reading which file it was and why."""
+    """Turn an error of reading into a sentence that names the file and the reason."""
     try:
         yield
     except FileNotFoundError as error:
@@ -91,11 +91,11 @@ def border(text: bytes, position: int, unit: Unit) -> int:
 
 
 def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
-    """`text` in pieces that together have the tokens of the whole, so memory stays small.
+    """Yield `text` in pieces that together have the tokens of the whole text. This saves memory.
 
-    If the last line of words lacks its end, it gets one.
+    For words, a missing end of the last line is added.
     """
-    left, ends_line = bytearray(), True  # a bytearray grows in place, however far the next border is
+    left, ends_line = bytearray(), True  # a bytearray grows in place, also if the next border is far
     for chunk in chunks(text, size):
         ends_line = chunk.endswith(b"\n")
         searched = len(left)
@@ -130,12 +130,12 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
 
 
 def encoding_of(head: bytes) -> str:
-    """The encoding that the byte order mark of a file names, unless it is UTF-8; "" if there is none."""
+    """The encoding of a file with a byte order mark of UTF-16 or UTF-32; otherwise ""."""
     return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
 
 
 def _decode(opened: io.BufferedIOBase, encoding: str, file: Path, size: int) -> Iterator[bytes]:
-    """A text in another encoding, as UTF-8."""
+    """Convert a text in another encoding to UTF-8."""
     decoder, raw = codecs.getincrementaldecoder(encoding)(), b"\0"
     try:
         while raw:
@@ -143,14 +143,14 @@ def _decode(opened: io.BufferedIOBase, encoding: str, file: Path, size: int) -> 
             yield decoder.decode(raw, final=not raw).encode()
     except UnicodeError as error:
         raise Mistake(
-            f"{file} begins as {encoding.upper()} text and goes on otherwise ({error}). Save it as UTF-8."
+            f"{file} begins as {encoding.upper()} text but continues otherwise ({error}). Save it as UTF-8."
         ) from error
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
-    """The last position at which `text`, which may go on, can be cut without cutting a token; 0 if there is none.
+    """The last position at which `text`, which may continue, can be cut without cutting a token; 0 if there is none.
 
-    The first `searched` bytes were searched before and hold no such position.
+    The first `searched` bytes were searched before and contain no such position.
     """
     if unit == "word":
         return max(text.rfind(b" ", searched), text.rfind(b"\n", searched)) + 1

@@ -1,6 +1,6 @@
-"""Any text as a corpus: which files of a folder are text, to which split each belongs, and where to cut splits.
+"""Divide any text into splits: choose the files of a folder that are text, their splits, and the cuts between splits.
 
-Texts stay on disk. This module finds their sizes, their checksums and the positions to cut at.
+Texts stay on disk. This module finds their sizes, their checksums and the positions of the cuts.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ NAMES: dict[str, tuple[str, ...]] = {
     "valid": ("valid", "validation", "val", "dev", "devel", "development"),
     "test": ("test", "testing"),
 }
-"""The words in names of files and folders that name a split."""
+"""The words that name a split in names of files and folders."""
 _SPLIT_OF = {name: split for split, names in NAMES.items() for name in names}
 _CODE = (
     *(".py", ".pyi", ".pyx", ".ipynb", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".js", ".jsx", ".ts", ".tsx", ".java"),
     *(".kt", ".go", ".rs", ".rb", ".php", ".pl", ".sh", ".lua", ".jl", ".r", ".scala", ".swift", ".cs", ".m", ".sql"),
     *(".html", ".css", ".toml", ".yaml", ".yml", ".cfg", ".ini"),
 )
-"""Endings of source code, whose files are named after what they do: test.py names no split."""
+"""Suffixes of source code, whose file names do not name splits: test.py is a test."""
 _ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog", "authors", "citation")
-"""Beginnings of the names of files that describe a text; such a file is left out if other files name splits."""
+"""Prefixes of names of files that describe a text. Such a file is left out if other files name splits."""
 _HEAD = 1 << 13
-"""A file is binary if one of its first bytes, up to this many, is a NUL."""
+"""A file is binary if there is a NUL in this number of first bytes."""
 _WINDOW = 1 << 20
-"""Number of bytes in which to look for a position to cut words."""
+"""Number of bytes in which to search for a position to cut words."""
 
 
 class Texts(NamedTuple):
-    """The texts of each split, and notes for people about them."""
+    """The texts of each split, and notes for the user."""
 
     splits: dict[str, list[Span]]
     notes: list[str]
-    """Sentences: which files went to which split, and which were left out and why."""
+    """Sentences: the files of each split, and the files left out with the reasons."""
     digest: str
     """SHA-256 of all texts and the positions at which they are cut."""
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file with text, read once."""
+    """A text file, with the facts from reading it once."""
 
     name: str
     text: Span
     size: int
-    """Bytes of its text; the last line of words counts with its end even if that is missing."""
+    """Bytes of its text. For words, the end of the last line counts even if it is missing."""
     digest: str
 
 
 def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: bool = False) -> Texts:
     """The texts of each split of a file or folder.
 
-    A file of a folder belongs to the split that its name, or its folder's name, names (`NAMES`). A single file is cut
-    90 : 5 : 5 by position, and so are the files of a folder that name no split, joined in the order of their names;
-    `whole_files` holds out whole files instead. With `whole`, texts that name no split are the one split "all".
+    The name of a file, or of its folder, gives its split (`NAMES`). A single file is cut 90 : 5 : 5 by position. If no
+    file of a folder names a split, they are joined in the order of their names and cut in the same way; `whole_files`
+    holds out whole files instead. With `whole`, texts that name no split are the one split "all".
 
     Raises:
         ValueError: there is too little text, it does not suit `unit`, or the split of a file is unclear.
@@ -94,8 +94,10 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
 def _make_splits(
     path: Path, given: dict[str, list[_File]], unit: Unit, *, whole_files: bool, whole: bool
 ) -> tuple[dict[str, list[Span]], str]:
-    """The splits, and a sentence about how they were made: the files as `given`, except that a text without splits is
-    cut, and a missing valid split is cut from train."""
+    """The splits, and a sentence about them.
+
+    They are the `given` ones, but a text without splits is cut, and a missing valid split is cut from train.
+    """
     parts = {split: [each.text for each in found] for split, found in given.items()}
     cut, wanted = (WHOLE, SPLITS) if WHOLE in given else ("train", SPLITS[:2])
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
@@ -113,8 +115,10 @@ def _make_splits(
 
 
 def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
-    """The files that begin like text, in the order of their names. The others, hidden files, and folders that this
-    package wrote are added to `skipped`."""
+    """The files that begin like text, in the order of their names.
+
+    Other files, hidden files, and folders that this package wrote are added to `skipped`.
+    """
     files: dict[str, Path] = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
@@ -128,7 +132,7 @@ def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
 
 
 def _no_text(file: Path) -> str:
-    """The reason why a file or folder inside a folder is no text; "" if it may be text."""
+    """The reason why a file or folder is not text; "" if it may be text."""
     if file.name.startswith("."):
         return "hidden"
     if file.is_dir():
@@ -141,7 +145,7 @@ def _no_text(file: Path) -> str:
 
 
 def _kind_of_output(folder: Path) -> str:
-    """What this package wrote into a folder, in words; "" if it wrote nothing."""
+    """The kind of output of this package in a folder, in words; "" if there is none."""
     marks = {
         "a run": ("config.toml", "environment.json"),
         "a checkpoint": ("model.safetensors", "config.json"),
@@ -151,7 +155,7 @@ def _kind_of_output(folder: Path) -> str:
 
 
 def _read_once(file: Path, name: str, unit: Unit) -> _File:
-    """Read a file once, for the size and checksum of its text. Unless `unit` is byte, refuse a file that is no text."""
+    """Read a file once for the size and checksum of its text. Unless `unit` is byte, refuse a file that is not text."""
     decoder, digest, position, start, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, 0, b"\n"
     for chunk in chunks(file):
         if unit != "byte":
@@ -167,7 +171,7 @@ def _read_once(file: Path, name: str, unit: Unit) -> _File:
 
 
 def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, position: int, file: Path) -> None:
-    """Refuse a chunk, which begins at this position of a file, if it is no text; an empty one ends the file."""
+    """Refuse a chunk that is not text. It begins at `position` of the file; an empty chunk ends the file."""
     unfinished = decoder.getstate()[0]
     try:
         decoder.decode(chunk, final=not chunk)
@@ -183,8 +187,10 @@ def _check_utf8(decoder: codecs.IncrementalDecoder, chunk: bytes, position: int,
 
 
 def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str]) -> dict[str, list[_File]]:
-    """The files that name a split, by split; none if no file names one. If all of them name train, they are one text,
-    to be cut."""
+    """The files that name a split, by split; empty if no file names one.
+
+    If all of them name train, they are one text, to be cut.
+    """
     named: dict[str, list[_File]] = {}
     others: list[_File] = []
     for each in found:
@@ -208,8 +214,11 @@ def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str
 
 
 def _splits_in(name: str) -> set[str]:
-    """The splits that a path names: the name of a folder, a section of the file's name between dots, or the first or
-    last word of a section; if none of these names a split, the first or last word of a folder's name."""
+    """The splits that a path names.
+
+    These can name a split: a folder's name; a part of the file's name between dots; the first or last word of such a
+    part. If none of them does, the first or last word of a folder's name can.
+    """
     *folders, file = name.lower().split("/")
     if file.endswith(_CODE):
         return set()
@@ -221,7 +230,7 @@ def _splits_in(name: str) -> set[str]:
 
 
 def _ends(names: Sequence[str]) -> list[str]:
-    """The first and the last word of each name; numbers, and the "of" between them, are not words."""
+    """The first and the last word of each name. Numbers, and "of" as in "1-of-2", are not words."""
     inner = [[word for word in re.split(r"[^a-z]+", name) if word and word != "of"] for name in names]
     return [word for words in inner for word in (*words[:1], *words[-1:])]
 
@@ -242,8 +251,10 @@ def _cut_files(found: Sequence[_File], splits: Sequence[str], cuts: Sequence[int
 
 
 def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) -> int:
-    """The first position, at or after this one, at which the joined texts can be cut. Words are cut after a line if
-    one ends within `near` bytes; otherwise the next split could become too short."""
+    """The first position, at or after this one, at which the joined texts can be cut.
+
+    Words are cut after a line if a line ends within `near` bytes; a longer search could make the next split too short.
+    """
     first = 0
     for each in found:
         inside = position - first
@@ -260,7 +271,7 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
 
 
 def _cuts_between_files(path: Path, sizes: Sequence[int], parts: int) -> list[int]:
-    """Positions between files. Each part except the first has at least one file and a twentieth of all bytes."""
+    """Positions between files. Each part after the first has at least one file and a twentieth of all bytes."""
     if len(sizes) < parts:
         raise Mistake(
             f"corpus.reset_documents must be false for {path}, which holds {len(sizes)} files with text: at least "

@@ -1,7 +1,7 @@
 """`Vocab`: the tokens of a corpus, and conversion of text to ids and back.
 
 Tokens are bytes, characters, words or byte pairs, most frequent first, so the bands of the adaptive softmax are
-frequency bands. The vocabulary also sets the treatment of line ends, so a prompt is prepared like the training text.
+frequency bands. The vocabulary includes the treatment of line ends, so a prompt is treated like the training text.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ UNKNOWN = (UNK, "<UNK>")
 LINE_ENDS: dict[Newlines, str] = {"keep": EOS, "sentence": "<S>"}
 """The token that ends a line of words."""
 NEWLINE = "\u010a"
-"""The newline in the spelling of byte-level tokenizers."""
+"""The newline as byte-level tokenizers write it."""
 _CODE_POINTS = 0x110000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, repr=False)
 class Vocab:
-    """An immutable list of tokens. Two are equal if unit, tokens and treatment of line ends are.
+    """An immutable list of tokens. Two are equal if they have the same unit, tokens and treatment of line ends.
 
-    White space separates words. Each line end is one `<eos>`, or, if `newlines` is "sentence", one `<S>`, which also
-    opens a text. In a vocabulary of characters or words, `<unk>` stands for everything outside it.
+    White space separates words. Each line end is one `<eos>`. If `newlines` is "sentence", it is one `<S>`, which also
+    begins a text. `<unk>` replaces characters or words outside the vocabulary.
     """
 
     unit: Unit
@@ -51,7 +51,7 @@ class Vocab:
     newlines: Newlines = "keep"
     """Whether `encode` keeps line ends or removes them."""
     tokenizer: str = ""
-    """For byte pairs: the JSON of the tokenizer that makes them."""
+    """For byte pairs: the JSON of their tokenizer."""
 
     @classmethod
     def build(
@@ -63,7 +63,7 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """The bytes, characters or words of `texts`, in the order of `from_counts`."""
+        """Make a vocabulary of the bytes, characters or words of `texts`, in the order of `from_counts`."""
         counts: Counter[Any] = Counter()
         for text in texts if unit != "byte" or closed else ():
             parts = _split(text, unit, newlines)
@@ -80,11 +80,12 @@ class Vocab:
         min_count: int = 1,
         closed: bool = False,
     ) -> Vocab:
-        """The tokens of `counts`, which it changes, by frequency; tokens of the same frequency keep their order.
+        """Make a vocabulary of the tokens of `counts`, most frequent first; tokens of equal frequency keep their order.
 
-        `closed` keeps exactly these tokens, as a published protocol does. Otherwise any text can be encoded: the tokens
-        are all 256 bytes in their own order, or there is an `<unk>` that also replaces tokens rarer than `min_count`.
-        Frequency orders `<unk>` among words; among characters, it is last. The line end of words is always id 0.
+        `closed` keeps exactly these tokens, as in a published protocol. Otherwise any text can be encoded: the tokens
+        are all 256 bytes in numerical order, or there is an `<unk>` that also replaces tokens rarer than `min_count`.
+        Among words, `<unk>` is sorted by frequency; among characters, it is last. The line end of words is always id 0.
+        This changes `counts`.
         """
         if unit == "byte" and not closed:
             return cls(unit, tuple(b for b in range(256) if newlines == "keep" or b != 0x0A), newlines)
@@ -100,17 +101,18 @@ class Vocab:
 
     @classmethod
     def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
-        """The byte pairs of a `tokenizer.json`, with its ids. `BytePairs` says which tokenizers are refused."""
+        """The byte pairs of a `tokenizer.json`, with its ids. `BytePairs` refuses some tokenizers."""
         return cls("bpe", BytePairs(content).symbols, newlines, json.dumps(json.loads(content)))
 
     @classmethod
     def read(cls, content: bytes, file: str, *, unit: Unit = "word", newlines: Newlines = "keep") -> Vocab:
-        """The vocabulary in a file: one word a line, in the order of the file, each with or without a count after it.
+        """The vocabulary in a file: one word per line, with or without a count after it, in the order of the file.
 
-        A line end or an `<unk>` that the file lacks comes first. For the `unit` "bpe", the file is a `tokenizer.json`.
+        If the file lacks a line end or an `<unk>`, it is added at the start. For `unit` "bpe", the file is a
+        `tokenizer.json`.
 
         Raises:
-            ValueError: the `content` of `file` is neither.
+            ValueError: `content`, read from `file`, is neither.
         """
         try:
             text = content.decode("utf-8")
@@ -157,24 +159,24 @@ class Vocab:
 
     @property
     def opening_ids(self) -> Integer[np.ndarray, " O"]:
-        """The ids that precede a text: `<S>` before a first sentence, otherwise none."""
+        """The ids before a text: `<S>` before a first sentence, otherwise none."""
         return np.array([self.line_end] if self.newlines == "sentence" else [], self.dtype)
 
     @property
     def is_text(self) -> bool:
-        """Whether each token is whole characters; bytes and byte pairs may be fragments of a character."""
+        """Whether each token consists of whole characters. Bytes and byte pairs may be fragments of one."""
         return self.unit in ("char", "word")
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the whole content of this vocabulary."""
+        """SHA-256 of everything in this vocabulary."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str | bytes, *, start: int = 0) -> Integer[np.ndarray, " T"]:
         """Ids of `text`, in the smallest type.
 
         Raises:
-            ValueError: a token has no id; its position is counted from `start`, the position of the first one.
+            ValueError: a token has no id. The error has its position; `start` is the position of the first token.
         """
         if self.unit == "bpe":
             raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -197,8 +199,8 @@ class Vocab:
     def decode(self, ids: Any) -> str:
         """Text of `ids`. U+FFFD replaces bytes that are not UTF-8 and unknown characters.
 
-        More ids only append to the text of characters and words. To stream bytes and byte pairs, pass `decode_bytes`
-        to an incremental UTF-8 decoder.
+        For characters and words, more ids only append text. To stream bytes and byte pairs, pass `decode_bytes` to an
+        incremental UTF-8 decoder.
         """
         if not self.is_text:
             return self.decode_bytes(ids).decode("utf-8", errors="replace")
@@ -212,7 +214,7 @@ class Vocab:
         return "".join(pieces)
 
     def decode_bytes(self, ids: Any) -> bytes:
-        """The exact bytes of `ids`; in UTF-8 if the tokens are characters or words."""
+        """The exact bytes of `ids`; UTF-8 if the tokens are characters or words."""
         if self.is_text:
             return self.decode(ids).encode("utf-8", "surrogatepass")
         if self.unit == "bpe":
@@ -220,9 +222,9 @@ class Vocab:
         return np.array(self.symbols, np.uint8)[self._check_ids(ids)].tobytes()
 
     def token_sizes(self) -> Int[np.ndarray, " V"]:
-        """Bytes of UTF-8 text of each token, for converting nats to bits per byte.
+        """Number of UTF-8 bytes of each token, to convert nats to bits per byte.
 
-        A word includes the space after it; a line end and an unknown character count as 1.
+        A word includes the space after it. A line end of words and an unknown character count as 1.
         """
         if self.unit == "byte":
             return np.ones(len(self), np.int64)
@@ -242,7 +244,7 @@ class Vocab:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Vocab:
-        """The vocabulary that `to_json` wrote; a `ValueError` if it is damaged."""
+        """Read the vocabulary that `to_json` wrote; raise `ValueError` if it is damaged."""
         try:
             unit, newlines, symbols = content["unit"], content["newlines"], tuple(content["symbols"])
             tokenizer = json.dumps(content["tokenizer"]) if unit == "bpe" else ""
@@ -314,12 +316,12 @@ def split_words(text: str, newlines: Newlines) -> list[str]:
 
 
 def is_text(symbol: object) -> bool:
-    """Whether this is a non-empty string that UTF-8 can hold."""
+    """Whether this is a non-empty string that UTF-8 can encode."""
     return isinstance(symbol, str) and symbol != "" and (symbol.isascii() or not _SURROGATE.search(symbol))
 
 
 def listed_words(text: str, file: str) -> list[str]:
-    """The words of a vocabulary file, in its order; a `ValueError` if it is no list of different words."""
+    """The words of a vocabulary file, in order; raise `ValueError` if it is not a list of different words."""
     numbered = enumerate(text.replace("\r", "").replace("\t", " ").split("\n"), start=1)  # words may hold other spaces
     lines = [(number, words) for number, line in numbered if (words := [word for word in line.split(" ") if word])]
     counted = bool(lines) and len(lines[0][1]) == 2
@@ -355,7 +357,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _count_codes(symbols: Any, known: Collection[Any]) -> dict[Any, int]:
-    """The count of each byte or character; those that are not `known` yet come in the order of first occurrence."""
+    """The count of each byte or character. The ones that are not `known` come first, in the order of occurrence."""
     is_text = isinstance(symbols, str)
     raw = symbols.encode("utf-32-le", "surrogatepass") if is_text else symbols
     counts = np.bincount(np.frombuffer(raw, "<u4" if is_text else "u1"))

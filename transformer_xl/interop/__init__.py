@@ -1,4 +1,4 @@
-"""Converts checkpoints of other programs: the authors' code (PyTorch, TensorFlow), Hugging Face's and NVIDIA's."""
+"""Convert checkpoints of other programs: the authors' code (PyTorch, TensorFlow), Hugging Face's and NVIDIA's."""
 
 from .hub import load_model, local
 from .original import write_original

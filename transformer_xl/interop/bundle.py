@@ -1,9 +1,9 @@
-"""Reads TensorFlow's checkpoints (V2, "tensor bundles") without TensorFlow.
+"""Read TensorFlow's checkpoints (V2, "tensor bundles") without TensorFlow.
 
-PREFIX.index is a table of leveldb's format: blocks of sorted keys, each key written as its difference to the key
-before; a block that lists these blocks; and a footer with the offset of that list. A key is the name of a variable. Its
-value is a protocol buffer with the offset of the numbers in PREFIX.data-00000-of-00001. Blocks and variables carry a
-CRC-32C, and each is checked.
+PREFIX.index is a table in leveldb's format: blocks of sorted keys, where each key is stored as its difference to the
+previous one; a block that lists these blocks; and a footer with the offset of that list. A key is the name of a
+variable. Its value is a protocol buffer with the offset of the numbers in PREFIX.data-00000-of-00001. Blocks and
+variables have a CRC-32C, and each is checked.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _DTYPES = {
 _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _LARGEST_INDEX, _VARIABLES, _LONGEST_NAME, _DIMENSIONS, _LARGEST_SHAPE = 2**22, 2**14, 1000, 64, 2**48
-"""Limits far beyond what TensorFlow writes, which bound the memory and time that a forged file can take."""
+"""Limits on the memory and time that a forged file can take. TensorFlow's files are far below them."""
 
 
 class _Entry(NamedTuple):
-    """The offset, type and checksum of a variable."""
+    """The location, type and checksum of a variable."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -54,11 +54,11 @@ class _Entry(NamedTuple):
 
 
 def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
-    """The variables of a checkpoint by name, which view the memory-mapped files; None for one torch has no type for.
+    """The variables of a checkpoint by name, as views of memory-mapped files; None for types that torch lacks.
 
     Raises:
         FileNotFoundError: PREFIX.index or one of its data files is missing.
-        ValueError: a file is damaged or of another kind, or a variable is stored in a way that is not read here.
+        ValueError: a file is damaged or of another kind, or a variable is stored in an unsupported way.
     """
     entries, count = _read_index(prefix)
     shards: dict[Path, UInt8[np.ndarray, " N"]] = {}
@@ -74,9 +74,9 @@ def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
 
 
 def find_bundle(path: Path) -> Path:
-    """The prefix of the checkpoint at `path`, which is a prefix, one of the checkpoint's files, or a folder.
+    """The prefix of the checkpoint at `path`: a prefix, one of the checkpoint's files, or a folder.
 
-    In a folder it is the checkpoint of the highest step.
+    In a folder, the checkpoint with the highest step is taken.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -142,7 +142,7 @@ def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
         if header.numbers[2]:
             raise Mistake("it was written on a big-endian machine")
         count = header.numbers[1]
-        # A name that begins with a zero is a piece of a variable in slices, and the variable has an entry of its own.
+        # A name that begins with a zero is a slice of a variable. The variable has a separate entry.
         named = {_name(key): value for key, value in values.items() if key[0]}
         entries = {name: _entry(name, _Message(value), count) for name, value in named.items()}
         return entries, count
@@ -171,7 +171,7 @@ def _entry(name: str, stored: _Message, shards: int) -> _Entry:
 
 
 def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Keys and values, in order. Every byte of the file is checked."""
+    """Yield keys and values in order. Every byte of the file is checked."""
     if len(data) < _FOOTER or data[-8:] != _MAGIC:
         raise Mistake("it does not end as an index does")
     footer = _Cursor(data[-_FOOTER:-8])
@@ -209,7 +209,7 @@ def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, me
 
 
 class _Cursor:
-    """Reads bytes from front to end, and refuses to read past the end."""
+    """Reads bytes in order, and raises `Mistake` at the end."""
 
     def __init__(self, data: memoryview):
         self.left = data
@@ -221,7 +221,7 @@ class _Cursor:
         return taken
 
     def varint(self) -> int:
-        """Seven bits per byte, lowest first. All bytes except the last have the eighth bit set."""
+        """Read an integer: seven bits per byte, lowest first. All bytes except the last have the eighth bit set."""
         value = 0
         for shift in range(0, 64, 7):
             (byte,) = self.take(1)
@@ -232,10 +232,10 @@ class _Cursor:
 
 
 class _Message:
-    """A protocol buffer: `numbers` and `parts` (messages or text), each by the number of its field."""
+    """A protocol buffer: `numbers` and `parts` (messages or text) by field number."""
 
     def __init__(self, data: memoryview):
-        self.numbers = dict.fromkeys(range(1, 7), 0)  # a number that is not written is 0
+        self.numbers = dict.fromkeys(range(1, 7), 0)  # an absent number is 0
         self.parts: dict[int, list[memoryview]] = {2: [], 7: []}
         cursor = _Cursor(data)
         while cursor.left:
@@ -255,19 +255,19 @@ def _little(data: memoryview) -> int:
 
 
 _ONES_BEFORE = np.frombuffer(bytes.fromhex("54641f64"), np.uint8)
-"""The bytes that turn an empty register into 32 ones, with which CRC-32C starts."""
+"""The bytes that set an empty register to 32 ones, the initial state of CRC-32C."""
 
 
 def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
-    """The checksum (Castagnoli's polynomial). A text is read as many lanes of equal width, all of them at once.
+    """The checksum (Castagnoli's polynomial). The data is divided into lanes of equal width, read in parallel.
 
-    The register is linear over bits: `moved` has what each of its bits becomes after the width of a lane.
+    The register is linear over bits: `moved` has the value of each of its bits after the width of a lane.
     """
     table = np.arange(1 << 16, dtype=np.uint32)
     for _ in range(16):
         table = table >> 1 ^ 0x82F63B78 * (table & 1)
     lanes = min(1 << 14, 1 + len(data) // 256)
-    text = np.zeros((lanes, 2 * -(-(len(data) + 4) // (2 * lanes))), np.uint8)  # zeros before a text change nothing
+    text = np.zeros((lanes, 2 * -(-(len(data) + 4) // (2 * lanes))), np.uint8)  # leading zeros change nothing
     text.reshape(-1)[text.size - len(data) - 4 :] = np.concatenate([_ONES_BEFORE, data])
     registers, moved = np.zeros(lanes, np.uint32), np.uint32(1) << np.arange(32, dtype=np.uint32)
     for column in np.ascontiguousarray(text.view("<u2").T):
@@ -280,5 +280,5 @@ def crc32c(data: UInt8[np.ndarray, " N"]) -> int:
 
 
 def _mask_crc(crc: int) -> int:
-    """The checksum as files hold it: a text that ends with its own plain checksum would have a constant one."""
+    """The checksum as stored in files. It is masked, because data that ends with its own CRC has a constant CRC."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""The settings of a run from what a source holds and states, so that evaluation gives the numbers of its program."""
+"""Find the settings with which evaluating a converted source gives the same numbers as its own program."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .source import Source
 
 _OTHER_NAMES = {"n_token": "vocab_size"}
 _SIZES = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
-"""The arrays give these for certain; a source that states something else is damaged."""
+"""Settings that follow from the arrays. A source that states other values is damaged."""
 _RATES = ("dropout", "dropatt", "init_std", "proj_init_std")
 _BELIEVED = ("tie_weight", "pre_lnorm", "layer_norm_epsilon", "tie_projs", *_RATES)
-"""The arrays do not give these, or not for certain."""
+"""Settings that do not follow from the arrays, or not with certainty."""
 _LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")
 _KNOWN: dict[str, Any] = {
     **dict.fromkeys((*_SIZES, "tgt_len", "mem_len", "clamp_len", "ext_len", "attn_type"), int),
@@ -37,17 +37,17 @@ _KNOWN: dict[str, Any] = {
     "tie_projs": tuple[bool, ...],
     "evaluation": dict,
 }
-"""The statements that are used, by the original's names, and their types."""
+"""The stated settings that are used, by the original's names, and their types."""
 
 
 def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
-    """The settings that go with a source's arrays. `source.notes` gets a line for what was assumed.
+    """The settings that fit a source's arrays. Assumptions are added to `source.notes`.
 
-    Sizes follow from the arrays. Lengths, cutoffs and rates follow from the source's statements, or from the packaged
-    recipe whose weights have exactly this shape. `overrides` (`--section.field value ...`) change all of them.
+    Sizes follow from the arrays. The source states lengths, cutoffs and rates; otherwise they are taken from the
+    packaged recipe whose weights have exactly this shape. `overrides` (`--section.field value ...`) change all of them.
 
     Raises:
-        ValueError: a statement contradicts the arrays, or something needed is stated nowhere.
+        ValueError: a stated setting contradicts the arrays, or a needed one is stated nowhere.
     """
     if source.run is not None:
         return changed_settings(source.run, overrides)[0]
@@ -81,7 +81,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
 def _model(
     source: Source, stated: Mapping[str, Any], shape: Mapping[str, Any], example: RunConfig | None
 ) -> dict[str, Any]:
-    """The settings of the model; `cutoffs` is absent where nothing gives them."""
+    """The settings of the model, without `cutoffs` if they are unknown."""
     model: dict[str, Any] = {
         **({name: getattr(example.model, name) for name in (*_RATES, "cutoffs")} if example else {}),
         "layer_norm_epsilon": source.dialect.layer_norm_epsilon,
@@ -99,10 +99,10 @@ def _model(
 
 
 def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """The source's statements in our form.
+    """The stated settings of the source in our form.
 
     Raises:
-        ValueError: lists every statement that is of a wrong type or contradicts the arrays.
+        ValueError: lists every stated setting that has a wrong type or contradicts the arrays.
     """
     problems: list[str] = []
     stated: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
         else:
             kind = "a table of lengths" if name == "evaluation" else type_text(_KNOWN[name])
             problems.append(f"{theirs} must be {kind}, and is {printable(str(value))}")
-    if "cutoffs" in stated:  # some programs write 0 before them and the size of the vocabulary after them
+    if "cutoffs" in stated:  # some programs add 0 and the size of the vocabulary
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     if stated.get("proj_share_all_but_first") and shape["bands"] > 1:
         stated.setdefault("tie_projs", (False, *[True] * (shape["bands"] - 1)))
@@ -146,7 +146,7 @@ def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[st
 
 
 def _recipe_like(source: Source, model: Mapping[str, Any]) -> RunConfig | None:
-    """The packaged recipe whose weights have this shape, if there is exactly one."""
+    """The packaged recipe whose weights have this shape; None unless there is exactly one."""
     fitting = []
     for name in packaged_recipes():
         config = load_recipe(name)
@@ -162,10 +162,10 @@ def _recipe_like(source: Source, model: Mapping[str, Any]) -> RunConfig | None:
 
 
 def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | None) -> dict[str, dict[str, Any]]:
-    """The lengths of training and of evaluation: those of the recipe of the same shape, changed by the statements.
+    """The lengths of training and of evaluation, from the recipe of the same shape and the stated settings.
 
-    The original and NVIDIA's code state the lengths of training, the others those of evaluation. Without a recipe, the
-    statements are for both. `evaluation` is stated in what this package wrote for the original's code.
+    The original and NVIDIA's code state the lengths of training; the others state the lengths of evaluation. Without a
+    recipe, stated lengths are for both. Only exports of this package for the original code state `evaluation`.
     """
     run, dialect = example or RunConfig(), source.dialect
     for_train = stated if dialect.states_training or example is None else {}
@@ -181,7 +181,7 @@ def _lengths(source: Source, stated: Mapping[str, Any], example: RunConfig | Non
 
 
 def _with_stated(lengths: dict[str, Any], stated: Mapping[str, Any], extra: int) -> dict[str, Any]:
-    """These lengths with the stated ones changed. `same_length` is `extra` keys more than `mem_len`."""
+    """These lengths, replaced by stated ones. `same_length` means `mem_len` plus `extra` keys."""
     changed = lengths | {name: stated[name] for name in ("tgt_len", "mem_len") if name in stated}
     if "clamp_len" in stated:
         changed["clamp_len"] = stated["clamp_len"] if stated["clamp_len"] > 0 else None

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: `hf:NAME` can be given wherever a run can."""
+"""Load models from the Hugging Face hub. `hf:NAME` is allowed wherever a run is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .reading import read_model
 
 HUB = "hf:"
 _PATIENCE = 3.0
-"""Seconds to wait for the hub's answer, which version a name stands for."""
+"""Seconds to wait for the hub to resolve a name to a version."""
 _WANTED = ("config.json", *VOCABULARIES)
 
 
@@ -27,27 +27,27 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
     """Load a model, ready to evaluate and generate.
 
     Args:
-        path: a run folder (its best checkpoint by validation loss if known, else its last), a checkpoint folder, what
-            `txl convert` wrote, or `hf:NAME` for a Transformer-XL on the Hugging Face hub.
-        backend: which implementation of the attention op.
+        path: a run folder (this loads its best checkpoint by validation loss, or the last if no loss is known), a
+            checkpoint folder, a folder that `txl convert` wrote, or `hf:NAME` for a model on the Hugging Face hub.
+        backend: the implementation of the attention op.
 
     Raises:
         FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
-        ValueError: the checkpoint is damaged or foreign, or its files do not fit each other.
+        ValueError: the checkpoint is damaged or of another kind, or its files do not fit each other.
     """
     return checkpoint.load_model(local(path), device=device, backend=backend)
 
 
 def local(path: str | Path) -> Path:
-    """A folder on this machine: `path` itself, or what `hf:NAME` (`hf:NAME@REVISION`) stands for.
+    """The local folder of a model: `path` itself, or the converted model of `hf:NAME` (`hf:NAME@REVISION`).
 
     A model of the hub is fetched and converted once per version. The hub is asked once for the version. If it does not
-    answer within seconds, the version that was converted last or else the one in the hub's own cache is used, and a
-    warning names it.
+    answer within seconds, the version converted last is used, otherwise the one in the hub package's cache; a warning
+    names it.
 
     Raises:
-        ValueError: the hub package is not installed, or the hub's model is no Transformer-XL.
-        OSError: there is no such model, or the hub cannot be reached and nothing was fetched before.
+        ValueError: the hub package is not installed, or the model is not a Transformer-XL.
+        OSError: there is no such model, or the hub cannot be reached and no version was fetched before.
     """
     if not str(path).startswith(HUB):
         return Path(path)
@@ -57,18 +57,18 @@ def local(path: str | Path) -> Path:
     except ImportError:
         raise Mistake(f"{path} is on the Hugging Face hub: run `pip install huggingface_hub` to fetch it.") from None
     name, _, revision = str(path).removeprefix(HUB).partition("@")
-    if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they become a path in the cache
+    if ".." in Path(name, revision).parts or Path(revision).is_absolute():  # they are used in a path in the cache
         raise Mistake(f"{path} must be hf:NAME or hf:NAME@REVISION, as the hub writes them.")
     converted = cache_folder() / "hub" / name.replace("/", "--")
     if (converted / revision / "config.json").is_file():
         return converted / revision
-    try:  # other calls of the library retry for long
+    try:  # other calls of the library retry for a long time
         asked = model_info(name, revision=revision or None, timeout=_PATIENCE)
         files = _files_to_read([file.rfilename for file in asked.siblings or ()])
         if (converted / str(asked.sha)).is_dir():
             return converted / str(asked.sha)
         snapshot = Path(snapshot_download(name, revision=asked.sha, allow_patterns=files))
-    except Exception as error:  # the library has a class for each way to fail
+    except Exception as error:  # the library has many classes of errors
         try:
             if isinstance(error, HfHubHTTPError):
                 raise
@@ -88,6 +88,6 @@ def local(path: str | Path) -> Path:
 
 
 def _files_to_read(files: Sequence[str]) -> list[str]:
-    """The files of the hub's model that are read. Of the weights that is one kind, safetensors if there are any."""
+    """The files of a model on the hub to read. Only one kind of weights is read: safetensors if there are any."""
     weights = next((found for pattern in WEIGHTS if (found := fnmatch.filter(files, pattern))), [])
     return [*(file for file in files if file in _WANTED), *weights]

@@ -1,4 +1,4 @@
-"""Hugging Face's TransfoXL (transformers 2 to 4), and the folders that `txl convert --to-format huggingface` writes."""
+"""Checkpoints of Hugging Face's TransfoXL (transformers 2 to 4), and `txl convert --to-format huggingface`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_huggingface(path: Path) -> Source:
 
 
 def _with_lengths(sections: dict[str, Any], config: dict[str, Any], source: Source) -> RunConfig:
-    """The run of these sections, with the lengths of `config`, which may have been edited since the export."""
+    """The run with these sections and the lengths of `config`, which may have been edited after the export."""
     file = source.path / "config.json"
     run = config_of(sections, file)
     lengths = {field.name: config[field.name] for field in fields(Lengths) if field.name in config}
@@ -62,7 +62,7 @@ def _with_lengths(sections: dict[str, Any], config: dict[str, Any], source: Sour
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """The arrays of all weight files of the first kind that the folder has."""
+    """The arrays of all weight files in the folder. Only the first kind found in `WEIGHTS` is read."""
     files = next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
     if not files:
         raise FileNotFoundError(f"{folder} holds no weights: {', '.join(WEIGHTS)}. Get the whole folder.")
@@ -84,7 +84,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _restore_shared(source: Source) -> None:
-    """Rename the pair of biases that all layers share, which may be saved under the name of any layer."""
+    """Rename the pair of biases that all layers share. It may be saved under the name of any layer."""
     for bias in ("r_w_bias", "r_r_bias"):
         names = [name for name in source.arrays if re.fullmatch(rf"layers\.\d+\.dec_attn\.{bias}", name)]
         if bias not in source.arrays and names:

@@ -1,4 +1,4 @@
-"""The original code's parameters and ours: one table of entries, read in both directions.
+"""Convert the original code's parameters to ours and back, with one table of entries.
 
     word_emb.emb_layers.0.weight             embedding.tables.0
     layers.3.dec_attn.qkv_net.weight         backbone.layers.3.attention.qkv.weight
@@ -6,7 +6,7 @@
     crit.cluster_weight                      softmax.cluster_weight, rows in reverse order
     r_w_bias                                 backbone.content_bias, row 0
 
-Other programs' names are turned into the original's first (`original`, `tensorflow`, `huggingface`, `nvidia`).
+Other programs' names are first converted to the original's (`original`, `tensorflow`, `huggingface`, `nvidia`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .source import Source
 
 
 class Entry(NamedTuple):
-    """An array of theirs and the `rows` of a parameter of ours that it becomes."""
+    """An array of theirs, and the parameter of ours (or its `rows`) with the same content."""
 
     theirs: str
     ours: str
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     flipped: bool = False
 
     def form(self, array: Tensor) -> Tensor:
-        """Theirs to ours, or ours to theirs: reversing rows is its own inverse."""
+        """Convert theirs to ours, or ours to theirs: reversing rows is its own inverse."""
         return array.flip(0) if self.flipped else array
 
 
@@ -57,11 +57,12 @@ _BIASES = {"r_w_bias": "backbone.content_bias", "r_r_bias": "backbone.position_b
 
 
 def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] = ()) -> list[Entry]:
-    """Every array of the original's for a model of that shape.
+    """The entries of all arrays of a model with this shape.
 
     Args:
         reverse: the clusters' rows are in reverse order.
-        names: a source's arrays, because programs differ in them: biases per layer or stacked, a softmax bias per band.
+        names: the names of a source's arrays. Programs differ in them: biases per layer or stacked, a softmax bias per
+            band or one.
     """
     names = set(names)
     bands = [slice(low, high) for low, high in pairwise((0, *config.cutoffs, config.vocab_size))]
@@ -92,16 +93,16 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
             found += [Entry(name, ours, slice(i, i + 1)) for i, name in enumerate(layers)]
         else:
             found.append(Entry(theirs, ours))
-            found += [Entry(name, ours) for name in layers if name in names]  # other names of the one pair
+            found += [Entry(name, ours) for name in layers if name in names]  # other names of the same pair
     return found
 
 
 def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
-    """Our state dict of a source's arrays, in float64 if the source is, otherwise in float32.
+    """Convert a source's arrays to our state dict, in float64 if an array is, otherwise in float32.
 
     Raises:
-        ValueError: lists every array that is missing, unexpected, of another shape, not finite, or different from the
-            array that it is tied to.
+        ValueError: lists every array that is missing, unexpected, of another shape, not finite, or different from an
+            array to which it is tied.
     """
     if config.n_layer > len(source.arrays):
         raise Mistake(f"{source.path} must hold {config.n_layer:,} layers, and has {len(source.arrays)} arrays.")
@@ -137,7 +138,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
 def _mismatches(
     source: Source, placed: Sequence[tuple[Entry, Any]], parts: Mapping[Any, Tensor], ours: Iterable[str]
 ) -> Iterator[str]:
-    """Parameters without an array, and arrays without a parameter."""
+    """Problems: parameters without an array, and arrays without a parameter."""
     missing = {place: entry.theirs for entry, place in reversed(placed)}
     yield from (f"{name} is missing" for place, name in missing.items() if place not in parts)
     covered = {name for _, (name, _) in placed}
@@ -147,7 +148,7 @@ def _mismatches(
 
 
 def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
-    """The fault of an array, as the words after "must". `tied` is the first array that it is tied to."""
+    """The fault of an array, as the words after "must". `tied` is the first array to which it is tied."""
     if array.shape != shape:
         return f"be {dimensions(shape)} but is {dimensions(array.shape)}"
     if not array.isfinite().all():
@@ -156,7 +157,7 @@ def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
 
 
 def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, reverse: bool = True) -> dict[str, Tensor]:
-    """The original's state dict of a state dict of ours, with tied arrays under each of their names."""
+    """Convert our state dict to the original's, with tied arrays under each of their names."""
     theirs = {}
     for entry in entries(config, reverse=reverse):
         array = state[entry.ours] if entry.rows is None else state[entry.ours][entry.rows]
@@ -165,12 +166,12 @@ def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, rever
 
 
 def shape_of(source: Source) -> dict[str, Any]:
-    """The settings of `TransformerXLConfig` that follow from the arrays alone, and the number of `bands`.
+    """The settings of `TransformerXLConfig` that follow from the arrays, and the number of `bands`.
 
-    With `div_val` 1 the original's arrays do not show where bands end, so `cutoffs` is then absent.
+    If `div_val` is 1, the original's arrays do not show where bands end, so `cutoffs` is absent.
 
     Raises:
-        ValueError: a sentence: it is no Transformer-XL.
+        ValueError: the source is not a Transformer-XL.
     """
     arrays = source.arrays
     output = _require_array(source, "layers.0.dec_attn.o_net.weight", 2)
@@ -209,7 +210,7 @@ def shape_of(source: Source) -> dict[str, Any]:
 
 
 def _same(source: Source, name: str, other: str) -> bool:
-    """Whether an array is tied to the other: it is equal, or absent in a program that stores tied arrays once."""
+    """Whether an array is tied to another one: they are equal, or it is absent and the program stores ties once."""
     arrays = source.arrays
     if name not in arrays:
         return not source.dialect.keeps_ties
@@ -229,13 +230,13 @@ def _require_array(source: Source, name: str, *dimensions: int) -> Tensor:
 
 
 def _count(source: Source, group: str) -> int:
-    """How many different numbers follow `group` in the names, at least 1. Gaps are refused when they are read."""
+    """How many different numbers follow `group` in the names, at least 1. Reading the arrays finds gaps."""
     numbers = {match[1] for name in source.arrays if (match := re.match(rf"{group}\.(\d+)\.?", name))}
     return max(len(numbers), 1)
 
 
 def _div_val(widths: list[int], stated: Any) -> int:
-    """The stated one of the values that give these widths (3 and 4 both lead from 8 to 2), or one without remainder."""
+    """A `div_val` with these widths: the stated one, or one without remainder. (3 and 4 both give widths 8 and 2.)"""
     if len(widths) == 1:
         return 1
     possible = range(max(widths[0] // (widths[1] + 1), 1), widths[0] // widths[1] + 1)
@@ -245,5 +246,5 @@ def _div_val(widths: list[int], stated: Any) -> int:
 
 
 def _stack_biases(array: Tensor, ours: str) -> Tensor:
-    """One pair of biases for all layers is a matrix in the source, and a stack of one matrix here."""
+    """Convert biases shared by all layers, a matrix in the source, to a stack of one matrix."""
     return array[None] if ours in _BIASES.values() and array.ndim == 2 else array

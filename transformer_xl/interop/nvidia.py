@@ -1,4 +1,4 @@
-"""NVIDIA's PyTorch code (DeepLearningExamples, LanguageModeling/Transformer-XL): a dict with everything of a run."""
+"""Checkpoints of NVIDIA's PyTorch code (DeepLearningExamples, LanguageModeling/Transformer-XL): a dict per run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .vocabulary import pickled_vocabulary
 
 
 def read_nvidia(path: Path) -> Source:
-    """Read a checkpoint file: its `model_state`, and its `model_config` (or `args`) and `vocab` if it has them."""
+    """Read a checkpoint file: its `model_state`, and if present its `model_config` (or `args`) and `vocab`."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Give the checkpoint file in it, for instance checkpoint_best.pt.")
     content = read_pickle(path)

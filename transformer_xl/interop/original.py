@@ -1,4 +1,4 @@
-"""The authors' PyTorch code (github.com/kimiyoung/transformer-xl, pytorch/): a pickled module or its state dict."""
+"""Checkpoints of the authors' PyTorch code (github.com/kimiyoung/transformer-xl, pytorch/): a module or state dict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FLAGS = ("pre_lnorm", "dropout", "dropatt", "tie_weight", "cutoffs")
 
 
 def read_original(path: Path) -> Source:
-    """Read `model.pt`, or its folder, with a `cache.pt` and JSON files beside it if there are any."""
+    """Read `model.pt` or its folder, with `cache.pt` and JSON files in the folder if there are any."""
     file = path if path.is_file() else _checkpoint(path)
     source = Source(path, "original")
     content: Any = read_pickle(file)
@@ -57,7 +57,7 @@ def read_original(path: Path) -> Source:
 
 
 def _settings(module: StandIn) -> dict[str, Any]:
-    """The hyper-parameters that a pickled module holds as attributes."""
+    """The hyper-parameters among the attributes of a pickled module."""
     own = module.attributes
     stated = {name: own[name] for name in (*_MODULE, *_CALL) if name in own}
     attention = ("layers", "0", "dec_attn")
@@ -97,12 +97,12 @@ def write_original(loaded: LoadedModel, folder: Path) -> list[str]:
     """Write the state dict of the authors' `MemTransformerLM`, and return notes for the report.
 
         state_dict.pt              for load_state_dict, tied arrays under each of their names
-        args.json                  the arguments of train.py that make the model; "evaluation": the lengths of a test
-        vocab.txt                  a token per line, if lines can hold all of them
-        transformer_xl_vocab.json  the vocabulary, for the way back
+        args.json                  the arguments of train.py for this model; "evaluation": the lengths of evaluation
+        vocab.txt                  a token per line, if no token contains white space
+        transformer_xl_vocab.json  the vocabulary, for importing the folder
 
     Raises:
-        ValueError: the model has something that their code lacks.
+        ValueError: their code cannot express this model.
     """
     config, train, test = loaded.model.config, loaded.config.train.lengths, loaded.config.eval_lengths
     problems = list(_inexpressible(config))
@@ -128,7 +128,7 @@ def write_original(loaded: LoadedModel, folder: Path) -> list[str]:
 
 
 def _call(lengths: Lengths) -> dict[str, Any]:
-    """Lengths by the authors' names."""
+    """Lengths with the authors' names."""
     sizes = {"tgt_len": lengths.tgt_len, "mem_len": lengths.mem_len, "ext_len": 0}
     return sizes | {"clamp_len": lengths.clamp_len or -1, "same_length": lengths.attn_len is not None}
 

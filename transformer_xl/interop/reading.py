@@ -1,4 +1,4 @@
-"""Reads a checkpoint of another program as a model of ours."""
+"""Read a checkpoint of another program as a model of this package."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _READERS: Mapping[Program, Callable[[Path], Source]] = {
 
 @dataclass(frozen=True)
 class Imported:
-    """A converted checkpoint: settings, weights, the vocabulary if the source holds one, and a report on its arrays."""
+    """A converted checkpoint: settings, weights, the vocabulary if the source has one, and a report on the arrays."""
 
     config: RunConfig
     state: dict[str, Tensor] = field(repr=False)
@@ -43,10 +43,10 @@ class Imported:
     report: list[str]
 
     def build(self) -> LoadedModel:
-        """Model, vocabulary and settings, as `load_model` returns them.
+        """The model, vocabulary and settings, as in `load_model`.
 
         Raises:
-            ValueError: the source holds no vocabulary, and none was given.
+            ValueError: the source has no vocabulary, and none was given.
         """
         if self.vocab is None:
             raise Mistake(
@@ -57,7 +57,7 @@ class Imported:
 
     def model(self) -> TransformerXL:
         """The model in eval mode, in float64 if the source is, otherwise in float32."""
-        with torch.random.fork_rng(devices=[]):  # the initial values that are drawn here are replaced
+        with torch.random.fork_rng(devices=[]):  # the initial values are replaced
             model = build_model(self.config.model)
         model = model.to(next(iter(self.state.values())).dtype)
         model.load_state_dict(self.state)
@@ -71,14 +71,14 @@ def read_model(
 
     Args:
         path: the file or folder that the program wrote.
-        program: original (the authors' PyTorch code), tensorflow (theirs), huggingface (TransfoXL) or nvidia.
+        program: original (the authors' PyTorch code), tensorflow (the authors'), huggingface (TransfoXL) or nvidia.
         overrides: settings to change, `--section.field value ...`.
-        vocab: the vocabulary, if the source holds none or another one is wanted.
+        vocab: the vocabulary, if the source has none or another one is wanted.
 
     Raises:
-        ValueError: it is of another kind, or lists each array that is missing, unexpected or of a wrong shape, or each
-            statement that contradicts the arrays.
-        FileNotFoundError: a file of it is missing.
+        ValueError: the checkpoint is of another kind; or arrays are missing, unexpected or of a wrong shape; or stated
+            settings contradict the arrays. The error lists all of them.
+        FileNotFoundError: a file is missing.
     """
     if program not in _READERS:
         raise Mistake(f"--from must be one of {', '.join(PROGRAMS)}, got {program!r}.")
@@ -112,7 +112,7 @@ def check_vocabulary(config: RunConfig, vocab: Vocab | None) -> None:
 
 
 def _report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> list[str]:
-    """What every array became, and what was assumed."""
+    """The report: the use of every array, and the assumptions."""
     numbers = sum(source.arrays[name].numel() for name in source.spelled)
     weights = sum(array.numel() for array in {id(array): array for array in state.values()}.values())
     tied = f", {numbers - weights:,} of them copies of tied arrays" if numbers > weights else ""

@@ -1,4 +1,4 @@
-"""What another program's checkpoint holds, by the names of the original PyTorch code, and how that program differs."""
+"""The content of another program's checkpoint, by the original PyTorch code's names, and how the program differs."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ PROGRAMS: tuple[Program, ...] = get_args(Program)
 _FRACTIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LONGEST_NAME, _LARGEST_JSON = 256, 1 << 26
 Symbols = tuple[Vocab, list[str]]
-"""A vocabulary, and the notes on it for the report."""
+"""A vocabulary, and notes about it for the report."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """Where a program differs from the original PyTorch code although the weights look the same."""
+    """Differences between a program and the original PyTorch code that the weights do not show."""
 
     layer_norm_epsilon: float = 1e-5
     zero_memory: bool = False
-    """A stream starts with `mem_len` zeros that are attended."""
+    """A stream begins with `mem_len` zeros that are attended."""
     clusters_reversed: bool = True
-    """Band i has the i-th of the head's columns from the end, not from the start."""
+    """Band i has the i-th last of the head's cluster columns, not the i-th."""
     same_length: int = 0
-    """With `same_length` a query sees this many keys more than `mem_len`."""
+    """With `same_length`, a query attends to `mem_len` keys plus this number."""
     keeps_ties: bool = False
     """A tied array is stored under each of its names."""
     states_training: bool = False
-    """The stated lengths are those of training, not of evaluation."""
+    """The stated lengths are for training, not for evaluation."""
 
 
 DIALECTS: Mapping[Program, Dialect] = {
@@ -51,23 +51,23 @@ DIALECTS: Mapping[Program, Dialect] = {
 
 @dataclass
 class Source:
-    """The arrays and statements of one checkpoint, before they are checked against each other."""
+    """The arrays and the stated settings of a checkpoint, before they are compared with each other."""
 
     path: Path
     program: Program
     arrays: dict[str, Tensor] = field(default_factory=dict)
-    """By the original's parameter names, in PyTorch's layout."""
+    """The arrays by the original's parameter names, in PyTorch's layout."""
     spelled: dict[str, str] = field(default_factory=dict)
-    """The source's own names of these arrays. An array that was added here has none."""
+    """The source's own names of these arrays. Arrays that this package added have none."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Names of the source that become no weight, and why."""
+    """Names in the source that do not become weights, and the reasons."""
     stated: dict[str, Any] = field(default_factory=dict)
-    """The hyper-parameters it states, by the original's names."""
+    """The hyper-parameters that it states, by the original's names."""
     symbols: Callable[[], Symbols] | None = None
-    """Reads its vocabulary, if it holds one."""
+    """Reads the source's vocabulary; None if it has none."""
     vocab: Vocab | None = None
     run: RunConfig | None = None
-    """Its settings, if it is an export of ours."""
+    """The settings, if the source is an export of this package."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -77,10 +77,10 @@ class Source:
     def add(self, name: str, canonical: str, array: Tensor) -> None:
         """Add an array of the source under the original's name.
 
-        Empty arrays are refused, so the file's bytes bound every size from here on.
+        Empty arrays are refused, so the size of the file limits every size.
 
         Raises:
-            ValueError: the array cannot become a weight, or another has the same meaning.
+            ValueError: the array cannot become a weight, or another array has the same name.
         """
         if not name.isprintable() or len(name) > _LONGEST_NAME:
             limit = f"{_LONGEST_NAME} printable characters"
@@ -94,7 +94,7 @@ class Source:
         self.spelled[canonical] = name
 
     def add_state(self, state: Mapping[str, Tensor], original: Callable[[str], str] = str) -> None:
-        """Add a state dict, whose names `original` turns into the original's."""
+        """Add a state dict. `original` converts its names to the original's."""
         for name, array in state.items():
             canonical = original(name)
             if canonical == "pos_emb.inv_freq":
@@ -103,17 +103,17 @@ class Source:
                 self.add(name, canonical, array)
 
     def state(self, settings: Mapping[str, Any]) -> None:
-        """Add hyper-parameters that the source states; null states nothing."""
+        """Add hyper-parameters that the source states; null is ignored."""
         self.stated |= {str(name): value for name, value in settings.items() if value is not None}
 
     def state_beside(self, folder: Path) -> None:
-        """Add the hyper-parameters of the JSON files in a folder, `corpus-info.json` among them."""
+        """Add the hyper-parameters in the JSON files of a folder, including `corpus-info.json`."""
         for file in sorted(folder.glob("*.json")):
             if file.name != EXPORTED_VOCAB:
                 self.state(read_json(file))
 
     def spelling(self, canonical: str) -> str:
-        """The source's name of an array, or the original's where it has none."""
+        """The source's name of an array, or the original's name if it has none."""
         return self.spelled.get(canonical, canonical)
 
 
@@ -128,7 +128,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a file of another program.
 
     Raises:
-        FileNotFoundError, ValueError: a sentence for a file that is missing, large, damaged or of another kind.
+        FileNotFoundError, ValueError: the file is missing, too large, damaged or of another kind.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing. Get the whole folder.")

@@ -1,4 +1,4 @@
-"""The authors' TensorFlow code (github.com/kimiyoung/transformer-xl, tf/), which made the published numbers."""
+"""Checkpoints of the authors' TensorFlow code (github.com/kimiyoung/transformer-xl, tf/), used for their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = (
     (r"layer_(\d+)/ff/LayerNorm/beta", "layers.{}.pos_ff.layer_norm.bias", False),
     (r"(r_[wr]_bias)", "{}", False),
 )
-"""Names below `transformer/`, the original's names for them, and whether the matrix is transposed."""
+"""Names after `transformer/`, the original's names for them, and whether the matrix is transposed."""
 
 _TRAINING = re.compile(
     r".*/(Adam|Adam_1|Momentum|ExponentialMovingAverage)|beta[12]_power|global_step|.*learning_rate.*"
@@ -38,9 +38,9 @@ _TRAINING = re.compile(
 
 
 def read_tensorflow(path: Path) -> Source:
-    """Read a checkpoint (its prefix, one of its files, or its folder), with `cache.pkl` and JSON files beside it.
+    """Read a checkpoint, given as its prefix, one of its files or its folder, with `cache.pkl` and JSON files there.
 
-    The released archives have them in two folders, `model` and `data`: `path` is then the folder of both.
+    The released archives have two folders, `model` and `data`. Then `path` is the folder that contains both.
     """
     prefix = find_bundle(path / "model" if (path / "model").is_dir() else path)
     folders = [folder for folder in (prefix.parent.parent / "data", prefix.parent) if folder.is_dir()]
@@ -71,7 +71,7 @@ def _canonical(name: str) -> tuple[str, bool]:
 
 
 def _add_identities(source: Source) -> None:
-    """With `proj_same_dim` false, a band as wide as the model has no projections. Here they are the identity."""
+    """Add identities as missing projections: with `proj_same_dim` false, a band as wide as the model has none."""
     output = source.arrays.get("layers.0.dec_attn.o_net.weight")
     tables = [
         name for name, array in source.arrays.items() if re.match(r"word_emb\.emb_layers", name) and array.ndim == 2

@@ -1,4 +1,4 @@
-"""The vocabularies of other programs: pickled ones, read as inert data, and plain lists."""
+"""Read the vocabularies of other programs: pickled ones, as inert data, and plain lists."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .source import Symbols, read_json
 
 _PICKLED = (".pt", ".pth", ".pkl", ".bin")
 _DEPTH = 3
-"""How deep in a pickled object a vocabulary may be: a checkpoint holds a corpus, which holds the vocabulary."""
+"""Maximum depth of a vocabulary in a pickled object: a checkpoint has a corpus, which has the vocabulary."""
 _SPACE = frozenset(" \t\n\r")
 _DECIMALS = frozenset(map(str, range(256)))
 
 
 def read_vocabulary(path: Path) -> Symbols:
-    """The vocabulary in a file, and notes on it.
+    """Read the vocabulary in a file, and return it with notes.
 
     Args:
         path: `cache.pt`, `cache.pkl`, `vocab.pkl`, `vocab.bin` or a checkpoint; or a `.json` that this package wrote.
             Any other file is read as text with a token per line, as the authors write it.
 
     Raises:
-        ValueError: the file holds no vocabulary, or is not what its name says.
+        ValueError: the file has no vocabulary, or is not of the kind that its name says.
     """
     if path.suffix == ".json":
         try:
@@ -47,7 +47,7 @@ def read_vocabulary(path: Path) -> Symbols:
 
 
 def pickled_vocabulary(content: Any, file: str) -> Symbols | None:
-    """The vocabulary in what `read_pickle` returned for `file`, and notes on it; None if there is none."""
+    """The vocabulary in `content`, which `read_pickle` returned for `file`, and notes; None if there is none."""
     for attributes in _records(content, _DEPTH):
         symbols = attributes.get("idx2sym")
         if isinstance(symbols, list) and symbols and all(isinstance(symbol, str) for symbol in symbols):
@@ -58,7 +58,7 @@ def pickled_vocabulary(content: Any, file: str) -> Symbols | None:
 
 
 def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-    """The attributes of an object or the entries of a dict, and then those of what is in it."""
+    """Yield the attributes of an object or the entries of a dict, then the same for the objects inside."""
     record = content.attributes if isinstance(content, StandIn) else content
     if not isinstance(record, Mapping):
         return
@@ -70,7 +70,7 @@ def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _vocab(symbols: Sequence[str], file: str) -> Vocab:
-    """Bytes if all are decimals (enwik8), characters with _ for the space (text8), otherwise words."""
+    """A vocabulary: bytes if all are decimals (enwik8), characters with _ for space (text8), otherwise words."""
     if len(set(symbols)) != len(symbols) or not all(map(is_text, symbols)):
         raise Mistake(f"{file} must list each token once, and none that is no text. Give another by --vocab.")
     if all(symbol in _DECIMALS for symbol in symbols):

@@ -1,1 +1,1 @@
-"""The work of each command of `txl`, one page each."""
+"""The work of each command of `txl`, one module each."""

@@ -1,4 +1,4 @@
-"""`txl analyse recl` and `txl analyse length`: how much context helps trained models, side by side."""
+"""`txl analyse recl` and `txl analyse length`: compare how much context helps trained models."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .trained import Text, Trained
 
 
 class Group:
-    """Runs of one vocabulary, and the text on which they are compared."""
+    """Runs with the same vocabulary, and the text on which they are compared."""
 
     def __init__(self, options: Recl | Length, problems: Problems):
-        """Raises `Mistake` for `problems` before anything is opened."""
+        """Open the runs and the text. If there are `problems`, raise `Mistake` before that."""
         problems.bound(options, "batch_size", least=1)
         if not options.runs:
             problems.append("RUN must be at least one run, got none.")
@@ -54,10 +54,10 @@ class Group:
         self.precision: str = first.precision
         self.text: Text = first.text(self.vocab, options.data, options.split, "test")
         self.unit: str = figure(self.vocab.unit, 0.0)[0]
-        """The unit of figures: ppl or bpc."""
+        """The unit of the results: ppl or bpc."""
 
     def facts(self, of_runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """What JSON says of the text and of each run, with the figures of each run."""
+        """The JSON entries about the text and each run, with the results of each run."""
         runs = [
             {"run": str(each.run), "name": name, "kind": each.config.model.kind, **figures}
             for each, name, figures in zip(self.runs, self.names, of_runs, strict=True)
@@ -66,7 +66,7 @@ class Group:
 
 
 def recl(options: Recl) -> dict[str, Any]:
-    """Print the relative effective context length of each run in their group (Table 8), and their losses by context.
+    """Print the relative effective context length of each run (Table 8), and its losses by context length.
 
     Files: `recl.json`, `recl.npz` (all losses) and the pictures (Figures 3 and 4).
     """
@@ -112,7 +112,7 @@ def recl(options: Recl) -> dict[str, Any]:
 def _losses(
     group: Group, options: Recl, contexts: Int[np.ndarray, " L"], targets: Int[np.ndarray, " P"]
 ) -> tuple[Float[np.ndarray, "I L P"], list[str]]:
-    """The losses of each run, one model in memory at a time, and how each run reads."""
+    """The losses of each run, and a description of how it reads. One model is in memory at a time."""
     losses, readings = [], []
     score: Any = partial(measures.true_losses, ids=group.text.split.ids, positions=targets, precision=group.precision)
     for run in group.runs:
@@ -126,7 +126,7 @@ def _losses(
 
 
 def _as_json(found: measures.Recl, names: Sequence[str]) -> dict[str, Any]:
-    """For each run: its RECL, its RECL net of losses that rise again, and its curves."""
+    """For each run: its RECL, its RECL without gains that are lost again, and its curves."""
     runs = []
     for i, name in enumerate(names):
         length, net = (
@@ -167,7 +167,7 @@ def _length_text(found: measures.Length, i: int) -> str:
 
 
 def length(options: Length) -> dict[str, Any]:
-    """Print perplexity or bits of each run at each attention length, the best, and the shortest that is as good.
+    """Print perplexity or bits of each run at each attention length; mark the best length and the shortest as good.
 
     Files: `length.json` and the picture.
     """

@@ -1,4 +1,4 @@
-"""`txl analyse attention`: what the heads of a trained model attend to, as pictures, arrays and a table."""
+"""`txl analyse attention`: show the attention of a trained model's heads as pictures, arrays and a table."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from .analyse import save_arrays
 from .trained import Trained
 
 NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
-"""The panels of Figure 7; the arrays hold (c), u·k, too."""
+"""The panels of Figure 7. The arrays also have (c), u·k."""
 NOTABLE = 3
 """Number of heads to draw by default: the ones with the greatest mean distance, as in the paper."""
 TOP = 0.2
 """Share of the memory that is marked, as in Figure 6."""
 Head = tuple[int, int]
-"""Layer and head, counted from 0; users see them counted from 1."""
+"""Layer and head, counted from 0. Output counts them from 1."""
 
 
 def attention(options: Attention) -> dict[str, Any]:
     """Average the attention of every head over a split, and draw the attention of some heads from some positions.
 
-    Files: pictures, `attention.npz`, and `attention.json`, which names its axes.
+    Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays.
     """
     trained = Trained(options.folder, options.device, options.precision)
     problems, config, precision = trained.problems, trained.config, trained.precision
@@ -87,7 +87,7 @@ def _head(name: str, config: TransformerXLConfig) -> Head:
 
 
 def _figures(average: AverageAttention) -> dict[str, Any]:
-    """The figures of each head, and the axes of the arrays."""
+    """The statistics of each head, and the axes of the arrays."""
     by_distance = ["kind", "layer", "head", "distance"]
     axes = {"probability": by_distance, "sums": by_distance, "counts": ["distance"]}
     _, layers, heads, _ = average.sums.shape

@@ -1,7 +1,7 @@
-"""`txl bench`: how fast this machine trains, evaluates and writes with a recipe or a run, and how close to its bound.
+"""`txl bench`: measure the speed of training, evaluation and generation on this machine, and the share of its bound.
 
 Weights are random and the text is drawn by Zipf's law, because neither changes the speed. Each row repeats one unit of
-work, with a full memory: a training step, an evaluated segment, or one token.
+work with a full memory: a training step, the evaluation of a segment, or the generation of a token.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from .env import choices, environment
 
 
 class Unit(NamedTuple):
-    """What one row of the table repeats."""
+    """The unit of work that one row of the table repeats."""
 
     run: Callable[[], object]
     batch: int
     lengths: Lengths
-    """Of one unit: a token that is written has a `tgt_len` of 1."""
+    """Lengths of one unit. Generating a token has a `tgt_len` of 1."""
 
     @property
     def warm_up(self) -> int:
-        """Units until the memory is full, and two more."""
+        """Number of units until the memory is full, plus two."""
         return 2 + math.ceil(self.lengths.mem_len / self.lengths.tgt_len)
 
 
 def bench(options: Bench) -> None:
-    """Print tokens per second, peak memory and the share of the bound of training, evaluating and writing."""
+    """Print tokens per second, peak memory and share of the bound for training, evaluation and generation."""
     problems = Problems()
     problems.bound(options, "seconds", above=0, most=3600)
     problems.bound(options, "repeats", least=1)
@@ -71,7 +71,7 @@ def bench(options: Bench) -> None:
 
 
 def _settings(target: str, device: str, precision: str | None) -> RunConfig:
-    """The settings of a recipe or a run, with the device, precision and backend that this machine gives them."""
+    """The settings of a recipe or a run, with the device, precision and backend chosen for this machine."""
     if target.startswith("hf:") or Path(target).is_dir():
         config = load_config(find_checkpoint(local(target)))
         config = replace(config, train=replace(config.train, backend="auto"))
@@ -130,7 +130,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _segments(config: RunConfig, batch: int, lengths: Lengths, context_len: int) -> StreamLoader:
-    """A text so long that the memory is almost always full, although it is emptied where the text starts again."""
+    """Segments of a long text. The memory is almost always full, although it is emptied at each new epoch."""
     count = 256 + 16 * lengths.mem_len // lengths.tgt_len
     text = bound.zipf_ids(config.model.vocab_size, batch * lengths.tgt_len * count + 1)
     return StreamLoader(text, batch_size=batch, tgt_len=lengths.tgt_len, context_len=context_len)
@@ -171,7 +171,7 @@ def _generation(config: RunConfig) -> Unit:
 
 
 def _bound(part: str, config: RunConfig, unit: Unit) -> Callable[[], float] | None:
-    """Measures the least seconds of a unit; None for a baseline, and where tokens are written without a memory."""
+    """A function that measures the minimum time of a unit; None for a baseline and for generation without memory."""
     lengths, how = unit.lengths, (config.train.precision, config.train.device)
     if config.model.kind != "transformer-xl" or (part == "generate" and not lengths.mem_len):
         return None

@@ -1,4 +1,4 @@
-"""`txl convert`: import checkpoints of other programs, and export ours to them."""
+"""`txl convert`: import checkpoints of other programs, and export ours in their formats."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _OF_THE_CALL = {
     *("dropout", "dropatt", "init_std", "proj_init_std"),
     *("layer_norm_epsilon", "embedding_scale", "zero_memory", "pre_lnorm"),
 }
-"""Settings of a model that do not shape its weights."""
+"""Settings of a model that do not change the shapes of its weights."""
 
 
 def convert(options: Convert, overrides: Sequence[str]) -> None:
-    """Write a model to the new folder `--to`, in our format or in `--to-format`. A mistake writes nothing."""
+    """Write a model to the new folder `--to`, in our format or in `--to-format`. After a mistake nothing is written."""
     source, to, vocab = options.source, options.to, options.vocab
     if options.program is None and options.to_format is None:
         raise Mistake("Say which program wrote SRC by --from, or what to make of a run by --to-format.")

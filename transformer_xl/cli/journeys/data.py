@@ -1,4 +1,4 @@
-"""`txl data NAME`: a published corpus, downloaded or from a local copy, to a token store."""
+"""`txl data NAME`: convert a published corpus, downloaded or from a local copy, to a token store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..options.train import Data
 
 
 def data(options: Data) -> None:
-    """Prepare a corpus, by default with the published treatment of line ends, and print what it holds."""
+    """Prepare a corpus, by default with the published treatment of line ends, and print its counts."""
     how = {"newlines": options.newlines, "partial": options.partial, "vocab_file": options.vocab}
     corpus = prepare(options.name, options.source, **how)
     rows = []

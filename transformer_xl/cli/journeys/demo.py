@@ -1,7 +1,7 @@
-"""`txl demo`: train a small Transformer-XL in minutes on text that every Python has, its own library.
+"""`txl demo`: train a small Transformer-XL in minutes on the source of Python's own library.
 
-The model is compared with gzip, bzip2 and xz on files it has never seen. It has read the rest of the library, and they
-have only those files to learn from. The comparison is not fair, but everyone knows the scale.
+The model is compared with gzip, bzip2 and xz on files that were held out. The comparison is not fair, because the model
+has read the rest of the library and the compressors have not; but the scale is familiar.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from .train import Origin, carry_out, prepare, refuse_run
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
 LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 HELD_OUT, VALIDATION = 500_000, 100_000
-"""Minimum number of bytes, in whole files."""
+"""Minimum number of bytes of the test and valid splits, in whole files."""
 PROMPT = "class Memory:\n"
 SAMPLE = 400
-"""Tokens of text to write."""
+"""Number of tokens of text to generate."""
 SPARE = 0.05
-"""Share of the time that is reserved for the end of the demo: compressors, the report."""
+"""Share of the time reserved for the end of the demo: the compressors and the report."""
 AFTER = 0.3
-"""Maximum share of the time left after the first step that is reserved for the work after training."""
+"""Maximum share of the time after the first step that is reserved for the work after training."""
 SPEED_UP = 2.5
-"""Scoring is at least this many times as fast as training."""
+"""Assumed ratio of the speeds of scoring and training; it is at least this."""
 VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
-"""Time for one validation, and between two lines of progress."""
+"""Seconds for one validation, and between two lines of progress."""
 
 
 @dataclass
 class Plan:
-    """Ends training by the clock: sets `max_steps` after each step, from the pace so far.
+    """Ends training by the clock: sets `max_steps` after each step from the pace so far.
 
-    The learning rate follows `max_steps`, so it falls with the time that has passed.
+    The learning rate depends on `max_steps`, so it falls with the time passed.
     """
 
     train: TrainConfig
     end: float
-    """The time by which the work after training must be done."""
+    """The time at which the work after training must be done."""
     targets: int
     """Number of targets to score after training."""
     first: float = 0.0
@@ -83,7 +83,7 @@ class Plan:
         self.first = self.first or now
         pace = (now - self.first) / (step - 1) if step > 1 else took
         scored = SPEED_UP * self.train.batch_size * self.train.tgt_len / pace
-        # A token is written in less than a sixty-fourth of a step.
+        # Generating a token takes less than a sixty-fourth of a step.
         after = min(self.targets / scored + SAMPLE / 64 * pace, AFTER * (self.end - self.first))
         left = self.end - after - now
         steps = step + max(int(left / pace), step == 1 and left > 0)
@@ -92,12 +92,12 @@ class Plan:
             max_steps=steps,
             warmup_steps=min(self.train.warmup_steps, steps // 10),
             eval_tokens=max(min(self.train.eval_tokens, int(VALIDATION_SECONDS * scored)), 1),
-            log_every=1 << max(int(math.log2(LINE_SECONDS / max(took, pace))), 0),  # a change of it leaves no gap
+            log_every=1 << max(int(math.log2(LINE_SECONDS / max(took, pace))), 0),  # a power of 2: no gaps
         )
 
 
 def demo(options: Demo, begun: float) -> int:
-    """Train, write a sample, evaluate with three lengths of memory, compare; in about `--minutes` since `begun`.
+    """Train, generate a sample, evaluate with three lengths of memory and compare, until `--minutes` after `begun`.
 
     Returns the exit status.
     """
@@ -119,7 +119,7 @@ def demo(options: Demo, begun: float) -> int:
 
 
 def own_folder(stack: ExitStack) -> Path:
-    """An empty folder in the cache, locked while `stack` is open: the first one in which no other demo runs."""
+    """An empty folder in the cache, locked while `stack` is open. Folders in which another demo runs are skipped."""
     run = cache_folder() / "demo" / "run"
     numbers = count(2)
     while True:
@@ -145,7 +145,7 @@ def library_corpus() -> Corpus:
 
 
 def show(run: Path, corpus: Corpus, end: float) -> int:
-    """Run the demo in the folder `run`; everything slow ends by the time `end`. Returns the exit status."""
+    """Run the demo in the folder `run`; the slow work is done at the time `end`. Returns the exit status."""
     config = load_recipe("demo")
     start = prepare(replace(config, corpus=replace(config.corpus, name=str(corpus.path))), run, Origin(), Ranks())
     test = corpus.split("test")
@@ -164,10 +164,10 @@ def show(run: Path, corpus: Corpus, end: float) -> int:
 
 
 def library() -> dict[str, dict[str, bytes]]:
-    """The library's source files by split and name, held out by a hash of their names.
+    """The library's source files by split and name. A hash of its name decides the split of a file.
 
     Raises:
-        FileNotFoundError: this Python came without the source of its library.
+        FileNotFoundError: this Python has no source of its library.
     """
     root = Path(sysconfig.get_path("stdlib"))
     kept: list[Path] = []
@@ -189,7 +189,7 @@ def library() -> dict[str, dict[str, bytes]]:
 
 
 def write_sample(loaded: LoadedModel, end: float) -> None:
-    """Print text while the model generates it, at most until the time `end`."""
+    """Print text while the model generates it, until the time `end` at the latest."""
     print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}", end="", flush=True)
     sampling = Sampling(temperature=0.8, seed=loaded.config.train.seed)
     lengths = loaded.config.eval_lengths
@@ -201,9 +201,10 @@ def write_sample(loaded: LoadedModel, end: float) -> None:
 
 
 def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResult], bytes]:
-    """Score the same targets with a memory longer than in training, as in training, and none, until the time `end`.
+    """Score the same targets with a memory longer than in training, as in training, and without one.
 
-    Every result is of the first segments that all three had time for; their bytes are returned too.
+    This ends at the time `end`. The results are for the first segments, as many as all three could score; the scored
+    bytes are returned too.
     """
     config = loaded.config
     memories = (2 * config.train.mem_len, config.train.mem_len, 0)
@@ -233,7 +234,7 @@ def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResu
 
 
 def before(end: float, segments: Iterable[Segment]) -> Iterator[Segment]:
-    """The first segment, and more of them while the pace so far lets each end before the time `end`."""
+    """Yield the first segment, and more while the pace so far allows to finish each before the time `end`."""
     begun = time.perf_counter()
     for done, segment in enumerate(segments):
         now = time.perf_counter()
@@ -243,7 +244,7 @@ def before(end: float, segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def compare(results: Sequence[EvalResult], scored: bytes, held_out: int) -> None:
-    """Print bits per byte on the `scored` bytes of `held_out`, best first, and the comparison with gzip."""
+    """Print bits per byte on the `scored` bytes, best first, and the comparison with gzip."""
     size = len(scored)
     packed = {"gzip -9": gzip.compress(scored, 9), "bzip2 -9": bz2.compress(scored, 9)}
     packed["xz -9e"] = lzma.compress(scored, preset=9 | lzma.PRESET_EXTREME)

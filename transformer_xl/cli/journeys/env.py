@@ -1,4 +1,4 @@
-"""`txl env` and `environment.json` in a run folder: this machine, and the choices for it with their reasons."""
+"""`txl env` and a run's `environment.json`: facts about this machine, and the choices for it with reasons."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..options.measure import Env
 
 _PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
 _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
-"""The processor's features that affect speed, by their Linux names."""
+"""Processor features that affect speed, by their Linux names."""
 
 
 def env(options: Env) -> None:
-    """Print the parts of this machine and the meaning of `auto` on it."""
+    """Print facts about this machine, and what `auto` chooses on it."""
     model = TransformerXLConfig(vocab_size=0)
     auto = choices(TrainConfig(), model)
     device = torch.device(auto["device"]["name"])
@@ -43,9 +43,9 @@ def env(options: Env) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware; no host name, no user, no variables."""
+    """Versions and hardware, without host name, user or environment variables."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cpuinfo = Path("/proc/cpuinfo")  # Linux alone has it
+    cpuinfo = Path("/proc/cpuinfo")  # only on Linux
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -60,8 +60,9 @@ def environment() -> dict[str, Any]:
 
 
 def recorded_fact(run: Path, fact: str) -> Any:
-    """A fact in a run's `environment.json`: the "recipe", the "init" or the "corpus" it began with, or the "launch" of
-    the processes that began it; "" if it is not recorded.
+    """A fact in a run's `environment.json`; "" if it is not recorded.
+
+    `fact` is "recipe", "init" or "corpus", with which the run began, or "launch", of the processes that began it.
 
     Raises:
         Mistake: the file is damaged.
@@ -79,12 +80,12 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     """The device, precision and attention backend for training with these settings, each with the reason.
 
     Raises:
-        Mistake: this machine lacks what is asked for by name.
+        Mistake: this machine lacks something that is asked for by name.
     """
     device = resolve_device(config.device)
     precision, why_precision = resolve_precision(config.precision, device)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    rows = config.batch_size // config.batch_chunk  # of all ranks, so that their number does not change the backend
+    rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
     scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
     backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
     found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
@@ -96,7 +97,7 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
 
 
 def below_home(path: Path) -> str:
-    """A path with ~ in place of the home folder, which has the name of the user."""
+    """A path with ~ instead of the home folder, which could reveal the user's name."""
     home = os.path.expanduser("~")
     return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
 

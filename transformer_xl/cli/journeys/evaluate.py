@@ -1,4 +1,4 @@
-"""`txl eval` and `txl score`: the loss of a trained model on a text, over a split or line by line."""
+"""`txl eval` and `txl score`: score a split, or each line of a file, with a trained model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HIGHEST_RATE = 1e30
 
 
 def evaluate(options: Eval) -> None:
-    """Score a split once for each combination of lengths, and print the figures."""
+    """Score a split once for each combination of lengths, and print the results."""
     trained = Trained(options.folder, options.device, options.precision)
     problems, own = trained.problems, trained.config.eval
     reading = Reading.of(options, trained)
@@ -66,7 +66,7 @@ def _show(results: Sequence[EvalResult], trained: Trained, text: Text, reading: 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a text is read, besides the lengths; by default as the model was trained."""
+    """The way to read a text, besides the lengths; by default as in training."""
 
     sliding: int | None = None
     temperature: float = 1.0
@@ -74,7 +74,7 @@ class Reading:
 
     @classmethod
     def of(cls, options: Eval, trained: Trained) -> Reading:
-        """The reading asked for; mistakes go to the run's problems."""
+        """The reading that the options ask for. Mistakes are added to the run's problems."""
         problems, rule = trained.problems, options.dynamic
         problems.attempt(lambda: Tempered(None, options.temperature))
         asked = {name: getattr(options, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
@@ -97,13 +97,13 @@ class Reading:
 
     @property
     def scope(self) -> dict[str, int]:
-        """Defaults of `EvalConfig`: windows are a batch from one stream, and dynamic evaluation follows one stream."""
+        """Defaults for `EvalConfig`: sliding windows and dynamic evaluation read one stream."""
         if self.sliding is not None:
             return {"batch_size": 1, "context_len": 0}
         return {"batch_size": 1} if self.dynamic else {}
 
     def lengths(self, options: Eval, trained: Trained) -> list[Lengths]:
-        """The lengths asked for, without memory if windows slide; mistakes go to the run's problems."""
+        """The lengths that the options ask for, without memory for --sliding. Adds mistakes to the run's problems."""
         if self.sliding is None:
             return trained.lengths(options)
         if options.mem_len or options.attn_len or options.same_length:
@@ -118,7 +118,7 @@ class Reading:
     def dress(
         self, loaded: LoadedModel, corpus: Corpus, lengths: Lengths, config: EvalConfig, precision: str
     ) -> LoadedModel:
-        """`loaded` with a model that reads this way; gradients are measured first if they are needed."""
+        """`loaded` with a model that reads in this way. This first measures gradients if they are needed."""
         model: Any = loaded.model
         if self.sliding is not None:
             model = Sliding(model, lengths.tgt_len, self.sliding)
@@ -144,8 +144,10 @@ def score_split(
     log: TokenLog | None = None,
     ranks: Ranks | None = None,
 ) -> EvalResult:
-    """Score one split at one set of lengths. `config` gives the number of tokens and of streams, which are distributed
-    over `ranks`."""
+    """Score one split with one set of lengths.
+
+    `config` gives the number of tokens and of streams. `ranks` share the streams.
+    """
     ranks = ranks or Ranks()
     segments = _segments(loaded, split, lengths, config, ranks.rows(config.batch_size))
     if ranks.first:
@@ -177,7 +179,7 @@ def _segments(
 
 
 def refuse_infinite(nats: Sequence[float], sentence: str) -> None:
-    """Raise `FloatingPointError` if some costs are not finite; they were printed before."""
+    """Raise `FloatingPointError` if some values are not finite. Called after they were printed."""
     infinite = sum(not math.isfinite(cost) for cost in nats)
     if infinite:
         raise FloatingPointError(f"{infinite:,} of {len(nats):,} {sentence}")

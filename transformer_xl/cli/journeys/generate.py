@@ -1,4 +1,4 @@
-"""`txl generate`: text from a trained model, printed while it is generated."""
+"""`txl generate`: generate text with a trained model, and print it token by token."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MOST_ROWS = 1 << 16
 
 
 def generate(options: Generate) -> None:
-    """Continue each prompt. One text streams to standard output; several are printed when all are done.
+    """Continue each prompt. A single text is printed token by token; several texts are printed when all are done.
 
-    Text of a corpus with separate punctuation is printed as people write it, unless `--raw` is given; JSON has the
-    exact text and a readable form. The number of tokens and the speed go to standard error.
+    If the corpus has spaces around punctuation, text is printed in readable form unless `--raw` is given; JSON has the
+    exact text and the readable form. The number of tokens and the speed go to standard error.
     """
     trained = Trained(options.folder, options.device, options.precision)
     problems, config = trained.problems, trained.config
@@ -72,7 +72,7 @@ def _write(
     *,
     neat: bool,
 ) -> list[str]:
-    """The text after each prompt; the only one is printed while it is written, `neat` without separate punctuation."""
+    """The text after each prompt. A single one is printed while it is generated, in readable form if `neat`."""
     written, streams = [""] * len(prompts), len(prompts) == 1 and not options.json
     form = Detokeniser()
     feed, close = (form.feed, form.close) if neat else (str, str)

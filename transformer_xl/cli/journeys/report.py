@@ -1,4 +1,4 @@
-"""`txl report`: one self-contained HTML page about a run, or several side by side, from what their folders hold."""
+"""`txl report`: write a self-contained HTML page about one run, or several side by side, from their folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = "report.html"
 
 
 def report(options: Report) -> Path:
-    """Write the page, print where it is, and return that."""
+    """Write the page, print its path, and return it."""
     runs = options.runs
     if not runs:
         raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
@@ -28,7 +28,7 @@ def report(options: Report) -> Path:
 
 
 def names(runs: Sequence[Path]) -> list[str]:
-    """The last component of each path, or the fewest that make all names differ; a run given twice is numbered."""
+    """Short names: the fewest last components of the paths that make all names differ. A repeated run is numbered."""
     parts = [run.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         found = ["/".join(each[-depth:]) for each in parts]

@@ -1,4 +1,4 @@
-"""The text that a command reads, and the notes about it."""
+"""Read the text of a command, and print notes about it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .env import recorded_fact
 
 
 def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
-    """The run's own corpus, or the text `data`, in the run's vocabulary, with the split `asked`.
+    """Open the run's own corpus, or the text `data`, in the run's vocabulary.
 
-    A text without splits stays whole unless a split is asked for. Notes about the text go to standard error.
+    A text without splits is cut only if `asked` names a split. Notes about the text go to standard error.
 
     Raises:
-        ValueError, OSError: there is no such text, the run's has changed since, or the vocabulary does not fit it.
+        ValueError, OSError: there is no such text, the run's text has changed, or the vocabulary does not fit it.
     """
     if data is None and not config.name:
         raise Mistake(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
@@ -46,8 +46,10 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
 
 
 def changed_splits(run: Path, corpus: Corpus) -> str:
-    """The splits whose ids differ from the ones that a run, or the run of a checkpoint, recorded when it began; "" if
-    there are none, or if it recorded none."""
+    """The splits that have changed since a run, or the run of a checkpoint, began; "" if none is known to differ.
+
+    A run records a SHA-256 of the ids of each split.
+    """
     folder = find_checkpoint(run, which="last").parent
     known = (recorded_fact(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
     splits = corpus.header.splits
@@ -56,7 +58,7 @@ def changed_splits(run: Path, corpus: Corpus) -> str:
 
 
 def report_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:
-    """Print on standard error how much of the texts, called `name`, is unknown to the model, and the consequence."""
+    """Print to standard error how many tokens of the texts are unknown to the model; `name` names the texts."""
     ids = [vocab.encode(text) for text in texts]
     unknown = 0 if vocab.unk is None else sum(int((each == vocab.unk).sum()) for each in ids)
     if unknown:
@@ -74,14 +76,14 @@ def read_text(file: str) -> bytes:
 
 
 def writable(path: Path, option: str) -> Path:
-    """`path`, if it can be written as a file; a `Mistake` if not, before any work."""
+    """Return `path`; raise `Mistake` if it cannot be a file to write. Called before any work."""
     if path.exists() and not path.is_file():
         raise Mistake(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
     return path
 
 
 def text_of(text: bytes, file: str) -> str:
-    """The text of UTF-8; a `Mistake` if it is not UTF-8, which only a model of bytes can read."""
+    """Decode UTF-8; raise `Mistake` for other bytes, because only a model of bytes can read them."""
     try:
         return text.decode()
     except UnicodeDecodeError as error:

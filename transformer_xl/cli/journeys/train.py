@@ -1,6 +1,6 @@
-"""`txl train`: from a recipe to a run folder that holds everything needed to repeat it.
+"""`txl train`: train with a recipe, and write a run folder with everything needed to repeat the run.
 
-runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and what trackers keep
+runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and files of trackers
 
 Under torchrun every rank runs this; only rank 0 writes and prints.
 """
@@ -53,21 +53,21 @@ MAY_CHANGE = {
     *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
     *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
-"""Settings of [train] that may change when a run is resumed; all settings of [eval] may change, too."""
+"""Settings of [train] that may change when a run is resumed. All settings of [eval] may change too."""
 _DROPOUTS = (
     *("dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output"),
     *("locked_dropout", "weight_drop"),
 )
-"""Settings of [model] that may differ between a run with --init and the run it starts from."""
+"""Settings of [model] in which a run with --init may differ from the run that it starts from."""
 
 
 class Origin(NamedTuple):
     """The sources of a new run."""
 
     recipe: str = ""
-    """`recipe_identity` of its recipe."""
+    """The `recipe_identity` of its recipe."""
     init: Path | None = None
-    """The run that gives its weights, shape and vocabulary."""
+    """The run whose weights, shape and vocabulary it starts from."""
     given: Sequence[Setting] = ()
     """Settings that the user chose; they must not contradict `init`."""
 
@@ -78,18 +78,18 @@ class Start(NamedTuple):
     corpus: Corpus
     model: TransformerXL
     config: RunConfig
-    """Nothing in it is "auto" any more."""
+    """The settings, in which nothing is "auto" any more."""
     chosen: dict[str, dict[str, str]]
-    """The choice for each "auto", with its reason."""
+    """The choices for device, precision and backend, with reasons."""
     begun: dict[str, str]
-    """The "recipe" and the "init", the run it started from; "" if there is none."""
+    """The "recipe", and the "init": the run that it started from, or ""."""
 
 
 def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh: bool) -> int:
-    """Train by `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
+    """Train with `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
 
-    With `resume` continue from the last checkpoint; with `afresh` start even in the folder of a run that saved nothing.
-    A mistake is found before anything is written.
+    `resume` continues from the last checkpoint. `afresh` allows the folder of a run that saved nothing. Mistakes are
+    found before anything is written.
     """
     reuse_memory()
     with join_ranks(config.train.device) as ranks, ExitStack() as stack:
@@ -114,7 +114,7 @@ def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh:
 
 def claim(run: Path, stack: ExitStack, *, resume: bool, afresh: bool) -> None:
     """Lock the folder for this process while `stack` is open, and put its damaged checkpoints aside."""
-    if not (run / LOCK).exists():  # if there is a lock, a process that trains here is the better reason
+    if not (run / LOCK).exists():  # if there is a lock, report first that a process trains here
         refuse_run(run, resume=resume, afresh=afresh)
     stack.enter_context(lock_folder(run))
     if resume:
@@ -136,13 +136,13 @@ def carry_out(
     trackers: Trackers | None = None,
     replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> int:
-    """Record the run in its folder, then train; `fit` explains `replan`. Returns the exit status."""
+    """Write the facts of the run to its folder, then train. `fit` explains `replan`. Returns the exit status."""
     if ranks.first:
         facts = environment() | {"ranks": ranks.size, "launch": launch_id(), "chosen": start.chosen} | start.begun
         facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run
         write_whole(run / "config.toml", write_toml(start.config))
-        for line in (f"{describe(start, ranks)}; {run}", *start.corpus.notes):  # reports look for the first
+        for line in (f"{describe(start, ranks)}; {run}", *start.corpus.notes):  # reports search for the first line
             say(run, line)
         if resume and (last := latest(run)):
             say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
@@ -163,12 +163,12 @@ def carry_out(
         say(run, line)
         if left:
             print(line, file=sys.stderr)
-    ranks.wait()  # the launcher stops all ranks when one has ended
+    ranks.wait()  # the launcher stops all ranks when one ends
     return STOPPED
 
 
 def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resume: bool = False) -> Start:
-    """Open the corpus, settle every setting that was left open, and build the model."""
+    """Open the corpus, choose every setting that is open, and build the model."""
     require_installed(config.train.trackers)
     _check_before_reading(config, ranks)
     begun = {"recipe": origin.recipe, "init": _init_name(origin.init)}
@@ -198,7 +198,7 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
 
 
 def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse a batch that the ranks cannot share, and a corpus that cannot be read or named in a file."""
+    """Refuse a batch that the ranks cannot share, and a path of a text that cannot be written in a file."""
     parts = config.train.batch_chunk * ranks.size
     if config.train.batch_size % parts:
         raise Mistake(
@@ -210,7 +210,7 @@ def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
 
 
 def _change(run: Path, corpus: Corpus) -> str:
-    """How a text differs from the one that the run began with; "" if it is the same."""
+    """The difference between a text and the text of the run; "" if there is none."""
     if changed := changed_splits(run, corpus):
         return f"{changed} has another SHA-256"
     same = corpus.vocab == load_vocab(find_checkpoint(run, which="last"))
@@ -218,7 +218,7 @@ def _change(run: Path, corpus: Corpus) -> str:
 
 
 def _check_splits(config: RunConfig, corpus: Corpus) -> None:
-    """Refuse a corpus without a split that will be needed, before hours of training and not after."""
+    """Refuse a corpus that lacks a split that is needed later. This comes before training, which may take hours."""
     for split in ("train", "valid", config.eval.split):
         corpus.split(split)
     if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
@@ -229,7 +229,7 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     """`config` with the shape and the vocabulary of `source`, the checkpoint that the run starts from.
 
     Raises:
-        Mistake: a line for each setting that the user chose and that contradicts them.
+        Mistake: a line for each setting of the user that contradicts them.
     """
     theirs = load_config(source)
     dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
@@ -252,12 +252,12 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
 
 
 def _init_name(init: Path | None) -> str:
-    """The name that a run records of the run it started from. The path could reveal its owner."""
+    """The name by which a run records the run that it started from. The whole path could reveal its owner."""
     return "" if init is None else init.resolve().name
 
 
 def began_here(run: Path) -> bool:
-    """Whether the torchrun that started this process began the run, with processes that have failed since."""
+    """Whether the torchrun that started this process also began the run, with processes that failed."""
     return bool(launch_id()) and recorded_fact(run, "launch") == launch_id()
 
 
@@ -276,9 +276,9 @@ def settle(config: RunConfig, corpus: Corpus, chosen: Mapping[str, str]) -> RunC
 
 
 def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> RunConfig:
-    """The settings of a resumed run: its own `config.toml`, with the changes of the command line that are allowed.
+    """The settings of a resumed run: its own `config.toml`, with the allowed changes of the command line.
 
-    The rest of the command line, RECIPE included, must be what the run began with, if it recorded that.
+    The rest of the command line, including RECIPE, must be as when the run began, if that is recorded.
 
     Raises:
         FileNotFoundError: there is no run to resume.
@@ -292,7 +292,7 @@ def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> Run
     config, changes = changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     for setting in changes:
-        if setting.open_in(config):  # it was settled when the run began
+        if setting.open_in(config):  # it was chosen when the run began
             section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
             config = replace(config, **{setting.section: section})
     advice = f"in {run}, and cannot change now. Start a new run from its weights with --init {run}."
@@ -313,8 +313,10 @@ def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> Run
 
 
 def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
-    """Refuse a folder that holds something, unless a run there is resumed; then refuse one without a checkpoint. With
-    `afresh` a run that saved nothing may start again."""
+    """Refuse a folder that is not empty; with `resume`, refuse a folder without a checkpoint.
+
+    `afresh` allows the folder of a run that saved nothing.
+    """
     refuse_odd_name(run, "--out")
     if resume and latest(run) is None:
         raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
@@ -333,7 +335,7 @@ def say(run: Path, line: str) -> None:
 
 
 def describe(start: Start, ranks: Ranks) -> str:
-    """The model, the text and the machine in one line."""
+    """One line about the model, the text and the machine."""
     parameters = sum(parameter.numel() for parameter in start.model.parameters())
     train = start.config.train
     split = start.corpus.header.splits["train"]
@@ -346,7 +348,7 @@ def describe(start: Start, ranks: Ranks) -> str:
 
 
 def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
-    """Score the best checkpoint as `[eval]` says, print the result and append it to the metrics."""
+    """Score the best checkpoint with the settings of `[eval]`, print the result and append it to the metrics."""
     config = start.config
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)

@@ -1,4 +1,4 @@
-"""A trained run as a command opens it: its settings first, then, if nothing is wrong, its weights and a text."""
+"""Open a trained run for a command: first its settings, then, if there are no problems, its weights and a text."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .texts import corpus_for
 
 
 class Trained:
-    """A run, the device and the precision to use it with, and the problems of what is asked of it."""
+    """A run, its device and precision, and the problems with the options of the command."""
 
     def __init__(self, run: Path, device: str, precision: str):
-        """Raises `FileNotFoundError` if there is no such run."""
+        """Read the settings. Raises `FileNotFoundError` if there is no such run."""
         reuse_memory()
         self.run: Path = local(run)
         self.config: RunConfig = load_config(find_checkpoint(self.run))
@@ -34,10 +34,10 @@ class Trained:
         self.precision: str = chosen[0] if chosen else ""
 
     def lengths(self, options: object) -> list[Lengths]:
-        """Every combination of the lengths in a command's options; the run gives the lengths that they do not have.
+        """Every combination of the lengths in a command's options. Other lengths are the run's.
 
-        An inherited `attn_len` is dropped where the memory asked for is too short for it. Lengths that no call can have
-        are problems.
+        The run's `attn_len` is dropped if the requested memory is too short for it. Impossible lengths are added to the
+        problems.
         """
         own, asked = self.config.eval_lengths, {}
         for name in ("tgt_len", "mem_len", "clamp_len", "attn_len"):
@@ -58,19 +58,21 @@ class Trained:
         return [lengths for lengths in found if lengths is not None]
 
     def load(self) -> LoadedModel:
-        """The model. Raises `Mistake` for the problems before any weight is read."""
+        """Load the model. If there are problems, raise `Mistake` before that."""
         self.problems.refuse()
         return load_model(self.run, device=self.device or "cpu")
 
     def text(self, vocab: Vocab, data: str | None, asked: Part | None, default: Part) -> Text:
-        """The text that a command reads: the split asked for, or all of a text without splits, or the default split.
-        `corpus_for` explains `data`."""
+        """The text that a command reads: the split `asked`, otherwise all of a text without splits, or split `default`.
+
+        `corpus_for` explains `data`.
+        """
         corpus = corpus_for(self.run, self.config.corpus, vocab, data, asked)
         return Text(corpus, asked or (WHOLE if WHOLE in corpus.header.splits else default))
 
 
 class Text:
-    """A split of a corpus, with what is reported about it."""
+    """A split of a corpus, and the facts to report about it."""
 
     def __init__(self, corpus: Corpus, name: Part):
         self.corpus: Corpus = corpus

@@ -1,4 +1,4 @@
-"""Every command of `txl` as a dataclass: its fields are its options, its `run` imports what does the work."""
+"""Every command of `txl` as a dataclass. Its fields are its options; its `run` imports the code that does the work."""
 
 from __future__ import annotations
 

@@ -17,16 +17,16 @@ Runs = Annotated[
 
 @dataclass(frozen=True)
 class Comparison(Command):
-    """What both comparisons of runs take."""
+    """The options that both comparisons of runs share."""
 
     runs: Runs
     data: Text = None
     """Score this text instead of the first run's corpus."""
     split: Part | None = None
-    """By default test, or all if --data has no splits; all: every split, one after another."""
+    """The split to score. By default test, or all if --data has no splits. all: every split, one after another."""
     device: str = "auto"
     out: Folder = None
-    """Write JSON, arrays and, with matplotlib, pictures to this folder."""
+    """Write JSON and arrays to this folder, and pictures if matplotlib is installed."""
     json: bool = False
 
 
@@ -35,9 +35,9 @@ class Recl(Comparison):
     """Compare the relative effective context length of models: Table 8, Figures 3 and 4."""
 
     r: Annotated[tuple[float, ...], arg(metavar="R ...")] = (0.1, 0.5, 1.0)
-    """Shares of positions; each takes the ones with the highest loss."""
+    """Shares of the positions to use: 0.1 uses the tenth with the highest loss."""
     step: int = 100
-    """The paper's Delta: context lengths are multiples of it."""
+    """Context lengths are multiples of this (the paper's Delta)."""
     max_context: int = 1000
     positions: int = 2000
     """Number of targets to sample."""
@@ -60,11 +60,11 @@ class Length(Comparison):
     Table 6."""
 
     attn_len: Sizes = ()
-    """By default from a quarter of tgt_len in training to eight times that."""
+    """By default from a quarter of the tgt_len of training to eight times the tgt_len of training."""
     max_tokens: int = 0
     """Score at most this many tokens; 0: all."""
     stride: int = 8
-    """Models without memory read windows that start this many tokens apart."""
+    """For models without memory: number of tokens between the starts of two windows."""
     batch_size: Size = None
     precision: Precision = "auto"
 
@@ -73,13 +73,13 @@ class Length(Comparison):
 
 @dataclass(frozen=True)
 class Attention(Command):
-    """Draw what each head attends to: by distance, from chosen positions, and term by term. Figures 5 to 7."""
+    """Draw the attention of each head: by distance, from chosen positions, and by term. Figures 5 to 7."""
 
     folder: RunFolder
     data: Text = None
-    """Another text, in the run's vocabulary."""
+    """Read this text instead of the run's. It is tokenised with the run's vocabulary."""
     split: Part | None = None
-    """By default valid, or all if --data has no splits; all: every split, one after another."""
+    """The split to read. By default valid, or all if --data has no splits. all: every split, one after another."""
     max_tokens: int = 0
     """Average over at most this many tokens; 0: all."""
     tgt_len: Size = None
@@ -87,9 +87,9 @@ class Attention(Command):
     heads: Annotated[tuple[str, ...], arg(metavar="LAYER.HEAD ...")] = ()
     """Heads to draw, counted from 1; by default the three with the greatest mean distance."""
     positions: Sizes = ()
-    """Positions of the split whose attention is drawn, counted from 0; by default the middle of what is read."""
+    """Draw the attention of these positions, counted from 0; by default of the middle one."""
     out: Folder = None
-    """By default RUN/attention."""
+    """The folder for the pictures; by default RUN/attention."""
     device: str = "auto"
     precision: Precision = "auto"
     json: bool = False
@@ -113,12 +113,12 @@ class Analyse:
 
 @dataclass(frozen=True)
 class Report(Command):
-    """Write one self-contained HTML page about a run, or about several side by side."""
+    """Write one self-contained HTML page about a run, or about several runs side by side."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Folders that `txl train` wrote.")]
     out: Annotated[Path | None, arg(metavar="FILE")] = None
-    """By default report.html in the run's folder, or here for several."""
+    """By default report.html in the run's folder; for several runs, report.html in the current folder."""
     title: Annotated[str | None, arg(metavar="TEXT")] = None
-    """By default the name of the run, or how many there are."""
+    """By default the name of the run, or the number of runs."""
 
     journey = "report.report"

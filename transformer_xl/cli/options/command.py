@@ -17,7 +17,7 @@ Part = Literal["train", "valid", "test", "all"]
 Text = Annotated[str | None, arg(metavar="PATH")]
 Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
 SizesOrNone = Annotated[tuple[int | None, ...], arg(metavar="N|none ...")]
-"""none is spelled as in a recipe's settings, in upper or lower case."""
+"""`none` may be in upper or lower case, as in a recipe's settings."""
 Size = Annotated[int | None, arg(metavar="N")]
 Folder = Annotated[Path | None, arg(metavar="DIR")]
 
@@ -26,7 +26,7 @@ class Command:
     """A command whose fields are its options."""
 
     journey: ClassVar[str]
-    """The module of `journeys` and its function that does the work. `run` imports it, because it needs torch."""
+    """MODULE.FUNCTION in `journeys`, which does the work. `run` imports it late, because it needs torch."""
 
     def run(self) -> int:
         """Do the work, and return the exit status."""

@@ -1,4 +1,4 @@
-"""About models and machines: `txl bench`, `txl env`."""
+"""Commands that measure models and machines: `txl bench`, `txl env`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .command import Command, Precision
 
 @dataclass(frozen=True)
 class Bench(Command):
-    """Tokens per second, peak memory and share of the bound on this machine: training, evaluating and writing."""
+    """Measure tokens per second, peak memory and share of the bound for training, evaluation and generation."""
 
     model: Annotated[Positional[str], arg(metavar="RECIPE|RUN", help="A recipe, a run folder, or hf:NAME.")]
     device: str = "auto"
     precision: Precision | None = None
-    """By default that of the recipe or run."""
+    """By default the precision of the recipe or run."""
     seconds: float = 1.0
-    """Least duration of a turn."""
+    """Minimum duration of one measurement."""
     repeats: int = 5
-    """Turns of each row, after a warm-up; medians are reported."""
+    """Number of measurements for each row, after a warm-up. The medians are printed."""
     json: bool = False
     """Print one JSON object."""
 
@@ -30,7 +30,7 @@ class Bench(Command):
 
 @dataclass(frozen=True)
 class Env(Command):
-    """What this machine has, what would run on it, and why."""
+    """Print the hardware and versions of this machine, and what `auto` chooses on it, with reasons."""
 
     json: bool = False
     """Print one JSON object."""

@@ -1,4 +1,4 @@
-"""The commands that lead to a trained model: `txl demo`, `txl data`, `txl train`."""
+"""The commands that produce a trained model: `txl demo`, `txl data`, `txl train`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .command import Command
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a small model, score it and generate text, in minutes; needs no network and no data."""
+    """Train a small model in minutes, score it and generate text. This needs no network and no data."""
 
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """Keep the run in this folder; by default the next demo replaces it."""
     minutes: float = 5.0
-    """Time for the whole demo, in minutes. It trains less on a slow or busy machine."""
+    """Time for the whole demo, in minutes. On a slow or busy machine it trains for fewer steps."""
 
     def run(self) -> int:
         begun = time.perf_counter()  # before torch is imported, which takes seconds
@@ -40,13 +40,13 @@ class Data(Command):
     name: Annotated[Positional[str], arg(metavar="NAME")]
     """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
     source: Annotated[Path | None, arg(metavar="PATH")] = None
-    """A local copy: the folder with its files, as published or compressed; an archive; or the one file."""
+    """A local copy: a folder with the published files (or compressed ones), an archive, or the one file."""
     partial: bool = False
-    """Accept a --source with some files missing. Train on it as NAME-partial; all figures say that it is partial."""
+    """Accept a --source that lacks files. The corpus is then called NAME-partial, and all figures say so."""
     vocab: Annotated[Path | None, arg(metavar="FILE")] = None
     """A file with the vocabulary: one word per line, with or without counts."""
     newlines: Literal["drop", "keep"] | None = None
-    """Line ends of enwik8: the published protocol, the default, drops them; "keep" keeps every byte."""
+    """Line ends of enwik8. drop: remove them, as the published protocol does (default); keep: keep every byte."""
 
     journey = "data.data"
 
@@ -58,18 +58,18 @@ class Train:
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """The name of a packaged recipe, or a TOML file."""
     data: Annotated[str | None, arg(metavar="PATH")] = None
-    """Train on this text file or folder instead; line ends are kept and the vocabulary follows the text."""
+    """Train on this text file or folder instead. Line ends are kept, and the vocabulary is made from the text."""
     out: Annotated[Path | None, arg(metavar="RUN")] = None
-    """The run folder; by default runs/ and the recipe's name."""
+    """The run folder; by default runs/RECIPE."""
     init: Annotated[Path | None, arg(metavar="RUN")] = None
-    """Start from the weights, shape and vocabulary of this run."""
+    """Start from the weights of this run, with its shape and vocabulary."""
     resume: Annotated[Literal["no", "yes", "auto"], arg(metavar="[auto]")] = "no"
-    """Continue the run in --out from its last checkpoint, with its own config.toml. --resume auto: continue the run if
-    it saved a checkpoint, and start it otherwise."""
+    """Continue the run in --out from its last checkpoint, with its own config.toml. --resume auto: continue the run
+    if it saved a checkpoint; otherwise start it."""
     print_config: bool = False
     """Print the settings as TOML and exit."""
     settings: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
-    """For the help only: `run` gets the settings as words."""
+    """Only for the help: `run` gets the settings as words."""
 
     def run(self, overrides: Sequence[str]) -> int:
         out = self.out or default_run(self.recipe)
@@ -94,7 +94,7 @@ class Train:
 
 
 def is_restart(run: Path) -> bool:
-    """Whether torchrun starts this in place of processes that failed."""
+    """Whether torchrun started this process to replace processes that failed."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
     from ..journeys.train import began_here
@@ -103,12 +103,12 @@ def is_restart(run: Path) -> bool:
 
 
 def spell_out_resume(words: Sequence[str]) -> list[str]:
-    """`--resume` alone becomes `--resume=yes`, because the parser wants a value for it and would take RECIPE."""
+    """Replace `--resume` without a value by `--resume=yes`; otherwise the parser would take RECIPE as its value."""
     pairs = zip_longest(words, words[1:])
     return ["--resume=yes" if word == "--resume" and following != "auto" else word for word, following in pairs]
 
 
 def default_run(recipe: str) -> Path:
-    """runs/ and the recipe's name; the config.toml of a run goes by the name of that run."""
+    """runs/ and the recipe's name; for the config.toml of a run, the name of that run."""
     path = Path(recipe)
     return Path("runs") / (path.resolve().parent.name if path.name == "config.toml" else path.stem)

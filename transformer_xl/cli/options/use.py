@@ -1,4 +1,4 @@
-"""With a trained model: `txl eval`, `txl score`, `txl generate`, `txl convert`."""
+"""Commands that use a trained model: `txl eval`, `txl score`, `txl generate`, `txl convert`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Eval(Command):
 
     folder: RunFolder
     data: Text = None
-    """Score this text file, folder or archive instead: its test split if it has splits, or all of it."""
+    """Score this text file, folder or archive instead: its test split, or all of it if it has no splits."""
     split: Part | None = None
-    """By default the split in the run's [eval]. A text without splits is cut into train, valid and test as for
-    training. all: every split, one after another."""
+    """The split to score; by default the one in the run's [eval]. A text without splits is cut into train, valid and
+    test as for training. all: every split, one after another."""
     tgt_len: Size = None
     """Tokens per forward pass. All lengths default to the run's."""
     mem_len: Sizes = ()
@@ -29,7 +29,7 @@ class Eval(Command):
     clamp_len: SizesOrNone = ()
     """Largest distance; greater ones are encoded as this one."""
     attn_len: SizesOrNone = ()
-    """Number of keys that a query attends to, its own included."""
+    """Number of keys that a query attends to, including its own."""
     same_length: bool = False
     """Set attn_len to mem_len, so every query attends to the same number of keys."""
     sliding: Annotated[int | None, arg(metavar="STRIDE")] = None
@@ -42,13 +42,13 @@ class Eval(Command):
     dynamic_lr: Annotated[float | None, arg(metavar="RATE")] = None
     """Learning rate of --dynamic; by default 0.1. Choose it on the validation split."""
     dynamic_decay: Annotated[float | None, arg(metavar="SHARE")] = None
-    """Share of the difference to the trained weights that each step takes back; by default 0."""
+    """Each step also moves the weights back towards the trained ones, by this share of the difference; by default 0."""
     dynamic_epsilon: Annotated[float | None, arg(metavar="EPSILON")] = None
-    """rms: bounds the steps of weights with small gradients; by default 0.1."""
+    """rms: limits the steps of weights with small gradients; by default 0.1."""
     dynamic_tokens: Size = None
-    """rms: measure gradients over this many tokens of the training split; by default 10,000; 0: all."""
+    """rms: measure gradients on this many tokens of the training split; by default 10,000; 0: all."""
     batch_size: Size = None
-    """Number of streams, the rows of a batch; by default the run's, or 1 with --sliding or --dynamic."""
+    """Number of streams (rows of a batch); by default the run's, or 1 with --sliding or --dynamic."""
     max_tokens: Size = None
     """Score at most N tokens; 0: all."""
     device: str = "auto"
@@ -81,7 +81,7 @@ class Score(Command):
 
 @dataclass(frozen=True)
 class Generate(Command):
-    """Generate text, and print it while it is generated."""
+    """Generate text and print it token by token."""
 
     folder: RunFolder
     prompt: Annotated[tuple[str, ...], arg(metavar="TEXT|-|@FILE ...")] = ()
@@ -96,9 +96,9 @@ class Generate(Command):
     temperature: float = 1.0
     """Divide log-probabilities by this. 0: take the likeliest token each time."""
     stop: Annotated[tuple[str, ...], arg(metavar="TEXT ...")] = ()
-    """End before the first of these."""
+    """End the text before the first of these strings."""
     seed: Size = None
-    """The same seed gives the same text; by default every call draws another one."""
+    """The same seed gives the same text. By default every call uses a new one."""
     n: int = 1
     """Number of continuations of each prompt."""
     mem_len: Size = None
@@ -106,11 +106,11 @@ class Generate(Command):
     device: str = "auto"
     precision: Precision = "auto"
     compile: bool = False
-    """Compile the step to the next token, on a CPU: slower at first (minutes), then faster. Needs a C++ compiler."""
+    """Compile the computation of a token. This takes minutes and then is faster; CPU only, with a C++ compiler."""
     raw: bool = False
-    """Print words as the corpus spells them, with separate punctuation (WikiText, Penn Treebank, lm1b)."""
+    """Print words as in the corpus, with spaces around punctuation (WikiText, Penn Treebank, lm1b)."""
     json: bool = False
-    """Print one JSON object per continuation, when all are done."""
+    """Print one JSON object per continuation, after all of them are done."""
 
     journey = "generate.generate"
 
@@ -120,7 +120,7 @@ class Convert:
     """Import and export checkpoints of other programs. Any setting can be given as --section.field value."""
 
     source: Annotated[Positional[str], arg(metavar="SRC")]
-    """A checkpoint of another program, with --from; or a run, with --to-format."""
+    """With --from, a checkpoint of another program; with --to-format, a run."""
     to: Annotated[Path, arg(metavar="DIR")]
     """The new folder."""
     program: Annotated[Literal["original", "tensorflow", "huggingface", "nvidia"] | None, arg(name="from")] = None
@@ -129,7 +129,7 @@ class Convert:
     to_format: Literal["huggingface", "original"] | None = None
     """huggingface: a folder for transformers >= 5; original: the authors' state dict. By default our own."""
     vocab: Annotated[str | None, arg(metavar="FILE|NAME")] = None
-    """The vocabulary, if SRC holds none: cache.pt, cache.pkl, vocab.pkl, a list of words, or a prepared corpus."""
+    """The vocabulary if SRC has none: cache.pt, cache.pkl, vocab.pkl, a list of words, or a prepared corpus."""
 
     def run(self, overrides: Sequence[str]) -> int:
         from ..journeys.convert import convert

@@ -1,1 +1,1 @@
-"""Published corpora: their addresses, and the way from their files to token stores."""
+"""Published corpora: their addresses, and the code that converts their files to token stores."""

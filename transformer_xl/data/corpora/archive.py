@@ -1,4 +1,4 @@
-"""Unpack archives that nobody vouches for: plain files alone, inside one folder, no larger than expected."""
+"""Unpack untrusted archives: only plain files, inside one folder, with a limit on their size."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..reading import DAMAGE, read_errors
 _ZIP = (b"PK\3\4", b"PK\5\6")
 """The first bytes of a zip."""
 _UNPACKED, _RATIO = 1 << 30, 100
-"""Maximum size of an unpacked archive: this many bytes, or this many times its own size; no text compresses better."""
+"""Maximum size of an unpacked archive: this many bytes or this many times its own size, whichever is larger."""
 _DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeError, OSError, ValueError)
 """The errors that the standard library raises for an archive that is damaged or encrypted."""
 
 
 @contextmanager
 def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
-    """Yield `path` itself, or if it is a zip or a tar, a folder below `home` that holds its files until the block ends.
+    """Yield `path`; for a zip or a tar, yield a folder below `home` with its files, which is removed afterwards.
 
     Raises:
-        ValueError: the archive is damaged or hostile.
+        ValueError: the archive is damaged, or its files are outside its folder or too large.
         OSError: one sentence that names the file and the reason, for instance a full disk.
     """
     if not path.is_file() or not _is_archive(path):
@@ -42,7 +42,7 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
         with explain_write_error(home):
             temporary = TemporaryDirectory(prefix=f"{UNFINISHED}{path.name}-", dir=home)
         with temporary as folder:
-            inside = Path(folder) / path.name  # a sentence about a file in it then names the archive
+            inside = Path(folder) / path.name  # errors about a file in it then name the archive
             _unpack(path, inside)
             yield inside
 
@@ -53,7 +53,7 @@ def _is_zip(path: Path) -> bool:
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether a file is a zip, or a tar that may be compressed."""
+    """Whether a file is a zip or a tar, compressed or plain."""
     with read_errors(path):
         if _is_zip(path):
             return True
@@ -96,7 +96,7 @@ def _unpack_tar(archive: Path, folder: Path, limit: int) -> None:
             if member.isreg():
                 opened.extract(member, folder, set_attrs=False, filter="data")
         assert opened.fileobj is not None
-        while opened.fileobj.read(1 << 20):  # gzip, bzip2 and xz keep their checksums at the end
+        while opened.fileobj.read(1 << 20):  # the checksums of gzip, bzip2 and xz are at the end
             pass
 
 

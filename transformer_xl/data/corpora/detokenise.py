@@ -1,15 +1,15 @@
-"""Convert tokenised text to text for people, piece by piece: WikiText, Penn Treebank, One Billion Word.
+"""Convert tokenised text of WikiText, Penn Treebank and One Billion Word to readable text, in pieces.
 
     He said , " It 's a well @-@ known 1 @,@ 000 – 2 @,@ 000 . "    He said, "It's a well-known 1,000–2,000."
 
-Only spaces and the `@` marks of WikiText are removed. If the text has two possible readings, it gets the commoner one.
+Only spaces and the `@` marks of WikiText are removed. If a text is ambiguous, the more frequent reading is taken.
 """
 
 from __future__ import annotations
 
 import re
 
-# ruff: noqa: RUF001 - the tables are about characters that look alike.
+# ruff: noqa: RUF001 - the tables contain characters that look alike.
 
 MARKS = {"@-@": "-", "@,@": ",", "@.@": "."}
 """WikiText's tokens for punctuation inside a word."""
@@ -32,14 +32,14 @@ JOINTS = (
     (r"[^ ]+ ’", "s|t|m|d|re|ve|ll"),
     ("[OdlDL] ’", _WORD),
 )
-"""The last words of a line so far, and the next word, that have no space between them. Quotes count as brackets."""
+"""Pairs of words without a space between them: the last words so far, and the next word. Quotes are brackets."""
 
 BETWEEN = {
     "–": r"\d – (?:\d|<unk>)|<unk> – \d",
     ":": r"\d : \d",
     "&": r"\b[A-Z]{1,2} & [A-Z]{1,2}\b",
 }
-"""Punctuation without spaces between some words: the end of the word before, the mark, the start of the next word."""
+"""Marks without spaces between some words: the end of the word before, the mark, the start of the next word."""
 
 _WHITE = re.compile("([ \n])")
 _JOINED = re.compile("|".join(rf" (?:{before}) (?:{word})\Z" for before, word in JOINTS))
@@ -47,22 +47,22 @@ _POSSESSIVE = re.compile(r"[sS\d>]\Z")
 
 
 class Detokeniser:
-    """Converts tokenised text to readable text, piece by piece."""
+    """Converts tokenised text to readable text, in pieces."""
 
     def __init__(self) -> None:
         self._rest = ""
         self._start_line()
 
     def feed(self, text: str) -> str:
-        """The readable text that is certain after `text`, a piece of words between single spaces and newlines.
+        """Read `text`, words between single spaces and newlines, and return the readable text that is certain now.
 
-        A word is certain when the white space after it is known, a mark of `BETWEEN` when the next word is certain.
+        A word is certain when the white space after it is known. A mark of `BETWEEN` is certain when the next word is.
         """
         *parts, self._rest = _WHITE.split(self._rest + text)
         return "".join(map(self._add, parts[::2], parts[1::2]))
 
     def close(self) -> str:
-        """The rest of the readable text, when the text has ended; another text may follow."""
+        """End the text, and return the rest of the readable text. Another text may follow."""
         return self.feed("\n")[:-1]
 
     def _start_line(self) -> None:
@@ -84,7 +84,7 @@ class Detokeniser:
         return text
 
     def _settle(self, after: str) -> str:
-        """The mark that waited for the word `after` it."""
+        """The readable text of the mark that waited for the next word, `after`; "" if none waited."""
         mark, self._waiting = self._waiting, ""
         if mark and re.search(BETWEEN[mark], f"{self._before[-1][-3:]} {mark} {after}"):
             self._before = ["("]
@@ -99,7 +99,7 @@ class Detokeniser:
         return space + MARKS.get(word, word)
 
     def _quote(self, quote: str, last: bool) -> str:
-        """The bracket for a straight quote: a closing one if a quote is open, at a line's end, or after a plural."""
+        """The bracket for a straight quote: closing if a quote is open, at the end of a line, or after a plural."""
         plural = quote == "'" and self._before and _POSSESSIVE.search(self._before[-1])
         if quote in self._open or last or plural:
             self._open.discard(quote)
@@ -109,6 +109,6 @@ class Detokeniser:
 
 
 def readable(text: str) -> str:
-    """A whole tokenised text, for people to read."""
+    """The readable form of a whole tokenised text."""
     detokeniser = Detokeniser()
     return detokeniser.feed(text) + detokeniser.close()

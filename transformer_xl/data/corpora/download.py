@@ -1,8 +1,8 @@
-"""Download published files over HTTP: resume after a cut, try the next mirror after a failure, verify, then rename.
+"""Download published files over HTTP: resume broken connections, try the next mirror after a failure, verify, rename.
 
 NAME             the file, verified and synced before it gets this name
 part-NAME        the bytes received so far
-part-NAME.json   their address, and their version at that address (ETag or Last-Modified)
+part-NAME.json   the address, and the version of the file there (ETag or Last-Modified)
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ def download(
     timeout: float = 30.0,
     pause: float = 1.0,
 ) -> Path:
-    """Download the file of the first origin that works to `folder`; no network is needed if it is there already.
+    """Download a file to `folder` from the first origin that works. If it is there already, no network is needed.
 
     Args:
-        check: raises a `ValueError` about a file that has no published digest.
-        say: prints a line for people.
-        attempts: give up an origin after this many tries in a row without new bytes.
-        timeout: treat a connection as cut after this many seconds without a byte.
+        check: verifies a file without a published digest, or raises `ValueError`.
+        say: prints a line of progress.
+        attempts: give up an origin after this number of tries in a row without new bytes.
+        timeout: treat a connection as broken after this number of seconds without a byte.
         pause: seconds before a new try, doubled after each try without new bytes.
 
     Raises:
-        OSError: one sentence with every address and the reason; the bytes received so far are kept for the next run.
+        OSError: a sentence with every address and the reason. The bytes received so far are kept for the next run.
     """
     with explain_write_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,11 +101,11 @@ def download(
 
 
 class _Cut(Exception):
-    """A try ended early; the next one may receive more."""
+    """A try that ended early. The next one may receive more."""
 
 
 class _Refused(Exception):
-    """An origin does not give the file, however often it is asked."""
+    """An origin that cannot give the file, so another try is useless."""
 
 
 def _size(part: Path) -> int:
@@ -126,7 +126,7 @@ class _Download:
     timeout: float
 
     def run(self, attempts: int, pause: float) -> None:
-        """Receive the missing bytes. `_Refused` means that this origin cannot give the file."""
+        """Receive the missing bytes; raise `_Refused` if this origin cannot give the file."""
         size = "" if self.origin.bytes is None else f" ({self.origin.bytes:,} bytes)"
         self.say(f"Loading {self.origin.url}{size}.")
         furthest, failed = self._resumable()[0], 0
@@ -145,7 +145,7 @@ class _Download:
                     time.sleep(seconds)
 
     def _resumable(self) -> tuple[int, str]:
-        """Number of bytes after which this origin can resume, and their version there; 0 without a version."""
+        """Number of bytes from which this origin can resume, and their version; 0 if it cannot."""
         try:
             noted = json.loads(_note(self.part).read_text(encoding="utf-8"))
             same = noted["url"] == self.origin.url and noted["version"]
@@ -154,7 +154,7 @@ class _Download:
             return 0, ""
 
     def _receive(self, show: Callable[[int, int | None], None]) -> None:
-        """Receive bytes over one connection. `_Cut`: some are missing."""
+        """Receive bytes over one connection; raise `_Cut` if some are missing afterwards."""
         size, version = self._resumable()
         asked = {"Range": f"bytes={size}-", "If-Range": version} if size else {}
         with _ask(self.origin.url, asked, self.timeout) as response:
@@ -162,7 +162,7 @@ class _Download:
             resumes = response.headers.get("Content-Range", "").startswith(f"bytes {size}-") and there == version
             if response.status == 200:
                 size = 0
-                self.part.unlink(missing_ok=True)  # before the note, which must never describe other bytes
+                self.part.unlink(missing_ok=True)  # first, because the note must never describe other bytes
                 write_whole(_note(self.part), json.dumps({"url": self.origin.url, "version": there}))
             elif not resumes:
                 _note(self.part).unlink(missing_ok=True)
@@ -180,7 +180,7 @@ class _Download:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that shows how many bytes of how many are here, as a bar on a terminal."""
+    """Yield a function that shows received and total bytes as a bar on a terminal."""
     title = TextColumn("{task.description}", markup=False)
     columns = (title, BarColumn(bar_width=20), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
@@ -189,7 +189,7 @@ def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def _verify(part: Path, origin: Origin, check: Callable[[Path], object]) -> None:
-    """Remove and refuse bytes that are not the published ones."""
+    """Compare the received bytes with the published ones; remove and refuse them if they differ."""
     problem = _difference(part, origin)
     if not problem and origin.digest is None:
         try:
@@ -202,7 +202,7 @@ def _verify(part: Path, origin: Origin, check: Callable[[Path], object]) -> None
 
 
 def _difference(path: Path, origin: Origin) -> str:
-    """The difference between a file and what is published of it; empty if there is none."""
+    """The difference between a file and its published size and digest; empty if there is none."""
     if origin.bytes is not None and (size := path.stat().st_size) != origin.bytes:
         return f"it has {size:,} bytes, and {origin.bytes:,} are published"
     if origin.digest is None:
@@ -213,7 +213,7 @@ def _difference(path: Path, origin: Origin) -> str:
 
 
 def _ask(url: str, headers: dict[str, str], timeout: float) -> Any:
-    """The response, of status 200, 206 or 416."""
+    """Send a request, and return the response with status 200, 206 or 416."""
     headers = {"User-Agent": f"transformer-xl/{__version__}", "Accept-Encoding": "identity", **headers}
     try:
         return request.urlopen(request.Request(url, headers=headers), timeout=timeout)
@@ -230,7 +230,7 @@ def _ask(url: str, headers: dict[str, str], timeout: float) -> Any:
 
 
 def _version(headers: Message) -> str | None:
-    """The server's name for this version: a strong ETag or the date, because If-Range accepts no weak ETag."""
+    """The server's name for this version: a strong ETag, or else the date. If-Range accepts no weak ETag."""
     tag = headers.get("ETag")
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
 

@@ -1,6 +1,6 @@
-"""`prepare`, which `txl data` runs: a published corpus, downloaded or from a local copy, becomes a token store.
+"""`prepare`, the work of `txl data`: convert a published corpus, downloaded or local, to a token store.
 
-It refuses content or counts other than the published ones, and calls a store partial if files are missing.
+It refuses content or counts that differ from the published ones. If files are missing, the store is called partial.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def prepare(
     """Tokenise the published corpus `name` into the cache.
 
     Args:
-        source: a folder with its files, an archive of them, or the file itself if there is just one; compressed (.xz,
-            .gz, .bz2) or plain. None downloads it.
-        newlines: the treatment of line ends, each with a store of its own; None is the published one.
-        partial: accept that files are missing. The store is then called `name-partial`, and says what is missing.
-        vocab_file: take the words of this file. The name of the store then includes the file's name, unless the file is
-            the published one.
+        source: a folder with its files, an archive of them, or the only file; compressed (.xz, .gz, .bz2) or plain.
+            None downloads it.
+        newlines: the treatment of line ends; None is the published one. Each treatment has a separate store.
+        partial: accept that files are missing. The store is then called `name-partial` and records what is missing.
+        vocab_file: take the words of this file. The store's name then includes the file's name, except for the
+            published file.
 
     Raises:
-        ValueError: content or counts are not the published ones.
+        ValueError: content or counts differ from the published ones.
         OSError: a file is missing, cannot be read or cannot be downloaded.
     """
     dataset = dataset_of(name, newlines)
@@ -85,7 +85,7 @@ def prepare(
 
 
 def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines) -> tuple[Vocab | None, str]:
-    """The vocabulary in the file `listed`, and the file's name unless the file belongs to the corpus."""
+    """The vocabulary in the file `listed`, and the file's name; "" if the file belongs to the corpus."""
     if listed is None:
         return None, ""
     name = _plain_name(listed)
@@ -100,9 +100,9 @@ class _Chosen(NamedTuple):
 
     texts: dict[str, list[Text]]
     counts: dict[str, Counts]
-    """The published counts of the splits that are whole."""
+    """The published counts of the complete splits."""
     notes: list[str]
-    """What is missing, in words."""
+    """The missing parts, in words."""
 
 
 def _choose_texts(
@@ -157,7 +157,7 @@ def _verify(name: str, path: Path, published: str) -> None:
 
 
 def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Protocol | None) -> None:
-    """Refuse a corpus whose numbers of tokens are not the published ones; `protocol` adds all other counts."""
+    """Refuse a corpus whose token counts differ from the published ones. With `protocol`, compare all counts."""
     wrong = []
     if protocol and protocol.vocab_size not in (None, header.vocab_size):
         wrong.append(f"{header.vocab_size:,} entries of the vocabulary, not {protocol.vocab_size:,}")
@@ -172,7 +172,7 @@ def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Pro
 
 @contextmanager
 def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
-    """Yield the available files of a corpus by their published names; unpacked files are removed afterwards."""
+    """Yield the available files of a corpus by published name. Unpacked files are removed afterwards."""
     dataset = DATASETS[name]
     downloads = cache_folder() / "downloads" / name
     if source is not None:
@@ -196,7 +196,7 @@ def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Ite
 
 
 def _download_all(dataset: Dataset, downloads: Path) -> list[Path]:
-    """Download every package of a corpus; one process at a time."""
+    """Download every package of a corpus, in one process at a time."""
     with explain_write_error(downloads):
         downloads.mkdir(parents=True, exist_ok=True)
     with FileLock(downloads / ".lock"):
@@ -208,7 +208,7 @@ def _download_all(dataset: Dataset, downloads: Path) -> list[Path]:
 
 
 def _verify_package(dataset: Dataset, names: Sequence[str], path: Path) -> None:
-    """Compare the files of a package, which is one file or an archive, with the published ones."""
+    """Compare the files of a package (one file or an archive) with the published ones."""
     with unpack_if_archive(path, path.parent) as place:
         found = _files_in(place, names) if place.is_dir() else {names[0]: place}
         for name in names:
@@ -218,9 +218,9 @@ def _verify_package(dataset: Dataset, names: Sequence[str], path: Path) -> None:
 
 
 def _files_in(place: Path, names: Sequence[str]) -> dict[str, Path]:
-    """The paths of files with these names: `place` itself, or the ones in or below the folder `place`.
+    """The paths of files with these names: `place` itself, or files in or below the folder `place`.
 
-    Files nearer to the folder come first, and plain files before compressed ones.
+    Of two files with a name, the one nearer to the folder is taken, and a plain one before a compressed one.
     """
     paths = place.rglob("*") if place.is_dir() else [place]
     found: dict[str, Path] = {}
@@ -231,5 +231,5 @@ def _files_in(place: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def _plain_name(path: Path) -> str:
-    """The name of a file without the ending of compression."""
+    """The name of a file without .xz, .gz or .bz2."""
     return path.name.removesuffix(path.suffix) if path.suffix in OPENERS else path.name

@@ -1,7 +1,7 @@
-"""Facts about the corpora of the literature: their files, their addresses, and the counts of their tokens.
+"""Facts about published corpora: their files, their addresses, and the counts of their tokens.
 
-Digests are of the decompressed files. Counts are as in the original preparation: words and one end for each line,
-and for lm1b also the `<S>` before the first sentence. All published vocabularies are closed.
+Digests are of the decompressed files. Counts are as in the original preparation: each line counts its words and one
+line end; lm1b also counts the `<S>` before the first sentence. All published vocabularies are closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .download import Origin
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of a split's tokens; None if not published."""
+    """Counts of the tokens of a split; None if not published."""
 
     tokens: int
     types: int | None = None
@@ -25,7 +25,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The counts of a corpus under one treatment of line ends."""
+    """The counts of a corpus with one treatment of line ends."""
 
     vocab_size: int | None
     splits: Mapping[str, Counts]
@@ -33,7 +33,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Package:
-    """Files that are downloaded together, alone or in an archive, from the first address that works."""
+    """A file, or files in one archive, to download from the first address that works."""
 
     files: tuple[str, ...]
     origins: tuple[Origin, ...]
@@ -45,29 +45,29 @@ class Dataset:
 
     unit: Unit
     files: Mapping[str, str]
-    """The digest of each file, "sha256:..." or "md5:..."; empty if it is not published."""
+    """The digest of each file, "sha256:..." or "md5:..."; empty if none is published."""
     packages: tuple[Package, ...]
-    """All files, to download."""
+    """The downloads that together have all files."""
     protocols: Mapping[Newlines, Protocol]
-    """By treatment of line ends, the published one first."""
+    """The counts by treatment of line ends, the published treatment first."""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The files of each split; empty if the one file is cut."""
     cuts: tuple[int, int] | None = None
     """Positions in bytes at which validation and test start in a single file."""
     counted: tuple[str, ...] = SPLITS
-    """The splits from which the vocabulary is made."""
+    """The splits whose words make the vocabulary."""
     vocab_file: str = ""
-    """A file with the vocabulary: required if it is among `files`, otherwise used if the training split is missing."""
+    """A file with the vocabulary. Required if it is in `files`, otherwise used if the training split is missing."""
     listed: str = ""
     """Digest of a vocabulary file that is not required."""
     substitute: Dataset | None = None
-    """What `--partial` takes if its files are there instead."""
+    """The corpus that `--partial` uses if its files are found instead."""
     note: str = ""
-    """What a substitute lacks, in words."""
+    """The parts that a substitute lacks, in words."""
     spelling: Callable[[bytes], bytes] | None = None
     """Converts the published spelling of characters to plain text."""
     tokenised: bool = False
-    """Whether spaces separate punctuation, so people prefer `readable` text."""
+    """Whether spaces separate punctuation, so text is printed in `readable` form."""
 
     @property
     def newlines(self) -> Newlines:
@@ -80,29 +80,29 @@ class Dataset:
 
 
 def _plain_characters(text: bytes) -> bytes:
-    """`t h e _ c a t` as `the cat`."""
+    """Convert `t h e _ c a t` to `the cat`."""
     return text.replace(b" ", b"").replace(b"_", b" ")
 
 
 def _protocol(vocab_size: int, *counts: tuple[int, ...]) -> Protocol:
-    """The tokens, types and unknown tokens of train, valid and test."""
+    """A protocol with the numbers of tokens, types and unknown tokens of train, valid and test."""
     return Protocol(vocab_size, {split: Counts(*numbers) for split, numbers in zip(SPLITS, counts, strict=True)})
 
 
 def _one_file_each(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Files for train, valid and test."""
+    """One file for each of train, valid and test."""
     return {split: (file,) for split, file in zip(SPLITS, files, strict=True)}
 
 
 def _package(files: Collection[str], *origins: Origin) -> tuple[Package, ...]:
-    """All files of a corpus in one archive, which may be at several addresses."""
+    """All files of a corpus in one archive, at one or more addresses."""
     return (Package(tuple(files), origins),)
 
 
 def _wikitext(
     files: Collection[str], archive: str, size: int | None = None, digest: str | None = None
 ) -> tuple[Package, ...]:
-    """The bucket of the authors' company, closed since 2024, and the first author's own copy."""
+    """The archive at two addresses: the bucket of the authors' company (closed in 2024) and the first author's copy."""
     folders = ("https://s3.amazonaws.com/research.metamind.io/wikitext", "https://wikitext.smerity.com")
     return _package(files, *(Origin(f"{folder}/{archive}", size, digest) for folder in folders))
 

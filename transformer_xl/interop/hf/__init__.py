@@ -1,4 +1,4 @@
-"""Our model for Hugging Face's transformers, 5 or newer: its classes, exported folders, the tokenizer."""
+"""Our model for Hugging Face's transformers, 5 or newer: classes, export and tokenizer."""
 
 from __future__ import annotations
 

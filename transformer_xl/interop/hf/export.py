@@ -1,12 +1,12 @@
-"""Exports a trained model as a folder that Hugging Face's transformers loads, with or without this package:
+"""Export a trained model as a folder that Hugging Face's transformers loads, with or without this package:
 
-    model.safetensors, config.json, generation_config.json   the weights by our names under `model.`, tied ones once
-    modeling_transformer_xl.py and the files it imports      this package's own, with imports rewritten for one folder
+    model.safetensors, config.json, generation_config.json   the weights by our names after `model.`, tied ones once
+    modeling_transformer_xl.py and the files it imports      from this package, with imports rewritten for one folder
     tokenizer.json, tokenizer_config.json                    the vocabulary
-    transformer_xl_vocab.json                                the vocabulary as `Vocab` keeps it, for the way back
-    README.md, LICENSE                                       the model card, and the code's licence
+    transformer_xl_vocab.json                                the vocabulary as a `Vocab`, for importing the folder
+    README.md, LICENSE                                       the model card and the code's licence
 
-No second copy of the model's code is maintained.
+So this package has only one copy of the model's code.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _FIRST = ("interop", "hf", "modeling_transformer_xl")
 
 
 def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
-    """Write `loaded` as such a folder, whole or not at all. It replaces a folder that exists.
+    """Write `loaded` as such a folder, which replaces an existing one. After an error nothing is changed.
 
     Raises:
-        ValueError: it is one of the paper's baselines.
-        OSError: one sentence with the reason, for instance a full disk.
+        ValueError: the model is one of the paper's baselines.
+        OSError: a sentence with the reason, for instance a full disk.
     """
     model, vocab, run = loaded
     if model.config.kind != "transformer-xl":
@@ -53,7 +53,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     with torch.device("meta"):
         wrapped = TransformerXLForCausalLM(config)
     wrapped.model = model
-    # An empty prompt starts after a line end, as in our `generate`, and a text goes on after its line ends.
+    # An empty prompt starts after a line end, as in our `generate`. A line end does not end a text.
     wrapped.generation_config = GenerationConfig(bos_token_id=config.bos_token_id)
     with whole_folder(Path(folder)) as unfinished:
         logging.disable_progress_bar()  # transformers shows one even without a terminal
@@ -64,7 +64,7 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
 
 
 def write_source(folder: str | Path) -> dict[str, str]:
-    """Write the code into `folder`, and return the classes that transformers takes from it: its `auto_map`."""
+    """Write the code into `folder`, and return its `auto_map`: the classes that transformers loads from it."""
     licence = distribution("transformer-xl").read_text("licenses/LICENSE")
     assert licence, "the package is installed without its LICENSE"
     for name, content in (source_files() | {"LICENSE": licence}).items():
@@ -74,7 +74,7 @@ def write_source(folder: str | Path) -> dict[str, str]:
 
 
 def source_files() -> dict[str, str]:
-    """The modeling file and each file of the package that it needs, by their names in one folder."""
+    """The content of the modeling file and of each file of the package that it needs, by name in the folder."""
     contents: dict[str, str] = {}
     wanted = [_FIRST]
     while wanted:
@@ -82,14 +82,14 @@ def source_files() -> dict[str, str]:
         if _flat(module) not in contents:
             contents[_flat(module)], needed = _rewritten(module)
             wanted += needed
-    # Before 5.10, transformers copies only the files that the first one names after "from .".
+    # Before 5.10, transformers copies only files that the modeling file imports by "from .".
     others = [name for name in contents if name != _FIRST[-1]]
     contents[_FIRST[-1]] += "".join(f"from .{name} import __name__ as _\n" for name in others)
     return {f"{name}.py": content for name, content in contents.items()}
 
 
 def _rewritten(module: tuple[str, ...]) -> tuple[str, list[tuple[str, ...]]]:
-    """A file with imports that fit one folder, and the modules of this package that it imports."""
+    """A file with imports rewritten for one folder, and the modules of this package that it imports."""
     folder = _PACKAGE.joinpath(*module)
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     source = path.read_text(encoding="utf-8")

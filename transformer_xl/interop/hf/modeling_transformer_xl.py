@@ -1,6 +1,6 @@
 """`TransformerXL` as a model of Hugging Face's transformers, 5 or newer: configuration, cache and model.
 
-The layers are those of `transformer_xl.model`. An exported folder holds this file and the files that it imports, so
+The layers are from `transformer_xl.model`. An exported folder has this file and the files that it imports, so
 `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` needs only torch and transformers.
 """
 
@@ -31,17 +31,17 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 _FORMER_NAMES = {r"^model\.(layers\.|content_bias|position_bias|final_norm\.)": r"model.backbone.\1"}
-"""From names of weights in folders that the first version exported."""
+"""Renames weights of folders that the first version exported."""
 
 _CARRIED = ("transformer_xl_vocab.json", "LICENSE")
-"""Files of an exported folder that transformers does not know."""
+"""Files of an exported folder that transformers does not copy."""
 
 
 class TransformerXLHFConfig(PreTrainedConfig):
-    """`TransformerXLConfig` and `Lengths`, flat and by the same names.
+    """`TransformerXLConfig` and `Lengths`, flat and with the same names.
 
-    `run` holds the other sections of the model's run. `tie_weight` and `tie_projs` say which weights are tied;
-    `tie_word_embeddings` has no effect. If `tie_weight` is changed, weights that a folder lacks are initialised.
+    `run` has the other sections of the model's run. `tie_weight` and `tie_projs` set the ties of weights;
+    `tie_word_embeddings` has no effect. If `tie_weight` is changed, weights missing in a folder are initialised.
     """
 
     model_type = "transformer-xl"
@@ -55,14 +55,14 @@ class TransformerXLHFConfig(PreTrainedConfig):
     def __init__(self, **settings: Any):
         values = _DEFAULTS | {self.attribute_map.get(name, name): value for name, value in settings.items()}
         values.setdefault("run", {})
-        values["tie_word_embeddings"] = True  # this allows ties; the model says which weights are tied
+        values["tie_word_embeddings"] = True  # this allows ties; the model sets them
         super().__init__(**values)
 
     @property
     def shape(self) -> TransformerXLConfig:
         """The settings that shape the weights."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(TransformerXLConfig)}
-        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # as JSON has them
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # JSON has lists
         return TransformerXLConfig(**values)
 
     @property
@@ -71,9 +71,9 @@ class TransformerXLHFConfig(PreTrainedConfig):
         return Lengths(**{field.name: getattr(self, field.name) for field in fields(Lengths)})
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
-        """Save as transformers does, and write the code beside it, which transformers copies if it came from a folder.
+        """Save as transformers does, and write the code too. (transformers copies code that was loaded from a folder.)
 
-        The vocabulary of the folder that the model was loaded from is copied too, for the way back.
+        The vocabulary in the model's folder is copied too, so `txl convert` can import the result.
         """
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         if __name__.startswith("transformer_xl."):
@@ -85,9 +85,9 @@ class TransformerXLHFConfig(PreTrainedConfig):
 
 
 class TransformerXLCache(Cache):
-    """A `Memory` as `past_key_values`, and the number of tokens it has seen, of which it keeps the last `mem_len`.
+    """A `Memory` as `past_key_values`, and the number of tokens seen. The memory keeps the last `mem_len`.
 
-    A call does not change the cache that it is given; it returns a new one.
+    A call does not change the given cache; it returns a new one.
     """
 
     def __init__(self, memory: Memory | None = None, seen: int = 0):
@@ -111,7 +111,7 @@ class TransformerXLCache(Cache):
         return False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of tokens seen, including those that memory has dropped."""
+        """The number of tokens seen, including tokens that the memory has dropped."""
         return self.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -119,17 +119,17 @@ class TransformerXLCache(Cache):
         return -1
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Empty the memory."""
         self.memory = None
         self.seen: int = 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, " R"]) -> None:
-        """Take these rows, in this order."""
+        """Select these rows, in this order."""
         if self.memory is not None:
             self.memory = self.memory.select(beam_idx.to(self.memory.layers[0].device))
 
     def batch_select_indices(self, indices: Int[Tensor, " R"]) -> None:
-        """Take these rows, in this order."""
+        """Select these rows, in this order."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -137,23 +137,23 @@ class TransformerXLCache(Cache):
         self.reorder_cache(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused: a memory cannot restore the tokens that it dropped for its newest ones."""
+        """Raise `Mistake`: a memory cannot restore the tokens that it has dropped."""
         raise Mistake("past_key_values of a Transformer-XL cannot be cropped. Keep the one from before those tokens.")
 
 
 class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     """`TransformerXL` under `model`, with its memory as `past_key_values`.
 
-    Inputs longer than `tgt_len` are read in segments of that length, of which the first may be shorter, so a text of
-    any length needs the same memory. Reading a text at once and token by token give the same numbers if `mem_len` holds
-    all of it (and no zeros), or if `attn_len` limits the window. Otherwise the first token of a segment sees fewer
-    positions than the last.
+    Inputs longer than `tgt_len` are read in segments of that length (the first may be shorter), so a text of any length
+    needs the same amount of RAM. Reading a text at once or token by token gives the same numbers if the memory has room
+    for all of it (and holds no zeros), or if `attn_len` limits the window. Otherwise the first token of a segment
+    attends to fewer positions than the last.
     """
 
     config_class: type = TransformerXLHFConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = True
-    _is_stateful = True  # so transformers refuses to remove tokens, as assisted decoding would
+    _is_stateful = True  # transformers then refuses assisted decoding, which removes tokens
 
     def __init__(self, config: TransformerXLHFConfig):
         super().__init__(config)
@@ -180,11 +180,11 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """Read `input_ids` after the memory in `past_key_values`.
 
         Args:
-            attention_mask: 1 for text and 0 for padding, which must be on the left of a text's beginning.
-            labels: `input_ids` with -100 where nothing is scored. They are shifted here.
+            attention_mask: 1 for text and 0 for padding, which must be on the left of a text.
+            labels: `input_ids`, with -100 at positions that are not scored. The model shifts them.
             use_cache: whether to return the memory; True by default.
-            logits_to_keep: return the log-probabilities of this number of last positions, or of these positions; 0
-                returns all.
+            logits_to_keep: return the log-probabilities of this number of last positions, or of the positions in this
+                tensor; 0 returns all.
             num_items_in_batch: the divisor of the summed loss; by default the number of scored labels.
 
         Returns:
@@ -216,8 +216,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Int[Tensor, "B T"], tokenizer: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare as transformers does, without two unused inputs: positions, and the tokenizer of `stop_strings`."""
-        positions = kwargs.get("cache_position")  # before 5.3 those of the new tokens, before 5.4 of all
+        """Prepare inputs as transformers does, without unused ones: positions, the tokenizer of `stop_strings`."""
+        positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all tokens
         new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
         if new is not None and new < 1:
             seen = (kwargs.get("past_key_values") or TransformerXLCache()).get_seq_length()
@@ -227,14 +227,14 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             )
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
         inputs.pop("cache_position", None)
-        if self.config.mem_len == 0:  # without memory each token is predicted from the last ones, read again
+        if self.config.mem_len == 0:  # without memory, read the last tokens again for each token
             inputs |= {"input_ids": input_ids[:, -self.config.tgt_len :], "past_key_values": None}
             if inputs.get("attention_mask") is not None:
                 inputs["attention_mask"] = inputs["attention_mask"][:, -self.config.tgt_len :]
         return inputs
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Repeat inputs as transformers does, and a copy of each text's memory: the one given belongs to the user."""
+        """Repeat inputs as transformers does, and a copy of the memory, because the given one belongs to the user."""
         past = kwargs.get("past_key_values")
         if expand_size > 1 and isinstance(past, TransformerXLCache) and past.batch_size == len(kwargs["input_ids"]):
             kwargs["past_key_values"] = past = copy(past)
@@ -246,14 +246,14 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.embedding
 
     def get_output_embeddings(self) -> None:
-        """None: the softmax is no single table."""
+        """Return None, because the softmax is not a single table."""
 
     def resize_token_embeddings(self, *sizes: Any, **options: Any) -> NoReturn:
-        """Refused: the bands of the vocabulary are fixed."""
+        """Raise `Mistake`: the bands of the vocabulary are fixed."""
         raise Mistake("The vocabulary of a Transformer-XL cannot be resized. Use the tokenizer it was exported with.")
 
     def _cache(self, given: Cache | None, ids: Int[Tensor, "B T"], mask: Tensor | None) -> TransformerXLCache:
-        """The memory that a call starts from: the one given, or an empty one with each row's padding."""
+        """The memory with which a call starts: the given one, or an empty one with each row's padding."""
         given = TransformerXLCache() if given is None else given
         if not isinstance(given, TransformerXLCache):
             kind = type(given).__name__
@@ -287,7 +287,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def _read(
         self, ids: Int[Tensor, "B T"], memory: Memory | None, keep: int
     ) -> tuple[Float[Tensor, "B L D"], Memory | None]:
-        """Features of the segments that hold the last `keep` positions (0: all), and the memory after them."""
+        """Features of the segments with the last `keep` positions (0: all), and the memory after them."""
         lengths, total, kept = self.config.lengths, ids.shape[1], []
         for end in range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len):
             hidden, memory = self.model.hidden(ids[:, max(end - lengths.tgt_len, 0) : end], memory, lengths)
@@ -298,7 +298,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def _loss(
         self, hidden: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], mask: Tensor | None, count: Any
     ) -> Float[Tensor, ""]:
-        """Mean nats of the labels after a text's first token. Padding predicts nothing."""
+        """Mean nats of the labels after the first token of a text. Predictions at padding do not count."""
         targets = labels[:, 1:].long()
         scored = targets >= 0
         if mask is not None:
@@ -314,7 +314,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
-        """As transformers does it; folders that name weights without `backbone.` load too."""
+        """Load as transformers does, also from folders that name weights without `backbone.`."""
         return super().from_pretrained(*args, **{"key_mapping": _FORMER_NAMES, **options})
 
     @classmethod
@@ -323,7 +323,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _tied_names(model: nn.Module) -> dict[str, str]:
-    """Each name that a tied weight has besides its first, and that first name."""
+    """Patterns of the later names of tied weights, mapped to the first names."""
     first: dict[Tensor, str] = {}
     names = {name: first.setdefault(weight, name) for name, weight in model.named_parameters(remove_duplicate=False)}
     return {f"{name}$": f"{source}$" for name, source in names.items() if name != source}

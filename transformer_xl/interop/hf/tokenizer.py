@@ -1,7 +1,7 @@
-"""Makes a `Vocab` a fast tokenizer of transformers: the same ids, and the same text back.
+"""Convert a `Vocab` to a fast tokenizer of transformers, with the same ids and the same decoded text.
 
-Unlike a `Vocab` it takes only text, no bytes. If a vocabulary without `<unk>` lacks a token, the refusal is a sentence
-of the tokenizers library.
+Unlike a `Vocab`, it takes only text, not bytes. If a vocabulary without `<unk>` lacks a token, the tokenizers library
+raises the error.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from transformers import PreTrainedTokenizerFast
 from ...data.vocab import LINE_ENDS, UNK, Vocab
 
 _SPACES = "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
-"""The white space of `str.split`; the tokenizers library has a little less."""
+"""The white space of `str.split`. The tokenizers library has fewer characters."""
 _FF = "\u00ff"
-"""The byte 0xFF as byte-level tokenizers spell it."""
+"""The byte 0xFF as byte-level tokenizers write it."""
 
 
 def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
     """The tokenizer of `vocab`, for texts padded on the left.
 
-    No token of a text is special, so decoding with `skip_special_tokens` keeps all of it. The padding of bytes and
-    byte pairs is byte 0xFF, which no UTF-8 text holds. Other units have no padding. Byte pairs with added tokens have
-    none either, because added tokens are found in a text, and the padding would be too.
+    No token of a text is special, so decoding with `skip_special_tokens` keeps all of it. For bytes and byte pairs, the
+    padding token is byte 0xFF, which no UTF-8 text contains. Other units have no padding token. Byte pairs with added
+    tokens have none either, because the tokenizer would find the padding token in a text, like added tokens.
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
     added = len(tokenizer.get_added_tokens_decoder()) > 0
@@ -41,7 +41,7 @@ def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        split_special_tokens=not added,  # "a<eos>b" is one word; a text can hold only the added tokens of byte pairs
+        split_special_tokens=not added,  # "a<eos>b" is one word
     )
 
 

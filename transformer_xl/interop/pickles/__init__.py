@@ -1,1 +1,1 @@
-"""Reading pickles without executing them."""
+"""Read pickles without executing them."""

@@ -1,4 +1,4 @@
-"""What foreign data becomes: mapped bytes, plain values, stand-ins that do nothing, or a refusal in one sentence."""
+"""Inert forms of untrusted data: mapped bytes, plain values, stand-ins that do nothing, and refusals."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _DEPTH, _NODES = 100, 1 << 22
 
 
 class Refusal(Mistake):
-    """The reason why a file is refused, as the rest of a sentence that begins with the file's name."""
+    """The reason why a file is refused: a sentence without its subject, the file's name."""
 
 
 def printable(name: str) -> str:
-    """A name that a file gives, in a form that no terminal acts on: long and unprintable ones are cut and escaped."""
+    """A name from a file, safe to print on a terminal: long and unprintable names are cut and escaped."""
     return name if name.isprintable() and len(name) <= 100 else ascii(name[:100])
 
 
 def outside_name(name: str) -> Refusal:
-    """The refusal of a file that asks for something outside of it."""
+    """The refusal of a file that names something outside of it."""
     return Refusal(
         f"asks for {printable(name)}, which is no part of a model: nothing of it was run. Do not trust this file."
     )
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """A file's bytes, mapped to memory. Writes change a copy, because torch warns of read-only memory.
+    """Map a file's bytes to memory. Writes change a copy; read-only memory would cause warnings of torch.
 
     Raises:
-        FileNotFoundError, ValueError: one sentence: it is missing, no file, empty, or too large to be mapped.
+        FileNotFoundError, ValueError: the file is missing, not a regular file, empty, or too large to be mapped.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, or no regular file. Get it, and all that belongs to it.")
@@ -46,13 +46,13 @@ def map_file(path: Path) -> mmap.mmap:
 
 @dataclass(slots=True, eq=False)
 class StandIn:
-    """The inert record of an object of another program."""
+    """An inert record of an object of another program."""
 
     name: str
     """The class with its module: "mem_transformer.MemTransformerLM"."""
     arguments: tuple[Any, ...] = ()
     attributes: dict[Any, Any] = field(default_factory=dict)
-    """Its state. A state that is no dict is under "state"."""
+    """The object's state. A state that is not a dict is under "state"."""
 
     def __repr__(self) -> str:
         return f"<StandIn of {self.name}>"
@@ -60,7 +60,7 @@ class StandIn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """A class or function that a pickle names. `make` computes the result of a call; without it that is a stand-in."""
+    """A class or function named in a pickle. `make` computes the result of a call; None makes a stand-in."""
 
     name: str
     make: Callable[..., Any] | None = None
@@ -79,7 +79,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 def check_tree(root: Any) -> None:
-    """Refuse an object that contains itself, or nests deeper or, through sharing, is larger than any model."""
+    """Refuse an object that contains itself, is nested deeper than any model, or is larger because of sharing."""
     known: dict[int, tuple[int, int]] = {}  # levels and nodes
 
     def measure(value: Any, above: int) -> tuple[int, int]:

@@ -1,12 +1,12 @@
-"""Reads what other programs pickled as inert data: a plain pickle, or a file of `torch.save`. Nothing is executed.
+"""Read a plain pickle or a file of `torch.save` as inert data. Nothing is executed.
 
     zip      NAME/data.pkl with persistent ids ("storage", type, key, location, numel), NAME/data/KEY   (torch >= 1.6)
     legacy   pickles of a magic number, a protocol, the system, the object and the keys of its storages,
              then for each storage its number of elements and its bytes; ids have a sixth member, a view, or are
              ("module", class, file, source)                                                     (torch 0.1.10 to 1.5)
 
-Tensors view the memory-mapped file, and writes to them do not reach it. In a legacy file the offset of a storage may be
-no multiple of its elements' size; such a storage is copied.
+Tensors are views of the memory-mapped file; writing to them does not change the file. A storage in a legacy file is
+copied if its offset is not a multiple of the size of its elements.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ _PROGRAMS = (
     *("torch.nn.modules", "torch.nn.backends", "torch.nn.parallel"),
     *("transformers", "pytorch_transformers", "pytorch_pretrained_bert", "tokenizers", "sacremoses"),
 )
-"""The authors' modules and NVIDIA's, torch's own layers, Hugging Face's and what their tokenizers use."""
+"""Modules of the authors and NVIDIA, torch's layers, Hugging Face's modules and the ones that its tokenizers use."""
 
 
 def read_pickle(path: Path) -> Any:
-    """The content of a plain pickle or of a file of `torch.save`, as inert data.
+    """Read a plain pickle or a file of `torch.save` as inert data.
 
-    Plain values, lists, tuples and sets stay what they are. A dict of any kind becomes a dict, a tensor or parameter a
-    tensor on the CPU, any other object a `StandIn`, and a string of more than 1 MiB an empty one.
+    Plain values, lists, tuples and sets keep their types. A dict of any kind becomes a dict, a tensor or parameter a
+    tensor on the CPU, any other object a `StandIn`, and a string of more than 1 MiB an empty string.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: one sentence: it is cut short, damaged or of another kind, or asks for what is no part of a model.
+        ValueError: the file is cut short, damaged or of another kind, or names something that is not part of a model.
     """
     data = map_file(path)
     try:
         return _read_zip(data) if data[:4] == b"PK\3\4" else _read_stream(data)
     except Refusal as refusal:
         raise Mistake(f"{path} {refusal}") from None
-    except Exception as error:  # pickle, zipfile and torch have no list of what they raise for a damaged file
+    except Exception as error:  # pickle, zipfile and torch raise many errors for damaged files
         reason = printable(f"{type(error).__name__}: {error}")
         raise Mistake(
             f"{path} is cut short or damaged, or no pickle of protocol 2 to 5 ({reason}). Get it again, or name "
@@ -78,10 +78,10 @@ def read_pickle(path: Path) -> Any:
 
 
 def module_state(module: StandIn) -> dict[str, Tensor]:
-    """The state dict of a pickled `nn.Module`. A shared array is under each of its names.
+    """The state dict of a pickled `nn.Module`, with shared arrays under each of their names.
 
     Raises:
-        ValueError: one sentence: it is not built as torch builds modules.
+        ValueError: the record is not a module of torch.
     """
     state: dict[str, Tensor] = {}
     for name, array in _arrays(module, ""):
@@ -117,7 +117,7 @@ def _value(file: Reader, storages: _Storages | None = None) -> Any:
 
 
 def _read_stream(data: mmap) -> Any:
-    """A plain pickle, or a legacy file."""
+    """Read a plain pickle or a legacy file."""
     file = Reader(data, 0, len(data))
     value = _value(file)
     if type(value) is int and value == _MAGIC:
@@ -128,7 +128,7 @@ def _read_stream(data: mmap) -> Any:
 
 
 def _read_legacy(file: Reader) -> Any:
-    """The rest of a legacy file, after its first pickle."""
+    """Read the rest of a legacy file, after its first pickle."""
     storages = _Storages()
     protocol, system = _value(file), _value(file)
     if protocol != _PROTOCOL or system["little_endian"] is not True:
@@ -167,14 +167,14 @@ def _read_zip(data: mmap) -> Any:
 
 
 class _Storage:
-    """The elements of tensors, and the tensors that wait for them, each with offset, sizes and strides."""
+    """A storage, and the tensors that wait for its elements, with offsets, sizes and strides."""
 
     def __init__(self, dtype: torch.dtype, numel: int):
         self.dtype, self.numel = dtype, numel
         self.tensors: list[tuple[Tensor, int, tuple[int, ...], tuple[int, ...]]] = []
 
     def fill(self, data: mmap, position: int, size: int) -> None:
-        """Give the tensors their elements, which are at `position` in `data`, at most `size` bytes long."""
+        """Give the tensors their elements: at most `size` bytes from `position` of `data`."""
         count = self.numel * self.dtype.itemsize
         if count > size:
             raise ValueError("a storage is shorter than its tensors")
@@ -182,10 +182,10 @@ class _Storage:
         if count:
             elements = torch.frombuffer(data, dtype=torch.uint8, count=count, offset=position)
         if position % self.dtype.itemsize:
-            elements = elements.clone()  # kernels assume that elements are at multiples of their size
+            elements = elements.clone()  # kernels need aligned elements
         elements = elements.view(self.dtype)
         for tensor, offset, sizes, strides in self.tensors:
-            tensor.data = elements.as_strided(sizes, strides, offset)  # which refuses what lies outside
+            tensor.data = elements.as_strided(sizes, strides, offset)  # raises an error outside of the storage
 
 
 class _View(NamedTuple):
@@ -197,7 +197,7 @@ class _Storages(dict[str, _Storage]):
     """The storages of a file, by key."""
 
     def find(self, key: Any) -> Any:
-        """The value of a persistent id of torch: a class, or a view of a storage."""
+        """The object with a persistent id of torch: a class, or a view of a storage."""
         if key[0] == "module":
             return key[1]
         _, kind, name, _, numel, *views = key

@@ -1,7 +1,7 @@
-"""Python's own unpickler, without anything that runs code, and within a budget of memory and time.
+"""Python's own unpickler, restricted: it runs no code of a file and has a limit on memory and time.
 
-It has the operations of protocols 2 to 5. A name in a file is only compared with a list of names: nothing is imported,
-and the only functions called are the ones in that list.
+It has the operations of protocols 2 to 5. A name in a file is only compared with a list of names. Nothing is imported,
+and only functions in that list are called.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 from .inert import Name, Refusal, StandIn, check_tree, outside_name
 
 BUDGET = 1 << 30
-"""Bytes that the objects of a file may take, by our estimate. A vocabulary of 800,000 words takes 0.6 of it."""
+"""Limit on the estimated bytes of a file's objects. A vocabulary of 800,000 words uses 60 % of it."""
 _READ, _KEY, _CALL = 64, 128, 2048
-"""Bytes charged for a read, besides those of its text; for a key; and for a call, which may make a tensor."""
+"""Bytes charged for a read, in addition to its text; for a key; and for a call, which may make a tensor."""
 _LARGE = 1 << 20
-"""Longer strings are not taken out of the file: they are read as empty."""
+"""Longer strings are read as empty strings."""
 _LINE = 256
-"""Characters that a name may have."""
+"""Maximum number of characters of a name."""
 _NUMBERS = 4096
-"""Numbers that a file may use as keys. A file can choose numbers whose hashes collide; text is hashed with a secret."""
+"""Maximum number of numeric keys in a file: a forged file can choose numbers with equal hashes (strings are safe)."""
 _KEYS = {str, bytes, int, float, bool, type(None)}
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _OPERATIONS = b"(.012BCGJKMNQTUX])}acehjqt\x80\x85\x86\x87\x88\x89\x8a\x8c\x8d\x8e\x8f\x93\x94"
-"""The operations that are Python's own."""
+"""The operations whose code is Python's own."""
 
 
 class Reader:
-    """The bytes of a file from `position` to `end`, for its unpicklers. Each read is charged to the file's budget."""
+    """Reads a file from `position` to `end` for its unpicklers. Each read is charged to the file's budget."""
 
     def __init__(self, data: mmap, position: int, end: int):
         self.data: mmap = data
@@ -39,13 +39,13 @@ class Reader:
         self.left: int = BUDGET
 
     def spend(self, cost: int) -> None:
-        """Charge the budget."""
+        """Charge `cost` bytes to the budget."""
         self.left -= cost
         if self.left < 0:
             raise Refusal(f"makes more than {BUDGET:,} bytes of objects: no model does. Do not trust this file.")
 
     def read(self, size: int) -> bytes:
-        """The next bytes; none if they are many."""
+        """The next `size` bytes; empty if there are more than 1 MiB."""
         start, self.position = self.position, self.position + size
         if self.position > self.end:
             raise EOFError("it ends within a value")
@@ -66,10 +66,10 @@ class Unpickler(pickle._Unpickler):
     """Reads one pickle.
 
     Args:
-        names: every name a pickle may use, as "module.name", and what a call of it computes from this unpickler and
-            the arguments; None makes a stand-in.
-        programs: modules of which, and of whose submodules, any name becomes a stand-in.
-        persistent: returns the value of a persistent id. None refuses them.
+        names: every name that a pickle may use, as "module.name". A call is replaced by the function given here, with
+            this unpickler and the arguments; None makes a stand-in.
+        programs: modules. Any name in them or their submodules becomes a stand-in.
+        persistent: returns the object with a persistent id. None refuses such ids.
     """
 
     stack: list[Any]
@@ -92,13 +92,13 @@ class Unpickler(pickle._Unpickler):
         self.numbers: int = 0
 
     def value(self) -> Any:
-        """The pickle's value."""
+        """Read the pickle, and return its value."""
         value = self.load()
         check_tree(value)
         return value
 
     def find_class(self, module: str, name: str) -> Name:
-        """The meaning of a name."""
+        """The allowed class or function with a name; any other name is refused."""
         module = _RENAMED.get(module, module)
         full = f"{module}.{name}"
         if full in self.names:
@@ -109,13 +109,13 @@ class Unpickler(pickle._Unpickler):
         raise outside_name(full)
 
     def persistent_load(self, pid: Any) -> Any:
-        """The value of a persistent id."""
+        """The object with a persistent id."""
         if self.persistent is None:
             raise outside_name("an object outside of the file")
         return self.persistent(pid)
 
     def check_keys(self, keys: Collection[Any]) -> Collection[Any]:
-        """The keys of a dict or members of a set, which are refused if hashing them could take long."""
+        """Return the keys of a dict or members of a set; refuse them if hashing could take long."""
         self.file.spend(_KEY * len(keys))
         self.numbers += sum(type(key) in (int, float) for key in keys)
         if self.numbers > _NUMBERS or not {type(key) for key in keys} <= _KEYS:
@@ -127,7 +127,7 @@ class Unpickler(pickle._Unpickler):
 
     def _put(self) -> None:
         index = int.from_bytes(self.file.read(4), "little")
-        if index > len(self.memo) + 1:  # picklers count from 0 or 1; freely chosen numbers could all collide
+        if index > len(self.memo) + 1:  # picklers count from 0 or 1; other numbers could have equal hashes
             raise ValueError(f"memo {index}")
         self.memo[index] = self.stack[-1]
 
@@ -139,7 +139,7 @@ class Unpickler(pickle._Unpickler):
         self.append(function.make(self, *arguments) if function.make else StandIn(function.name, arguments))
 
     def _build(self) -> None:
-        """Set the state of a stand-in. Other objects have states that no weight or vocabulary needs."""
+        """Set the state of a stand-in. The states of other objects are ignored: no weight or vocabulary needs them."""
         state = self.stack.pop()
         if type(self.stack[-1]) is StandIn:
             self.stack[-1].attributes = state if type(state) is dict else {"state": state}
@@ -157,7 +157,7 @@ class Unpickler(pickle._Unpickler):
         self.stack[-1].update(self.check_keys(items))
 
     def _frozenset(self) -> None:
-        items = self.pop_mark()  # which puts another stack, with another append, in place of this one
+        items = self.pop_mark()  # this replaces the stack and its append
         self.append(frozenset(self.check_keys(items)))
 
     dispatch: dict[int, Any] = {code: pickle._Unpickler.dispatch[code] for code in _OPERATIONS} | {
