@@ -3,7 +3,7 @@
     import transformer_xl.hf
     model = AutoModelForCausalLM.from_pretrained(FOLDER)
 
-`export_huggingface` writes FOLDER. The code in the folder then does not run.
+`export_huggingface` writes FOLDER. FOLDER has its own copy of the classes, which is not used then.
 """
 
 from __future__ import annotations

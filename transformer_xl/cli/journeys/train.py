@@ -229,7 +229,7 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     """`config` with the shape and the vocabulary of `source`, the checkpoint that the run starts from.
 
     Raises:
-        Mistake: a line for each setting of the user that contradicts them.
+        Mistake: a line for each setting of the user that contradicts the checkpoint.
     """
     theirs = load_config(source)
     dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}

@@ -46,7 +46,7 @@ def map_file(path: Path) -> mmap.mmap:
 
 @dataclass(slots=True, eq=False)
 class StandIn:
-    """An inert record of an object of another program."""
+    """A record of another program's object. It holds the data of the object and runs none of its code."""
 
     name: str
     """The class with its module: "mem_transformer.MemTransformerLM"."""

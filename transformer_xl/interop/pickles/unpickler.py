@@ -30,7 +30,7 @@ _OPERATIONS = b"(.012BCGJKMNQTUX])}acehjqt\x80\x85\x86\x87\x88\x89\x8a\x8c\x8d\x
 
 
 class Reader:
-    """Reads a file from `position` to `end` for its unpicklers. Each read is charged to the file's budget."""
+    """Reads a file from `position` to `end` for its unpicklers. Each read counts against the limit of the file."""
 
     def __init__(self, data: mmap, position: int, end: int):
         self.data: mmap = data
