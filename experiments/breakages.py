@@ -219,7 +219,7 @@ def map_tests(root: Path) -> Tests:
 
     seconds = {}
     for case in ElementTree.parse(times).iter("testcase"):
-        if not list(case):  # neither failed nor skipped
+        if not list(case) and "classname" in case.attrib:  # neither failed nor skipped
             seconds[_test_id(case.attrib)] = float(case.attrib["time"])
     data = CoverageData(str(root / ".coverage"))
     data.read()
