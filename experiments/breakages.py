@@ -7,9 +7,9 @@
 The kinds of mutation come from cosmic-ray and mutmut: another operator or comparison, a number plus one, a negated
 condition, a loop without rounds, break for continue, another exception caught, a decorator or keyword argument removed,
 a value replaced by None. Strings and annotations do not change. First, one run of the whole suite under coverage finds
-the tests that execute each line, in this process or in commands that they start. Each mutation runs the tests of its
-room that execute its line, the fastest first, until one fails; then the tests of the other rooms. For a line that runs
-at import, they are the tests of the lines that use its name.
+the tests that execute each line, in this process or in commands that they start. A mutation meets the tests of its room
+that execute its line, quickest first, until one is red; then the tests of the other rooms. A line that runs at import
+meets the tests of the lines that use its name, and a line without a test meets all tests of its room.
 """
 
 from __future__ import annotations
@@ -214,7 +214,20 @@ def map_tests(root: Path) -> Tests:
     if not times.exists():
         config.write_text(f"[run]\nsource = {PACKAGE}\nparallel = true\ndisable_warnings = {QUIET}\n")
         coverage = [f"--cov={PACKAGE}", f"--cov-config={config}", "--cov-context=test", "--cov-report="]
-        run_tests(root, ["-n", "auto", "--dist", "worksteal", "-o", "timeout=600", *coverage, f"--junitxml={times}"])
+        whole = [
+            "-n",
+            "auto",
+            "--dist",
+            "worksteal",
+            "-o",
+            "timeout=600",
+            *coverage,
+            f"--junitxml={root / 'whole.xml'}",
+        ]
+        run_tests(root, whole)
+        if not (root / ".coverage").exists():
+            raise SystemExit(f"The suite did not end; see {root / 'pytest.log'}.")
+        (root / "whole.xml").rename(times)
     from coverage import CoverageData
 
     seconds = {}
@@ -249,6 +262,7 @@ def tests_of(mutation: Mutation, tests: Tests, root: Path) -> list[str]:
             for line, text in enumerate((root / file).read_text().splitlines(), start=1):
                 if word.search(text):
                     found |= lines.get(line, set())
+    found = found or {test for test in tests.seconds if test.startswith(f"tests/{mutation.room}/")}
     return sorted(found, key=lambda test: (tests.seconds[test], test))
 
 
