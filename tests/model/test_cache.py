@@ -173,3 +173,18 @@ def test_a_consumed_cache_is_refused() -> None:
     reset.reset(marks)
     with pytest.raises(RuntimeError, match="fork"):
         step(model, text(2, 3), reset, call)
+
+
+@pytest.mark.parametrize("kind", [{}, VARIANTS["bands"]], ids=["plain", "bands"])
+def test_a_copy_in_bf16_holds_rounded_weights_of_products_and_exact_tables(kind: dict) -> None:
+    model = small_model(dtype=torch.float32, **kind)
+    copied = model.for_inference("bf16")
+    dtypes = {name: weight.dtype for name, weight in copied.named_parameters()}
+    products = [
+        name for name in dtypes if name.endswith(("qkv.weight", "inner.weight", "outer.weight", "output.weight"))
+    ]
+    assert len(products) == 4 * model.config.n_layer
+    assert {dtypes[name] for name in products} == {torch.bfloat16}
+    assert {weight.dtype for name, weight in copied.softmax.named_parameters() if "table" in name} == {torch.bfloat16}
+    assert {dtypes[name] for name in dtypes if name.startswith("embedding.tables") or "norm" in name} == {torch.float32}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}, "the model itself stays as it is"
