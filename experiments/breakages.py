@@ -36,8 +36,8 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 PACKAGE = "transformer_xl"
-LONGEST = 600
-"""Seconds that the tests of a mutation may take; a mutation that takes longer counts as dead."""
+SLOWER, START = 10, 120
+"""A mutation counts as dead if its tests take this many times as long as before, plus START seconds."""
 QUIET = "no-data-collected,module-not-imported,module-not-measured,already-imported,trace-changed,dynamic-conflict"
 SWAPPED: dict[type[ast.AST], type[Any]] = {
     ast.Add: ast.Sub,
@@ -266,7 +266,7 @@ def tests_of(mutation: Mutation, tests: Tests, root: Path) -> list[str]:
     return sorted(found, key=lambda test: (tests.seconds[test], test))
 
 
-def try_mutation(mutation: Mutation, tests: list[str], root: Path) -> dict[str, Any]:
+def try_mutation(mutation: Mutation, tests: list[str], seconds: dict[str, float], root: Path) -> dict[str, Any]:
     """Break the code in `root`, run the tests of the room, then the others, and restore the code."""
     path = root / mutation.file
     source = path.read_bytes()
@@ -280,7 +280,8 @@ def try_mutation(mutation: Mutation, tests: list[str], root: Path) -> dict[str, 
         for where, part in (("room", inside), ("rest", others)):
             if part and not result["died"]:
                 (root / "ids").write_text("\n".join(part))
-                status = run_tests(root, ["-x", "-n", "0", "-o", "timeout=60", f"@{root / 'ids'}"], LONGEST)
+                longest = START + SLOWER * sum(seconds[test] for test in part)
+                status = run_tests(root, ["-x", "-n", "0", "-o", "timeout=60", f"@{root / 'ids'}"], longest)
                 result["died"] = where if status else ""
     except SyntaxError:
         result["died"] = "syntax"
@@ -324,7 +325,7 @@ def main() -> None:
         try:
             mutation = chosen[number]
             entry = {"number": number, "room": mutation.room, "what": show(mutation, root)}
-            known[number] = entry | try_mutation(mutation, tests_of(mutation, tests, root), root)
+            known[number] = entry | try_mutation(mutation, tests_of(mutation, tests, root), tests.seconds, root)
         finally:
             free.put(root)
         with results.open("a") as file:
