@@ -279,6 +279,14 @@ class TestAnyText:
         if unit == "word":
             assert [word for part in parts.values() for word in part.decode().split()] == text.split()
 
+    def test_the_words_of_a_file_are_the_vocabulary_of_an_own_text(self, home: Path, tmp_path: Path) -> None:
+        (tmp_path / "text.txt").write_text("one two three two\n" * 20)
+        (tmp_path / "words").write_text("two\none\n<eos>\n<unk>\n")
+        settings = CorpusConfig(name=str(tmp_path / "text.txt"), unit="word", vocab=str(tmp_path / "words"))
+        corpus = open_corpus(settings)
+        assert corpus.vocab.symbols == ("two", "one", "<eos>", "<unk>")
+        assert corpus.header.splits["train"].unknown > 0, "three is not in the file"
+
     def test_shares_are_90_5_5(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(bytes(2000))
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt")))
