@@ -40,21 +40,21 @@ def picture() -> str:
     """The drawing as SVG."""
     rooms = floors()
     top = max(rooms.values())
-    places: dict[str, tuple[float, float]] = {}
+    positions: dict[str, tuple[float, float]] = {}
     for floor in range(top + 1):
         row = [name for name, own in rooms.items() if own == floor]
         for i, name in enumerate(row):
-            places[name] = (WIDTH / 2 + (i - (len(row) - 1) / 2) * STEP, (top - floor) * HEIGHT + 40)
+            positions[name] = (WIDTH / 2 + (i - (len(row) - 1) / 2) * STEP, (top - floor) * HEIGHT + 40)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {(top + 1) * HEIGHT}" font-family="sans-serif">',
         "<title>Rooms of transformer_xl: imports lead downwards only</title>",
         f'<rect width="{WIDTH}" height="{(top + 1) * HEIGHT}" fill="white"/>',
     ]
     for (above, below), count in sorted(imports(rooms).items()):
-        (x1, y1), (x2, y2) = places[above], places[below]
+        (x1, y1), (x2, y2) = positions[above], positions[below]
         line = f'x1="{x1:.0f}" y1="{y1 + 16:.0f}" x2="{x2:.0f}" y2="{y2 - 16:.0f}"'
         parts.append(f'<line {line} stroke="#7a8ca5" stroke-opacity=".45" stroke-width="{min(1 + count / 8, 5):.1f}"/>')
-    for name, (x, y) in places.items():
+    for name, (x, y) in positions.items():
         box = f'x="{x - ROOM / 2:.0f}" y="{y - 16:.0f}" width="{ROOM}" height="32" rx="6"'
         parts.append(f'<rect {box} fill="#eef3fa" stroke="#35507a"/>')
         parts.append(f'<text x="{x:.0f}" y="{y + 5:.0f}" text-anchor="middle" font-size="15">{name}</text>')

@@ -66,10 +66,10 @@ class Blow:
 
 
 class Campaign:
-    """Many disturbed runs of one recipe in the folder `place`; the undisturbed run is next to the recipe."""
+    """Many disturbed runs of one recipe in the folder `runs`; the undisturbed run is next to the recipe."""
 
-    def __init__(self, recipe: Path, how: str, place: Path, draw: random.Random) -> None:
-        self.recipe, self.how, self.place, self.draw = recipe, how, place, draw
+    def __init__(self, recipe: Path, how: str, runs: Path, draw: random.Random) -> None:
+        self.recipe, self.how, self.runs, self.draw = recipe, how, runs, draw
         self.whole = recipe.parent / "whole"
         self.blows: list[Blow] = []
         self.problems: list[str] = []
@@ -89,7 +89,7 @@ class Campaign:
 
     def disturb(self, number: int, most: int) -> None:
         """Disturb one run up to `most` times, then let it end."""
-        run, blows, previous = self.place / f"run-{number}", 0, None
+        run, blows, previous = self.runs / f"run-{number}", 0, None
         while True:
             before, left = saved_step(run), half_written(run)
             life = self.start(run)
@@ -156,10 +156,10 @@ class Campaign:
     def _fill(self, life: Life) -> int:
         """Leave no space, or less than a checkpoint needs, until the process has ended; then free the space."""
         room = self.draw.choice([0, int(self.draw.uniform(0, 0.9) * self.size)])
-        ballast = self.place / "ballast"
+        ballast = self.runs / "ballast"
         with ballast.open("wb") as file:
             while life.lives_until(life.age + 0.02):
-                free = os.statvfs(self.place).f_bavail * os.statvfs(self.place).f_frsize
+                free = os.statvfs(self.runs).f_bavail * os.statvfs(self.runs).f_frsize
                 if free > room:
                     os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free - room)
         ballast.unlink()
@@ -245,7 +245,7 @@ def main() -> int:
         print(f"a checkpoint has {campaign.size / 1e6:.1f} MB\n", flush=True)
         print(markdown(COLUMNS, []), flush=True)
         room = 10 * campaign.size if given.how == "full" else 0
-        with small_disk(given.tmpfs, room, work) if room else nullcontext(work) as campaign.place:
+        with small_disk(given.tmpfs, room, work) if room else nullcontext(work) as campaign.runs:
             number = 0
             while len(campaign.blows) < given.times:
                 number += 1

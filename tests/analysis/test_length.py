@@ -83,7 +83,7 @@ def build(kind: str, **changes: int) -> torch.nn.Module:
 def test_without_recurrence_a_length_is_a_window_of_that_many_tokens():
     model, split = build("vaswani"), split_of(60)
     found = sweep(model, VASWANI, split, [3, 8, 9], BYTES, how=HOW, stride=1)
-    assert list(found.attn_lens) == [3, 8] and "from an empty state" in found.told
+    assert list(found.attn_lens) == [3, 8] and "from an empty state" in found.description
     ids = torch.from_numpy(split.ids.astype(np.int64))[None]
     for attn_len, result in zip(found.attn_lens, found.results, strict=True):
         nats = 0.0

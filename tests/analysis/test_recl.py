@@ -310,8 +310,8 @@ def test_each_kind_of_model_reads_its_own_contexts():
     for kind in ("vaswani", "al-rfou"):
         absolute = config(kind, mem_len=0, positions=32 if kind == "al-rfou" else 0)
         told = feeding_of(absolute, 400)
-        assert (told.most, told.lengths.mem_len) == (32, 0) and "last 32" in told.told
+        assert (told.most, told.lengths.mem_len) == (32, 0) and "last 32" in told.description
         assert feeding_of(absolute, 20).most == 20
     for kind in ("lstm", "qrnn"):
         told = feeding_of(config(kind, mem_len=0), 400, trained_context=True)
-        assert (told.most, told.lengths.mem_len) == (400, 400) and "state" in told.told
+        assert (told.most, told.lengths.mem_len) == (400, 400) and "state" in told.description

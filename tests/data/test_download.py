@@ -385,6 +385,18 @@ class TestArchives:
         tracemalloc.stop()
         assert peak < 20_000_000
 
+    @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+    @pytest.mark.parametrize("member", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE], ids=["name", "pax"])
+    def test_a_long_header_in_a_tar_is_not_read_into_memory(self, place, member, first) -> None:
+        long, plain = tarfile.TarInfo("long"), tarfile.TarInfo("x")
+        long.size, long.type = 50_000_000, member
+        bomb = gzip.compress((b"" if first else plain.tobuf()) + long.tobuf() + bytes(long.size))
+        tracemalloc.start()
+        refused(place, bomb, "a member has a header of 50,000,000 bytes")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 20_000_000
+
     @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"tar.bz2"}))  # its first block holds the header
     def test_an_archive_that_is_cut_short_is_refused(self, place, kind) -> None:
         archive = KINDS[kind]([("x", os.urandom(20_011))])

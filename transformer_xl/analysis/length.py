@@ -33,7 +33,7 @@ class Sweep:
 
     attn_lens: Sequence[int]
     results: Sequence[EvalResult]
-    told: str
+    description: str
     """How the model read the text."""
 
     @property
@@ -87,9 +87,9 @@ def sweep(
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
     streams, call = (1, _CALL) if windows else (how.batch_size, tgt_len)
     loader = StreamLoader(split, batch_size=streams, tgt_len=call, max_tokens=how.max_tokens)
-    told = f"segments of {tgt_len:,} after a memory"
+    description = f"segments of {tgt_len:,} after a memory"
     if windows:
-        told = f"windows from an empty state, for {stride} targets each"
+        description = f"windows from an empty state, for {stride} targets each"
     options: dict[str, Any] = {"precision": precision, "unit": vocab.unit, "token_sizes": vocab.token_sizes()}
     results = []
     for length in fit:
@@ -98,4 +98,4 @@ def sweep(
             reader, lengths = Sliding(model, length, min(stride, length)), Lengths(tgt_len=length, mem_len=0)
         segments = report_progress(loader, f"scoring with an attention length of {length:,}")
         results.append(evaluate(reader, segments, lengths, **options))
-    return Sweep(fit, results, told)
+    return Sweep(fit, results, description)

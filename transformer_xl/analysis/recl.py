@@ -198,7 +198,7 @@ class Feeding(NamedTuple):
     most: int
     """Maximum number of tokens that it reads; of a longer context it reads the last ones."""
     lengths: Lengths
-    told: str
+    description: str
 
 
 def feeding_of(
@@ -213,14 +213,14 @@ def feeding_of(
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
     if kind in ABSOLUTE or (trained_context and kind not in RECURRENT and train.mem_len == 0):
         most = min(train.tgt_len, longest)
-        told = f"windows of at most the last {most:,} tokens, its training length"
-        return Feeding(most, Lengths(tgt_len=most, mem_len=0, clamp_len=clamp), told)
-    told = f"segments of {train.tgt_len:,} after a memory of the whole window; trained with {train.mem_len:,}"
+        description = f"windows of at most the last {most:,} tokens, its training length"
+        return Feeding(most, Lengths(tgt_len=most, mem_len=0, clamp_len=clamp), description)
+    description = f"segments of {train.tgt_len:,} after a memory of the whole window; trained with {train.mem_len:,}"
     if kind in RECURRENT:
-        told = f"state carried through the window; trained on segments of {train.tgt_len:,}"
+        description = f"state carried through the window; trained on segments of {train.tgt_len:,}"
     elif clamp is not None:
-        told += f", distances beyond {clamp:,} count as {clamp:,}"
-    return Feeding(longest, Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp), told)
+        description += f", distances beyond {clamp:,} count as {clamp:,}"
+    return Feeding(longest, Lengths(tgt_len=train.tgt_len, mem_len=longest, clamp_len=clamp), description)
 
 
 def true_losses(

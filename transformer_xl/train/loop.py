@@ -69,18 +69,7 @@ def fit(
     assert replan is None or ranks.size == 1, "replan is only for a single process"
     run.mkdir(parents=True, exist_ok=True)
     model.to(settings.device).train()
-    last = latest(run) if resume else None
-    if last is not None:
-        load_weights(model, last)
-    trainer = Trainer(model, train_segments(corpus, config), settings, ranks=ranks)
-    torch.manual_seed(settings.seed + ranks.rank)
-    if last is not None:
-        trainer.restore(load_training(last))
-    steps = [int(step) for step in ranks.gather(torch.tensor(trainer.step))]
-    if len(set(steps)) > 1:
-        raise Mistake(
-            f"All ranks must continue from one step, got {', '.join(map(str, steps))}. Let all machines see {run}."
-        )
+    trainer = _start(model, corpus, config, run, latest(run) if resume else None, ranks)
     with ExitStack() as stack:
         writer = BackgroundWriter(kept=ranks.first)
         loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer)
@@ -101,6 +90,24 @@ def fit(
         writer.wait()
         [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
+
+
+def _start(
+    model: TransformerXL, corpus: Corpus, config: RunConfig, run: Path, last: Path | None, ranks: Ranks
+) -> Trainer:
+    """The trainer at the checkpoint `last`, or at the start of the run."""
+    if last is not None:
+        load_weights(model, last)
+    trainer = Trainer(model, train_segments(corpus, config), config.train, ranks=ranks)
+    torch.manual_seed(config.train.seed + ranks.rank)
+    if last is not None:
+        trainer.restore(load_training(last))
+    steps = [int(step) for step in ranks.gather(torch.tensor(trainer.step))]
+    if len(set(steps)) > 1:
+        raise Mistake(
+            f"All ranks must continue from one step, got {', '.join(map(str, steps))}. Let all machines see {run}."
+        )
+    return trainer
 
 
 def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:

@@ -119,7 +119,7 @@ def _losses(
         plan = measures.feeding_of(run.config, options.max_context, trained_context=options.trained_context)
         seen = np.minimum(contexts, plan.most)
         losses.append(score(run.load().model, contexts=seen, lengths=plan.lengths, batch_size=options.batch_size))
-        readings.append(plan.told)
+        readings.append(plan.description)
         if not np.isfinite(losses[-1]).all():
             raise Mistake(f"{run.run} gives losses that are not finite, so it cannot be compared. Leave it out.")
     return np.stack(losses), readings
@@ -200,7 +200,7 @@ def length(options: Length) -> dict[str, Any]:
 def _as_figures(each: Sweep) -> dict[str, Any]:
     results = [result.to_json() | {"attn_len": n} for n, result in zip(each.attn_lens, each.results, strict=True)]
     chosen = {"best": each.attn_lens[each.best], "shortest": each.attn_lens[each.shortest]}
-    return {"read": each.told} | chosen | {"results": results}
+    return {"read": each.description} | chosen | {"results": results}
 
 
 def _show_lengths(group: Group, sweeps: Sequence[Sweep]) -> None:
@@ -213,4 +213,4 @@ def _show_lengths(group: Group, sweeps: Sequence[Sweep]) -> None:
             counts = [f"{result.targets:,}", f"{result.tokens_per_second:,.0f}"]
             rows.append([name, f"{attn_len:,}", *figures, *counts, ", ".join(notes)])
     show_table(group.text.title, ["run", "attn_len", group.unit, "loss", "targets", "tokens/s", ""], rows)
-    show_pairs("\nHow each reads", {name: each.told for name, each in zip(group.names, sweeps, strict=True)})
+    show_pairs("\nHow each reads", {name: each.description for name, each in zip(group.names, sweeps, strict=True)})

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from filelock import FileLock
 
@@ -22,6 +23,19 @@ _UNPACKED, _RATIO = 1 << 30, 100
 """Maximum size of an unpacked archive: this many bytes or this many times its own size, whichever is larger."""
 _DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeError, OSError, ValueError)
 """The errors that the standard library raises for an archive that is damaged or encrypted."""
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_LONGEST_HEADER = 1 << 17
+"""In bytes."""
+
+
+class _Member(tarfile.TarInfo):
+    """A member of a tar. A long extended header is refused, because tarfile would read all of it into memory."""
+
+    def _proc_member(self, opened: Any) -> Any:
+        extended = self.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX_TYPES)
+        if extended and self.size > _LONGEST_HEADER:
+            raise Mistake(f"{opened.name} is refused: a member has a header of {self.size:,} bytes. Download it again.")
+        return super()._proc_member(opened)  # type: ignore[misc]
 
 
 @contextmanager
@@ -58,7 +72,7 @@ def _is_archive(path: Path) -> bool:
         if _is_zip(path):
             return True
         try:
-            with tarfile.open(path) as opened:
+            with tarfile.open(path, tarinfo=_Member) as opened:
                 return opened.next() is not None
         except (tarfile.TarError, *DAMAGE):
             return False
@@ -75,7 +89,7 @@ def _unpack(archive: Path, folder: Path) -> None:
             else:
                 _unpack_tar(archive, folder, limit)
     except _DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, Mistake) or (isinstance(error, OSError) and error.errno is not None):
             raise
         reason = str(error).rstrip(".") or type(error).__name__
         raise Mistake(f"{archive} cannot be unpacked: {reason}. Download it again.") from error
@@ -89,7 +103,7 @@ def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
 
 def _unpack_tar(archive: Path, folder: Path, limit: int) -> None:
     size = 0
-    with tarfile.open(archive) as opened:
+    with tarfile.open(archive, tarinfo=_Member) as opened:
         for member in opened:
             size += member.size
             _check_size(size, limit)
