@@ -131,7 +131,8 @@ def _compiled(part: str, options: Options) -> list[Contender]:
     """Ours with a compiled step, if `txl generate` has one here; not for a toy, because compiling takes minutes."""
     if part != "decode" or options.toy or options.torch_device != "cpu" or not has_compiler():
         return []
-    return [Contender("ours, compiled", precision, "benchmarks.ours", "Compiled") for precision in options.precisions]
+    ours = [contender for contender in options.contenders() if contender.name == "Ours"]
+    return [contender._replace(label=f"{contender.label}, compiled", name="Compiled") for contender in ours]
 
 
 def _row(label: str, precision: str, timing: Timing, tokens: int, reference: float) -> dict[str, Any]:
