@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import torch
 from torch import Tensor
 
-from transformer_xl import Lengths, Memory, TransformerXL, TransformerXLBackbone, TransformerXLConfig, load_model
-from transformer_xl.checkpoint import LoadedModel
+from transformer_xl import (
+    LanguageModel,
+    Lengths,
+    Memory,
+    TransformerXL,
+    TransformerXLBackbone,
+    TransformerXLConfig,
+    load_model,
+)
 from transformer_xl.config.settings import RunConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model.inference import KVCache
@@ -41,7 +48,9 @@ def test_calls_have_types() -> None:
 def types_of_a_loaded_model(path: Path) -> None:
     """For type checkers alone."""
     loaded = load_model(path)
-    assert_type(loaded, LoadedModel)
+    assert_type(loaded, LanguageModel)
     assert_type(loaded.model, TransformerXL)
     assert_type(loaded.vocab, Vocab)
     assert_type(loaded.config, RunConfig)
+    assert_type(loaded.score("text").nats.sum(), Any)
+    assert_type(loaded.generate("text"), str)

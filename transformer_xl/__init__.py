@@ -9,21 +9,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config.settings import Lengths, TransformerXLConfig
+    from .checkpoint import save_checkpoint
+    from .config.recipe import load_recipe
+    from .config.settings import Lengths, RunConfig, TransformerXLConfig
+    from .data.datasets import open_corpus
+    from .data.loader import StreamLoader
+    from .evaluation.generate import Sampling, generate
+    from .evaluation.language_model import LanguageModel
+    from .evaluation.score import evaluate
     from .interop import load_model
     from .model.memory import Memory
     from .model.transformer_xl import TransformerXL, TransformerXLBackbone
+    from .train import fit, settle
 
     __version__: str
 
 __all__ = [
+    "LanguageModel",
     "Lengths",
     "Memory",
+    "RunConfig",
+    "Sampling",
+    "StreamLoader",
     "TransformerXL",
     "TransformerXLBackbone",
     "TransformerXLConfig",
     "__version__",
+    "evaluate",
+    "fit",
+    "generate",
     "load_model",
+    "load_recipe",
+    "open_corpus",
+    "save_checkpoint",
+    "settle",
 ]
 
 _HOMES = {
@@ -33,6 +52,17 @@ _HOMES = {
     "Lengths": "config.settings",
     "Memory": "model.memory",
     "load_model": "interop",
+    "LanguageModel": "evaluation.language_model",
+    "load_recipe": "config.recipe",
+    "open_corpus": "data.datasets",
+    "settle": "train",
+    "fit": "train",
+    "evaluate": "evaluation.score",
+    "generate": "evaluation.generate",
+    "RunConfig": "config.settings",
+    "Sampling": "evaluation.generate",
+    "StreamLoader": "data.loader",
+    "save_checkpoint": "checkpoint",
 }
 
 

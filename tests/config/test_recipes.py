@@ -15,7 +15,6 @@ import torch
 from transformer_xl.config.recipe import (
     SECTIONS,
     changed_settings,
-    data_settings,
     load_recipe,
     packaged_recipes,
     split_overrides,
@@ -163,7 +162,7 @@ def test_the_last_option_wins_over_the_recipe_and_over_data():
     config = load_recipe(
         "enwik8-small",
         ["--train.lr", "3", "--train.lr=0.5", "--model.pre-lnorm=false", "--train.compile", "--model.vocab_size", "7"],
-        defaults=data_settings("some text"),
+        data="some text",
     )
     assert (config.train.lr, config.model.pre_lnorm, config.train.compile) == (0.5, False, True)
     assert (config.corpus.name, config.corpus.newlines, config.model.vocab_size) == ("some text", "drop", 7)
@@ -171,10 +170,10 @@ def test_the_last_option_wins_over_the_recipe_and_over_data():
 
 def test_data_keeps_line_ends_and_takes_the_vocabulary_from_the_text(tmp_path: Path):
     (tmp_path / "text").write_text("abc")
-    config = load_recipe("enwik8-small", defaults=data_settings(str(tmp_path / "text")))
+    config = load_recipe("enwik8-small", data=tmp_path / "text")
     assert (config.corpus.newlines, config.model.vocab_size) == ("keep", 0)
     assert config.corpus.name == str((tmp_path / "text").resolve())
-    named = load_recipe("lm1b-small", defaults=data_settings("lm1b-partial"))
+    named = load_recipe("lm1b-small", data="lm1b-partial")
     assert (named.corpus.name, named.corpus.newlines) == ("lm1b-partial", "sentence")
     assert load_recipe("enwik8-small").corpus.newlines == "drop"
 

@@ -28,11 +28,11 @@ from benchmarks.contract import (
     visible,
 )
 from transformer_xl import ops
-from transformer_xl.cli.journeys.env import choices
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import mask_distant, mask_wrapped, next_multiple, shifted_view
+from transformer_xl.train import choices
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # tested in test_triton.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}

@@ -74,12 +74,12 @@ def recipe_identity(recipe: str) -> str:
     return f"{path.name} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
 
 
-def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: Sequence[Setting] = ()) -> RunConfig:
+def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, data: str | Path | None = None) -> RunConfig:
     """Read a recipe, by name or path, and apply the command line's settings.
 
     Args:
         overrides: words of a command line, `--section.field value ...`. If a setting occurs twice, the last one counts.
-        defaults: settings that replace the recipe's; `overrides` replace them.
+        data: a text file, a folder or the name of a corpus, to train on instead of the recipe's corpus.
 
     Raises:
         FileNotFoundError: there is no such recipe.
@@ -91,6 +91,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, defaults: 
     except (ValueError, RecursionError) as error:
         raise Mistake(f"Recipe {recipe} is not valid TOML: {error}.") from error
     problems = Problems()
+    defaults = [] if data is None else data_settings(str(data))
     return run_of([*_settings_of(tables, f" in recipe {recipe}", problems), *defaults], overrides, problems)
 
 
@@ -105,9 +106,10 @@ def data_settings(data: str) -> list[Setting]:
     return [Setting(section, field, value, "--data") for (section, field), value in given.items()]
 
 
-def chosen_settings(recipe: str, overrides: Sequence[str], defaults: Sequence[Setting]) -> list[Setting]:
+def chosen_settings(recipe: str, overrides: Sequence[str], data: str | None) -> list[Setting]:
     """The settings that `--init` must not contradict: all of `overrides`, and the recipe's unit and line ends unless
-    `defaults` replace them."""
+    `data` replaces them."""
+    defaults = [] if data is None else data_settings(data)
     own = [Setting("corpus", name, None, f"corpus.{name}", f" in recipe {recipe}") for name in ("unit", "newlines")]
     last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
     return [setting for setting in last.values() if setting not in defaults]

@@ -30,16 +30,19 @@ def cache_folder() -> Path:
     return expand_home(home) if home else platformdirs.user_cache_path("txl")
 
 
-def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool = False) -> Corpus:
+def open_corpus(config: CorpusConfig | str | Path, vocab: Vocab | None = None, *, whole: bool = False) -> Corpus:
     """Open the corpus `config.name`: a prepared corpus, a token store, or a text file, folder or archive.
 
-    Text is tokenised into the cache. The vocabulary is `vocab` (of a trained model) if it is given, otherwise the file
-    `config.vocab` if it is set, otherwise made from the text. `read_splits` describes the splits and `whole`.
+    Instead of a `config`, a name opens a prepared corpus as it is, and a path opens a text as bytes. Text is tokenised
+    into the cache. The vocabulary is `vocab` (of a trained model) if it is given, otherwise the file `config.vocab` if
+    it is set, otherwise made from the text. `read_splits` describes the splits and `whole`.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
         ValueError: the corpus does not fit `vocab` or the settings.
     """
+    checked = isinstance(config, CorpusConfig)
+    config = config if isinstance(config, CorpusConfig) else CorpusConfig(name=str(config))
     if not config.name:
         raise Mistake(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
     path = expand_home(config.name)
@@ -59,7 +62,7 @@ def open_corpus(config: CorpusConfig, vocab: Vocab | None = None, *, whole: bool
             f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
             f"{config.name}.{_guess(config.name)}"
         )
-    if vocab is None:
+    if vocab is None and checked:
         _check_settings(config, corpus)
     return corpus if vocab in (None, corpus.vocab) else corpus.in_vocabulary(vocab)
 

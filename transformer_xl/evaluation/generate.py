@@ -9,7 +9,7 @@ import codecs
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,20 @@ from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
 from .score import Scoring, device_of
 from .sliding import Sliding
+
+
+class Context(NamedTuple):
+    """A text that a model has read. It does not change when text is scored or generated after it."""
+
+    state: Any
+    """What the model remembers of all tokens but the last."""
+    last: Integer[np.ndarray, " n"]
+    """The last token, which the model reads with the next text; empty if there was none."""
+    lengths: Lengths
+
+    def copy(self) -> Any:
+        """A copy of the state, because a call may change the state that it gets."""
+        return self.state.select(slice(None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +123,17 @@ def stream(
     sampling: Sampling,
     max_tokens: int,
     *,
+    state: Any = None,
     ended: Callable[[int], bool] | None = None,
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Iterator[list[tuple[int, int]]]:
     """At each step yield the new `(row, id)` of every row that has not ended. Only `stream_text` obeys `sampling.stop`.
 
-    Without a memory (`mem_len` 0) the last `tgt_len` tokens are read again for each new one. Prompts hold at least
-    one id and may differ in length. A row leaves the batch before the next step if `ended(row)`. A row's tokens do not
-    depend on the other rows, except for rounding.
+    `state` is what the model remembers before the prompts; None: nothing. Without a memory (`mem_len` 0) the last
+    `tgt_len` tokens are read again for each new one. Prompts hold at least one id and may differ in length. A row
+    leaves the batch before the next step if `ended(row)`. A row's tokens do not depend on the other rows, except for
+    rounding.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
     if not prompts:
@@ -126,10 +142,10 @@ def stream(
     model = (model if lengths.mem_len else Sliding(model, lengths.tgt_len)).for_inference(precision)
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
     tensors = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
-    state, inputs = None, pad_sequence(tensors, batch_first=True, padding_side="left")
+    inputs = pad_sequence(tensors, batch_first=True, padding_side="left")
     for step in range(max_tokens):
         if step == 0:
-            log_probs, state = _read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision)
+            log_probs, state = read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision, state)
         else:
             with autocast(precision, device):
                 state = step_state(model, state, lengths, compiled=compiled)
@@ -145,20 +161,30 @@ def stream(
         inputs = ids[:, None]
 
 
-def _read_prompts(
-    model: Any, ids: Tensor, counts: list[int], lengths: Lengths, device: torch.device, precision: str
+def read_prompts(
+    model: Any,
+    ids: Tensor,
+    counts: list[int],
+    lengths: Lengths,
+    device: torch.device,
+    precision: str = "fp32",
+    state: Any = None,
 ) -> tuple[Float[Tensor, "B V"], Any]:
-    """Read left-padded prompts in segments of `tgt_len`. The first one may be shorter, because a prompt must be cut
-    into the same segments whether or not the batch has longer ones."""
+    """Read left-padded prompts in segments of `tgt_len`; return the log-probabilities of what follows, and the state.
+
+    The first segment may be shorter, because a prompt must be cut into the same segments whether or not the batch has
+    longer ones. `state` is what the model remembers before the prompts, which then have one length; None: nothing.
+    """
     total = ids.shape[1]
     uneven = len(set(counts)) > 1
     if uneven and not model.takes_padding:
         rows = [(row[None, total - count :], [count]) for row, count in zip(ids, counts, strict=True)]
-        read = [_read_prompts(model, *row, lengths, device, precision) for row in rows]
+        read = [read_prompts(model, *row, lengths, device, precision) for row in rows]
         return torch.cat([log_probs for log_probs, _ in read]), type(read[0][1]).cat([state for _, state in read])
     padding = torch.tensor([total - count for count in counts], device=device)
-    with torch.no_grad(), autocast(precision, device):
-        state = model.empty_cache(len(ids), lengths, valid=-padding if uneven else None)
+    if state is None:
+        with torch.no_grad(), autocast(precision, device):
+            state = model.empty_cache(len(ids), lengths, valid=-padding if uneven else None)
     log_probs = None
     ids = ids.to(device)
     ends = range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len)
@@ -187,19 +213,19 @@ def stream_text(
     sampling: Sampling,
     max_tokens: int,
     *,
+    context: Context | None = None,
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Iterator[tuple[int, str]]:
-    """Yield `(row, new text)` as the model generates it, without the prompt.
+    """Yield `(row, new text)` as the model generates it, without the prompt; `context` comes before a single prompt.
 
-    The tokens that open a text in this vocabulary come before a prompt. An empty prompt is a line end, or the most
-    frequent token (id 0) if the vocabulary has no line end. Text that may be the start of a stop string, or of a
-    character of several bytes, is held back until that is known.
+    `prompt_ids` describes the start of a text. Text that may be the start of a stop string, or of a character of
+    several bytes, is held back until that is known.
     """
-    ids = [np.concatenate([vocab.opening_ids, vocab.encode(prompt)]) for prompt in prompts]
-    ids = [prompt if len(prompt) else np.array([vocab.line_end or 0]) for prompt in ids]
-    writers = [_Writer(vocab, prompt, sampling.stop) for prompt in ids]
-    options: dict[str, Any] = {"precision": precision, "compiled": compiled}
+    assert context is None or len(prompts) == 1, "a context is of one row"
+    ids = [prompt_ids(vocab, prompt, context) for prompt in prompts]
+    writers = [TokenText(vocab, prompt, sampling.stop) for prompt in ids]
+    options: dict[str, Any] = {"precision": precision, "compiled": compiled, "state": context and context.copy()}
     steps = stream(model, ids, lengths, sampling, max_tokens, ended=lambda row: writers[row].ended, **options)
     for step in steps:
         for row, new in step:
@@ -227,10 +253,19 @@ def generate(
     return texts
 
 
-class _Writer:
+def prompt_ids(vocab: Vocab, prompt: str | bytes, context: Context | None = None) -> Integer[np.ndarray, " n"]:
+    """The ids of a prompt, at least one. Before it come the last token of `context`, or the tokens that open a text.
+
+    An empty prompt at the start is a line end, or the most frequent token (id 0) if the vocabulary has no line end.
+    """
+    ids = np.concatenate([vocab.opening_ids if context is None else context.last, vocab.encode(prompt)])
+    return ids if len(ids) else np.array([vocab.line_end or 0])
+
+
+class TokenText:
     """Turns one row's ids into text that can be shown: whole characters, and no part of a stop string."""
 
-    def __init__(self, vocab: Vocab, prompt: Integer[np.ndarray, " n"], stop: Sequence[str]) -> None:
+    def __init__(self, vocab: Vocab, prompt: Integer[np.ndarray, " n"], stop: Sequence[str] = ()) -> None:
         self.ended = False
         self._vocab, self._stop = vocab, stop
         self._last = int(prompt[-1])

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from .. import checkpoint
-from ..checkpoint import LoadedModel, save_checkpoint
+from ..checkpoint import save_checkpoint
 from ..data.datasets import cache_folder
+from ..evaluation.language_model import LanguageModel
 from ..mistake import Mistake
 from .huggingface import VOCABULARIES, WEIGHTS
 from .reading import read_model
@@ -23,8 +24,8 @@ _PATIENCE = 3.0
 _WANTED = ("config.json", *VOCABULARIES)
 
 
-def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LoadedModel:
-    """Load a model, ready to evaluate and generate.
+def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend: str = "auto") -> LanguageModel:
+    """Load a trained model with its vocabulary and settings, to score and generate text.
 
     Args:
         path: a run folder (this loads its best checkpoint by validation loss, or the last if no loss is known), a
@@ -35,7 +36,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
         FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
         ValueError: the checkpoint is damaged or of another kind, or its files do not fit each other.
     """
-    return checkpoint.load_model(local(path), device=device, backend=backend)
+    return LanguageModel(*checkpoint.load_model(local(path), device=device, backend=backend))
 
 
 def local(path: str | Path) -> Path:

@@ -41,7 +41,7 @@ def fit(
     model: TransformerXL,
     corpus: Corpus,
     config: RunConfig,
-    run: Path,
+    run: str | Path,
     *,
     resume: bool = False,
     trackers: Trackers | None = None,
@@ -50,7 +50,8 @@ def fit(
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
 
-    Device, precision and backend must not be "auto". With `resume` training continues from the last checkpoint.
+    `settle` gives a `config` in which device, precision and backend are no longer "auto". With `resume` training
+    continues from the last checkpoint.
 
     Args:
         trackers: they get figures and samples, whichever `config` names; None: no trackers.
@@ -67,6 +68,7 @@ def fit(
     """
     settings, ranks = config.train, ranks or Ranks()
     assert replan is None or ranks.size == 1, "replan is only for a single process"
+    run = Path(run)
     run.mkdir(parents=True, exist_ok=True)
     model.to(settings.device).train()
     trainer = _start(model, corpus, config, run, latest(run) if resume else None, ranks)

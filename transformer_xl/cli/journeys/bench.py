@@ -32,9 +32,9 @@ from ...mistake import Mistake
 from ...model.baselines import build_model
 from ...runtime.device import autocast, reuse_memory
 from ...runtime.terminal import report_progress, show_table
-from ...train import Trainer
+from ...train import Trainer, choices
 from ..options.measure import Bench
-from .env import choices, environment
+from .env import environment
 
 
 class Unit(NamedTuple):

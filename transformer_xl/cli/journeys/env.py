@@ -15,9 +15,9 @@ from ...config.settings import TrainConfig, TransformerXLConfig
 from ...data.datasets import cache_folder
 from ...mistake import Mistake
 from ...ops import BACKENDS, resolve_backend
-from ...runtime.device import resolve_device, resolve_precision
 from ...runtime.files import plain_file
 from ...runtime.terminal import show_pairs
+from ...train import choices
 from ..options.measure import Env
 
 _PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
@@ -74,26 +74,6 @@ def recorded_fact(run: Path, fact: str) -> Any:
         raise Mistake(
             f"{file} is damaged ({error}); it records how the run began. Restore it, or remove it to compare nothing."
         ) from error
-
-
-def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
-    """The device, precision and attention backend for training with these settings, each with the reason.
-
-    Raises:
-        Mistake: this machine lacks something that is asked for by name.
-    """
-    device = resolve_device(config.device)
-    precision, why_precision = resolve_precision(config.precision, device)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
-    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
-    backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
-    found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
-    return {
-        "device": {"name": str(device), "why": found if config.device == "auto" else "asked for by name"},
-        "precision": {"name": precision, "why": why_precision},
-        "backend": {"name": backend, "why": why_backend},
-    }
 
 
 def below_home(path: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -29,18 +29,17 @@ from ...data.vocab import Vocab
 from ...interop import local
 from ...mistake import Mistake
 from ...model.baselines import build_model
-from ...model.inference import has_compiler
 from ...model.transformer_xl import TransformerXL
 from ...runtime.device import reuse_memory
 from ...runtime.files import LOCK, explain_write_error, holds_anything, lock_folder, refuse_odd_name, write_whole
 from ...runtime.ranks import Ranks, join_ranks, launch_id
 from ...runtime.terminal import LastingOutput
-from ...train import Trainer, fit
+from ...train import Trainer, choices, fit, settle
 from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require_installed
 from ..options.analyse import Report
 from ..options.train import Train
-from .env import choices, environment, recorded_fact
+from .env import environment, recorded_fact
 from .evaluate import score_split, show_results
 from .report import report
 from .texts import changed_splits
@@ -189,7 +188,7 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     chosen = choices(config.train, config.model)
-    config = settle(config, corpus, {name: choice["name"] for name, choice in chosen.items()})
+    config = settle(config, corpus)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:
@@ -259,20 +258,6 @@ def _init_name(init: Path | None) -> str:
 def began_here(run: Path) -> bool:
     """Whether the torchrun that started this process also began the run, with processes that failed."""
     return bool(launch_id()) and recorded_fact(run, "launch") == launch_id()
-
-
-def settle(config: RunConfig, corpus: Corpus, chosen: Mapping[str, str]) -> RunConfig:
-    """`config` with the vocabulary size of the corpus and the device, precision and backend chosen for this machine."""
-    size = len(corpus.vocab)
-    if config.model.vocab_size not in (0, size):
-        raise Mistake(
-            f"model.vocab_size must be {size}, the vocabulary size of the corpus {config.corpus.name}, got "
-            f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
-        )
-    train = replace(config.train, **chosen)
-    if train.compile and train.device == "cpu" and not has_compiler():
-        raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
-    return replace(config, model=replace(config.model, vocab_size=size), train=train)
 
 
 def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> RunConfig:

@@ -81,9 +81,8 @@ class Train:
 
             config = resumed_settings(out, self, overrides)
         else:
-            defaults = recipes.data_settings(self.data) if self.data else []
-            config = recipes.load_recipe(self.recipe, overrides, defaults=defaults)
-            given = recipes.chosen_settings(self.recipe, overrides, defaults)
+            config = recipes.load_recipe(self.recipe, overrides, data=self.data)
+            given = recipes.chosen_settings(self.recipe, overrides, self.data)
         if self.print_config:
             print(recipes.write_toml(config), end="")
             return 0

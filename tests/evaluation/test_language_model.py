@@ -1,0 +1,165 @@
+"""`LanguageModel`: cutting a text changes nothing, a context does not change, probabilities agree with `txl score`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import small_model
+
+from transformer_xl import (
+    LanguageModel,
+    StreamLoader,
+    TransformerXL,
+    TransformerXLConfig,
+    fit,
+    load_model,
+    open_corpus,
+    settle,
+)
+from transformer_xl.checkpoint import save_checkpoint
+from transformer_xl.config.settings import CorpusConfig, RunConfig, TrainConfig
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluation.generate import Sampling, generate
+from transformer_xl.evaluation.lines import score_lines
+from transformer_xl.evaluation.score import evaluate
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.baselines import build_model
+
+WORDS = Vocab("word", ("<eos>", "<unk>", "a", "bird", "sang", "twice"))
+CHARS = Vocab("char", ("\n", "a", "b", "é", "<unk>"))
+BYTES = Vocab.build("byte", [])
+WINDOW = {"tgt_len": 5, "mem_len": 6, "attn_len": 7}
+"""Lengths at which a result does not depend on where a text is cut."""
+
+
+def language_model(vocab: Vocab = BYTES, lengths: dict[str, Any] = WINDOW, **shape: Any) -> LanguageModel:
+    if shape.get("kind") == "lstm":
+        torch.manual_seed(1)
+        model = build_model(TransformerXLConfig(vocab_size=len(vocab), n_layer=2, d_model=6, d_inner=5, **shape))
+        model = model.double().eval()
+    else:
+        model = small_model(vocab_size=len(vocab), **shape)
+    return LanguageModel(model, vocab, RunConfig(model=model.config, train=TrainConfig(**lengths)))
+
+
+KINDS = {
+    "bytes": language_model(),
+    "characters": language_model(CHARS),
+    "zeros at the start": language_model(zero_memory=True),
+    "no memory": language_model(lengths={"tgt_len": 7, "mem_len": 0}),
+    "lstm": language_model(kind="lstm", lengths={"tgt_len": 5, "mem_len": 1}),
+}
+
+
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+@settings(deadline=None, max_examples=15)
+@given(st.text("abé\n", max_size=30), st.data())
+def test_a_text_may_be_scored_in_pieces(model, text, data):
+    cut = data.draw(st.integers(0, len(text)))
+    whole, first = model.score(text), model.score(text[:cut])
+    rest = model.score(text[cut:], first.context)
+    np.testing.assert_allclose([*first.nats, *rest.nats], whole.nats, rtol=1e-9, atol=1e-12)
+    assert "".join(whole.tokens) == "".join([*first.tokens, *rest.tokens]) == text
+    assert whole.bytes == first.bytes + rest.bytes == len(text.encode())
+
+
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+def test_a_context_does_not_change_when_it_is_continued(model):
+    context = model.score("a b a b b").context
+    before = model.score("ab ba a", context).nats
+    model.generate("b", context, max_tokens=9, seed=1)
+    model.next_tokens("a", context)
+    np.testing.assert_array_equal(model.score("ab ba a", context).nats, before)
+
+
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+def test_text_after_a_context_is_the_text_after_one_prompt(model):
+    context = model.score("ab").context
+    prompt = "" if model.vocab.line_end is None else "\n"
+    whole = model.generate(f"{prompt}abba", max_tokens=20, temperature=0)
+    assert model.generate("ba", context, max_tokens=20, temperature=0) == whole
+    assert "".join(model.stream("ba", context, max_tokens=20, temperature=0)) == whole
+
+
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+def test_the_probabilities_of_the_next_token_are_those_of_its_score(model):
+    context = model.score("ab").context
+    following = model.next_tokens("b", context, count=1000)
+    assert len(following) == len(model.vocab)
+    assert sum(p for _, p in following) == pytest.approx(1)
+    assert [p for _, p in following] == sorted((p for _, p in following), reverse=True)
+    [probability] = [p for token, p in following if token == "a"]
+    assert model.score("ba", context).nats[-1] == pytest.approx(-math.log(probability))
+    assert len(model.next_tokens("b", context)) == min(10, len(model.vocab))
+
+
+def test_a_line_costs_what_txl_score_says():
+    for vocab, line in ((WORDS, "a bird sang a cat"), (BYTES, "aé b"), (CHARS, "aéb")):
+        model = language_model(vocab)
+        scored = model.score(line + "\n")
+        [reference] = score_lines(model.model, vocab, [line], model.config.eval_lengths)
+        assert scored.nats.sum() == pytest.approx(reference.nats)
+        assert (len(scored.nats), scored.bytes) == (reference.targets, reference.bytes)
+        assert scored.ppl == pytest.approx(reference.ppl)
+        assert scored.bits_per_byte == pytest.approx(reference.bits / reference.bytes)
+
+
+def test_generation_is_that_of_the_function():
+    model, sampling = language_model(), Sampling(seed=3, top_k=5, temperature=0.7, stop=("q",))
+    [expected] = generate(model.model, model.vocab, ["a b"], model.config.eval_lengths, sampling, 30)
+    assert model.generate("a b", max_tokens=30, seed=3, top_k=5, temperature=0.7, stop=("q",)) == expected
+
+
+def test_tokens_are_readable():
+    assert language_model(WORDS).score("a bird sang\n twice").tokens == ["a", " bird", " sang", "\n", "twice"]
+    assert language_model().score("é\n").tokens == ["", "é", "\n"]
+
+
+def test_without_a_line_end_the_first_token_is_only_context():
+    model = language_model(Vocab("char", ("a", "b"), "drop"))
+    assert model.score("ab").tokens == ["b"]
+    assert model.score("").tokens == model.score("a").tokens == []
+    assert math.isnan(model.score("").ppl)
+    assert len(model.score("ab", model.score("").context).nats) == 1
+
+
+def test_a_text_is_read_at_the_lengths_that_were_asked_for():
+    model = language_model(lengths={"tgt_len": 3, "mem_len": 6})
+    text = "ab" * 20
+    short, longer = model.with_lengths(mem_len=2), model.with_lengths(mem_len=60, tgt_len=1)
+    assert isinstance(short, LanguageModel)
+    assert short.config.eval_lengths.mem_len == 2 and longer.config.eval_lengths.tgt_len == 1
+    assert not np.allclose(short.score(text).nats, longer.score(text).nats)
+    context = longer.score("ab").context  # a context keeps its lengths
+    np.testing.assert_array_equal(short.score(text, context).nats, longer.score(text, context).nats)
+    with pytest.raises(Mistake, match="tgt_len"):
+        model.with_lengths(tgt_len=0)
+    with pytest.raises(Mistake, match="got window"):
+        model.with_lengths(window=2)
+
+
+def test_the_library_trains_a_model_and_uses_it(tmp_path):
+    """The same as README, from a text to a loaded run."""
+    (tmp_path / "text.txt").write_text("a bird sang twice. " * 300)
+    corpus = open_corpus(tmp_path / "text.txt")
+    sizes = TransformerXLConfig(vocab_size=0, n_layer=1, n_head=2, d_head=8, d_model=16, d_inner=16)
+    settings_of_train = TrainConfig(max_steps=60, tgt_len=16, mem_len=16, batch_size=4, lr=0.01, save_every=0)
+    config = settle(RunConfig(model=sizes, corpus=CorpusConfig(name=str(tmp_path)), train=settings_of_train), corpus)
+    assert config.model.vocab_size == 256 and "auto" not in (config.train.device, config.train.precision)
+    torch.manual_seed(0)
+    assert fit(TransformerXL(config.model), corpus, config, str(tmp_path / "run"))
+    loaded = load_model(tmp_path / "run")
+    assert loaded.score("a bird sang").nats[1:].mean() < math.log(256) / 2
+    loader = StreamLoader(corpus.split("test"), batch_size=1, tgt_len=16)
+    result = evaluate(loaded.model, loader, loaded.config.eval_lengths)
+    assert result.targets == len(corpus.split("test").ids) - 1
+    folder = save_checkpoint(tmp_path / "own", model=loaded.model, vocab=loaded.vocab, config=loaded.config)
+    again = load_model(Path(folder))
+    np.testing.assert_array_equal(again.score("a bird").nats, loaded.score("a bird").nats)

@@ -1,0 +1,53 @@
+"""Choose the settings that are "auto", for this machine and a corpus."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
+from ..data.corpus import Corpus
+from ..mistake import Mistake
+from ..model.inference import has_compiler
+from ..ops import resolve_backend
+from ..runtime.device import resolve_device, resolve_precision
+
+
+def settle(config: RunConfig, corpus: Corpus) -> RunConfig:
+    """`config` with the vocabulary size of the corpus, and a device, precision and backend for this machine.
+
+    Raises:
+        Mistake: the recipe is for another vocabulary size, or this machine lacks something asked for by name.
+    """
+    size = len(corpus.vocab)
+    if config.model.vocab_size not in (0, size):
+        raise Mistake(
+            f"model.vocab_size must be {size}, the vocabulary size of the corpus {config.corpus.name}, got "
+            f"{config.model.vocab_size}. Set it to 0 to follow the corpus."
+        )
+    chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
+    train = replace(config.train, **chosen)
+    if train.compile and train.device == "cpu" and not has_compiler():
+        raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
+    return replace(config, model=replace(config.model, vocab_size=size), train=train)
+
+
+def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[str, str]]:
+    """The device, precision and attention backend for training with these settings, each with the reason.
+
+    Raises:
+        Mistake: this machine lacks something that is asked for by name.
+    """
+    device = resolve_device(config.device)
+    precision, why_precision = resolve_precision(config.precision, device)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
+    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
+    backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
+    found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
+    return {
+        "device": {"name": str(device), "why": found if config.device == "auto" else "asked for by name"},
+        "precision": {"name": precision, "why": why_precision},
+        "backend": {"name": backend, "why": why_backend},
+    }
