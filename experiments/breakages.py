@@ -247,8 +247,9 @@ def map_tests(root: Path) -> Tests:
 
 
 def _test_id(case: dict[str, str]) -> str:
-    """The name of a test for pytest, from the dotted module and the function."""
-    return f"{case['classname'].replace('.', '/')}.py::{case['name']}"
+    """The name of a test for pytest, from the dotted module, perhaps with a class, and the function."""
+    folders, module, owner = re.fullmatch(r"(.*)\b(test_\w+)\.?(.*)", case["classname"]).groups()  # type: ignore
+    return "::".join(filter(None, [f"{folders.replace('.', '/')}{module}.py", owner, case["name"]]))
 
 
 def tests_of(mutation: Mutation, tests: Tests, root: Path) -> list[str]:
