@@ -62,7 +62,7 @@ def test_training_leaves_everything_needed_to_repeat_and_use_it(home: Path):
     assert environment["chosen"]["backend"]["why"] and environment["packages"]["torch"]
     assert os.uname().nodename not in (run / "environment.json").read_text().replace("linux", "")
     log = (run / "log.txt").read_text()
-    assert "step 40/40" in log and "valid" in log
+    assert "step 40/40" in log and "valid" in log and "partial" not in log
     assert "step 40/40" in (home / "log").read_text()
     losses = [entry["loss"] for entry in read_metrics(run / "metrics.jsonl") if entry.get("split") == "train"]
     assert losses[-1] < losses[0] < math.log(256)
@@ -211,6 +211,8 @@ def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypa
     assert main(["train", "text-words", "--out", "runs/tiny", *TINY, *sentences, "--train.max-steps", "60"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("partial: 1 of 2 files") == 2, "beside the model, and beside the test figure"
+    validations = [line for line in shown.splitlines() if "  valid  " in line]
+    assert validations and all(line.endswith("(partial)") for line in validations)
     entries = [entry for entry in read_metrics("runs/tiny/metrics.jsonl") if entry["split"] != "train"]
     assert entries and all("1 of 2 files" in entry["partial"] for entry in entries)
     assert main(words("eval runs/tiny --json")) == 0

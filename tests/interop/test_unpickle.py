@@ -403,6 +403,10 @@ def test_files_of_another_kind_are_refused(read):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pipes among the files")
+def test_a_key_without_a_value_is_refused(read):
+    refused(read, b"\x80\x02}(K\x01K\x02K\x03u.")
+
+
 def test_pipes_folders_and_devices_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path, tmp_path / "none", Path("/dev/zero")):

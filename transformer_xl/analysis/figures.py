@@ -83,7 +83,7 @@ def draw_curves(stem: Path, panels: Sequence[Panel], x: str, y: str, *, log: boo
             axis.set_yscale("log")
         axis.grid(color="0.9")
     axes[0].set_ylabel(y)
-    axes[-1].legend(fontsize=8, frameon=False)
+    axes[-1].legend(fontsize=8)
     return save_figure(figure, stem)
 
 
