@@ -273,9 +273,14 @@ def home(tmp_path_factory: pytest.TempPathFactory):
         yield folder
 
 
-def looked(home: Path, out: Path, **options: Any) -> dict[str, Any]:
+def looked(home: Path, out: Path | None, **options: Any) -> dict[str, Any]:
     given = {"data": str(home / "text.txt"), "split": "train", "precision": "fp32", "out": out} | options
     return attention(Attention(home / "run", **given))
+
+
+def test_by_default_the_files_are_in_the_run(home: Path):
+    looked(home, None, heads=("2.1",), positions=(9,), max_tokens=20)
+    assert {file.name for file in (home / "run/attention").iterdir()} >= {"attention.json", "average.png"}
 
 
 def test_the_command_writes_pictures_arrays_and_their_names(home: Path, tmp_path: Path, capsys):

@@ -997,6 +997,15 @@ def test_ptb_equals_the_published_corpus() -> None:
     assert corpus.vocab.encode("zyzzyva").tolist() == [2]
 
 
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_published_corpus_has_three_splits_of_files_that_can_be_downloaded(name: str) -> None:
+    dataset = DATASETS[name]
+    assert (set(dataset.splits) == set(SPLITS)) != (dataset.cuts is not None)
+    assert {file for files in dataset.splits.values() for file in files} <= set(dataset.files)
+    assert {file for package in dataset.packages for file in package.files} == set(dataset.files)
+    assert all(package.origins for package in dataset.packages)
+
+
 @needs_data
 @pytest.mark.parametrize("name", ["ptb-char", "wikitext-2", "wikitext-2-raw", "text8", "wikitext-103", "lm1b"])
 def test_every_available_corpus_has_the_published_counts(name: str) -> None:

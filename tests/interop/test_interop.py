@@ -312,6 +312,19 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path):
         read_model(tmp_path, "original", vocab=Vocab("word", ("<eos>", "<unk>")))
 
 
+def test_a_vocabulary_is_found_three_levels_deep(tmp_path):
+    content = {"idx2sym": ["one", "two"]}
+    for name in ("vocab", "corpus", "tokenizer"):
+        (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(content))
+        assert read_vocabulary(tmp_path / "vocab.pkl")[0].symbols == ("one", "two")
+        content = {name: content}
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(content))
+    assert read_vocabulary(tmp_path / "vocab.pkl")[0].symbols == ("one", "two")
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"model": content}))
+    with pytest.raises(ValueError, match="must hold a vocabulary"):
+        read_vocabulary(tmp_path / "vocab.pkl")
+
+
 @pytest.mark.parametrize("symbols", [["a", "a"], ["a", ""], ["a", "\ud800"], ["one two", "a"], ["a\nb", "c"]])
 def test_impossible_vocabularies_are_refused(tmp_path, symbols):
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": symbols}))

@@ -98,6 +98,13 @@ def test_a_page_shows_the_main_figures(tmp_path):
         assert words in seen, words
 
 
+@pytest.mark.parametrize(("device", "machine"), [("cpu", "an EPYC"), ("cuda", "an H200"), ("cuda:1", "an H200")])
+def test_a_page_names_the_device_of_the_training(tmp_path, device, machine):
+    run = make_run(tmp_path / "mine", device=f'"{device}"')
+    (run / "environment.json").write_text(json.dumps({"devices": ["an EPYC", "an H200"]}))
+    assert f"trained on {machine}" in page_of(run).text
+
+
 def test_tokens_are_counted_from_speeds_and_times(tmp_path):
     entries = [line(10, 2.0), line(20, 1.5, tokens_per_second=231.0, skipped=5)]
     record = read_run(make_run(tmp_path / "a", entries), "a")
