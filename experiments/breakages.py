@@ -77,9 +77,9 @@ class Mutation(NamedTuple):
     end: int
     new: str
     lines: frozenset[int]
-    """The lines whose tests it meets, if it is in a function."""
+    """The lines whose tests it meets."""
     name: str
-    """The name whose uses it meets, if it is not."""
+    """The name whose uses it meets, too, if it is not in a function."""
 
     @property
     def room(self) -> str:
@@ -102,7 +102,10 @@ def mutations(root: Path) -> list[Mutation]:
         starts = [0, *(match.end() for match in re.finditer(rb"\n", source))]
         for node, new, statement, inside in _changes(ast.parse(source)):
             start, end = (starts[line - 1] + column for line, column in _span(node))
-            lines = {statement.lineno, *range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+            whole = (
+                statement if isinstance(statement, ast.FunctionDef) else node
+            )  # a default is used by the whole function
+            lines = {statement.lineno, *range(whole.lineno, (whole.end_lineno or whole.lineno) + 1)}
             name = "" if inside else _name_of(statement)
             file = str(path.relative_to(root))
             found.append(Mutation(file, node.lineno, start, end, new, frozenset(lines), name))
@@ -254,11 +257,10 @@ def _test_id(case: dict[str, str]) -> str:
 
 def tests_of(mutation: Mutation, tests: Tests, root: Path) -> list[str]:
     """The tests that may detect a mutation, the fastest first."""
-    if not mutation.name:
-        lines = tests.lines.get(mutation.file, {})
-        found = set().union(*(lines.get(line, ()) for line in mutation.lines))
-    else:
-        found, word = set(), re.compile(rf"\b{mutation.name}\b")
+    own = tests.lines.get(mutation.file, {})
+    found = set().union(*(own.get(line, ()) for line in mutation.lines))
+    if mutation.name:
+        word = re.compile(rf"\b{mutation.name}\b")
         for file, lines in tests.lines.items():
             for line, text in enumerate((root / file).read_text().splitlines(), start=1):
                 if word.search(text):

@@ -260,6 +260,8 @@ def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_
     assert find_checkpoint(tmp_path) == best(tmp_path) == step_folder(tmp_path, 20)
     assert find_checkpoint(tmp_path, which="last") == latest(tmp_path) == step_folder(tmp_path, 40)
     assert load_training(tmp_path).step == 40
+    save(tmp_path, model, 50, valid_loss=1.5)
+    assert best(tmp_path) == step_folder(tmp_path, 50), "of equal losses the later one"
 
 
 def test_pruning_keeps_the_last_and_the_best(tmp_path, model):

@@ -63,6 +63,14 @@ def pair(tmp_path_factory) -> tuple[LoadedModel, TransformerXLForCausalLM, Path]
     return *exported(folder), folder
 
 
+def test_a_text_begins_after_a_line_end(tmp_path):
+    vocab = Vocab("word", ("the", "<eos>", "<unk>"))
+    _, theirs = exported(tmp_path / "words", vocab=vocab)
+    _, without = exported(tmp_path / "letters", vocab=Vocab("char", ("a", "b", "<unk>"), "drop"))
+    for model, first in ((theirs, 1), (without, 0)):
+        assert model.config.bos_token_id == model.generation_config.bos_token_id == first
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_log_probabilities_equal_ours_bit_for_bit(variant, tmp_path):
     ours, theirs = exported(tmp_path / "model", **VARIANTS[variant])

@@ -102,7 +102,7 @@ def test_a_page_shows_the_main_figures(tmp_path):
 def test_a_page_names_the_device_of_the_training(tmp_path, device, machine):
     run = make_run(tmp_path / "mine", device=f'"{device}"')
     (run / "environment.json").write_text(json.dumps({"devices": ["an EPYC", "an H200"]}))
-    assert f"trained on {machine}" in page_of(run).text
+    assert f"6 layers of 192, 3 heads, on some text (bytes); trained on {machine}" in page_of(run).text
 
 
 def test_tokens_are_counted_from_speeds_and_times(tmp_path):
