@@ -949,7 +949,8 @@ class TestBytePairs:
         assert vocab.line_end == vocab.encode("\n").item() and len(vocab) == 270
         again = Vocab.from_json(json.loads(json.dumps(vocab.to_json())))
         assert again == vocab and again.fingerprint == vocab.fingerprint
-        assert open_corpus(config).path == corpus.path
+        again = open_corpus(config)
+        assert again == corpus and replace(again, notes=()) == corpus and again.path == corpus.path
         assert open_corpus(replace(config, bpe_size=265)).path != corpus.path
 
     def test_a_given_tokenizer_keeps_its_ids(self, tmp_path: Path) -> None:

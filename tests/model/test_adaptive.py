@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import small_model, text
 from torch import Tensor, nn
 
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
@@ -201,3 +202,13 @@ def test_bands_get_narrower_only_with_div_val() -> None:
     assert [tuple(x.shape) for x in embedding(SHAPES["bands of one table"]).tables] == [(17, D_MODEL)]
     assert len(embedding(SHAPES["bands of one table"]).projections) == 0
     assert tuple(softmax(SHAPES["narrowing bands"]).cluster_weight.shape) == (3, 13)  # pyright: ignore
+
+
+@pytest.mark.parametrize("shape", [{}, {"cutoffs": (5, 11), "div_val": 2}])
+def test_second_derivatives_are_refused(shape: dict) -> None:
+    """Gradients are added in place, so the derivatives of gradients would be wrong."""
+    model = small_model(**shape)
+    loss = model.embedding(text(1, 5)).square().sum()
+    [first] = torch.autograd.grad(loss, model.embedding.tables[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()
