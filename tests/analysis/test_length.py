@@ -164,6 +164,18 @@ def test_the_seed_determines_the_positions(home: Path, capsys):
     assert first == again and first["runs"][0]["loss"] != other["runs"][0]["loss"]
 
 
+def test_only_gains_above_the_threshold_count(home: Path):
+    data = str(home / "text.txt")
+    lengths = [
+        recl([home / "xl"], data=data, r=(1.0,), threshold=threshold, **SMALL)["recl"][0]["runs"][0]
+        for threshold in (0.999, 1e-9)
+    ]
+    assert [run["recl"] for run in lengths] == [
+        4,
+        max(4, *(4 * (i + 2) for i, g in enumerate(lengths[1]["relative"]) if g > 1e-9)),
+    ]
+
+
 def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, capsys):
     asked = {"data": str(home / "text.txt"), "split": "train", "max_tokens": 200, "attn_len": (2, 8, 16)}
     facts = length([home / "xl", home / "vaswani"], out=tmp_path, **asked)

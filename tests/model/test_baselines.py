@@ -402,3 +402,10 @@ def test_sliding_works_for_each_kind(kind: dict) -> None:
     for end in range(1, 10):
         window = read(model, ids[:, max(end - 4, 0) : end], lengths(0)).hidden[:, -1]
         torch.testing.assert_close(found[:, end - 1], window)
+
+
+@each_kind
+def test_backend_and_recompute_reach_every_kind(kind: dict) -> None:
+    model = build_model(made(**kind).config, backend="reference", recompute=True)
+    assert model.backbone.recompute
+    assert {module.backend for module in model.modules() if hasattr(module, "backend")} == {"reference"}
