@@ -320,7 +320,7 @@ def test_a_vocabulary_is_found_three_levels_deep(tmp_path):
         content = {name: content}
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(content))
     assert read_vocabulary(tmp_path / "vocab.pkl")[0].symbols == ("one", "two")
-    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"model": content}))
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"vocab": content}))
     with pytest.raises(ValueError, match="must hold a vocabulary"):
         read_vocabulary(tmp_path / "vocab.pkl")
 
