@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check clean
+.PHONY: demo test test-all check release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -24,8 +24,15 @@ check: $(VENV)/.dev
 	PYTHONPATH=. PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes transformer_xl --ignoreexternal > $(VENV)/types.txt \
 		|| { grep -B 1 error $(VENV)/types.txt; false; }
 
+release: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	.ci/smoke dist/*.whl
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) dist
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
