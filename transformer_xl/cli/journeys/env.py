@@ -62,7 +62,7 @@ def environment() -> dict[str, Any]:
 def recorded_fact(run: Path, fact: str) -> Any:
     """A fact in a run's `environment.json`; "" if it is not recorded.
 
-    `fact` is "recipe", "init" or "corpus", with which the run began, or "launch", of the processes that began it.
+    `fact` is "recipe", "why", "init" or "corpus", with which the run began, or "launch", the processes that began it.
 
     Raises:
         Mistake: the file is damaged.
