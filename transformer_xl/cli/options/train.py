@@ -36,9 +36,9 @@ class Demo:
 
 @dataclass(frozen=True)
 class Data(Command):
-    """Prepare a published corpus: download it, or read a local copy."""
+    """Prepare a published corpus: download it, or read a local copy. Without a name, list the corpora."""
 
-    name: Annotated[Positional[str], arg(metavar="NAME")]
+    name: Annotated[Positional[str | None], arg(metavar="NAME")] = None
     """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
     source: Annotated[Path | None, arg(metavar="PATH")] = None
     """A local copy: a folder with the published files (or compressed ones), an archive, or a single file."""
@@ -48,6 +48,8 @@ class Data(Command):
     """A file with the vocabulary: one word per line, with or without counts."""
     newlines: Literal["drop", "keep"] | None = None
     """Line ends of enwik8. drop: remove them, as the published protocol does (default); keep: keep every byte."""
+    json: bool = False
+    """Print one JSON object."""
 
     journey = "data.data"
 
