@@ -25,7 +25,7 @@ from ...mistake import Mistake
 BYTES, WORDS = "text-small", "text-words"
 MOST_UNKNOWN = 0.05
 """The largest share of unknown words in the valid split for `text-words`."""
-PASSES = 20
+PASSES = 10
 """Maximum number of passes over the training text; with more, a small model learns a small text by heart."""
 LEAST_STEPS = 100
 SAMPLE = 20_000_000
