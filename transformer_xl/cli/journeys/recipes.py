@@ -93,7 +93,7 @@ def recipe_facts(
     if parameters is not None:
         memory = training_bytes(config, parameters, precision=chosen["precision"], backend=chosen["backend"])
     entry = measured.get(_key(config))
-    here = entry if entry and entry["machine"] == _machine() else None
+    here = entry if isinstance(entry, dict) and entry.get("machine") == _machine() else None
     return {
         "name": name,
         "model": {"kind": model.kind, "n_layer": model.n_layer, "d_model": model.d_model},
