@@ -62,6 +62,16 @@ def test_words_are_for_a_text_that_a_vocabulary_covers(text: bytes, recipe: str,
     assert "`txl train RECIPE --data text.txt` takes another" in choice.why
 
 
+@pytest.mark.parametrize(("unit", "recipe"), [("word", "text-words"), ("char", "text-small"), ("byte", "text-small")])
+def test_the_users_unit_decides(unit: str, recipe: str, capsys):
+    for text in (CODE, prose(20_000)):
+        Path("a text.txt").write_bytes(text)
+        assert main(["train", "--data", "a text.txt", "--print-config", "--corpus.unit", unit]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"# Recipe {recipe}: 'a text.txt' is read as {unit}s, as corpus.unit says; ")
+        assert f'unit = "{unit}"\n' in shown
+
+
 def test_words_are_unknown_as_the_corpus_counts_them():
     """The share in the sentence is the share of <unk> that training then reports."""
     dice, common = random.Random(2), prose(20_000).decode().splitlines()

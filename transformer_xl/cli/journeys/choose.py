@@ -6,12 +6,13 @@ otherwise as bytes (`text-small`). The number of steps follows from the size of 
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...config.recipe import load_recipe, packaged_recipes, text_name
+from ...config.recipe import load_recipe, packaged_recipes, parse_overrides, text_name
 from ...config.settings import RunConfig
 from ...config.values import listing
 from ...data.corpora.archive import unpack_if_archive
@@ -20,6 +21,7 @@ from ...data.datasets import cache_folder, missing_corpus, store_of
 from ...data.header import Header
 from ...data.reading import Span, expand_home, pieces
 from ...data.texts import read_splits
+from ...data.vocab import Unit
 from ...mistake import Mistake
 
 BYTES, WORDS = "text-small", "text-words"
@@ -44,8 +46,8 @@ class Choice(NamedTuple):
     """The choice, its reason and how to make another, in one sentence."""
 
 
-def choose_recipe(data: str) -> Choice:
-    """The recipe for `data`, the name of a corpus or the path of a text.
+def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
+    """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
@@ -59,7 +61,8 @@ def choose_recipe(data: str) -> Choice:
         return _for_store(data, Header.read(store / "corpus.json"))
     if not path.exists():
         raise missing_corpus(data)
-    return _for_text(data, path)
+    given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", "unit")]
+    return _for_text(data, path, given[-1] if given else None)
 
 
 def _for_published(data: str, published: str) -> Choice:
@@ -79,37 +82,48 @@ def _for_store(data: str, header: Header) -> Choice:
     fixed = ("--corpus.unit", header.unit, "--corpus.newlines", header.newlines)
     paced, how = _pace(load_recipe(recipe), header.splits["train"].tokens) if "train" in header.splits else ((), "")
     return Choice(
-        recipe, (*fixed, *paced), f"Recipe {recipe}: {data} is tokenised as {header.unit}s; {how}{_another(data)}."
+        recipe,
+        (*fixed, *paced),
+        f"Recipe {recipe}: {_quote(data)} is tokenised as {header.unit}s; {how}{_another(data)}.",
     )
 
 
-def _for_text(data: str, path: Path) -> Choice:
+def _for_text(data: str, path: Path, unit: Unit | None) -> Choice:
     with unpack_if_archive(path.resolve(), cache_folder()) as files:
         try:
-            splits = read_splits(files, "word").splits
-        except Mistake:  # if it is no mistake for bytes, it is about words
-            splits = read_splits(files, "byte").splits
-            recipe, tokens, why = BYTES, _size(splits["train"]), "it cannot be read as words in UTF-8"
+            splits = read_splits(files, unit or "word").splits
+        except Mistake:  # without a unit, it is about words if it is no mistake for bytes
+            splits = read_splits(files, unit or "byte").splits
+            recipe, words, why = BYTES, 0, "because it cannot be read as words in UTF-8"
         else:
-            recipe, tokens, why = _by_words(splits["train"], splits["valid"])
-    paced, how = _pace(load_recipe(recipe), tokens)
+            recipe, words, why = _by_words(splits["train"], splits["valid"])
+        if unit is not None:
+            recipe, why = WORDS if unit in ("word", "bpe") else BYTES, "as corpus.unit says"
+        size = _size(splits["train"])
+    config = load_recipe(recipe)
+    paced, how = _pace(config, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size)
+    name = _quote(data)
     return Choice(
-        recipe, paced, f"Recipe {recipe}: {data} is read as {_unit(recipe)}, because {why}; {how}{_another(data)}."
+        recipe,
+        paced,
+        f"Recipe {recipe}: {name} is read as {unit or config.corpus.unit}s, {why}; {how}{_another(data)}.",
     )
 
 
 def _by_words(train: Sequence[Span], valid: Sequence[Span]) -> tuple[str, int, str]:
-    """The recipe, the tokens of the training split and the reason, by the words that `text-words` would not know."""
-    least, size = load_recipe(WORDS).corpus.min_count, _size(train)
-    counts: Counter[bytes] = Counter()
-    for piece in _first_pieces(train):
-        counts.update(piece.split())
-    held_out = Counter(word for piece in _first_pieces(valid) for word in piece.split())
+    """The recipe, the words of the training split and the reason, by the words that `text-words` would not know.
+
+    Both splits are read up to `SAMPLE` bytes.
+    """
+    least = load_recipe(WORDS).corpus.min_count
+    counts, held_out = (
+        Counter(word for piece in _first_pieces(split) for word in piece.split()) for split in (train, valid)
+    )
     unknown = sum(number for word, number in held_out.items() if counts[word] < least) / max(held_out.total(), 1)
     why = f"{unknown:.1%} of the words in its valid split occur fewer than {least} times in its train split"
     if held_out and unknown <= MOST_UNKNOWN:
-        return WORDS, round(counts.total() * max(1, size / SAMPLE)), f"only {why}"
-    return BYTES, size, f"{why}, and words are for at most {MOST_UNKNOWN:.0%}"
+        return WORDS, counts.total(), f"because only {why}"
+    return BYTES, counts.total(), f"because {why}, and words are for at most {MOST_UNKNOWN:.0%}"
 
 
 def _first_pieces(spans: Sequence[Span]) -> Iterator[bytes]:
@@ -134,16 +148,17 @@ def _pace(config: RunConfig, tokens: int) -> tuple[Sequence[str], str]:
     """
     train, batch = config.train, config.train.batch_size * config.train.tgt_len
     steps = min(train.max_steps, max(LEAST_STEPS, PASSES * tokens // batch))
-    how = f"it trains for {steps:,} steps, {steps * batch / max(tokens, 1):.1f} passes over the text; "
+    how = f"the default is {steps:,} steps, {steps * batch / max(tokens, 1):.1f} passes over the text; "
     if steps == train.max_steps:
         return (), how
     paced = {name: max(1, getattr(train, name) * steps // train.max_steps) for name in _PACED}
     return [f"--train.{name}={value}" for name, value in {"max_steps": steps, **paced}.items()], how
 
 
-def _unit(recipe: str) -> str:
-    return f"{load_recipe(recipe).corpus.unit}s"
-
-
 def _another(data: str) -> str:
-    return f"`txl train RECIPE --data {data}` takes another, and `txl recipes` lists them"
+    return f"`txl train RECIPE --data {_quote(data)}` takes another, and `txl recipes` lists them"
+
+
+def _quote(data: str) -> str:
+    """The name as a shell takes it, on one line."""
+    return shlex.quote(data) if data.isprintable() else ascii(data)

@@ -44,7 +44,7 @@ def list_recipes(options: Recipes) -> None:
     names = options.names or tuple(recipes.packaged_recipes())
     configs = {name: with_vocabulary(recipes.load_recipe(name)) for name in names}
     if options.measure:
-        measure({name: sized(name, config) for name, config in configs.items()}, options)
+        measure({name: require_vocabulary(name, config) for name, config in configs.items()}, options)
     results, measured = read_results(), read_measurements()
     entries = [recipe_facts(name, config, results, measured) for name, config in configs.items()]
     if options.json:
@@ -73,7 +73,7 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
     return replace(config, model=replace(config.model, vocab_size=size))
 
 
-def sized(name: str, config: RunConfig) -> RunConfig:
+def require_vocabulary(name: str, config: RunConfig) -> RunConfig:
     """`config`; raise `Mistake` if its vocabulary size is not known."""
     if not config.model.vocab_size:
         raise Mistake(

@@ -89,7 +89,7 @@ class Train:
             if self.recipe is None:
                 from ..journeys.choose import choose_recipe
 
-                recipe, defaults, why = choose_recipe(self.data or "")
+                recipe, defaults, why = choose_recipe(self.data or "", overrides)
             config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data)
         if self.print_config:
             print(f"# {why}\n" * bool(why) + recipes.write_toml(config), end="")
@@ -125,5 +125,8 @@ def default_run(recipe: str | None, data: str | None) -> Path:
             "RECIPE or --data must be given, got neither. `txl recipes` lists the recipes; `txl train --data PATH` "
             "chooses one for a text."
         )
-    path = Path(recipe) if recipe is not None else Path(data or "").resolve()
+    if recipe is None:
+        text = Path(data or "").resolve()
+        return Path("runs") / (text.name if text.is_dir() else text.stem)
+    path = Path(recipe)
     return Path("runs") / (path.resolve().parent.name if path.name == "config.toml" else path.stem)
