@@ -152,7 +152,7 @@ def test_print_config_starts_with_the_reason_and_is_a_recipe(capsys):
     assert shown.startswith("# Recipe text-small: code.py is read as bytes, because ")
     Path("mine.toml").write_text(shown)
     config = load_recipe("mine.toml")
-    assert config.train.max_steps == PASSES * 18_000 // (16 * 128) and config.train.lr == 0.5
+    assert config.train.max_steps == LEAST_STEPS and config.train.lr == 0.5
     assert main(words("train --data code.py --print-config --train.max-steps 7")) == 0
     assert "max_steps = 7\n" in capsys.readouterr().out
 
