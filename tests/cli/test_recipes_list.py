@@ -150,7 +150,7 @@ def test_the_estimate_grows_with_what_it_counts():
     base = training_bytes(config, 1000, precision="fp32", backend="chunked")
     assert base is not None
     assert training_bytes(config, 2000, precision="fp32", backend="chunked") == base + 16_000
-    for words_of, change in (("--train.batch-size 64", 2), ("--train.batch-chunk 2", 0.5), ("--model.n-layer 6", 2)):
+    for words_of, change in (("--train.batch-size 64", 2), ("--train.batch-chunk 2", 0.5), ("--model.n-layer 7", 2)):
         other = training_bytes(load_recipe("ptb-small", words(words_of)), 1000, precision="fp32", backend="chunked")
         assert other == pytest.approx(16_000 + (base - 16_000) * change)
     assert training_bytes(config, 1000, precision="bf16", backend="chunked") < base  # type: ignore[operator]

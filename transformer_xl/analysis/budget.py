@@ -5,6 +5,7 @@
                    in the precision of training, s bytes a number: the inputs of the products, s (2 D + 6 H K + 2 F);
                    the keys and values of memory and segment, twice, 4 s H K (M + T) / T
     scores         (4 + s) B H T (M + T) for each layer, only with a backend that keeps them (strided, reference)
+    gradients      of the rows and scores of one layer at a time: as if there were one more layer
 
 The letters are defined in docs/math.md; F is d_inner, and B counts the rows of one chunk. Muon keeps one moment, and
 the work of a product comes on top, so the estimate is within a factor of 2 of the peak that `txl bench` measures.
@@ -30,4 +31,4 @@ def training_bytes(config: RunConfig, parameters: int, *, precision: str, backen
     row = 16 * model.d_model + size * (2 * model.d_model + 6 * inside + 2 * model.d_inner)
     row += 4 * size * inside * keys // segment
     scores = (4 + size) * model.n_head * keys if backend in KEEP_SCORES else 0
-    return 16 * parameters + model.n_layer * rows * (row + scores)
+    return 16 * parameters + (model.n_layer + 1) * rows * (row + scores)

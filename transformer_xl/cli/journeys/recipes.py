@@ -154,9 +154,11 @@ def _key(config: RunConfig) -> str:
 
 
 def _machine() -> str:
-    """The devices and the version of torch, because a time holds for them only."""
+    """The facts of this machine for which a time holds."""
     facts = environment()
-    return ", ".join([*facts["devices"], f"torch {facts['packages']['torch']}"])
+    torch_version = f"torch {facts['packages']['torch']}"
+    sizes = [facts["system"], f"{facts['cores']} cores", f"{facts['threads']} threads", torch_version]
+    return ", ".join([*sizes, *facts["cpu_features"], *facts["devices"]])
 
 
 def _cells(entry: Mapping[str, Any]) -> list[str]:
