@@ -106,11 +106,12 @@ def data_settings(data: str) -> list[Setting]:
     return [Setting(section, field, value, "--data") for (section, field), value in given.items()]
 
 
-def chosen_settings(recipe: str, overrides: Sequence[str], data: str | None) -> list[Setting]:
-    """The settings that `--init` must not contradict: all of `overrides`, and the recipe's unit and line ends unless
-    `data` replaces them."""
+def chosen_settings(recipe: str | None, overrides: Sequence[str], data: str | None) -> list[Setting]:
+    """The settings that `--init` must not contradict: all of `overrides`, and the unit and line ends of a recipe that
+    the user named, unless `data` replaces them."""
     defaults = [] if data is None else data_settings(data)
-    own = [Setting("corpus", name, None, f"corpus.{name}", f" in recipe {recipe}") for name in ("unit", "newlines")]
+    names = () if recipe is None else ("unit", "newlines")
+    own = [Setting("corpus", name, None, f"corpus.{name}", f" in recipe {recipe}") for name in names]
     last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
     return [setting for setting in last.values() if setting not in defaults]
 

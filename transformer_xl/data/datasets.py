@@ -45,26 +45,35 @@ def open_corpus(config: CorpusConfig | str | Path, vocab: Vocab | None = None, *
     config = config if isinstance(config, CorpusConfig) else CorpusConfig(name=str(config))
     if not config.name:
         raise Mistake(f"corpus.name must be a text file, a folder or one of {', '.join(DATASETS)}; it is empty.")
-    path = expand_home(config.name)
-    prepared = store_folder(config.name, "") if path.name == config.name else path
+    path, store = expand_home(config.name), store_of(config.name)
     if config.name in DATASETS:
         dataset = DATASETS[config.name]
         other = vocab is not None and config.newlines not in dataset.protocols  # this setting is of the model's text
         corpus = _open_prepared(config.name, dataset.newlines if other else config.newlines)
-    elif (prepared / "corpus.json").is_file():
-        corpus = Corpus.open(prepared)
-    elif (path / "corpus.json").is_file():
-        corpus = Corpus.open(path)
+    elif store is not None:
+        corpus = Corpus.open(store)
     elif path.exists():
         return _tokenise(path, config, vocab, whole)
     else:
-        raise FileNotFoundError(
-            f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
-            f"{config.name}.{_guess(config.name)}"
-        )
+        raise missing_corpus(config.name)
     if vocab is None and checked:
         _check_settings(config, corpus)
     return corpus if vocab in (None, corpus.vocab) else corpus.in_vocabulary(vocab)
+
+
+def store_of(name: str) -> Path | None:
+    """The folder of a token store: of a prepared corpus with this name, or at this path; None if there is none."""
+    path = expand_home(name)
+    places = [store_folder(name, ""), path] if path.name == name else [path]
+    return next((place for place in places if (place / "corpus.json").is_file()), None)
+
+
+def missing_corpus(name: str) -> FileNotFoundError:
+    """The error for a name that is neither a corpus nor a text."""
+    return FileNotFoundError(
+        f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
+        f"{name}.{_guess(name)}"
+    )
 
 
 def _guess(name: str) -> str:

@@ -78,6 +78,12 @@ def plain_file(path: Path) -> Path:
     return path
 
 
+def below_home(path: Path) -> str:
+    """A path with ~ instead of the home folder, which could reveal the user's name."""
+    home = os.path.expanduser("~")
+    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
+
+
 def make_folder(path: Path) -> list[Path]:
     """Make a folder and its missing parents, sync each to the disk, and return the new ones, innermost first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]

@@ -53,14 +53,11 @@ class Unit(NamedTuple):
 
 def bench(options: Bench) -> None:
     """Print tokens per second, peak memory and share of the bound for training, evaluation and generation."""
-    problems = Problems()
-    problems.bound(options, "seconds", above=0, most=3600)
-    problems.bound(options, "repeats", least=1)
-    problems.refuse()
+    check_repeats(options)
     reuse_memory()
     config = _settings(options.model, options.device, options.precision)
     first_step()
-    rows = [_row(part, config, options) for part in report_progress(list(PARTS), "timing")]
+    rows = [measured_row(part, config, options) for part in report_progress(list(PARTS), "timing")]
     facts = {"model": options.model, "device": config.train.device, "precision": config.train.precision}
     if options.json:
         print(json.dumps(facts | {"repeats": options.repeats, "rows": rows, "machine": environment()}))
@@ -68,6 +65,14 @@ def bench(options: Bench) -> None:
     columns = ["", "tokens/s", "peak MB", "bound tokens/s", "of the bound", "rows", "tgt_len", "mem_len"]
     title = "{model} on {device}, {precision}; median of ".format(**facts) + str(options.repeats)
     show_table(title, columns, [*map(_cells, rows)])
+
+
+def check_repeats(options: object) -> None:
+    """Refuse impossible `seconds` and `repeats`."""
+    problems = Problems()
+    problems.bound(options, "seconds", above=0, most=3600)
+    problems.bound(options, "repeats", least=1)
+    problems.refuse()
 
 
 def _settings(target: str, device: str, precision: str | None) -> RunConfig:
@@ -79,12 +84,18 @@ def _settings(target: str, device: str, precision: str | None) -> RunConfig:
         config = load_recipe(target)
     if not config.model.vocab_size:
         raise Mistake(f"RECIPE must set model.vocab_size, and {target} takes it from its corpus. Give a run of it.")
+    return on_this_machine(config, device, precision)
+
+
+def on_this_machine(config: RunConfig, device: str, precision: str | None) -> RunConfig:
+    """`config` with everything chosen for this machine. The precision is by default its own."""
     train = replace(config.train, device=device, precision=precision or config.train.precision)
     chosen = {name: choice["name"] for name, choice in choices(train, config.model).items()}
     return replace(config, train=replace(train, **chosen, random_tgt_len=False))
 
 
-def _row(part: str, config: RunConfig, options: Bench) -> dict[str, Any]:
+def measured_row(part: str, config: RunConfig, options: Bench) -> dict[str, Any]:
+    """The speed, the peak memory and the bound of one part of the table, with the seconds of one unit."""
     device = config.train.device
     gc.collect()
     before = restart_peak(device)

@@ -15,7 +15,7 @@ from ...config.settings import TrainConfig, TransformerXLConfig
 from ...data.datasets import cache_folder
 from ...mistake import Mistake
 from ...ops import BACKENDS, resolve_backend
-from ...runtime.files import plain_file
+from ...runtime.files import below_home, plain_file
 from ...runtime.terminal import show_pairs
 from ...train import choices
 from ..options.measure import Env
@@ -62,7 +62,7 @@ def environment() -> dict[str, Any]:
 def recorded_fact(run: Path, fact: str) -> Any:
     """A fact in a run's `environment.json`; "" if it is not recorded.
 
-    `fact` is "recipe", "init" or "corpus", with which the run began, or "launch", of the processes that began it.
+    `fact` is "recipe", "why", "init" or "corpus", with which the run began, or "launch", the processes that began it.
 
     Raises:
         Mistake: the file is damaged.
@@ -74,12 +74,6 @@ def recorded_fact(run: Path, fact: str) -> Any:
         raise Mistake(
             f"{file} is damaged ({error}); it records how the run began. Restore it, or remove it to compare nothing."
         ) from error
-
-
-def below_home(path: Path) -> str:
-    """A path with ~ instead of the home folder, which could reveal the user's name."""
-    home = os.path.expanduser("~")
-    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
 
 
 def _version(package: str) -> str | None:

@@ -69,6 +69,8 @@ class Origin(NamedTuple):
     """The run whose weights, shape and vocabulary it starts from."""
     given: Sequence[Setting] = ()
     """Settings that the user chose; they must not contradict `init`."""
+    why: str = ""
+    """The sentence about the recipe if it was chosen for the text."""
 
 
 class Start(NamedTuple):
@@ -81,7 +83,7 @@ class Start(NamedTuple):
     chosen: dict[str, dict[str, str]]
     """The choices for device, precision and backend, with reasons."""
     begun: dict[str, str]
-    """The "recipe", and the "init": the run that it started from, or ""."""
+    """The "recipe", "why" it was chosen, or "", and the "init": the run that it started from, or ""."""
 
 
 def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh: bool) -> int:
@@ -141,7 +143,8 @@ def carry_out(
         facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run
         write_whole(run / "config.toml", write_toml(start.config))
-        for line in (f"{describe(start, ranks)}; {run}", *start.corpus.notes):  # reports search for the first line
+        about = [f"{describe(start, ranks)}; {run}", start.begun["why"], *start.corpus.notes]
+        for line in filter(None, about):  # reports search for the first line
             say(run, line)
         if resume and (last := latest(run)):
             say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
@@ -170,7 +173,7 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
     """Open the corpus, choose every setting that is open, and build the model."""
     require_installed(config.train.trackers)
     _check_before_reading(config, ranks)
-    begun = {"recipe": origin.recipe, "init": _init_name(origin.init)}
+    begun = {"recipe": origin.recipe, "why": origin.why, "init": _init_name(origin.init)}
     if resume:
         begun = {fact: recorded_fact(run, fact) for fact in begun}
     source = find_checkpoint(local(origin.init)) if origin.init is not None else None
@@ -263,14 +266,14 @@ def began_here(run: Path) -> bool:
 def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> RunConfig:
     """The settings of a resumed run: its own `config.toml`, with the allowed changes of the command line.
 
-    The rest of the command line, including RECIPE, must be as when the run began, if that is recorded.
+    The rest of the command line must be as when the run began, if that is recorded. RECIPE and --data may be left out.
 
     Raises:
         FileNotFoundError: there is no run to resume.
         Mistake: a line for each setting that cannot change.
     """
     data, init = options.data, options.init
-    asked, began = recipe_identity(options.recipe), recorded_fact(run, "recipe")
+    asked, began = options.recipe and recipe_identity(options.recipe), recorded_fact(run, "recipe")
     if not (run / "config.toml").exists():
         raise FileNotFoundError(f"{run} holds no run to resume. Leave out --resume to start one there.")
     own = load_recipe(run / "config.toml")
@@ -291,7 +294,11 @@ def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> Run
         fixed.append(f"--data is {own.corpus.name} {advice}")
     if init is not None and _init_name(init) != recorded_fact(run, "init"):
         fixed.append(f"--init is {recorded_fact(run, 'init') or 'not given'} {advice}")
-    if began not in ("", asked) and find_recipe(options.recipe).resolve() != (run / "config.toml").resolve():
+    if (
+        began not in ("", asked)
+        and options.recipe
+        and find_recipe(options.recipe).resolve() != (run / "config.toml").resolve()
+    ):
         fixed.append(f"RECIPE must be {began}, by which {run} began, or {run / 'config.toml'}, got {asked}.")
     fixed.refuse()
     return config

@@ -1,4 +1,4 @@
-"""Commands that measure models and machines: `txl bench`, `txl env`."""
+"""Commands that measure models and machines: `txl bench`, `txl recipes`, `txl env`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,27 @@ class Bench(Command):
     """Print one JSON object."""
 
     journey = "bench.bench"
+
+
+@dataclass(frozen=True)
+class Recipes(Command):
+    """List the recipes: model, data, parameters, memory to train, time on this machine if measured, results."""
+
+    names: Annotated[
+        Positional[tuple[str, ...]], arg(metavar="RECIPE ...", help="By default all packaged recipes.")
+    ] = ()
+    measure: bool = False
+    """Time training steps of these recipes on this machine, and keep the result in the cache folder."""
+    device: str = "auto"
+    """For --measure."""
+    seconds: float = 1.0
+    """For --measure: minimum duration of one measurement."""
+    repeats: int = 3
+    """For --measure: number of measurements. The median counts."""
+    json: bool = False
+    """Print one JSON object."""
+
+    journey = "recipes.list_recipes"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from ...config import recipe as recipes
 from ...config.settings import RunConfig
+from ...mistake import Mistake
 from .command import Command
 
 
@@ -35,9 +36,9 @@ class Demo:
 
 @dataclass(frozen=True)
 class Data(Command):
-    """Prepare a published corpus: download it, or read a local copy."""
+    """Prepare a published corpus: download it, or read a local copy. Without a name, list the corpora."""
 
-    name: Annotated[Positional[str], arg(metavar="NAME")]
+    name: Annotated[Positional[str | None], arg(metavar="NAME")] = None
     """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
     source: Annotated[Path | None, arg(metavar="PATH")] = None
     """A local copy: a folder with the published files (or compressed ones), an archive, or a single file."""
@@ -47,6 +48,8 @@ class Data(Command):
     """A file with the vocabulary: one word per line, with or without counts."""
     newlines: Literal["drop", "keep"] | None = None
     """Line ends of enwik8. drop: remove them, as the published protocol does (default); keep: keep every byte."""
+    json: bool = False
+    """Print one JSON object."""
 
     journey = "data.data"
 
@@ -55,12 +58,13 @@ class Data(Command):
 class Train:
     """Train with a recipe, then score the best checkpoint. Any setting can be given as --section.field value."""
 
-    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
-    """The name of a packaged recipe, or a TOML file."""
+    recipe: Annotated[Positional[str | None], arg(metavar="RECIPE")] = None
+    """The name of a packaged recipe (`txl recipes` lists them), or a TOML file. Without it, one is chosen for --data:
+    by its name for a published corpus, otherwise by the size and the words of the text."""
     data: Annotated[str | None, arg(metavar="PATH")] = None
     """Train on this text file or folder instead. Line ends are kept, and the vocabulary is made from the text."""
     out: Annotated[Path | None, arg(metavar="RUN")] = None
-    """The run folder; by default runs/RECIPE."""
+    """The run folder; by default runs/RECIPE, or runs/ and the name of --data."""
     init: Annotated[Path | None, arg(metavar="RUN")] = None
     """Start from the weights of this run, with its shape and vocabulary."""
     resume: Annotated[Literal["no", "yes", "auto"], arg(metavar="[auto]")] = "no"
@@ -72,23 +76,30 @@ class Train:
     """Only for the help: `run` gets the settings as words."""
 
     def run(self, overrides: Sequence[str]) -> int:
-        out = self.out or default_run(self.recipe)
+        out = self.out or default_run(self.recipe, self.data)
         saved = any(out.glob("checkpoints/[!.]*"))  # sound or damaged
         resume = self.resume == "yes" or (saved and (self.resume == "auto" or is_restart(out)))
-        given: list[recipes.Setting] = []
+        recipe, why = self.recipe or "", ""
         if resume:
             from ..journeys.train import resumed_settings
 
             config = resumed_settings(out, self, overrides)
         else:
-            config = recipes.load_recipe(self.recipe, overrides, data=self.data)
-            given = recipes.chosen_settings(self.recipe, overrides, self.data)
+            defaults: Sequence[str] = ()
+            if self.recipe is None:
+                from ..journeys.choose import choose_recipe
+
+                recipe, defaults, why = choose_recipe(self.data or "", overrides)
+            config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data)
         if self.print_config:
-            print(recipes.write_toml(config), end="")
+            print(f"# {why}\n" * bool(why) + recipes.write_toml(config), end="")
             return 0
         from ..journeys.train import Origin, train
 
-        origin = Origin(recipes.recipe_identity(self.recipe), None if resume else self.init, given)
+        origin = Origin()
+        if not resume:
+            given = recipes.chosen_settings(self.recipe, overrides, self.data)
+            origin = Origin(recipes.recipe_identity(recipe), self.init, given, why)
         return train(config, out, origin, resume=resume, afresh=self.resume == "auto")
 
 
@@ -107,7 +118,15 @@ def spell_out_resume(words: Sequence[str]) -> list[str]:
     return ["--resume=yes" if word == "--resume" and following != "auto" else word for word, following in pairs]
 
 
-def default_run(recipe: str) -> Path:
-    """runs/ and the recipe's name; for the config.toml of a run, the name of that run."""
+def default_run(recipe: str | None, data: str | None) -> Path:
+    """runs/ and the recipe's name; for the config.toml of a run, the name of that run; without a recipe, the text's."""
+    if recipe is None and data is None:
+        raise Mistake(
+            "RECIPE or --data must be given, got neither. `txl recipes` lists the recipes; `txl train --data PATH` "
+            "chooses one for a text."
+        )
+    if recipe is None:
+        text = Path(data or "").resolve()
+        return Path("runs") / (text.name if text.is_dir() else text.stem)
     path = Path(recipe)
     return Path("runs") / (path.resolve().parent.name if path.name == "config.toml" else path.stem)

@@ -1,0 +1,164 @@
+"""`txl train --data` without RECIPE: choose a recipe by the text, and say why.
+
+A published corpus has its small recipe. Any other text is read as words (`text-words`) if a word vocabulary covers it,
+otherwise as bytes (`text-small`). The number of steps follows from the size of the text.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...config.recipe import load_recipe, packaged_recipes, parse_overrides, text_name
+from ...config.settings import RunConfig
+from ...config.values import listing
+from ...data.corpora.archive import unpack_if_archive
+from ...data.corpora.published import DATASETS
+from ...data.datasets import cache_folder, missing_corpus, store_of
+from ...data.header import Header
+from ...data.reading import Span, expand_home, pieces
+from ...data.texts import read_splits
+from ...data.vocab import Unit
+from ...mistake import Mistake
+
+BYTES, WORDS = "text-small", "text-words"
+MOST_UNKNOWN = 0.05
+"""The largest share of unknown words in the valid split for `text-words`."""
+PASSES = 10
+"""Maximum number of passes over the training text; with more, a small model learns a small text by heart."""
+LEAST_STEPS = 100
+SAMPLE = 20_000_000
+"""Number of first bytes of a split in which words are counted."""
+_PACED = ("warmup_steps", "eval_every", "save_every", "sample_every")
+"""Settings of [train] that keep their share of max_steps."""
+
+
+class Choice(NamedTuple):
+    """A recipe for a text."""
+
+    recipe: str
+    words: Sequence[str]
+    """Settings that follow from the text, as words of a command line. The user's own words come after them."""
+    why: str
+    """The choice, its reason and how to make another, in one sentence."""
+
+
+def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
+    """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text.
+
+    Raises:
+        FileNotFoundError: there is no such corpus or text.
+        Mistake: the corpus has no small recipe, or the text has too little text.
+    """
+    path, published = expand_home(data), data.removesuffix("-partial").partition("+")[0]
+    if published in DATASETS and not path.exists():
+        return _for_published(data, published)
+    store = store_of(text_name(data))
+    if store is not None:
+        return _for_store(data, Header.read(store / "corpus.json"))
+    if not path.exists():
+        raise missing_corpus(data)
+    given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", "unit")]
+    return _for_text(data, path, given[-1] if given else None)
+
+
+def _for_published(data: str, published: str) -> Choice:
+    """The corpus's recipe whose name ends in -small."""
+    recipes = [name for name in packaged_recipes() if load_recipe(name).corpus.name == published]
+    small = next((name for name in recipes if name.endswith("-small")), None)
+    if small is None:
+        like = "text-words" if DATASETS[published].unit == "word" else "text-small --corpus.unit char"
+        known = f"one of {listing(recipes)}" if recipes else f"`txl train {like} --data {data}`"
+        raise Mistake(f"RECIPE must be named for --data {data}, which has no small recipe. Take {known}.")
+    return Choice(small, (), f"Recipe {small}: the small one for the corpus {published}; {_another(data)}.")
+
+
+def _for_store(data: str, header: Header) -> Choice:
+    """A token store has fixed tokens."""
+    recipe = WORDS if header.unit == "word" else BYTES
+    fixed = ("--corpus.unit", header.unit, "--corpus.newlines", header.newlines)
+    paced, how = _pace(load_recipe(recipe), header.splits["train"].tokens) if "train" in header.splits else ((), "")
+    return Choice(
+        recipe,
+        (*fixed, *paced),
+        f"Recipe {recipe}: {_quote(data)} is tokenised as {header.unit}s; {how}{_another(data)}.",
+    )
+
+
+def _for_text(data: str, path: Path, unit: Unit | None) -> Choice:
+    with unpack_if_archive(path.resolve(), cache_folder()) as files:
+        try:
+            splits = read_splits(files, unit or "word").splits
+        except Mistake:  # without a unit, it is about words if it is no mistake for bytes
+            splits = read_splits(files, unit or "byte").splits
+            recipe, words, why = BYTES, 0, "because it cannot be read as words in UTF-8"
+        else:
+            recipe, words, why = _by_words(splits["train"], splits["valid"])
+        if unit is not None:
+            recipe, why = WORDS if unit in ("word", "bpe") else BYTES, "as corpus.unit says"
+        size = _size(splits["train"])
+    config = load_recipe(recipe)
+    paced, how = _pace(config, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size)
+    name = _quote(data)
+    return Choice(
+        recipe,
+        paced,
+        f"Recipe {recipe}: {name} is read as {unit or config.corpus.unit}s, {why}; {how}{_another(data)}.",
+    )
+
+
+def _by_words(train: Sequence[Span], valid: Sequence[Span]) -> tuple[str, int, str]:
+    """The recipe, the words of the training split and the reason, by the words that `text-words` would not know.
+
+    Both splits are read up to `SAMPLE` bytes.
+    """
+    least = load_recipe(WORDS).corpus.min_count
+    counts, held_out = (
+        Counter(word for piece in _first_pieces(split) for word in piece.split()) for split in (train, valid)
+    )
+    unknown = sum(number for word, number in held_out.items() if counts[word] < least) / max(held_out.total(), 1)
+    why = f"{unknown:.1%} of the words in its valid split occur fewer than {least} times in its train split"
+    if held_out and unknown <= MOST_UNKNOWN:
+        return WORDS, counts.total(), f"because only {why}"
+    return BYTES, counts.total(), f"because {why}, and words are for at most {MOST_UNKNOWN:.0%}"
+
+
+def _first_pieces(spans: Sequence[Span]) -> Iterator[bytes]:
+    """Pieces of the first `SAMPLE` bytes."""
+    read = 0
+    for span in spans:
+        for piece in pieces(span, "word"):
+            yield piece
+            read += len(piece)
+            if read >= SAMPLE:
+                return
+
+
+def _size(spans: Sequence[Span]) -> int:
+    return sum(len(piece) for span in spans for piece in pieces(span, "byte"))
+
+
+def _pace(config: RunConfig, tokens: int) -> tuple[Sequence[str], str]:
+    """The steps for a training split of this many tokens, as words of a command line, and in a sentence.
+
+    A long text has the recipe's steps. A short one has `PASSES` passes, and what recurs keeps its share of the steps.
+    """
+    train, batch = config.train, config.train.batch_size * config.train.tgt_len
+    steps = min(train.max_steps, max(LEAST_STEPS, PASSES * tokens // batch))
+    how = f"the default is {steps:,} steps, {steps * batch / max(tokens, 1):.1f} passes over the text; "
+    if steps == train.max_steps:
+        return (), how
+    paced = {name: max(1, getattr(train, name) * steps // train.max_steps) for name in _PACED}
+    return [f"--train.{name}={value}" for name, value in {"max_steps": steps, **paced}.items()], how
+
+
+def _another(data: str) -> str:
+    return f"`txl train RECIPE --data {_quote(data)}` takes another, and `txl recipes` lists them"
+
+
+def _quote(data: str) -> str:
+    """The name as a shell takes it, on one line."""
+    return shlex.quote(data) if data.isprintable() else ascii(data)
