@@ -62,6 +62,8 @@ class Chart(NamedTuple):
     """The path of each line, and its class."""
     dots: list[tuple[float, float, str, str]]
     """Coordinates, class and figures of each marked point."""
+    marks: Sequence[tuple[float, str]] = ()
+    """Vertical lines: coordinate and name."""
 
 
 def thin(y: Float[np.ndarray, " n"], columns: int = COLUMNS) -> Int[np.ndarray, " k"]:
@@ -91,8 +93,18 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def chart(series: Sequence[Series], caption: str, *, log: bool = False, zero: bool = False) -> Chart | None:
-    """A chart of all series; its scale begins at 0 if `zero`. None if there is no point to draw."""
+def chart(
+    series: Sequence[Series],
+    caption: str,
+    *,
+    log: bool = False,
+    zero: bool = False,
+    marks: Sequence[tuple[float, str]] = (),
+) -> Chart | None:
+    """A chart of all series; its scale begins at 0 if `zero`. None if there is no point to draw.
+
+    `marks` are figures of the horizontal axis with their names.
+    """
     series = [each._replace(y=np.where(_fits(each, log), each.y, math.nan)) for each in series]
     lines = [(each, kept) for each in series if len(kept := thin(each.y))]
     if not lines:
@@ -108,6 +120,7 @@ def chart(series: Sequence[Series], caption: str, *, log: bool = False, zero: bo
         y=y,
         lines=[(_path(each, kept, x, y), each.class_) for each, kept in lines],
         dots=[dot for each, kept in lines if each.dots for dot in _dots(each, kept, x, y)],
+        marks=[(x(np.array([at])).item(), name) for at, name in marks if 0 <= at <= x.high],
     )
 
 
