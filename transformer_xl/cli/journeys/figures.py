@@ -78,9 +78,14 @@ def model_figures(
 
 
 def memory_lengths(config: RunConfig) -> list[int]:
-    """The memory lengths to compare, longest first: none, half, as in training and twice, and the one of `[eval]`."""
-    trained = config.train.mem_len
-    return sorted({0, trained // 2, trained, 2 * trained, config.eval_lengths.mem_len}, reverse=True)
+    """The memory lengths to compare, longest first: none, half, as in training and twice, and the one of `[eval]`.
+
+    For a recurrent network every length but 0 means the same.
+    """
+    trained, own = config.train.mem_len, config.eval_lengths.mem_len
+    if config.model.kind not in TERMS:
+        return sorted({0, own or trained}, reverse=True)
+    return sorted({0, trained // 2, trained, 2 * trained, own}, reverse=True)
 
 
 def streams(config: RunConfig) -> int:
