@@ -112,10 +112,10 @@ UNITS = {
 def test_a_page_has_the_nats_of_every_target_and_the_whole_text(tmp_path, unit, capsys):
     run = tmp_path / "run"
     read, written = compute(run, make_run(run, *unit)).passages
-    assert len(read.tokens) == READ and len(written.tokens) == WRITTEN
+    assert 50 < len(read.tokens) <= READ and len(written.tokens) == WRITTEN
     first = read.start - 1  # the first token of the split is no target
     options = "--batch-size 1 --precision fp32 --max-tokens"
-    upto = eval_json(run, f"{options} {first + READ}", capsys)[0]["nats"]
+    upto = eval_json(run, f"{options} {first + len(read.tokens)}", capsys)[0]["nats"]
     before = eval_json(run, f"{options} {first}", capsys)[0]["nats"] if first else 0.0
     assert sum(token.nats or 0 for token in read.tokens) == pytest.approx(upto - before, rel=1e-5)
     page = page_of(run, "--no-model")
@@ -129,7 +129,8 @@ def test_a_page_has_the_nats_of_every_target_and_the_whole_text(tmp_path, unit, 
 
 
 def test_the_written_text_is_what_the_model_generates(tmp_path):
-    config = make_run(tmp_path / "run", "--corpus.unit", "char")
+    attends = ["--train.attn-len", "33", "--eval.attn-len", "33"]  # so costs do not depend on where a text is cut
+    config = make_run(tmp_path / "run", "--corpus.unit", "char", *attends)
     read, written = compute(tmp_path / "run", config).passages
     loaded = load_model(tmp_path / "run")
     prompt, sampling = "".join(token.text for token in read.tokens), Sampling(seed=config.train.seed)
@@ -137,7 +138,7 @@ def test_the_written_text_is_what_the_model_generates(tmp_path):
     assert "".join(token.text for token in written.tokens) == text
     begun = LanguageModel(*loaded).score(prompt)
     again = LanguageModel(*loaded).score(text, begun.context)
-    np.testing.assert_allclose([token.nats for token in written.tokens], again.nats, rtol=1e-2)  # cut elsewhere
+    np.testing.assert_allclose([token.nats for token in written.tokens], again.nats, rtol=1e-4)
 
 
 def test_attention_is_shared_out_whole(tmp_path):
