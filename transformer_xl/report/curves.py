@@ -46,8 +46,11 @@ class Axis(NamedTuple):
         return self.start + (self.end - self.start) * distance / (high - low)
 
     def ticks(self, most: int) -> list[tuple[str, float]]:
+        """The labels of round numbers, with enough digits to differ, and their coordinates."""
         marks = ticks(self.low, self.high, most=most, log=self.log)
-        return [(short(mark), at) for mark, at in zip(marks, self(np.array(marks)).tolist(), strict=True)]
+        every = ([short(mark, digits) for mark in marks] for digits in range(3, 13))
+        labels = next((each for each in every if len(set(each)) == len(marks)), [short(mark) for mark in marks])
+        return list(zip(labels, self(np.array(marks)).tolist(), strict=True))
 
 
 class Chart(NamedTuple):
@@ -85,12 +88,12 @@ def ticks(low: float, high: float, *, most: int = 6, log: bool = False) -> list[
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def short(value: float) -> str:
+def short(value: float, digits: int = 3) -> str:
     """A number for a tick: 0.25, 2.5e-04, 400, 2.5k, 10M."""
     for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale * 0.9995:
-            return f"{value / scale:.3g}{suffix}"
-    return f"{value:.3g}"
+            return f"{value / scale:.{digits}g}{suffix}"
+    return f"{value:.{digits}g}"
 
 
 def chart(
