@@ -198,11 +198,11 @@ def test_figures_of_another_checkpoint_are_not_shown_and_are_computed_again(tmp_
     assert read_run(run, "run").figures is None
     capsys.readouterr()
     page = page_of(run)
-    assert "Computing the figures" in capsys.readouterr().out and "another checkpoint" not in page.text
+    assert "Computing the figures" in capsys.readouterr().err and "another checkpoint" not in page.text
     new = load_figures(run / FILE)
     assert new.checkpoint == identity(find_checkpoint(run)) != old.checkpoint and new.costs != old.costs
     page_of(run)
-    assert "Computing" not in capsys.readouterr().out
+    assert "Computing" not in capsys.readouterr().err
     make_run(run, step=20, seed=3)  # the same name with other weights
     assert read_run(run, "run").figures is None
 

@@ -5,6 +5,7 @@ The work is bounded by a number of tokens and by a time. A slow machine or a lar
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -223,7 +224,8 @@ def figures_of(run: Path, *, device: str = "auto") -> Figures:
     checkpoint = find_checkpoint(run)
     loaded = trained.load()
     text = trained.text(loaded.vocab, None, None, loaded.config.eval.split)
-    print(f"Computing the figures of {run} that need its model; this takes at most about {SECONDS:.0f} seconds.")
+    line = f"Computing the figures of {run} that need its model; this takes at most about {SECONDS:.0f} seconds."
+    print(line, file=sys.stderr)
     figures = model_figures(loaded, text, checkpoint, precision=trained.precision)
     save_figures(run, figures)
     return figures
