@@ -138,7 +138,7 @@ def test_the_written_text_is_what_the_model_generates(tmp_path):
     assert "".join(token.text for token in written.tokens) == text
     begun = LanguageModel(*loaded).score(prompt)
     again = LanguageModel(*loaded).score(text, begun.context)
-    np.testing.assert_allclose([token.nats for token in written.tokens], again.nats, rtol=1e-4)
+    np.testing.assert_allclose([token.nats or 0.0 for token in written.tokens], again.nats, rtol=1e-4)
 
 
 def test_attention_is_shared_out_whole(tmp_path):

@@ -96,10 +96,11 @@ def _cost_note(record: Record) -> str:
 def _cost_table(records: Sequence[Record], *, several: bool) -> Table:
     rows = []
     for record in records:
-        entries = record.figures.costs if record.figures else ()
-        for entry in entries:
-            gain = number(entries[0].get("loss")) - number(entry.get("loss"))
-            less = UNKNOWN if entry is entries[0] or not math.isfinite(gain) else f"{gain:.4f}"
+        first: float | None = None
+        for entry in record.figures.costs if record.figures else ():
+            loss = number(entry.get("loss"))
+            less = UNKNOWN if first is None or not math.isfinite(first - loss) else f"{first - loss:.4f}"
+            first = loss if first is None else first
             head = [record.name] if several else []
             rows.append(Row([*head, _memory(record, entry.get("mem_len")), figure_of(record, entry), less]))
     names = list(dict.fromkeys(record.figure for record in records))
