@@ -32,7 +32,8 @@ TINY = words(
     " --eval.mem-len 32 --eval.batch-size 5"
 )
 forward = DecoderLayer.forward
-TIMED = ("cli.journeys.demo", "cli.options.train", "train.step", "evaluation.score", "runtime.terminal")
+TIMED = ("cli.journeys.demo", "cli.journeys.figures", "cli.options.train", "train.step")
+TIMED += ("evaluation.lengths", "evaluation.score", "runtime.terminal")
 """Files that look at the clock."""
 
 

@@ -20,7 +20,7 @@ from transformer_xl.cli.journeys import report as journey
 from transformer_xl.cli.journeys.report import names
 from transformer_xl.cli.options.analyse import Report
 from transformer_xl.config.recipe import load_recipe, write_toml
-from transformer_xl.report.curves import HEIGHT, WIDTH, Series, chart, thin, ticks
+from transformer_xl.report.curves import HEIGHT, WIDTH, Axis, Series, chart, thin, ticks
 from transformer_xl.report.record import read_run
 
 VOID = {"img", "meta", "br"}
@@ -277,6 +277,12 @@ def test_ticks_are_few_and_inside(low, ratio, log):
     assert 1 <= len(found) <= 12 and found == sorted(set(found))
     air = 1e-6 * high
     assert all(low - air <= mark <= high + air for mark in found)
+
+
+@pytest.mark.parametrize(("low", "high"), [(3.7331, 3.7339), (0.0, 1.0), (999_990.0, 1_000_010.0), (1e-4, 1.01e-4)])
+def test_ticks_of_an_axis_have_different_labels(low, high):
+    labels = [label for label, _ in Axis(low, high, 0.0, 100.0).ticks(6)]
+    assert len(set(labels)) == len(labels) >= 2
 
 
 @settings(max_examples=60, deadline=None)

@@ -170,16 +170,17 @@ def average_attention(
     loader: Iterable[Segment],
     lengths: Lengths,
     *,
+    memory: Any = None,
     precision: str = "fp32",
     block: int = BLOCK,
 ) -> AverageAttention:
-    """The average over all queries whose target is scored; memory continues from segment to segment."""
+    """The average over all queries whose target is scored; `memory` continues from segment to segment."""
     device = next(model.parameters()).device
     shape = (len(attending_layers(model)), model.config.n_head)
     reach = lengths.mem_len + lengths.tgt_len if lengths.attn_len is None else lengths.attn_len
     sums = torch.zeros(len(KINDS), *shape, reach, dtype=torch.float64, device=device)
     counts, beyond, nats = sums.new_zeros(reach), sums.new_zeros(shape), sums.new_zeros(shape)
-    queries, memory, scored = 0, None, torch.empty(0, 0)
+    queries, scored = 0, torch.empty(0, 0)
 
     def add(maps: Maps) -> None:
         layer, first, probability, seen = maps

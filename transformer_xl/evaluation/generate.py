@@ -125,6 +125,7 @@ def stream(
     *,
     state: Any = None,
     ended: Callable[[int], bool] | None = None,
+    dump: Callable[[Float[Tensor, "B V"], Int[Tensor, " B"]], None] | None = None,
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Iterator[list[tuple[int, int]]]:
@@ -132,8 +133,8 @@ def stream(
 
     `state` is what the model remembers before the prompts; None: nothing. Without a memory (`mem_len` 0) the last
     `tgt_len` tokens are read again for each new one. Prompts hold at least one id and may differ in length. A row
-    leaves the batch before the next step if `ended(row)`. A row's tokens do not depend on the other rows, except for
-    rounding.
+    leaves the batch before the next step if `ended(row)`. `dump` gets the log-probabilities and the ids of each step,
+    before it is yielded. A row's tokens do not depend on the other rows, except for rounding.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
     if not prompts:
@@ -151,6 +152,8 @@ def stream(
                 state = step_state(model, state, lengths, compiled=compiled)
             log_probs, state = _advance(model, inputs.to(device), state, lengths, precision)
         ids = sample(log_probs, sampling, [generators[row] for row in rows])
+        if dump is not None:
+            dump(log_probs, ids)
         yield list(zip(rows, ids.tolist(), strict=True))
         going = [i for i, row in enumerate(rows) if ended is None or not ended(row)]
         if not going:

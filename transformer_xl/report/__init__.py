@@ -1,1 +1,1 @@
-"""A run's page: `record` reads its folder, `curves` draws, and `page` writes one HTML file without scripts."""
+"""A run's page: `record` and `figures` read its folder, `lead` and `curves` draw, and `page` writes one HTML file."""

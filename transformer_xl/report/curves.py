@@ -46,8 +46,11 @@ class Axis(NamedTuple):
         return self.start + (self.end - self.start) * distance / (high - low)
 
     def ticks(self, most: int) -> list[tuple[str, float]]:
+        """The labels of round numbers, with enough digits to differ, and their coordinates."""
         marks = ticks(self.low, self.high, most=most, log=self.log)
-        return [(short(mark), at) for mark, at in zip(marks, self(np.array(marks)).tolist(), strict=True)]
+        every = ([short(mark, digits) for mark in marks] for digits in range(3, 13))
+        labels = next((each for each in every if len(set(each)) == len(marks)), [short(mark) for mark in marks])
+        return list(zip(labels, self(np.array(marks)).tolist(), strict=True))
 
 
 class Chart(NamedTuple):
@@ -62,6 +65,8 @@ class Chart(NamedTuple):
     """The path of each line, and its class."""
     dots: list[tuple[float, float, str, str]]
     """Coordinates, class and figures of each marked point."""
+    marks: Sequence[tuple[float, str]] = ()
+    """Vertical lines: coordinate and name."""
 
 
 def thin(y: Float[np.ndarray, " n"], columns: int = COLUMNS) -> Int[np.ndarray, " k"]:
@@ -83,16 +88,26 @@ def ticks(low: float, high: float, *, most: int = 6, log: bool = False) -> list[
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def short(value: float) -> str:
+def short(value: float, digits: int = 3) -> str:
     """A number for a tick: 0.25, 2.5e-04, 400, 2.5k, 10M."""
     for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale * 0.9995:
-            return f"{value / scale:.3g}{suffix}"
-    return f"{value:.3g}"
+            return f"{value / scale:.{digits}g}{suffix}"
+    return f"{value:.{digits}g}"
 
 
-def chart(series: Sequence[Series], caption: str, *, log: bool = False, zero: bool = False) -> Chart | None:
-    """A chart of all series; its scale begins at 0 if `zero`. None if there is no point to draw."""
+def chart(
+    series: Sequence[Series],
+    caption: str,
+    *,
+    log: bool = False,
+    zero: bool = False,
+    marks: Sequence[tuple[float, str]] = (),
+) -> Chart | None:
+    """A chart of all series; its scale begins at 0 if `zero`. None if there is no point to draw.
+
+    `marks` are figures of the horizontal axis with their names.
+    """
     series = [each._replace(y=np.where(_fits(each, log), each.y, math.nan)) for each in series]
     lines = [(each, kept) for each in series if len(kept := thin(each.y))]
     if not lines:
@@ -108,6 +123,7 @@ def chart(series: Sequence[Series], caption: str, *, log: bool = False, zero: bo
         y=y,
         lines=[(_path(each, kept, x, y), each.class_) for each, kept in lines],
         dots=[dot for each, kept in lines if each.dots for dot in _dots(each, kept, x, y)],
+        marks=[(x(np.array([at])).item(), name) for at, name in marks if 0 <= at <= x.high],
     )
 
 

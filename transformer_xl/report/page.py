@@ -9,7 +9,6 @@ import base64
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -17,8 +16,11 @@ from markupsafe import Markup
 from . import paper
 from .curves import HEIGHT, WIDTH
 from .graphs import curves
-from .record import LENGTHS, Record, last_part, number
+from .lead import costs, looks, texts
+from .record import LENGTHS, Record, number
+from .settings import compare, environments
 from .summary import UNKNOWN, corpus_of, description, exact, figure_of, line_class, main_figures, remarks
+from .tables import Row, Table
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """A browser may show the page's own pictures and style. No script runs, whatever a run's files hold."""
@@ -34,21 +36,6 @@ CAPTIONS = {
 }
 
 _NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-
-
-class Row(NamedTuple):
-    """A row of a table."""
-
-    cells: Sequence[object]
-    class_: str = ""
-
-
-class Table(NamedTuple):
-    """A table. Its first `words` columns hold words; the others hold figures, aligned to the right."""
-
-    columns: Sequence[str]
-    rows: Sequence[Row]
-    words: int = 1
 
 
 def page(records: Sequence[Record], title: str | None = None) -> str:
@@ -74,15 +61,16 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
         figures=main_figures(one) if one else {},
         summary=_summary(records),
         remarks=[("" if one else record.name, remark) for record in records for remark in remarks(record)],
+        costs=costs(records),
+        texts=texts(records),
+        looks=looks(records),
         curves=curves(records),
         evaluations=evaluations(records),
         comparisons=comparisons(records),
         pictures=[(record.name, _caption(path), _url(path)) for record in records for path in record.pictures],
         samples=[("" if one else record.name, record.samples) for record in records if record.samples],
-        facts={
-            "Configuration": facts([record.config for record in records], records),
-            "Environment": facts([record.environment for record in records], records),
-        },
+        settings=compare(records),
+        environment=environments(records),
     )
 
 
@@ -137,38 +125,3 @@ def _caption(picture: Path) -> str:
 
 def _url(picture: Path) -> str:
     return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
-
-
-def facts(tables: Sequence[Any], records: Sequence[Record]) -> dict[str, list[tuple[str, str]]] | Table:
-    """Settings or environments: one run's by section, or several runs' as a table with the differing rows first."""
-    flat = [_flat(table) for table in tables]
-    names = list(dict.fromkeys(name for values in flat for name in values))
-    if len(records) == 1:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for name in names:
-            section, _, key = name.rpartition(".")
-            sections.setdefault(section, []).append((key, flat[0][name]))
-        return sections
-    rows = [Row([name, *(values.get(name, UNKNOWN) for values in flat)]) for name in names]
-    differ = [row._replace(class_="differs") for row in rows if len(set(row.cells[1:])) > 1]
-    alike = [row for row in rows if len(set(row.cells[1:])) == 1]
-    return Table(["", *(record.name for record in records)], differ + alike)
-
-
-def _flat(facts: Any, prefix: str = "") -> dict[str, str]:
-    """Nested settings by dotted name, as people write them."""
-    found: dict[str, str] = {}
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = _word(value)
-    return found
-
-
-def _word(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_word, value)) or "none"
-    if value is None or value == "":
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else last_part(str(value))

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from ..evaluation.measures import figure
 from ..runtime.files import plain_file
 from ..train.metric_log import read_metrics
+from .figures import FILE, Figures, are_current, load_figures
 
 TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped")
 LENGTHS = ("tgt_len", "mem_len", "clamp_len", "attn_len")
@@ -38,6 +39,8 @@ class Record:
     """All entries of `metrics.jsonl` that name a step."""
     parameters: int | None = None
     pictures: Sequence[Path] = ()
+    figures: Figures | None = None
+    """The figures that the model gives, of the best checkpoint."""
     faults: Sequence[str] = ()
 
     @cached_property
@@ -80,13 +83,17 @@ class Record:
         return int(max((entry["step"] for entry in self.entries), default=0))
 
     @property
+    def lengths(self) -> dict[str, Any]:
+        """The lengths of `[eval]`; where one is not set, the length of `[train]`."""
+        own = {name: self.setting("eval", name) for name in LENGTHS}
+        return {name: self.setting("train", name) if size is None else size for name, size in own.items()}
+
+    @property
     def test_entry(self) -> Mapping[str, Any] | None:
         """The last evaluation with the split and lengths of `[eval]`, or the last one with this split."""
         split = self.setting("eval", "split") or "test"
-        own = {name: self.setting("eval", name) for name in LENGTHS}
-        asked = {name: self.setting("train", name) if size is None else size for name, size in own.items()}
         found = [entry for entry in self.evaluations if entry.get("split") == split]
-        meant = [entry for entry in found if all(entry.get(name) == size for name, size in asked.items())]
+        meant = [entry for entry in found if all(entry.get(name) == size for name, size in self.lengths.items())]
         return (meant or found or [None])[-1]
 
     @property
@@ -146,8 +153,21 @@ def read_run(run: Path, name: str) -> Record:
         entries=entries,
         parameters=_read(folders[-1] / "model.safetensors", faults, _stored_numbers) if folders else None,
         pictures=[path for analysis in ANALYSES for path in sorted((run / analysis).rglob("*.png"))],
+        figures=_figures(run, faults) if folders else None,
         faults=faults,
     )
+
+
+def _figures(run: Path, faults: list[str]) -> Figures | None:
+    """The stored figures, if they are of the best checkpoint."""
+    if not (run / FILE).exists():
+        faults.append("The figures that need the model are missing. `txl report` computes them if it has the text.")
+        return None
+    figures = _read(run / FILE, faults, load_figures)
+    if figures is not None and not _read(run, faults, lambda run: are_current(figures, run)):
+        faults.append(f"{FILE} is of another checkpoint than the best one, so its figures are left out.")
+        return None
+    return figures
 
 
 def _read(path: Path, faults: list[str], reading: Any) -> Any:

@@ -14,10 +14,11 @@ import math
 import os
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from functools import partial
+from itertools import chain, count, islice
 from pathlib import Path
 
 import torch
@@ -27,20 +28,21 @@ from ...config.recipe import load_recipe
 from ...config.settings import TrainConfig
 from ...data.corpus import Corpus, Split
 from ...data.datasets import cache_folder
-from ...data.loader import Segment, StreamLoader
+from ...data.loader import StreamLoader
 from ...evaluation.generate import Sampling, stream_text
-from ...evaluation.score import EvalResult, evaluate
+from ...evaluation.lengths import score_lengths
+from ...evaluation.score import EvalResult
 from ...mistake import Mistake
 from ...runtime.device import reuse_memory
 from ...runtime.files import empty_folder, lock_folder
 from ...runtime.ranks import Ranks
-from ...runtime.terminal import report_progress, show_table
+from ...runtime.terminal import show_table
 from ...train import Trainer
 from ...train.metric_log import MetricLog
-from ..options.analyse import Report
 from ..options.train import Demo
-from .report import report
-from .train import Origin, carry_out, prepare, refuse_run
+from .report import finish_page
+from .train import Origin, carry_out, prepare, refuse_run, say
+from .trained import Text
 
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
 LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
@@ -51,6 +53,8 @@ SAMPLE = 400
 """Number of tokens of text to generate."""
 SPARE = 0.05
 """Share of the time reserved for the end of the demo: the compressors and the report."""
+PAGE = 0.02
+"""Share of the time, within `SPARE`, for the figures of the report that need the model."""
 AFTER = 0.3
 """Maximum share of the time after the first step that is reserved for the work after training."""
 SPEED_UP = 2.5
@@ -111,7 +115,8 @@ def demo(options: Demo, begun: float) -> int:
         run = options.out or own_folder(stack)
         if options.out is not None:
             stack.enter_context(lock_folder(run))
-        status = show(run, corpus, begun + (1 - SPARE) * 60 * options.minutes)
+        seconds = 60 * options.minutes
+        status = show(run, corpus, begun + (1 - SPARE) * seconds, PAGE * seconds)
     if status == 0:
         kept = "" if options.out else " (the next demo takes its place)"
         print(f"{time.perf_counter() - begun:.0f} seconds in all. More text: txl generate {run}{kept}", flush=True)
@@ -144,10 +149,12 @@ def library_corpus() -> Corpus:
     return Corpus.build(folder, texts, name="library", reuse=True)
 
 
-def show(run: Path, corpus: Corpus, end: float) -> int:
-    """Run the demo in the folder `run`; the slow work is done at the time `end`. Returns the exit status."""
+def show(run: Path, corpus: Corpus, end: float, seconds: float) -> int:
+    """Run the demo in the folder `run`; the slow work is done at the time `end`, and then the figures of the page take
+    `seconds`. Returns the exit status."""
     config = load_recipe("demo")
-    start = prepare(replace(config, corpus=replace(config.corpus, name=str(corpus.path))), run, Origin(), Ranks())
+    config = replace(config, corpus=replace(config.corpus, name=str(corpus.path)))
+    start = prepare(config, run, Origin("demo"), Ranks())
     test = corpus.split("test")
     targets = start.config.train.eval_tokens + 3 * len(test.ids)
     if status := carry_out(start, run, Ranks(), replan=Plan(start.config.train, end, targets)):
@@ -159,7 +166,7 @@ def show(run: Path, corpus: Corpus, end: float) -> int:
     metrics = MetricLog(run / "metrics.jsonl")
     for result in results:
         metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
-    report(Report((run,)))
+    finish_page(run, loaded, Text(corpus, "test"), partial(say, run), seconds=seconds, results=results)
     return 0
 
 
@@ -208,39 +215,16 @@ def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResu
     """
     config = loaded.config
     memories = (2 * config.train.mem_len, config.train.mem_len, 0)
-    segments = list(StreamLoader(test, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len))
-    passes: list[tuple[EvalResult, list[float]]] = []
-    for left, size in zip((3, 2, 1), memories, strict=True):
-        now, nats = time.perf_counter(), []
-        shown = report_progress(segments, f"scoring test with a memory of {size:,}")
-        result = evaluate(
-            loaded.model,
-            before(now + (end - now) / left, shown),
-            replace(config.eval_lengths, mem_len=size, attn_len=None),
-            precision=config.train.precision,
-            dump=lambda _, nll, nats=nats: nats.append(nll.sum(dtype=torch.float64).item()),
-        )
-        passes.append((result, nats))
-        segments = segments[: len(nats)]
-    targets = torch.cat([segment.targets for segment in segments], dim=1)
-    scored = loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
-    size = len(scored)
-    return [
-        replace(
-            one, nats=sum(nats[: len(segments)]), targets=size, bytes=size, seconds=one.seconds * size / one.targets
-        )
-        for one, nats in passes
-    ], scored
-
-
-def before(end: float, segments: Iterable[Segment]) -> Iterator[Segment]:
-    """Yield the first segment, and more while the pace so far allows to finish each before the time `end`."""
-    begun = time.perf_counter()
-    for done, segment in enumerate(segments):
-        now = time.perf_counter()
-        if done and now + (now - begun) / done > end:
-            return
-        yield segment
+    loader = StreamLoader(test, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
+    results, count = score_lengths(
+        loaded.model,
+        [(replace(config.eval_lengths, mem_len=size, attn_len=None), loader) for size in memories],
+        end,
+        precision=config.train.precision,
+        token_sizes=loaded.vocab.token_sizes(),
+    )
+    targets = torch.cat([segment.targets for segment in islice(loader, count)], dim=1)
+    return results, loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
 
 
 def compare(results: Sequence[EvalResult], scored: bytes, held_out: int) -> None:

@@ -128,7 +128,7 @@ class Reading:
             rms = None
             if self.dynamic.rule == "rms":
                 part = replace(config, batch_size=1, max_tokens=self.dynamic.tokens)
-                loader = _segments(loaded, corpus.split("train"), lengths, part)
+                loader = segments_of(loaded, corpus.split("train"), lengths, part)
                 rms = relative_rms(model, report_progress(loader, "measuring gradients"), lengths, precision=precision)
             model = Dynamic(model, self.dynamic, rms)
         return loaded._replace(model=model)
@@ -149,7 +149,7 @@ def score_split(
     `config` gives the number of tokens and of streams. `ranks` share the streams.
     """
     ranks = ranks or Ranks()
-    segments = _segments(loaded, split, lengths, config, ranks.rows(config.batch_size))
+    segments = segments_of(loaded, split, lengths, config, ranks.rows(config.batch_size))
     if ranks.first:
         segments = report_progress(segments, f"scoring {split.name} with a memory of {lengths.mem_len:,}")
     vocab = loaded.vocab
@@ -165,9 +165,10 @@ def score_split(
     )
 
 
-def _segments(
+def segments_of(
     loaded: LoadedModel, split: Split, lengths: Lengths, config: EvalConfig, rows: slice | None = None
 ) -> StreamLoader:
+    """The segments of a split, as `config` sets the number of tokens and of streams."""
     return StreamLoader(
         split,
         batch_size=config.batch_size,

@@ -1,16 +1,25 @@
-"""`txl report`: write a self-contained HTML page about one run, or several side by side, from their folders."""
+"""`txl report`: write a self-contained HTML page about one run, or several side by side, from their folders.
+
+Figures that need the model are computed once, after training or here, and stored in the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from ...checkpoint import LoadedModel, find_checkpoint
 from ...mistake import Mistake
+from ...report.figures import save_figures
 from ...report.page import page
 from ...report.record import read_run
 from ...runtime.files import write_whole
 from ..options.analyse import Report
+from .figures import FAILURES, figures_of, model_figures
 from .texts import writable
+from .trained import Text
 
 PAGE = "report.html"
 
@@ -20,11 +29,40 @@ def report(options: Report) -> Path:
     runs = options.runs
     if not runs:
         raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
-    text = page([read_run(run, name) for run, name in zip(runs, names(runs), strict=True)], options.title)
     to = (options.out and writable(options.out, "--out")) or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    for run in runs if options.model else ():
+        if (run / "checkpoints").is_dir():
+            complete(run, options.device)
+    text = page([read_run(run, name) for run, name in zip(runs, names(runs), strict=True)], options.title)
     write_whole(to, text)
     print(f"Report: {to}", flush=True)
     return to
+
+
+def finish_page(run: Path, loaded: LoadedModel, text: Text, say: Callable[[str], None], **options: Any) -> None:
+    """Compute the figures of a finished run that need the model, and write its page; `model_figures` has the options.
+
+    The run is saved, so a failure costs only these figures, which `say` reports.
+    """
+    try:
+        figures = model_figures(loaded, text, find_checkpoint(run), precision=loaded.config.train.precision, **options)
+        save_figures(run, figures)
+    except FAILURES as error:
+        say(f"The page lacks the figures that need the model: {str(error) or type(error).__name__}")
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"{run} is trained and scored: txl report {run} writes its page.")
+        raise
+    report(Report((run,), model=False))
+
+
+def complete(run: Path, device: str) -> None:
+    """Compute the figures of a run that need its model, if they are missing. A failure is printed: the page has other
+    parts."""
+    try:
+        figures_of(run, device=device)
+    except FAILURES as error:
+        reason = str(error) or type(error).__name__
+        print(f"txl: The page of {run} lacks the figures that need the model: {reason}", file=sys.stderr)
 
 
 def names(runs: Sequence[Path]) -> list[str]:

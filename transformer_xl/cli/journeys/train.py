@@ -18,7 +18,16 @@ from typing import NamedTuple
 
 import torch
 
-from ...checkpoint import find_checkpoint, latest, load_config, load_model, load_vocab, load_weights, put_damaged_aside
+from ...checkpoint import (
+    LoadedModel,
+    find_checkpoint,
+    latest,
+    load_config,
+    load_model,
+    load_vocab,
+    load_weights,
+    put_damaged_aside,
+)
 from ...config.problems import Problems
 from ...config.recipe import Setting, changed_settings, find_recipe, load_recipe, recipe_identity, text_name, write_toml
 from ...config.settings import RunConfig, TrainConfig
@@ -37,11 +46,10 @@ from ...runtime.terminal import LastingOutput
 from ...train import Trainer, choices, fit, settle
 from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require_installed
-from ..options.analyse import Report
 from ..options.train import Train
 from .env import environment, recorded_fact
 from .evaluate import score_split, show_results
-from .report import report
+from .report import finish_page
 from .texts import changed_splits
 from .trained import Text
 
@@ -107,9 +115,9 @@ def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh:
             trackers = stack.enter_context(open_trackers(names, run, start.config, step=_last_step(run), warn=warn))
         status = carry_out(start, run, ranks, resume=resume, trackers=trackers)
         if status == 0:
-            score_best(run, start, trackers, ranks)
-        if status == 0 and ranks.first:
-            report(Report((run,)))
+            loaded = score_best(run, start, trackers, ranks)
+            if ranks.first:
+                finish_page(run, loaded, Text(start.corpus, start.config.eval.split), partial(say, run))
     return status
 
 
@@ -339,16 +347,20 @@ def describe(start: Start, ranks: Ranks) -> str:
     )
 
 
-def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
-    """Score the best checkpoint with the settings of `[eval]`, print the result and append it to the metrics."""
+def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> LoadedModel:
+    """Score the best checkpoint with the settings of `[eval]`, print the result and append it to the metrics.
+
+    Returns the checkpoint's model.
+    """
     config = start.config
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)
     result = score_split(loaded, split, config.eval_lengths, config.eval, precision=config.train.precision, ranks=ranks)
     if not ranks.first:
-        return
+        return loaded
     text = Text(start.corpus, config.eval.split)
     show_results(text.title, [result], unknown=text.unknown)
     entry = {"checkpoint": find_checkpoint(run).name, "step": config.train.max_steps, **text.about, **result.to_json()}
     MetricLog(run / "metrics.jsonl").log(entry)
     trackers.log(entry)
+    return loaded

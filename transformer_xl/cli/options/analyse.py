@@ -120,5 +120,8 @@ class Report(Command):
     """By default report.html in the run's folder; for several runs, report.html in the current folder."""
     title: Annotated[str | None, arg(metavar="TEXT")] = None
     """By default the name of the run, or the number of runs."""
+    model: bool = True
+    """--no-model: do not run the model for figures that are not stored yet."""
+    device: str = "auto"
 
     journey = "report.report"
