@@ -8,12 +8,12 @@ Bytes of asyncio: train 440,861, valid 24,492, test 24,493
 2.300 bits per byte with a memory of 0 bytes, over 24,492 bytes of test
 |     def close(self):
 |         self._cancells_tracts = None
-
+|
 |         self._mavay_waiter = None
-
+|
 |         exceptions._exception()._cancelled()
 |             exception() not callback.cancelled )
-
+|
 |         if timeout is SSLAgeitErrors:
 |             self._addr:
 |                                                                   rais
