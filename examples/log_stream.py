@@ -8,28 +8,16 @@ After 100 lines this process has 494 MB
 10.91 bits per byte: 00:20:03 WARN auth: 41 failed logins for root from 203.0.113.9
 11.14 bits per byte: 00:20:49 ERROR disk sda1: I/O error, sector 48213377
  1.96 bits per byte: 00:21:32 GET /cart 200 9431 ms user=b
- 2.17 bits per byte: 00:23:36 GET /cart 200 9431 ms user=b
- 7.75 bits per byte: 00:24:56 GET /../../etc/passwd 200 0 ms user=anonymous
-11.00 bits per byte: 00:25:04 WARN auth: 41 failed logins for root from 203.0.113.9
-11.08 bits per byte: 00:25:28 WARN auth: 41 failed logins for root from 203.0.113.9
-12.03 bits per byte: 00:25:52 FATAL worker 3: out of memory, killed by the kernel
-11.11 bits per byte: 00:26:38 WARN auth: 41 failed logins for root from 203.0.113.9
- 2.15 bits per byte: 00:27:06 GET /cart 200 9431 ms user=b
- 7.70 bits per byte: 00:27:13 GET /../../etc/passwd 200 0 ms user=anonymous
- 2.16 bits per byte: 00:28:18 GET /cart 200 9431 ms user=b
- 2.19 bits per byte: 00:28:49 GET /cart 200 9431 ms user=b
-11.14 bits per byte: 00:29:17 WARN auth: 41 failed logins for root from 203.0.113.9
-11.09 bits per byte: 00:29:22 WARN auth: 41 failed logins for root from 203.0.113.9
-11.97 bits per byte: 00:29:33 FATAL worker 3: out of memory, killed by the kernel
-11.15 bits per byte: 00:29:50 WARN auth: 41 failed logins for root from 203.0.113.9
- 7.76 bits per byte: 00:29:57 GET /../../etc/passwd 200 0 ms user=anonymous
- 2.11 bits per byte: 00:30:07 GET /cart 200 9431 ms user=b
+...
 After 2,000 lines this process has 495 MB
 Flagged 21 lines; 21 of them are among the 23 planted ones
+
+With a file, or with - for standard input, the model learns its first lines and watches the others:
+python examples/log_stream.py server.log --train-lines 5000
 """
 
+import fileinput
 import random
-import sys
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
@@ -74,6 +62,12 @@ def made_up_log(lines: int, first_planted: int) -> Iterator[str]:
         yield f"{now:%H:%M:%S} {text}\n"
 
 
+def read(log: str) -> Iterator[str]:
+    """The lines of a file, or of standard input for -."""
+    with fileinput.input(log, encoding="utf-8") as lines:
+        yield from lines
+
+
 def trained(lines: Iterable[str], steps: int) -> LanguageModel:
     """A small model of the bytes of these lines."""
     with TemporaryDirectory() as folder:
@@ -107,20 +101,19 @@ def resident_mb() -> float:
 
 def main(log: tyro.conf.Positional[str] = "", steps: int = 150, train_lines: int = 2000) -> None:
     """Learn the first lines of LOG (default: a log that is made up), and watch the others."""
-    made_up = made_up_log(2 * train_lines, first_planted=train_lines + 100)
-    lines = iter(sys.stdin if log == "-" else open(log, encoding="utf-8") if log else made_up)
+    lines = read(log) if log else made_up_log(2 * train_lines, first_planted=train_lines + 100)
     model = trained(islice(lines, train_lines), steps)
     flagged: list[bool] = []
-    planted = read = 0
+    planted = count = 0
     for line, bits, strange in surprising(model, lines):
-        read, known = read + 1, line[9:].strip() in PLANTED
+        count, known = count + 1, line[9:].strip() in PLANTED
         planted += known
         if strange:
             flagged.append(known)
             print(f"{bits:5.2f} bits per byte: {line.strip()}")
-        if read == 100:
-            print(f"After {read:,} lines this process has {resident_mb():.0f} MB")
-    print(f"After {read:,} lines this process has {resident_mb():.0f} MB")
+        if count == 100:
+            print(f"After {count:,} lines this process has {resident_mb():.0f} MB")
+    print(f"After {count:,} lines this process has {resident_mb():.0f} MB")
     if not log:
         print(f"Flagged {len(flagged)} lines; {sum(flagged)} of them are among the {planted} planted ones")
 
