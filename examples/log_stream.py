@@ -4,9 +4,6 @@ $ python examples/log_stream.py
 ...
 After 100 lines this process has 494 MB
  7.39 bits per byte: 00:16:12 GET /../../etc/passwd 200 0 ms user=anonymous
- 9.52 bits per byte: 00:18:11 ERROR db: deadlock, transaction rolled back
-10.91 bits per byte: 00:20:03 WARN auth: 41 failed logins for root from 203.0.113.9
-11.14 bits per byte: 00:20:49 ERROR disk sda1: I/O error, sector 48213377
  1.96 bits per byte: 00:21:32 GET /cart 200 9431 ms user=b
 ...
 After 2,000 lines this process has 495 MB
