@@ -2,8 +2,8 @@
 
 $ python examples/training_loop.py
 ...
-2.888 bits per byte of test with a memory of 64
-2.946 bits per byte of test with a memory of 0
+2.582 bits per byte of test with a memory of 64
+2.667 bits per byte of test with a memory of 0
 """
 
 import asyncio
