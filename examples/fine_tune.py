@@ -15,7 +15,17 @@ from tempfile import TemporaryDirectory
 import torch
 import tyro
 
-from transformer_xl import StreamLoader, TransformerXL, evaluate, fit, load_model, load_recipe, open_corpus, settle
+from transformer_xl import (
+    LanguageModel,
+    StreamLoader,
+    TransformerXL,
+    evaluate,
+    fit,
+    load_model,
+    load_recipe,
+    open_corpus,
+    settle,
+)
 from transformer_xl.data.corpus import Corpus
 
 SMALL = ["--model.n-layer=3", "--model.n-head=2", "--model.d-model=128", "--model.d-inner=512"]
@@ -41,13 +51,13 @@ def train_base(run: Path, steps: int) -> None:
     fit(TransformerXL(config.model, backend=config.train.backend), corpus, config, run)
 
 
-def print_scores(model: TransformerXL, corpus: Corpus, when: str) -> None:
+def print_scores(loaded: LanguageModel, corpus: Corpus, when: str) -> None:
     """Score the held-out documents. With and without resets the targets are the same."""
-    lengths = load_recipe("demo", SMALL).eval_lengths
+    lengths = loaded.config.eval_lengths
     documents = list(StreamLoader(corpus.split("test"), batch_size=8, tgt_len=lengths.tgt_len))
     for reset in (True, False):
         segments = documents if reset else [segment._replace(reset=None) for segment in documents]
-        result = evaluate(model, segments, lengths)
+        result = evaluate(loaded.model, segments, lengths)
         print(f"{when}, memory {'reset' if reset else 'kept'} between documents: {result.bpc:.3f} bits per byte")
 
 
@@ -61,13 +71,15 @@ def main(run: Path | None = None, steps: int = 150) -> None:
             run = Path(folder, "base")
             train_base(run, steps)
         trained = load_model(run)
+        lengths = trained.config.train.lengths
         settings = ["--corpus.reset-documents", "--train.lr=3e-3", f"--train.max-steps={steps}"]
-        config = load_recipe("demo", [*SMALL, *settings], data=documents)
-        config = replace(config, model=trained.model.config)
+        settings += [f"--train.tgt-len={lengths.tgt_len}", f"--train.mem-len={lengths.mem_len}"]
+        config = load_recipe("demo", settings, data=documents)
         corpus = open_corpus(config.corpus, trained.vocab)
-        print_scores(trained.model, corpus, "before")
-        fit(trained.model, corpus, settle(config, corpus), Path(folder, "tuned"))
-        print_scores(load_model(Path(folder, "tuned")).model, corpus, "after")
+        config = settle(replace(config, model=trained.config.model), corpus)
+        print_scores(trained, corpus, "before")
+        fit(trained.model, corpus, config, Path(folder, "tuned"))
+        print_scores(load_model(Path(folder, "tuned")), corpus, "after")
 
 
 if __name__ == "__main__":
