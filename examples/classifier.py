@@ -2,6 +2,10 @@
 
 $ pip install scikit-learn
 $ python examples/classifier.py
+...
+240 labelled pieces, 360 of other files to test, 6 packages
+58.9% right: logistic regression on 1801 weights of words by TF-IDF
+35.0% right: logistic regression on 256 mean hidden states
 
 The task: from which package of the standard library is a piece of 256 bytes of source? Whole files are held out. The
 language model reads the training files without their labels; both classifiers then learn from a few labelled pieces.
