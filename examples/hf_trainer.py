@@ -2,6 +2,9 @@
 
 $ pip install "transformers>=5" accelerate
 $ python examples/hf_trainer.py
+...
+2.921 bits per byte of test with a memory of 64
+2.973 bits per byte of test with a memory of 0
 
 Each batch is the next segment of 16 streams, in order, so the Trainer must not shuffle. A model of transformers shifts
 its labels: the first byte of each segment is context only, so 63 of 64 bytes are targets. The Trainer's checkpoints do

@@ -23,10 +23,10 @@ NOTEBOOK = EXAMPLES / "memory_and_attention.ipynb"
 SMALL = {
     "own_text.py": "--steps 100",
     "training_loop.py": "--steps 40",
-    "log_stream.py": "--steps 100 --train-lines 500",
+    "log_stream.py": "--steps 120 --train-lines 1000",
     "fine_tune.py": "--steps 40",
-    "classifier.py": "--steps 20 --labelled 20",
-    "hf_trainer.py": "--steps 50",
+    "classifier.py": "--steps 15 --labelled 20",
+    "hf_trainer.py": "--steps 30",
 }
 """Options with which each example takes seconds."""
 NEEDS = {"classifier.py": ("sklearn",), "hf_trainer.py": ("transformers", "accelerate")}
