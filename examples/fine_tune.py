@@ -1,6 +1,12 @@
 """Fine-tune a trained model on documents that have nothing to do with each other, so each starts with an empty memory.
 
 $ python examples/fine_tune.py
+...
+before, memory reset between documents: 4.051 bits per byte
+before, memory kept between documents: 4.050 bits per byte
+...
+after, memory reset between documents: 3.342 bits per byte
+after, memory kept between documents: 3.349 bits per byte
 
 Each document is a docstring of the standard library. The model was trained on source code.
 """
