@@ -1,7 +1,9 @@
 """Your own training loop in plain PyTorch: the memory goes in and out of each step, as a value.
 
 $ python examples/training_loop.py
-...
+step 100: 2.076 nats per byte
+step 200: 1.494 nats per byte
+step 300: 1.542 nats per byte
 2.582 bits per byte of test with a memory of 64
 2.667 bits per byte of test with a memory of 0
 """
