@@ -1,0 +1,180 @@
+"""The examples run by the commands in their headers, print what their headers show, and keep their promises."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_xl import load_model
+
+pytestmark = [pytest.mark.outside, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+NOTEBOOK = EXAMPLES / "memory_and_attention.ipynb"
+
+SMALL = {
+    "own_text.py": "--steps 100",
+    "training_loop.py": "--steps 40",
+    "log_stream.py": "--steps 120 --train-lines 1000",
+    "fine_tune.py": "--steps 40",
+    "classifier.py": "--steps 15 --labelled 20",
+    "hf_trainer.py": "--steps 30",
+}
+"""Options with which each example takes seconds."""
+NEEDS = {"classifier.py": ("sklearn",), "hf_trainer.py": ("transformers", "accelerate")}
+
+
+def header(name: str) -> str:
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / name).read_text()))
+    assert docstring, f"{name} has no header"
+    return docstring
+
+
+def command_and_output(name: str) -> tuple[str, list[str]]:
+    """The command in the header of an example, and the lines that follow it."""
+    _, _, rest = header(name).partition(f"$ python examples/{name}")
+    assert rest, f"the header of {name} has no command that runs it"
+    options, *lines = rest.split("\n\n")[0].split("\n")
+    return f"python examples/{name}{options}", lines
+
+
+def shape(line: str) -> str:
+    """A line of output without its numbers and without what follows a colon."""
+    return re.sub(r"[\d.,]+", "#", line.partition(":")[0]).strip()
+
+
+def printed(name: str, folder: Path, options: str = "", text: str | None = None) -> str:
+    """What an example prints when the command of its header runs in `folder`, with more options."""
+    for module in NEEDS.get(name, ()):
+        pytest.importorskip(module)
+    (folder / "examples").symlink_to(EXAMPLES)
+    command, _ = command_and_output(name)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TXL_HOME": str(folder / "home")}
+    words = [sys.executable, *shlex.split(command)[1:], *shlex.split(options or SMALL[name])]
+    done = subprocess.run(words, cwd=folder, env=environment, input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def check_header(name: str, output: str) -> None:
+    """Each line that the header shows is one that the example prints, apart from numbers and samples of text."""
+    shapes = {shape(line) for line in output.splitlines()}
+    _, shown = command_and_output(name)
+    assert len(shown) > 1, f"the header of {name} shows no output"
+    missing = [line for line in shown if line != "..." and line[:1] != "|" and shape(line) not in shapes]
+    assert not missing, f"{name} does not print {missing}"
+
+
+def figures(pattern: str, output: str) -> list[float]:
+    """The numbers at the only group of `pattern`, in the order of the output."""
+    found = [float(number.replace(",", "")) for number in re.findall(pattern, output)]
+    assert found, f"no {pattern!r} in {output}"
+    return found
+
+
+def test_every_example_is_listed_and_tested():
+    files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    assert files == {*SMALL, NOTEBOOK.name, "README.md"}
+    listed = (EXAMPLES / "README.md").read_text()
+    assert not [name for name in files - {"README.md"} if f"({name})" not in listed]
+    for name in SMALL:
+        assert f"`{command_and_output(name)[0]}`" in listed
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_is_short(name):
+    assert len((EXAMPLES / name).read_text().splitlines()) < 120
+
+
+def test_own_text(tmp_path):
+    output = printed("own_text.py", tmp_path)
+    check_header("own_text.py", output)
+    longer, same, none = figures(r"([\d.]+) bits per byte with", output)
+    assert max(longer, same) < none < 6
+    assert load_model(tmp_path / "runs" / "own-text").vocab.unit == "byte"
+    again = subprocess.run(
+        [sys.executable, "examples/own_text.py"], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert again.returncode and "--out must be a new folder" in again.stderr
+
+
+def test_training_loop(tmp_path):
+    output = printed("training_loop.py", tmp_path)
+    check_header("training_loop.py", output)
+    assert max(figures(r"([\d.]+) bits per byte", output)) < 5.5
+    loaded = load_model(tmp_path / "runs" / "own-loop" / "checkpoint")
+    assert loaded.score("def close(self):").bits_per_byte < 7
+    assert (loaded.config.eval_lengths.tgt_len, loaded.config.eval_lengths.mem_len) == (64, 64)
+
+
+def test_log_stream(tmp_path):
+    output = printed("log_stream.py", tmp_path)
+    check_header("log_stream.py", output)
+    [flagged], [right], [planted] = (
+        figures(pattern, output) for pattern in (r"Flagged (\d+)", r"; (\d+) of them", r"the (\d+) planted")
+    )
+    assert right >= 0.7 * planted > 0 and right >= 0.7 * flagged
+    early, late = figures(r"this process has (\d+) MB", output)
+    assert late < early + 30
+
+
+def test_log_stream_of_standard_input(tmp_path):
+    lines = [f"12:00:00 line {number % 7} of a log\n" for number in range(700)]
+    output = printed("log_stream.py", tmp_path, "- --steps 60 --train-lines 500", "".join([*lines, "PANIC: zzzz!\n"]))
+    assert "bits per byte: PANIC: zzzz!" in output
+    assert "After 201 lines" in output and "planted" not in output
+
+
+def test_fine_tune(tmp_path):
+    output = printed("fine_tune.py", tmp_path)
+    check_header("fine_tune.py", output)
+    before = figures(r"before, .*: ([\d.]+) bits", output)
+    after = figures(r"after, .*: ([\d.]+) bits", output)
+    assert max(after) < min(before)
+    assert len(before) == len(after) == 2
+
+
+def test_classifier(tmp_path):
+    output = printed("classifier.py", tmp_path)
+    check_header("classifier.py", output)
+    shares = figures(r"([\d.]+)% right", output)
+    assert len(shares) == 2 and min(shares) > 100 / 6 + 3  # a guess is right in one of 6; the standard error is 2
+
+
+def test_hf_trainer(tmp_path):
+    output = printed("hf_trainer.py", tmp_path)
+    check_header("hf_trainer.py", output)
+    assert max(figures(r"([\d.]+) bits per byte", output)) < 5.5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_notebook(tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs for cell in cells[1:]) and NOTEBOOK.stat().st_size < 200_000
+    shown = [kinds(cell) for cell in cells]
+    steps = re.search(r"STEPS = \d+", cells[0].source)
+    assert steps
+    cells[0].source = cells[0].source.replace(steps[0], "STEPS = 10")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("TXL_HOME", str(tmp_path / "home"))
+        nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert [kinds(cell) for cell in cells] == shown
+
+
+def kinds(cell: Any) -> list[str]:
+    """The kind of each output of a cell; printed lines may be cut anywhere, so they count as one."""
+    found = [output.output_type for output in cell.outputs]
+    return [kind for i, kind in enumerate(found) if kind != "stream" or found[:i][-1:] != ["stream"]]
