@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check clean
+.PHONY: demo docs test test-all check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -16,6 +16,10 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html."
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -38,4 +42,9 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV); the first time this takes a minute or more."
 	$(INSTALL) -e '.[dev]'
+	touch $@ $(VENV)/.core
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); the first time this takes a minute or more."
+	$(INSTALL) -e '.[docs]'
 	touch $@ $(VENV)/.core
