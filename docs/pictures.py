@@ -104,7 +104,7 @@ def reach() -> str:
     assert distance == LAYERS * MEMORY + SEGMENT - 1
     (x1, y), (x2, _) = at((0, first)), at((0, top[1]))
     parts.append(f'<path d="M{x1:g} {y + 20:g} V{y + 28:g} H{x2:g} V{y + 20:g}" fill="none" stroke="{INK}"/>')
-    words = f"N M + T − 1 = {LAYERS} × {MEMORY} + {SEGMENT} − 1 = {distance} positions back"
+    words = f"N M + T - 1 = {LAYERS} x {MEMORY} + {SEGMENT} - 1 = {distance} positions back"
     parts.append(text((x1 + x2) / 2, y + 48, words))
     parts.append(text(at(top)[0], 34, "this token", fill=PAST))
     return drawing(900, 340, "Reach: each layer looks one memory further back", parts)
@@ -142,7 +142,7 @@ def shift() -> str:
             distance = KEYS - QUERIES + i - j
             entry = memory[QUERIES + i * KEYS + j]
             assert distance < 0 or entry == distance
-            view.append(cells[QUERIES + i * KEYS + j] if distance >= 0 else ("×", "#d5d9df"))
+            view.append(cells[QUERIES + i * KEYS + j] if distance >= 0 else ("x", "#d5d9df"))
     parts = [text(30, 32, f"written: a spare entry, {KEYS} distances", anchor="start")]
     parts += matrix(30, 46, KEYS + 1, cells)
     parts.append(text(30, 210, "the same memory, entry after entry", anchor="start"))
@@ -156,7 +156,7 @@ def shift() -> str:
     assert x2 == 30 + len(cells) * CELL
     parts.append(text(x1 + 230, 32, f"read from entry {QUERIES}, in rows of {KEYS}", anchor="start"))
     parts += matrix(x1 + 230, 46, KEYS, view)
-    parts.append(text(x1 + 230 + KEYS * CELL + 16, 112, "×: after the query, masked", size=13, anchor="start"))
+    parts.append(text(x1 + 230 + KEYS * CELL + 16, 112, "x: after the query, masked", size=13, anchor="start"))
     return drawing(790, 316, "The relative shift without a copy", parts)
 
 
