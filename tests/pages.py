@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import tyro
 
+from benchmarks.__main__ import Command
 from transformer_xl.cli import main as cli
-from transformer_xl.cli.options.train import default_run
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
 
 SIZES = "--model.n-layer 1 --model.d-model 16 --model.d-inner 32 --train.tgt-len 16"
@@ -48,7 +49,7 @@ ONLY_READ = {
     r"^python -m benchmarks ": "it needs other libraries or minutes; tests/benchmarks runs small sizes",
 }
 """The commands that a test does not run, by their form, and why."""
-OF_THE_SYSTEM = r"^(make|pip|ls|cat|head|tail|export|git|srun|head=.*|#SBATCH.*|(\S*/)?(pip|python3?) -m (venv|pip)|\S+/pip|export)\b"
+OF_THE_SYSTEM = r"(make|pip|export|\S+/pip|python3 -m venv) "
 """Commands that are not of this package."""
 TEXTS = sorted(Path(os.__file__).parent.glob("json/*.py"))
 
@@ -95,7 +96,7 @@ class Page:
     def command(self, words: list[str]) -> None:
         """Run one command, or only read it."""
         line = shlex.join(words)
-        if re.search(OF_THE_SYSTEM, line):
+        if re.match(OF_THE_SYSTEM, line):
             return
         words = plain_form(words)
         line = shlex.join(words)
@@ -113,10 +114,6 @@ class Page:
         if words[0] == "torchrun":
             words = ["txl", *words[words.index("transformer_xl") + 1 :]]
         if words[0] == "python":
-            from benchmarks.__main__ import Command
-
-            import tyro
-
             tyro.cli(Command, args=words[3:])
             return
         with self.patch.context() as patch:
@@ -142,19 +139,27 @@ class Page:
 
         Commands of a list are alternatives, so each may use the folder of the one before it.
         """
-        if "--resume" in words:
-            self.supply(option(words, "--out"))
-            return [*words, "--train.max-steps", "6"]
-        for name in ("--init", "--data"):
-            self.supply(option(words, name))
         recipe = words[1] if len(words) > 1 and not words[1].startswith("--") else None
-        if recipe in packaged_recipes() and not option(words, "--data"):
+        data, out = option(words, "--data"), option(words, "--out")
+        if "--resume" in words and option(words, "--resume") != "auto":
+            self.supply_begun(words, recipe, out)
+            return [*words, "--train.max-steps", "6"]
+        for read in (data, option(words, "--init")):
+            self.supply(read)
+        if recipe in packaged_recipes() and not data:
             words = [*words, "--data", "published/"]
-        if not option(words, "--out") and recipe:
-            shutil.rmtree(default_run(recipe), ignore_errors=True)
-        shutil.rmtree(option(words, "--out") or "no such folder", ignore_errors=True)
-        kept = SMALL if "lstm" not in words and "qrnn" not in words else without_heads()
-        return [*words, *(["--train.max-steps", "4"] if option(words, "--init") else kept)]
+        shutil.rmtree(Path(out or f"runs/{recipe or Path(data or '').name}"), ignore_errors=True)
+        if option(words, "--init"):
+            return [*words, *shlex.split(STEPS)]
+        heads = [] if {"lstm", "qrnn"} & {*words} else shlex.split(HEADS)
+        return [*words, *shlex.split(f"{SIZES} {BANDS} {STEPS}"), *heads]
+
+    def supply_begun(self, words: list[str], recipe: str | None, out: str | None) -> None:
+        """Begin the run that a command resumes, if no command of the page did."""
+        if recipe is None:
+            self.supply(out)
+        elif not Path(out or "").exists():
+            assert cli.main(self.small_train([word for word in words if word != "--resume"])) == 0
 
     def supply(self, word: str | None) -> None:
         """Copy the trained run, or a text, to a path that a command reads."""
@@ -188,10 +193,6 @@ def with_options(words: Sequence[str], options: Sequence[str]) -> list[str]:
             dropping = word in names
         kept += [] if dropping else [word]
     return [*kept, *options]
-
-
-def without_heads() -> list[str]:
-    return shlex.split(" ".join((SIZES, BANDS, STEPS)))
 
 
 def small_recipe(recipe: str, overrides: Sequence[str] = (), **options: str) -> object:
