@@ -71,7 +71,11 @@ def test_a_picture_is_what_its_script_draws(name):
 
 
 def test_the_rooms_are_what_their_script_draws():
-    assert (ROOT / "docs" / "rooms.svg").read_text("utf-8") == script("rooms").picture(), "run python docs/rooms.py"
+    def arrows(picture: str) -> str:
+        return re.sub(r' stroke-width="[\d.]+"', "", picture)  # it follows the number of imports
+
+    drawn, kept = script("rooms").picture(), (ROOT / "docs" / "rooms.svg").read_text("utf-8")
+    assert arrows(kept) == arrows(drawn), "run python docs/rooms.py"
 
 
 def test_the_picture_of_the_reach_agrees_with_the_formula():
