@@ -49,7 +49,8 @@ def text(x: float, y: float, words: str, *, size: int = 14, anchor: str = "middl
 
 
 def drawing(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">'
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
     ground = f'<rect width="{width}" height="{height}" rx="8" fill="#f7f9fc"/>'
     return "\n".join([head, f"<title>{title}</title>", ground, *parts, "</svg>"]) + "\n"
 
