@@ -68,6 +68,7 @@ def on_page_content(content: str, **_: Any) -> str:
     """Replace formulas by MathML."""
 
     def mathml(match: re.Match[str]) -> str:
-        return convert(html.unescape(match[2]), display="inline" if match[1] == "span" else "block")
+        formula = html.unescape(match[2]).replace(r"\_", "_")  # GitHub needs the backslash, the converter prints it
+        return convert(formula, display="inline" if match[1] == "span" else "block")
 
     return FORMULA.sub(mathml, content)
