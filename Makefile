@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo docs test test-all check clean
+.PHONY: demo test test-all check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -17,6 +17,7 @@ test: check
 test-all: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
+.PHONY: docs
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html."
@@ -39,12 +40,12 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing into $(VENV); the first time this takes a minute or more."
-	$(INSTALL) -e '.[dev]'
-	touch $@ $(VENV)/.core
-
 $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV); the first time this takes a minute or more."
 	$(INSTALL) -e '.[docs]'
+	touch $@ $(VENV)/.core
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); the first time this takes a minute or more."
+	$(INSTALL) -e '.[dev]'
 	touch $@ $(VENV)/.core
