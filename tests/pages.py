@@ -118,8 +118,7 @@ class Page:
             return
         with self.patch.context() as patch:
             if words[1] == "train":
-                words = [word for word in words if word != "--resume"]
-                words.append("--print-config")
+                words = [*re.sub(r" --resume( auto)?\b", "", shlex.join(words)).split(), "--print-config"]
             else:
                 for command in cli.COMMANDS.values():
                     patch.setattr(command, "run", lambda *_: 0)
