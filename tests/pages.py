@@ -118,7 +118,8 @@ class Page:
             return
         with self.patch.context() as patch:
             if words[1] == "train":
-                words = [*re.sub(r" --resume( auto)?\b", "", shlex.join(words)).split(), "--print-config"]
+                plain = re.sub(r" --resume( auto)?\b", "", shlex.join(words))
+                words = [*shlex.split(plain), "--print-config"]
             else:
                 for command in cli.COMMANDS.values():
                     patch.setattr(command, "run", lambda *_: 0)
