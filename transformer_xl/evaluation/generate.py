@@ -269,7 +269,7 @@ class TokenText:
     """Turns one row's ids into text that can be shown: whole characters, and no part of a stop string."""
 
     def __init__(self, vocab: Vocab, prompt: Integer[np.ndarray, " n"], stop: Sequence[str] = ()) -> None:
-        self.ended = False
+        self.ended: bool = False
         self._vocab, self._stop = vocab, stop
         self._last = int(prompt[-1])
         self._held = ""
