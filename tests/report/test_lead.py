@@ -283,7 +283,9 @@ def test_a_character_of_several_tokens_is_one_piece(tmp_path):
 def test_settings_that_differ_from_the_recipe_come_first(tmp_path):
     run = tmp_path / "run"
     make_run(run)
-    seen = page_of(run, "--no-model").text
+    page = page_of(run, "--no-model")
+    assert not any("open" in attrs for tag, attrs in page.elements if tag == "details")
+    seen = page.text
     assert "The recipe is text-small." in seen and re.search(r"model\.n_layer\s+2\s+6", seen)
     assert not re.search(r"model\.vocab_size\s+256\s+0", seen)  # the recipe leaves it open
     assert "All other settings" in seen
@@ -292,8 +294,9 @@ def test_settings_that_differ_from_the_recipe_come_first(tmp_path):
         ("mine.toml (SHA-256 1)", "The recipe was the file mine.toml"),
     ):
         (run / "environment.json").write_text(json.dumps({"recipe": recipe}))
-        seen = page_of(run, "--no-model").text
-        assert sentence in seen and "All settings" in seen
+        page = page_of(run, "--no-model")
+        assert sentence in page.text and "All settings" in page.text
+        assert [tag for tag, attrs in page.elements if "open" in attrs] == ["details"]
 
 
 def test_several_runs_show_their_figures_side_by_side(tmp_path):

@@ -22,6 +22,8 @@ class Settings(NamedTuple):
     note: str
     differing: Table | None
     others: Sections | Table | None
+    recipe: bool = True
+    """Whether the runs are compared, with a recipe or with each other."""
 
 
 def compare(records: Sequence[Record]) -> Settings:
@@ -34,7 +36,7 @@ def compare(records: Sequence[Record]) -> Settings:
         return Settings("", None, None)
     if name not in packaged_recipes():
         unknown = f"The recipe was the file {name}." if name else "The run does not name its recipe."
-        return Settings(f"{unknown} These are all settings.", None, _by_section(own))
+        return Settings(f"{unknown} These are all settings.", None, _by_section(own), False)
     recipe, open_names = _recipe(name)
     every = dict.fromkeys([*own, *recipe])
     rows = [
