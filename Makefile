@@ -20,7 +20,7 @@ test-all: check
 .PHONY: docs
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "Open build/site/index.html."
+	@echo "Open build/site/index.html. The search needs a server: python3 -m http.server --directory build/site"
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
