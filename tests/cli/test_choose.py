@@ -49,10 +49,10 @@ def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     ("text", "recipe", "reason"),
     [
         (prose(20_000), "text-words", "only 0.0% of the words"),
-        (prose(20_000, types=9_000), "text-small", "and words are for at most 5%"),
-        (CODE, "text-small", "and words are for at most 5%"),
-        (prose(2_000).replace(b"w1", b"\xff"), "text-small", "it cannot be read as words in UTF-8"),
-        (b"x" * 5_000, "text-small", "it cannot be read as words"),
+        (prose(20_000, types=9_000), "demo", "and words are for at most 5%"),
+        (CODE, "demo", "and words are for at most 5%"),
+        (prose(2_000).replace(b"w1", b"\xff"), "demo", "it cannot be read as words in UTF-8"),
+        (b"x" * 5_000, "demo", "it cannot be read as words"),
     ],
 )
 def test_words_are_for_a_text_that_a_vocabulary_covers(text: bytes, recipe: str, reason: str):
@@ -62,7 +62,7 @@ def test_words_are_for_a_text_that_a_vocabulary_covers(text: bytes, recipe: str,
     assert "`txl train RECIPE --data text.txt` takes another" in choice.why
 
 
-@pytest.mark.parametrize(("unit", "recipe"), [("word", "text-words"), ("char", "text-small"), ("byte", "text-small")])
+@pytest.mark.parametrize(("unit", "recipe"), [("word", "text-words"), ("char", "demo"), ("byte", "demo")])
 def test_the_users_unit_decides(unit: str, recipe: str, capsys):
     for text in (CODE, prose(20_000)):
         Path("a text.txt").write_bytes(text)
@@ -85,10 +85,10 @@ def test_words_are_unknown_as_the_corpus_counts_them():
 
 @pytest.mark.parametrize("tokens", [1, 5_000, 100_000, 300_000, 10**7])
 def test_a_short_text_has_fewer_steps_and_all_else_keeps_its_share(tokens: int):
-    own = load_recipe("text-small")
+    own = load_recipe("demo")
     batch = own.train.batch_size * own.train.tgt_len
     settings, sentence = choose._pace(own, tokens)
-    train = load_recipe("text-small", list(settings)).train
+    train = load_recipe("demo", list(settings)).train
     assert LEAST_STEPS <= train.max_steps <= own.train.max_steps
     if LEAST_STEPS < train.max_steps < own.train.max_steps:
         assert train.max_steps == PASSES * tokens // batch
@@ -111,7 +111,7 @@ def test_a_published_corpus_has_its_small_recipe_or_a_sentence(capsys):
 
 def test_a_token_store_keeps_its_tokens():
     splits = {name: prose(500) for name in ("train", "valid", "test")}
-    for unit, recipe in (("word", "text-words"), ("char", "text-small")):
+    for unit, recipe in (("word", "text-words"), ("char", "demo")):
         Corpus.build(f"{unit}s", splits, name=f"{unit}s", unit=unit)
         choice = choose_recipe(f"{unit}s")
         config = load_recipe(choice.recipe, choice.words, data=f"{unit}s")
@@ -149,7 +149,7 @@ def test_print_config_starts_with_the_reason_and_is_a_recipe(capsys):
     Path("code.py").write_bytes(CODE)
     assert main(words("train --data code.py --print-config --train.lr 0.5")) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("# Recipe text-small: code.py is read as bytes, because ")
+    assert shown.startswith("# Recipe demo: code.py is read as bytes, because ")
     Path("mine.toml").write_text(shown)
     config = load_recipe("mine.toml")
     assert config.train.max_steps == LEAST_STEPS and config.train.lr == 0.5

@@ -1,7 +1,7 @@
 """`txl train --data` without RECIPE: choose a recipe by the text, and say why.
 
 A published corpus has its small recipe. Any other text is read as words (`text-words`) if a word vocabulary covers it,
-otherwise as bytes (`text-small`). The number of steps follows from the size of the text.
+otherwise as bytes (`demo`, which takes minutes). The number of steps follows from the size of the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...data.texts import read_splits
 from ...data.vocab import Unit
 from ...mistake import Mistake
 
-BYTES, WORDS = "text-small", "text-words"
+BYTES, WORDS = "demo", "text-words"
 MOST_UNKNOWN = 0.05
 """The largest share of unknown words in the valid split for `text-words`."""
 PASSES = 10

@@ -152,7 +152,7 @@ def library_corpus() -> Corpus:
 def show(run: Path, corpus: Corpus, end: float, seconds: float) -> int:
     """Run the demo in the folder `run`; the slow work is done at the time `end`, and then the figures of the page take
     `seconds`. Returns the exit status."""
-    config = load_recipe("demo")
+    config = load_recipe("demo", ["--train.eval-every", "0", "--train.save-every", "0"])  # the clock decides
     config = replace(config, corpus=replace(config.corpus, name=str(corpus.path)))
     start = prepare(config, run, Origin("demo"), Ranks())
     test = corpus.split("test")
