@@ -177,7 +177,9 @@ def layer_attention(
     counted = -(-READ // lengths.tgt_len)
     memory = memory_after(loaded, segments[:-counted], lengths, (time.perf_counter() + end) / 2, precision)
     timed = before(end, segments[-counted:])
-    return described(average_attention(loaded.model, timed, lengths, memory=memory, precision=precision), lengths)
+    return most_remembering_layer(
+        average_attention(loaded.model, timed, lengths, memory=memory, precision=precision), lengths
+    )
 
 
 def memory_after(loaded: LoadedModel, segments: Sequence[Segment], lengths: Lengths, end: float, precision: str) -> Any:
@@ -190,7 +192,7 @@ def memory_after(loaded: LoadedModel, segments: Sequence[Segment], lengths: Leng
     return memory
 
 
-def described(average: AverageAttention, lengths: Lengths) -> LayerAttention:
+def most_remembering_layer(average: AverageAttention, lengths: Lengths) -> LayerAttention:
     """The layer that attends most to memory; without memory, the one that attends farthest."""
     beyond, distance = average.beyond_segment.mean(1), average.mean_distance.mean(1)
     layer = max(range(len(beyond)), key=lambda number: (beyond[number], distance[number]))
