@@ -155,6 +155,8 @@ def test_the_library_trains_a_model_and_uses_it(tmp_path):
     assert config.model.vocab_size == 256 and "auto" not in (config.train.device, config.train.precision)
     torch.manual_seed(0)
     assert fit(TransformerXL(config.model), corpus, config, str(tmp_path / "run"))
+    with pytest.raises(FileExistsError, match="holds checkpoints"):
+        fit(TransformerXL(config.model), corpus, config, tmp_path / "run")
     loaded = load_model(tmp_path / "run")
     assert loaded.score("a bird sang").nats[1:].mean() < math.log(256) / 2
     loader = StreamLoader(corpus.split("test"), batch_size=1, tgt_len=16)

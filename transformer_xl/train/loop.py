@@ -63,12 +63,15 @@ def fit(
         False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
 
     Raises:
+        FileExistsError: without `resume`, the folder has checkpoints.
         FloatingPointError: too many steps in a row had no finite loss and gradient.
         OSError: a checkpoint or the metrics could not be written.
     """
     settings, ranks = config.train, ranks or Ranks()
     assert replan is None or ranks.size == 1, "replan is only for a single process"
     run = Path(run)
+    if not resume and latest(run) is not None:
+        raise FileExistsError(f"{run} holds checkpoints. Choose another folder, or go on with resume=True.")
     run.mkdir(parents=True, exist_ok=True)
     model.to(settings.device).train()
     trainer = _start(model, corpus, config, run, latest(run) if resume else None, ranks)
