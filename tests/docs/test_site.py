@@ -102,3 +102,12 @@ def test_links_lead_to_files_of_the_repository(page, link, path):
     hooks = script("hooks")
     assert hooks.linked_path(page, link) == path
     assert path is None or hooks.repository_path(hooks.site_path(path)) == path
+
+
+def test_the_picture_of_memory_lengths_shows_every_score(tmp_path):
+    results = [{"mem_len": size, "bpc": 2 - size / 100, "unit": "byte", "targets": 1234} for size in (16, 0, 32)]
+    script("memory_length").draw({"run": "runs/my", "results": results}, 16, tmp_path / "picture.svg")
+    drawn = (tmp_path / "picture.svg").read_text("utf-8")
+    for words in ("2.000", "1.840", "1.680", "as in training", "bpc of 1,234 targets"):
+        assert words in drawn, words
+    assert drawn.index("2.000") < drawn.index("1.840") < drawn.index("1.680")
