@@ -27,15 +27,17 @@ def draw(scored: dict[str, Any], trained: int, file: Path) -> None:
     lengths, costs = [result["mem_len"] for result in results], [result[name] for result in results]
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "memory", "font.size": 11}
     figure, axis = plt.subplots(figsize=(7, 3.4), layout="constrained")
-    axis.plot(range(len(lengths)), costs, marker="o", color="#c2410c")
-    for position, cost in enumerate(costs):
-        axis.annotate(f"{cost:.3f}", (position, cost), xytext=(0, 7), textcoords="offset points", ha="center")
     if trained in lengths:
-        axis.axvline(lengths.index(trained), color="0.5", linestyle="--", linewidth=1)
+        axis.axvline(lengths.index(trained), color="0.6", linestyle="--", linewidth=1)
         axis.annotate("as in training ", (lengths.index(trained), costs[0]), ha="right", color="0.3")
+    axis.plot(range(len(lengths)), costs, marker="o", color="#c2410c")
+    beneath = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    for position, cost in enumerate(costs):
+        axis.annotate(f"{cost:.3f}", (position, cost), (4, 10), textcoords="offset points", ha="center", bbox=beneath)
     axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axis.set_xlabel("tokens of memory at test time")
     axis.set_ylabel(f"{name} of {results[0]['targets']:,} targets")
+    axis.locator_params(axis="y", nbins=5)
     axis.margins(y=0.18)
     axis.spines[["top", "right"]].set_visible(False)
     file.parent.mkdir(exist_ok=True)
