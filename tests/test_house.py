@@ -206,11 +206,12 @@ def python_example(readme: str) -> str:
     return re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]  # type: ignore[index]
 
 
-def test_the_readmes_python_example_runs_and_is_short(capsys):
-    example = python_example((ROOT / "README.md").read_text())
-    assert len([line for line in example.splitlines() if line.strip()]) <= 12
-    exec(compile(example, "README.md", "exec"), {})
-    assert capsys.readouterr().out
+def test_the_readme_is_short():
+    """tests/docs run its blocks."""
+    readme = (ROOT / "README.md").read_text()
+    train, use = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(readme.splitlines()) <= 160
+    assert [len(list(filter(str.strip, block.splitlines()))) for block in (train, use)] == [12, 8]
 
 
 def test_the_op_finds_the_echo(capsys):

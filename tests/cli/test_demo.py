@@ -72,7 +72,9 @@ def demo(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("transformer_xl.cli.journeys.demo.library", lambda: {
         "train": {"a.py": TEXT}, "valid": {"b.py": TEXT[:500]}, "test": {"c.py": TEXT[:3000]}
     })  # fmt: skip
-    monkeypatch.setattr("transformer_xl.cli.journeys.demo.load_recipe", lambda name: load_recipe(name, TINY))
+    monkeypatch.setattr(
+        "transformer_xl.cli.journeys.demo.load_recipe", lambda name, words: load_recipe(name, [*words, *TINY])
+    )
 
     def run(machine: Machine, options: str = "--minutes 1") -> int:
         on(machine, monkeypatch)
