@@ -294,7 +294,7 @@ def test_a_reader_that_ends_stops_a_run_as_sigterm_does(home, tmp_path, monkeypa
     line = words(home, tmp_path / "run")
     monkeypatch.setattr(sys, "stdout", Failing(errno.EPIPE))
     assert main(line) == STOPPED
-    ended = f"Stopped by a closed pipe, and saved. Go on with --resume --out {tmp_path / 'run'}."
+    ended = f"Stopped by a closed pipe, and saved. Go on with txl train --resume --out {tmp_path / 'run'}."
     assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1] == ended
     assert capsys.readouterr().err.splitlines() == [ended]
     monkeypatch.undo()

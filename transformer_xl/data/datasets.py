@@ -77,7 +77,9 @@ def missing_corpus(name: str) -> FileNotFoundError:
 
 
 def _guess(name: str) -> str:
-    """A question that names the published corpus with the most similar name; "" if none is similar."""
+    """A question that names the published corpus with the most similar name; "" if none is similar, or for a path."""
+    if Path(name).suffix or Path(name).name != name:
+        return ""
     return "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, DATASETS, n=1))
 
 
