@@ -50,7 +50,10 @@ def list_recipes(options: Recipes) -> None:
     if options.json:
         print(json.dumps({"recipes": entries}))
         return
-    title = "`txl train RECIPE` trains one. Memory: an estimate for training. Time: steps x seconds measured here (--measure NAME), or -."
+    title = (
+        "`txl train RECIPE` trains one. Memory: an estimate for training. Time: steps x seconds measured here, or -; "
+        "`txl recipes RECIPE --measure` measures it."
+    )
     columns = ["recipe", "model", "data", "parameters", "memory, GB", "steps", "s/step", "time", "published", "ours"]
     show_table(title, columns, [*map(_cells, entries)])
     for entry in entries:

@@ -169,7 +169,8 @@ def carry_out(
         return 0
     if ranks.first:
         left = getattr(sys.stdout, "reader_left", False)
-        line = f"Stopped by {'a closed pipe' if left else 'a signal'}, and saved. Go on with txl train --resume --out {run}."
+        cause = "a closed pipe" if left else "a signal"
+        line = f"Stopped by {cause}, and saved. Go on with txl train --resume --out {run}."
         say(run, line)
         if left:
             print(line, file=sys.stderr)
