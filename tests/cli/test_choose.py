@@ -51,7 +51,7 @@ def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
         (prose(20_000), "text-words", "only 0.0% of the words"),
         (prose(20_000, types=9_000), "demo", "and words are for at most 5%"),
         (CODE, "demo", "and words are for at most 5%"),
-        (prose(2_000).replace(b"w1", b"\xff"), "demo", "it cannot be read as words in UTF-8"),
+        (prose(2_000).replace(b"w1", b"\xff"), "demo", "it cannot be read as words, which are too few or not UTF-8"),
         (b"x" * 5_000, "demo", "it cannot be read as words"),
     ],
 )

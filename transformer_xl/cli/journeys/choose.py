@@ -94,7 +94,7 @@ def _for_text(data: str, path: Path, unit: Unit | None) -> Choice:
             splits = read_splits(files, unit or "word").splits
         except Mistake:  # without a unit, it is about words if it is no mistake for bytes
             splits = read_splits(files, unit or "byte").splits
-            recipe, words, why = BYTES, 0, "because it cannot be read as words in UTF-8"
+            recipe, words, why = BYTES, 0, "because it cannot be read as words, which are too few or not UTF-8"
         else:
             recipe, words, why = _by_words(splits["train"], splits["valid"])
         if unit is not None:
