@@ -35,7 +35,7 @@ LIMITS = {
     "analyse length": "--max-tokens 100 --attn-len 8 16",
     "analyse attention": "--max-tokens 200 --positions 100 --heads 1.1 1.2",
 }
-"""What a test adds to other commands, or puts in the place of the same options."""
+"""What a test adds to other commands. It replaces the same options."""
 ONLY_READ = {
     r"^txl data ": "it downloads or reads a published corpus; tests/data/test_download.py does so from a local server",
     r"^txl demo": "it takes minutes; tests/cli/test_demo.py runs it",

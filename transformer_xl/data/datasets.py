@@ -64,8 +64,8 @@ def open_corpus(config: CorpusConfig | str | Path, vocab: Vocab | None = None, *
 def store_of(name: str) -> Path | None:
     """The folder of a token store: of a prepared corpus with this name, or at this path; None if there is none."""
     path = expand_home(name)
-    places = [store_folder(name, ""), path] if path.name == name else [path]
-    return next((place for place in places if (place / "corpus.json").is_file()), None)
+    folders = [store_folder(name, ""), path] if path.name == name else [path]
+    return next((folder for folder in folders if (folder / "corpus.json").is_file()), None)
 
 
 def missing_corpus(name: str) -> FileNotFoundError:

@@ -80,12 +80,12 @@ class LanguageModel(LoadedModel):
         ends = [] if self.vocab.line_end is None else [self.vocab.line_end]
         ids = np.concatenate([ends if context is None else context.last, self.vocab.encode(text)]).astype(np.int64)
         lengths, state = self._begin(context)
-        row = torch.from_numpy(ids).to(device_of(self.model))[None]
+        reader, row = self._reader(lengths), torch.from_numpy(ids).to(device_of(self.model))[None]
         nats = [np.zeros(0)]
         for start in range(0, len(ids) - 1, lengths.tgt_len):
             window = row[:, start : start + lengths.tgt_len + 1]
             with torch.no_grad():
-                nll, state = self._reader(lengths)(window[:, :-1], window[:, 1:], state, lengths)
+                nll, state = reader(window[:, :-1], window[:, 1:], state, lengths)
             nats.append(nll[0].double().cpu().numpy())
         tokens: list[str] = []
         if len(ids) > 1:
@@ -125,18 +125,20 @@ class LanguageModel(LoadedModel):
         Raises:
             Mistake: an impossible value, or a part of `prompt` that has no token.
         """
-        lengths, _ = self._begin(context)
-        drawn = Sampling(**sampling)
+        lengths, drawn = self._lengths(context), Sampling(**sampling)
         for _, text in stream_text(self.model, self.vocab, [prompt], lengths, drawn, max_tokens, context=context):
             yield text
 
     def _begin(self, context: Context | None) -> tuple[Lengths, Any]:
         """The lengths, and a state that a call may change."""
+        lengths = self._lengths(context)
         if context is not None:
-            return context.lengths, context.copy()
-        lengths = self.config.writing_lengths(self.config.eval_lengths)
+            return lengths, context.copy()
         with torch.no_grad():
             return lengths, self._reader(lengths).empty_cache(1, lengths)
+
+    def _lengths(self, context: Context | None) -> Lengths:
+        return self.config.writing_lengths(self.config.eval_lengths) if context is None else context.lengths
 
     def _reader(self, lengths: Lengths) -> Any:
         return self._copy if lengths.mem_len else Sliding(self._copy, lengths.tgt_len)
