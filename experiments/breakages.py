@@ -6,7 +6,7 @@
 
 The kinds of mutation come from cosmic-ray and mutmut: another operator or comparison, a number plus one, a negated
 condition, a loop without rounds, break for continue, another exception caught, a decorator or keyword argument removed,
-a value replaced by None. Strings and annotations do not change. First, one run of the whole suite under coverage finds
+a value replaced by None. Strings and annotations do not change. First, one run of `make test` under coverage finds
 the tests that execute each line, in this process or in commands that they start. A mutation meets the tests of its room
 that execute its line, quickest first, until one is red; then the tests of the other rooms. A line that runs at import
 meets the tests of the lines that use its name, and a line without a test meets all tests of its room.
@@ -217,17 +217,8 @@ def map_tests(root: Path) -> Tests:
     if not times.exists():
         config.write_text(f"[run]\nsource = {PACKAGE}\nparallel = true\ndisable_warnings = {QUIET}\n")
         coverage = [f"--cov={PACKAGE}", f"--cov-config={config}", "--cov-context=test", "--cov-report="]
-        whole = [
-            "-n",
-            "auto",
-            "--dist",
-            "worksteal",
-            "-o",
-            "timeout=600",
-            *coverage,
-            f"--junitxml={root / 'whole.xml'}",
-        ]
-        run_tests(root, whole)
+        chosen = ["-m", "not outside", "-n", "auto", "--dist", "worksteal", "-o", "timeout=600"]
+        run_tests(root, [*chosen, *coverage, f"--junitxml={root / 'whole.xml'}"])
         if not (root / ".coverage").exists():
             raise SystemExit(f"The suite did not end; see {root / 'pytest.log'}.")
         (root / "whole.xml").rename(times)
@@ -284,13 +275,21 @@ def try_mutation(mutation: Mutation, tests: list[str], seconds: dict[str, float]
             if part and not result["died"]:
                 (root / "ids").write_text("\n".join(part))
                 longest = START + SLOWER * sum(seconds[test] for test in part)
-                status = run_tests(root, ["-x", "-n", "0", "-o", "timeout=60", f"@{root / 'ids'}"], longest)
+                limit = 60 + SLOWER * max(seconds[test] for test in part)
+                status = run_tests(root, ["-x", "-n", "0", "-o", f"timeout={limit:.0f}", f"@{root / 'ids'}"], longest)
                 result["died"] = where if status else ""
+                result["by"] = _first_red(root) if status else ""
     except SyntaxError:
         result["died"] = "syntax"
     finally:
         path.write_bytes(source)
     return result
+
+
+def _first_red(root: Path) -> str:
+    """The first red test in the output of pytest, or its last line if there is none."""
+    lines = (root / "pytest.log").read_text(errors="replace").splitlines() or ["no output"]
+    return next((line for line in lines if line.startswith(("FAILED", "ERROR"))), lines[-1])[:200]
 
 
 def show(mutation: Mutation, root: Path) -> str:
