@@ -210,10 +210,14 @@ def test_a_missing_file_is_refused_in_one_sentence(tmp_path, model, name):
 
 
 def test_foreign_files_are_refused_in_one_sentence(tmp_path, model):
-    with pytest.raises(FileNotFoundError, match=r"nowhere holds no checkpoint, or does not exist\. Name a run folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist\. Name a run folder"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         load_model(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    with pytest.raises(FileNotFoundError, match="run has no checkpoint yet"):
+        load_model(tmp_path / "run")
     torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
     with pytest.raises(FileNotFoundError, match=r"model\.pt holds no checkpoint"):
         load_model(tmp_path / "model.pt")

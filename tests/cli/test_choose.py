@@ -92,7 +92,9 @@ def test_a_short_text_has_fewer_steps_and_all_else_keeps_its_share(tokens: int):
     assert LEAST_STEPS <= train.max_steps <= own.train.max_steps
     if LEAST_STEPS < train.max_steps < own.train.max_steps:
         assert train.max_steps == PASSES * tokens // batch
-    assert f"{train.max_steps:,} steps, {train.max_steps * batch / tokens:.1f} passes" in sentence
+    passes = train.max_steps * batch / tokens
+    assert f"{train.max_steps:,} steps, {passes:,.1f} passes" in sentence
+    assert ("by heart" in sentence) == (passes > 2 * PASSES)
     for name in ("warmup_steps", "eval_every", "save_every", "sample_every"):
         share = getattr(own.train, name) / own.train.max_steps
         assert getattr(train, name) == pytest.approx(share * train.max_steps, abs=1)

@@ -90,7 +90,7 @@ def test_an_incomplete_launch_is_one_process(missing, value, environment, capsys
     else:
         assert told == f"WORLD_SIZE is 2 without {missing}: this process trains alone. torchrun sets all of them.\n"
     assert main(["eval", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("txl: nowhere holds no checkpoint, or does not exist.")
+    assert capsys.readouterr().err.startswith("txl: nowhere does not exist.")
 
 
 @pytest.mark.parametrize("export", [{"WORLD_SIZE": ""}, {"WORLD_SIZE": "8"}, {"WORLD_SIZE": "many"}, {"RANK": "x"}])
@@ -160,7 +160,7 @@ def test_a_missing_text_is_named_with_its_option(command, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     assert main(command.split()) == 2
     told = capsys.readouterr().err
-    assert told.startswith("txl: --data (corpus.name) must be a text file, a folder or one of ") and "no nope." in told
+    assert told.startswith("txl: The corpus (--data) must be a text file, a folder or one of ") and "no nope." in told
 
 
 @pytest.mark.parametrize("word", ["none", "None", "NONE"])
@@ -276,3 +276,12 @@ def test_a_title_names_only_what_differs_from_training() -> None:
     assert str(Reading(sliding=3)) == "; windows sliding by 3"
     assert str(Reading(temperature=0.5, dynamic=sgd)) == "; temperature 0.5; dynamic sgd, lr 0.25, decay 0.5"
     assert str(Reading(dynamic=rms)) == "; dynamic rms, lr 0.25, decay 0.5, epsilon 0.125"
+
+
+def test_a_misspelled_command_is_one_sentence_with_a_guess(capsys):
+    assert main(["trian", "--data", "my/"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("txl: The command must be one of demo, data, ") and said.endswith(
+        "got 'trian'. Did you mean train?\n"
+    )
+    assert main(["xyzzy"]) == 2 and capsys.readouterr().err.endswith("got 'xyzzy'.\n")

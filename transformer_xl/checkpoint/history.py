@@ -93,8 +93,10 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -
         return path
     found = (best(path) if which == "best" else None) or latest(path)
     if found is None:
+        state = "does not exist"
+        if path.exists():
+            state = "has no checkpoint yet" if (path / "config.toml").exists() else "holds no checkpoint"
         raise FileNotFoundError(
-            f"{path} holds no checkpoint, or does not exist. Name a run folder that `txl train` wrote, or one of the "
-            "folders in its checkpoints/."
+            f"{path} {state}. Name a run folder that `txl train` wrote, or one of the folders in its checkpoints/."
         )
     return found

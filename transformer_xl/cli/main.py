@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -121,6 +122,9 @@ def dispatch(arguments: list[str]) -> int:
 
         print(f"txl {__version__}")
         return 0
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        near = "".join(f" Did you mean {name}?" for name in get_close_matches(arguments[0], COMMANDS, n=1))
+        raise Mistake(f"The command must be one of {', '.join(COMMANDS)}, got {arguments[0]!r}.{near}")
     if rank_and_size()[1] > 1 and arguments[:1] not in ([], ["train"]):
         raise Mistake(f"txl {arguments[0]} runs in one process. Start it without torchrun.")
     try:

@@ -71,7 +71,7 @@ def store_of(name: str) -> Path | None:
 def missing_corpus(name: str) -> FileNotFoundError:
     """The error for a name that is neither a corpus nor a text."""
     return FileNotFoundError(
-        f"--data (corpus.name) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
+        f"The corpus (--data) must be a text file, a folder or one of {', '.join(DATASETS)}, and there is no "
         f"{name}.{_guess(name)}"
     )
 

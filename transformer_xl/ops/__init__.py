@@ -79,7 +79,7 @@ def resolve_backend(
         ValueError: there is no such backend.
     """
     if check_backend(backend) != "auto":
-        return backend, "asked for by name"
+        return backend, "as the settings say"
     if not training:
         return "sdpa", "without gradients PyTorch's fused attention takes the position term as its mask"
     if device.type == "cuda":

@@ -6,12 +6,15 @@ import ctypes
 import os
 import re
 import sys
+from pathlib import Path
 
 import torch
 
 from ..mistake import Mistake
 
 PRECISIONS = ("fp32", "bf16")
+CPUINFO = Path("/proc/cpuinfo")
+"""Only on Linux."""
 
 
 def resolve_device(device: str) -> torch.device:
@@ -33,12 +36,19 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
     if precision != "auto":
         if precision not in PRECISIONS:
             raise Mistake(f"precision must be auto, fp32 or bf16, got {precision!r}.")
-        return precision, "asked for by name"
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
-    return ("bf16", f"this {device.type} multiplies bf16") if fast else ("fp32", f"this {device.type} has no fast bf16")
+        return precision, "as the settings say"
+    fast = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else _cpu_has_fast_bf16()
+    name = device.type.upper()
+    return ("bf16", f"this {name} multiplies bf16 fast") if fast else ("fp32", f"this {name} has no fast bf16")
+
+
+def _cpu_has_fast_bf16() -> bool:
+    """Whether bf16 is faster than fp32: with AMX, or with AVX-512's bf16 on a processor that is not Intel's.
+
+    Intel's AVX-512 multiplies bf16 at the speed of fp32 at best, and conversions take more time (experiments/LOG.md).
+    """
+    intel = CPUINFO.exists() and "GenuineIntel" in CPUINFO.read_text()
+    return torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and not intel)
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

@@ -47,7 +47,7 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
     found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
     return {
-        "device": {"name": str(device), "why": found if config.device == "auto" else "asked for by name"},
+        "device": {"name": str(device), "why": found if config.device == "auto" else "as the settings say"},
         "precision": {"name": precision, "why": why_precision},
         "backend": {"name": backend, "why": why_backend},
     }

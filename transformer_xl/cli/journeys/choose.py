@@ -148,7 +148,9 @@ def _pace(config: RunConfig, tokens: int) -> tuple[Sequence[str], str]:
     """
     train, batch = config.train, config.train.batch_size * config.train.tgt_len
     steps = min(train.max_steps, max(LEAST_STEPS, PASSES * tokens // batch))
-    how = f"the default is {steps:,} steps, {steps * batch / max(tokens, 1):.1f} passes over the text; "
+    passes = steps * batch / max(tokens, 1)
+    by_heart = ", so many that the model learns it by heart" if passes > 2 * PASSES else ""
+    how = f"the default is {steps:,} steps, {passes:,.1f} passes over the text{by_heart}; "
     if steps == train.max_steps:
         return (), how
     paced = {name: max(1, getattr(train, name) * steps // train.max_steps) for name in _PACED}

@@ -15,6 +15,7 @@ from ...config.settings import TrainConfig, TransformerXLConfig
 from ...data.datasets import cache_folder
 from ...mistake import Mistake
 from ...ops import BACKENDS, resolve_backend
+from ...runtime.device import CPUINFO
 from ...runtime.files import below_home, plain_file
 from ...runtime.terminal import show_pairs
 from ...train import choices
@@ -45,14 +46,13 @@ def env(options: Env) -> None:
 def environment() -> dict[str, Any]:
     """Versions and hardware, without host name, user or environment variables."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cpuinfo = Path("/proc/cpuinfo")  # only on Linux
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "cores": cores,
         "threads": torch.get_num_threads(),
-        "cpu_features": sorted(_FEATURES & set(cpuinfo.read_text().split())) if cpuinfo.exists() else [],
+        "cpu_features": sorted(_FEATURES & set(CPUINFO.read_text().split())) if CPUINFO.exists() else [],
         "cuda": torch.version.cuda,
         "devices": ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))],
         "backends": list(BACKENDS),

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagConversionOff, Positional, arg
 
 from ...config import recipe as recipes
 from ...config.settings import RunConfig
@@ -72,7 +72,7 @@ class Train:
     if it saved a checkpoint; otherwise start it."""
     print_config: bool = False
     """Print the settings as TOML and exit."""
-    settings: Annotated[RunConfig, arg(name="")] = field(default_factory=RunConfig)
+    settings: Annotated[RunConfig, arg(name=""), FlagConversionOff] = field(default_factory=RunConfig)
     """Only for the help: `run` gets the settings as words."""
 
     def run(self, overrides: Sequence[str]) -> int:

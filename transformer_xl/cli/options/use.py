@@ -117,7 +117,9 @@ class Generate(Command):
 
 @dataclass(frozen=True)
 class Convert:
-    """Import and export checkpoints of other programs. Any setting can be given as --section.field value."""
+    """Import and export checkpoints of other programs.
+
+    Any setting that `txl train --help` lists can be given as --section.field value."""
 
     source: Annotated[Positional[str], arg(metavar="SRC")]
     """With --from, a checkpoint of another program; with --to-format, a run."""
