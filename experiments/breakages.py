@@ -230,13 +230,17 @@ def map_tests(root: Path) -> Tests:
             seconds[_test_id(case.attrib)] = float(case.attrib["time"])
     data = CoverageData(str(root / ".coverage"))
     data.read()
+    beside: dict[str, set[str]] = defaultdict(set)
+    for test in seconds:
+        beside[test.partition("::")[0]].add(test)
     lines: dict[str, dict[int, set[str]]] = {}
     for file in data.measured_files():
-        contexts = data.contexts_by_lineno(file)
-        named = {
-            line: {context.partition("|")[0] for context in found} & seconds.keys() for line, found in contexts.items()
-        }
-        lines[str(Path(file).relative_to(root))] = named
+        lines[str(Path(file).relative_to(root))] = named = {}
+        for line, contexts in data.contexts_by_lineno(file).items():
+            phases = [context.partition("|") for context in contexts]
+            own = {test for test, _, _ in phases} & seconds.keys()
+            # A fixture of a whole module runs in the setup of its first test, and all tests of the module use it.
+            named[line] = own.union(*(beside[test.partition("::")[0]] for test, _, phase in phases if phase == "setup"))
     return Tests(lines, seconds)
 
 

@@ -96,6 +96,8 @@ def test_the_demo_trains_scores_generates_and_compares(demo, capsys):
     assert figures["gzip"] == pytest.approx(gzipped, abs=1e-3)
     assert ("It beats gzip -9" in shown) == (ours < gzipped) and ("did NOT beat gzip -9" in shown) == (ours >= gzipped)
     assert main(words("generate runs/demo --max-tokens 5 --seed 1")) == 0
+    sample = shown.partition("\n\nclass Memory:\n")[2].partition("\n\nbits per byte")[0]
+    assert 100 < len(sample) <= 400, "a sample fits on a screen"
 
 
 @pytest.mark.parametrize("busy_from", [math.inf, 20, 48], ids=["never", "training", "scoring"])
