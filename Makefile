@@ -14,8 +14,9 @@ demo: $(VENV)/.core
 test: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not outside"
 
+# Also checks the shapes and types of all arguments, which doubles the time.
 test-all: check
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+	$(BIN)/python -m pytest -q -n auto --dist worksteal --jaxtyping-packages=transformer_xl,shapes.check
 
 .PHONY: docs
 docs: $(VENV)/.docs

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 PACKAGE = "transformer_xl"
+SHAPES = ["--jaxtyping-packages=transformer_xl,shapes.check"]
 SLOWER, START = 10, 120
 """A mutation counts as dead if its tests take this many times as long as before, plus START seconds."""
 QUIET = "no-data-collected,module-not-imported,module-not-measured,already-imported,trace-changed,dynamic-conflict"
@@ -196,7 +197,7 @@ def unpack_commit(root: Path) -> None:
 def run_tests(root: Path, arguments: list[str], seconds: float | None = None) -> int:
     """Run pytest on the package in `root`, in a process group of its own, and return its exit status."""
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SHAPES, *arguments]
     with (root / "pytest.log").open("wb") as log:
         running = subprocess.Popen(
             command, cwd=root, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
