@@ -164,6 +164,15 @@ def test_the_seed_determines_the_positions(home: Path, capsys):
     assert first == again and first["runs"][0]["loss"] != other["runs"][0]["loss"]
 
 
+def test_losses_of_recl_are_in_fp32_unless_another_precision_is_asked_for(home: Path):
+    runs, data = [home / "xl"], str(home / "text.txt")
+    default, exact, rounded = (
+        recl(runs, data=data, **precision, **SMALL)["runs"][0]["loss"]
+        for precision in ({}, {"precision": "fp32"}, {"precision": "bf16"})
+    )
+    assert default == exact != rounded
+
+
 def test_only_gains_above_the_threshold_count(home: Path):
     data = str(home / "text.txt")
     lengths = [

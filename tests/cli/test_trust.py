@@ -33,6 +33,7 @@ from transformer_xl.config.recipe import load_recipe
 from transformer_xl.runtime.files import SEAL, check_seal, lock_folder, seal
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train import metric_log as metrics
+from transformer_xl.train.diagnosis import not_finite
 from transformer_xl.train.metric_log import read_metrics
 from transformer_xl.train.objective import Objective
 from transformer_xl.train.writer import BackgroundWriter
@@ -544,6 +545,20 @@ def test_the_first_value_that_is_not_finite_is_named(where, told):
         for _ in range(MOST_SKIPPED):
             assert trainer.advance().skipped
     assert f"{MOST_SKIPPED} steps in a row" in str(caught.value)
+
+
+def test_the_search_repeats_the_step_at_its_progress():
+    trainer, seen = trainer_of("plain", ALONE), []
+
+    class Spy(Objective):
+        def forward(self, *call, progress=0.0, **options):
+            seen.append(progress)
+            return super().forward(*call, progress=progress, **options)
+
+    segment = trainer.loader.segment(0)
+    chunks = [(segment.ids, segment.targets, trainer.memory)]
+    not_finite(Spy(trainer.model), chunks, trainer.memory, trainer.config, 0.75, ALONE)
+    assert seen == [0.75]
 
 
 def test_a_step_with_an_infinite_loss_is_skipped_even_if_its_gradient_is_finite(monkeypatch):

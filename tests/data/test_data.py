@@ -1005,6 +1005,10 @@ def test_every_published_corpus_has_three_splits_of_files_that_can_be_downloaded
     assert {file for files in dataset.splits.values() for file in files} <= set(dataset.files)
     assert {file for package in dataset.packages for file in package.files} == set(dataset.files)
     assert all(package.origins for package in dataset.packages)
+    for one in filter(None, (dataset, dataset.substitute)):
+        if one.cuts and (whole := one.protocols.get("keep")):
+            first, second = one.cuts
+            assert [whole.splits[split].tokens for split in ("train", "valid")] == [first, second - first]
 
 
 @needs_data

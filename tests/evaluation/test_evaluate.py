@@ -77,6 +77,7 @@ def test_json_holds_every_figure_and_the_lengths():
 
 def test_a_perplexity_beyond_floats_is_infinite():
     assert EvalResult(nats=5000.0, targets=2, seconds=1.0, lengths=LENGTHS).ppl == math.inf
+    assert EvalResult(nats=709.0, targets=1, seconds=1.0, lengths=LENGTHS).ppl == math.exp(709)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

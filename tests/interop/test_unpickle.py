@@ -140,6 +140,11 @@ def test_pickles_of_python_2_are_read(read, content, value):
     assert read(content) == value
 
 
+def test_a_dict_may_have_keys_of_every_plain_type(read):
+    value = {"a": 0, b"b": 1, 2: 2, 2.5: 3, True: 4, None: 5}
+    assert read(pickle.dumps(value)) == value
+
+
 @pytest.mark.parametrize("value", [{"a": 1}, [True], (1.5,), "a", 2**70, re.compile("a")])
 def test_a_pickle_of_protocol_0_is_refused(read, value):
     refused(read, pickle.dumps(value, protocol=0), "no pickle of protocol 2 to 5")

@@ -32,6 +32,7 @@ def env(options: Env) -> None:
     auto = choices(TrainConfig(), model)
     device = torch.device(auto["device"]["name"])
     name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
+    auto["backend at the default sizes"] = auto.pop("backend")
     auto["backend for inference"] = {"name": name, "why": why}
     facts = environment() | {"auto": auto, "cache": below_home(cache_folder())}
     if options.json:
