@@ -24,7 +24,7 @@ from transformer_xl.analysis.attention import (
     terms_by_distance,
     watch_attention,
 )
-from transformer_xl.analysis.figures import Passage, draw_by_distance, draw_passages
+from transformer_xl.analysis.figures import LINE, Passage, _lay_out, draw_by_distance, draw_passages
 from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli.journeys.attention import attention
 from transformer_xl.cli.options.analyse import Attention
@@ -350,6 +350,15 @@ def test_pictures_allow_many_heads_long_words_and_any_character(tmp_path: Path):
     paths = draw_by_distance(tmp_path / "average", {"all": panel}, "title", panel @ np.arange(33.0))
     paths += draw_passages(tmp_path / "at", [passage], "title")
     assert len(paths) == 4 and all(path.stat().st_size > 1000 for path in paths)
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=40))
+def test_tokens_of_a_passage_lie_side_by_side_in_lines(sizes: list[int]):
+    corners = _lay_out(["x" * size for size in sizes])
+    assert corners[0] == (0, 0)
+    for size, (column, row), after in zip(sizes, corners, corners[1:], strict=False):
+        assert after in ((column + size, row), (0, row + 1)), "the next token follows, or begins a line"
+    assert all(column == 0 or column + size <= LINE for size, (column, _) in zip(sizes, corners, strict=True))
 
 
 def test_a_missing_matplotlib_is_named_in_one_sentence(tmp_path: Path, monkeypatch):

@@ -154,6 +154,7 @@ def test_recl_compares_a_group_and_writes_figures_arrays_and_pictures(home: Path
     assert xl["interval"][0] <= xl["interval"][1] and len(xl["relative"]) == len(xl["back"]) == 3
     recl(runs, data=data, **SMALL)
     told = capsys.readouterr().out
+    assert "\nnet of what going back gains [95 % interval]\n" in told
     assert "r = 0.1" in told and "bpc by context" in told and "at most the last 8 tokens" in told
 
 

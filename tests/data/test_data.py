@@ -291,7 +291,7 @@ class TestAnyText:
         (tmp_path / "a.txt").write_bytes(bytes(2000))
         corpus = open_corpus(CorpusConfig(name=str(tmp_path / "a.txt")))
         assert [corpus.header.splits[split].tokens for split in ("train", "valid", "test")] == [1800, 100, 100]
-        assert corpus.name == "a.txt"
+        assert corpus.name == "a.txt" and corpus.header.source == str((tmp_path / "a.txt").resolve())
 
     def test_words_are_cut_after_lines_unless_lines_are_long(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_bytes(b"word word\n" * 95)

@@ -165,6 +165,10 @@ def test_generated_text_depends_on_the_window_only() -> None:
     assert all(len({token for _, token in step}) == 1 for step in steps)
 
 
+def test_its_state_is_on_the_device_of_the_model() -> None:
+    assert Sliding(small_model().to("meta"), 4).empty_memory(2, CALL).ids.device.type == "meta"
+
+
 @pytest.mark.parametrize("stride", [0, 6])
 def test_a_stride_that_leaves_gaps_is_refused(stride: int) -> None:
     with pytest.raises(ValueError, match=f"from 1 to their width, 5 tokens, got {stride}"):

@@ -147,6 +147,13 @@ def test_replan_can_end_training_and_is_saved(corpus, tmp_path):
         assert logged == [*range(3, most, 3), most]
 
 
+def test_a_checkpoint_has_the_shape_of_its_model(corpus, tmp_path):
+    """Also if the settings leave the size of the vocabulary open."""
+    model, config = start()
+    fit(model, corpus, replace(config, model=replace(SHAPE, vocab_size=0)), tmp_path)
+    assert load_config(best(tmp_path)).model == SHAPE
+
+
 def test_training_outside_the_main_thread_works(corpus, tmp_path):
     results = []
     worker = threading.Thread(target=lambda: results.append(run(corpus, tmp_path, max_steps=1)[1]))
