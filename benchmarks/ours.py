@@ -16,7 +16,7 @@ from transformer_xl.model.inference import Step, step_state
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import relative_attention
-from transformer_xl.runtime.device import reuse_memory
+from transformer_xl.runtime.device import prepare_process
 from transformer_xl.train import train_step
 from transformer_xl.train.optim import build_optimizers
 
@@ -55,7 +55,7 @@ class Ours:
     compiled = False
 
     def __init__(self, job: dict[str, Any]) -> None:
-        reuse_memory()
+        prepare_process()
         recompute = job.get("train", {}).get("recompute", False)
         self.module = TransformerXL(model_config(job), backend=job["backend"], recompute=recompute)
         self.module.load_state_dict(read_weights(job))

@@ -14,7 +14,7 @@ from transformer_xl import load_model
 from transformer_xl.data.corpora.detokenise import readable
 from transformer_xl.data.datasets import is_tokenised, open_corpus
 from transformer_xl.evaluation.generate import Sampling, generate
-from transformer_xl.runtime.device import reuse_memory
+from transformer_xl.runtime.device import prepare_process
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    reuse_memory()
+    prepare_process()
     model, vocab, config = load_model(given.run)
     ids = open_corpus(config.corpus, vocab=vocab).split("test").ids
     starts = [len(ids) * number // given.texts for number in range(given.texts)]

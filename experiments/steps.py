@@ -49,9 +49,9 @@ def measure(recipe: str, precision: str, meta: bool, recompute: bool) -> Steps:
 
     from transformer_xl.model.memory import Memory
     from transformer_xl.model.transformer_xl import TransformerXL
-    from transformer_xl.runtime.device import autocast, reuse_memory
+    from transformer_xl.runtime.device import autocast, prepare_process
 
-    reuse_memory()
+    prepare_process()
     config = load_recipe(recipe)
     shape, lengths = replace(config.model, vocab_size=config.model.vocab_size or 256), config.train.lengths
     torch.manual_seed(config.train.seed)

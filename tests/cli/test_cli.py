@@ -318,7 +318,6 @@ def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not()
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("trian", "trian"),
         ("eval", "run"),
         ("train demo --resum", "--resum"),
         ("eval run --split some", "some"),

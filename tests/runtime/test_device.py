@@ -1,6 +1,10 @@
-"""The precision that "auto" chooses: bf16 only on a processor on which it is faster than fp32."""
+"""What makes a CPU fast: bf16 only where it is faster than fp32, and no numbers below the normal ones."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -26,3 +30,16 @@ def test_auto_takes_bf16_where_the_processor_gains_from_it(tmp_path, monkeypatch
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     assert device.resolve_precision("auto", torch.device("cpu"))[0] == precision
+
+
+def test_the_smallest_numbers_become_zero_in_all_threads():
+    """In a process of its own, because threads take this over from the thread that starts them."""
+    code = (
+        "from transformer_xl.runtime.device import prepare_process; prepare_process(); import torch; "
+        "print(int((torch.full((10**6,), 1e-30) * 1e-10).count_nonzero()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": "2"}, capture_output=True, text=True
+    )
+    flushes = torch.set_flush_denormal(True)  # False on a processor that cannot
+    assert done.stdout == ("0\n" if flushes else "1000000\n"), done.stderr

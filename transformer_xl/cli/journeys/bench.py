@@ -30,7 +30,7 @@ from ...evaluation.generate import Sampling, stream
 from ...interop import local
 from ...mistake import Mistake
 from ...model.baselines import build_model
-from ...runtime.device import autocast, reuse_memory
+from ...runtime.device import autocast, prepare_process
 from ...runtime.terminal import report_progress, show_table
 from ...train import Trainer, choices
 from ..options.measure import Bench
@@ -54,7 +54,7 @@ class Unit(NamedTuple):
 def bench(options: Bench) -> None:
     """Print tokens per second, peak memory and share of the bound for training, evaluation and generation."""
     check_repeats(options)
-    reuse_memory()
+    prepare_process()
     config = _settings(options.model, options.device, options.precision)
     first_step()
     rows = [measured_row(part, config, options) for part in report_progress(list(PARTS), "timing")]

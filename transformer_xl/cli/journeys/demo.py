@@ -33,7 +33,7 @@ from ...evaluation.generate import Sampling, stream_text
 from ...evaluation.lengths import score_lengths
 from ...evaluation.score import EvalResult
 from ...mistake import Mistake
-from ...runtime.device import reuse_memory
+from ...runtime.device import prepare_process
 from ...runtime.files import empty_folder, lock_folder
 from ...runtime.ranks import Ranks
 from ...runtime.terminal import show_table
@@ -105,7 +105,7 @@ def demo(options: Demo, begun: float) -> int:
 
     Returns the exit status.
     """
-    reuse_memory()
+    prepare_process()
     if not 0.1 <= options.minutes < 1e6:
         raise Mistake(f"--minutes must be at least 0.1 and below 1,000,000, got {options.minutes:g}.")
     if options.out is not None:

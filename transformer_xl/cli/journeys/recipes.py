@@ -24,7 +24,7 @@ from ...data.datasets import cache_folder, store_of
 from ...data.header import Header
 from ...mistake import Mistake
 from ...model.baselines import build_model
-from ...runtime.device import reuse_memory
+from ...runtime.device import prepare_process
 from ...runtime.files import write_whole
 from ...runtime.terminal import clock, report_progress, show_table
 from ...train import choices
@@ -132,7 +132,7 @@ def read_measurements() -> dict[str, Any]:
 
 def measure(configs: Mapping[str, RunConfig], options: Recipes) -> None:
     """Time training steps as `txl bench` does, and keep the result in the cache folder."""
-    reuse_memory()
+    prepare_process()
     first_step()
     for name in report_progress(list(configs), "timing"):
         config = on_this_machine(configs[name], options.device, None)

@@ -39,7 +39,7 @@ from ...interop import local
 from ...mistake import Mistake
 from ...model.baselines import build_model
 from ...model.transformer_xl import TransformerXL
-from ...runtime.device import reuse_memory
+from ...runtime.device import prepare_process
 from ...runtime.files import LOCK, explain_write_error, holds_anything, lock_folder, refuse_odd_name, write_whole
 from ...runtime.ranks import Ranks, join_ranks, launch_id
 from ...runtime.terminal import LastingOutput
@@ -100,7 +100,7 @@ def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh:
     `resume` continues from the last checkpoint. `afresh` allows the folder of a run that saved nothing. Mistakes are
     found before anything is written.
     """
-    reuse_memory()
+    prepare_process()
     with join_ranks(config.train.device) as ranks, ExitStack() as stack:
         stack.enter_context(redirect_stdout(LastingOutput(sys.stdout)))
         trackers = Trackers()

@@ -15,7 +15,7 @@ from ...data.corpus import Corpus, Split
 from ...data.header import WHOLE
 from ...data.vocab import Vocab
 from ...interop import local
-from ...runtime.device import resolve_device, resolve_precision, reuse_memory
+from ...runtime.device import prepare_process, resolve_device, resolve_precision
 from ..options.command import Part
 from .texts import corpus_for
 
@@ -25,7 +25,7 @@ class Trained:
 
     def __init__(self, run: Path, device: str, precision: str):
         """Read the settings. Raises `FileNotFoundError` if there is no such run."""
-        reuse_memory()
+        prepare_process()
         self.run: Path = local(run)
         self.config: RunConfig = load_config(find_checkpoint(self.run))
         self.problems: Problems = Problems()

@@ -98,6 +98,8 @@ def _unpack(archive: Path, folder: Path) -> None:
 def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
     with zipfile.ZipFile(archive) as opened:
         _check_size(sum(info.file_size for info in opened.infolist()), limit)
+        if any(info.header_offset < 0 for info in opened.infolist()):
+            raise ValueError("a file begins before the archive")
         opened.extractall(folder)
 
 
