@@ -49,7 +49,7 @@ ONLY_READ = {
     r"^python -m benchmarks ": "it needs other libraries or minutes; tests/benchmarks runs small sizes",
 }
 """The commands that a test does not run, by their form, and why."""
-OF_THE_SYSTEM = r"(\.|make|pip|export|\S+/pip|python3 -m venv) "
+OF_THE_SYSTEM = r"(\.|make|mkdir|cp|printf|pip|export|\S+/pip|python3 -m venv) "
 """Commands that are not of this package."""
 TEXTS = sorted(Path(os.__file__).parent.glob("json/*.py"))
 

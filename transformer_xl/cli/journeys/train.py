@@ -151,7 +151,8 @@ def carry_out(
         facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
         write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run
         write_whole(run / "config.toml", write_toml(start.config))
-        about = [f"{describe(start, ranks)}; {run}", start.begun["why"], *start.corpus.notes]
+        why = "" if resume else start.begun["why"]
+        about = [f"{describe(start, ranks)}; {run}", why, *start.corpus.notes]
         for line in filter(None, about):  # reports search for the first line
             say(run, line)
         if resume and (last := latest(run)):
