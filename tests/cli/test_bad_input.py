@@ -526,7 +526,7 @@ class TestPrompts:
         assert "1 of 3 words of the prompt are unknown to the model." in capsys.readouterr().err
         assert main(["generate", "run", "--max-tokens", "2", "--prompt", "\udcff"]) == 0
 
-    @pytest.mark.parametrize("temperature", ["1e-320", "1e-40", "1e308"])
+    @pytest.mark.parametrize("temperature", ["1e-300", "1e-40", "1e308"])
     def test_any_temperature_gives_finite_losses(self, home, temperature, capsys):
         _, greedy = tried(words("generate run --max-tokens 5 --json --prompt the --temperature 0"), capsys)
         _, drawn = tried(
