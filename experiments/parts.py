@@ -1,0 +1,275 @@
+"""Measure new parts of Transformer-XL against a base recipe in equal time, paired by seed.
+
+    git apply experiments/parts/first_form.patch     # the parts that are not settings of the package yet
+    python -m experiments.parts --name screen-0.9M --seconds 300 --seeds 1 --jobs 2
+    python -m experiments.parts --name screen-0.9M --table
+
+First the time of a step of each part is measured, in alternating turns. Nothing else may run then. A part trains for as
+many steps as fit into the time of the base, so the runs themselves may share the machine. Lines of
+experiments/parts/NAME.jsonl are results; what is there is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent / "parts"
+SIZES = {
+    "0.9M": "--model.n-layer 4 --model.n-head 4 --model.d-head 32 --model.d-model 128 --model.d-inner 512",
+    "2.9M": "",
+}
+"""Settings of each size of the base."""
+
+
+STAGED = ("tgt_len", "mem_len", "batch_size")
+
+
+class Part(NamedTuple):
+    """A change of the base: settings of the whole run, and stages, each until a share of the steps."""
+
+    settings: str = ""
+    stages: tuple[tuple[float, dict[str, int]], ...] = ()
+
+
+PARTS: dict[str, Part] = {
+    "base": Part(),
+    "n-grams": Part("--model.ngrams 2 3 4 --model.ngram-sparse"),
+    "QK-norm": Part("--model.qk-norm"),
+    "n-grams and QK-norm": Part("--model.ngrams 2 3 4 --model.ngram-sparse --model.qk-norm"),
+    "n-grams to 6, 2^18 rows of 64": Part(
+        "--model.ngrams 2 3 4 5 6 --model.ngram-rows 262144 --model.ngram-width 64 --model.ngram-sparse"
+    ),
+    "half the batch": Part("--train.batch-size 16"),
+    "lengths grow": Part(stages=((0.4, {"tgt_len": 64, "mem_len": 64, "batch_size": 64}),)),
+    "RoPE and QK-norm": Part("--model.rope --model.qk-norm"),
+    "value embeddings": Part("--model.value-embeddings 2"),
+    "linear": Part("--train.schedule linear"),
+    "cooldown 0.4": Part("--train.schedule linear --train.cooldown 0.4"),
+    "twice the rate": Part("--train.lr 2e-2"),
+    "same-layer": Part("--model.same-layer"),
+    "embedding skips": Part("--model.skips embedding"),
+    "n-grams and last skip": Part("--model.ngrams 2 3 4 --model.ngram-sparse --model.skips last"),
+    "gated attention": Part("--model.gated-attention"),
+    "SwiGLU": Part("--model.activation swiglu"),
+    "ReLU squared": Part("--model.activation relu2"),
+    "untied": Part("--model.tie-weight false"),
+    "softcap": Part("--model.softcap 15"),
+    "RMSNorm": Part("--model.norm rms"),
+    "U skips": Part("--model.skips u"),
+    "zero outputs": Part("--model.zero-output"),
+    "EMA": Part("--train.ema 0.98"),
+    "cautious decay": Part("--train.cautious true"),
+    "momentum warm-up": Part("--train.momentum-warmup 150"),
+    "batch grows": Part(stages=((0.4, {"batch_size": 16}),)),
+    "memory grows": Part(stages=((0.5, {"mem_len": 32}),)),
+    "RoPE": Part("--model.rope"),
+    "convolution": Part("--model.convolution 3"),
+    "less clipping": Part("--train.clip 4"),
+    "half the rate": Part("--train.lr 5e-3"),
+    "n-grams of 2 and 3, 4096 rows": Part("--model.ngrams 2 3 --model.ngram-rows 4096"),
+}
+
+
+def config_of(options: argparse.Namespace, part: str, seed: int, **train: Any) -> Any:
+    from transformer_xl import load_recipe
+
+    words = f"{SIZES[options.size]} {PARTS[part].settings} --train.seed {seed}".split()
+    found = load_recipe(options.base, words)
+    return replace(found, train=replace(found.train, **train))
+
+
+def trainer_of(config: Any, corpus: Any) -> Any:
+    import torch
+
+    from transformer_xl import settle
+    from transformer_xl.model.baselines import build_model
+    from transformer_xl.train import Trainer
+    from transformer_xl.train.loop import train_segments
+
+    config = settle(config, corpus)
+    torch.manual_seed(config.train.seed)
+    model = build_model(config.model, backend=config.train.backend).train()
+    return Trainer(model, train_segments(corpus, config), config.train)
+
+
+def begin_stage(trainer: Any, part: str, config: Any, corpus: Any) -> None:
+    """Change the lengths and the batch where a stage of the part begins or ends."""
+    from transformer_xl.train.loop import train_segments
+
+    share = trainer.step / config.train.max_steps
+    changes = next((changes for until, changes in PARTS[part].stages if share < until), {})
+    wanted = replace(config, train=replace(trainer.config, **{name: getattr(config.train, name) for name in STAGED}))
+    wanted = replace(wanted, train=replace(wanted.train, **changes))
+    if trainer.config != wanted.train:
+        trainer.config = wanted.train
+        trainer.loader = train_segments(corpus, wanted)
+        trainer.memory = trainer._empty_memory()
+
+
+def seconds_a_step(options: argparse.Namespace, names: Sequence[str]) -> dict[str, float]:
+    """The median seconds of a step of each part, in alternating turns; of a part with stages, in its first stage."""
+    from transformer_xl import open_corpus
+    from transformer_xl.runtime.device import prepare_process
+
+    prepare_process()
+    configs = {name: config_of(options, name, 1) for name in names}
+    corpus = open_corpus(configs["base"].corpus)
+    trainers, times = {}, {name: [] for name in names}
+    for name, config in configs.items():
+        trainers[name] = trainer_of(config, corpus)
+        begin_stage(trainers[name], name, config, corpus)
+        trainers[name].advance()
+    for _ in range(options.turns):
+        for name, trainer in trainers.items():
+            start = time.perf_counter()
+            trainer.advance()
+            trainer.advance()
+            times[name].append((time.perf_counter() - start) / 2)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def score(model: Any, split: Any, config: Any, mem_len: int, targets: int) -> float:
+    """The mean nats of the first targets of a split, in fp32."""
+    import torch
+
+    from transformer_xl import Lengths, StreamLoader
+
+    lengths = Lengths(tgt_len=config.train.tgt_len, mem_len=mem_len)
+    total, count, memory = 0.0, 0, None
+    with torch.no_grad():
+        for ids, wanted, _ in StreamLoader(split, batch_size=32, tgt_len=lengths.tgt_len, max_tokens=targets):
+            nll, memory = model.eval()(ids, wanted, memory, lengths)
+            total, count = total + nll.double().sum().item(), count + int((wanted >= 0).sum())
+    return total / count
+
+
+def run_one(options: argparse.Namespace, part: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train one part, and score the start of the validation split with its memory, twice the memory and none."""
+    from transformer_xl import open_corpus
+    from transformer_xl.runtime.device import prepare_process
+
+    prepare_process()
+    config = config_of(options, part, seed, max_steps=steps)
+    corpus = open_corpus(config.corpus)
+    trainer, start = trainer_of(config, corpus), time.perf_counter()
+    for _ in range(steps):
+        begin_stage(trainer, part, config, corpus)
+        trainer.advance()
+    model = trainer.model if trainer.average is None else trainer.average.model
+    found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
+    for name, size in (("memory", config.train.mem_len), ("none", 0), ("twice", 2 * config.train.mem_len)):
+        found[name] = score(model, corpus.split("valid"), config, size, options.targets)
+    return found | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+class Results:
+    """The lines of one experiment: the time of a step of each part, and the runs."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        with self.file.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+        print(line, flush=True)
+
+    @property
+    def times(self) -> dict[str, dict[str, Any]]:
+        return {line["part"]: line for line in self.lines if line["kind"] == "time"}
+
+    @property
+    def runs(self) -> dict[tuple[str, int], dict[str, Any]]:
+        return {(line["part"], line["seed"]): line for line in self.lines if line["kind"] == "run"}
+
+    def show(self) -> None:
+        """Print a table, the best part first. A gain is in bits, against the base with the same seed."""
+        rows = []
+        for part in dict.fromkeys(part for part, _ in self.runs):
+            own = {seed: run for (name, seed), run in self.runs.items() if name == part}
+            pairs = [(self.runs["base", seed], run) for seed, run in own.items() if ("base", seed) in self.runs]
+            gains = [(base["memory"] - run["memory"]) / math.log(2) for base, run in pairs]
+            error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+            bits = {
+                k: statistics.mean(run[k] for run in own.values()) / math.log(2) for k in ("memory", "none", "twice")
+            }
+            rows.append((statistics.mean(gains) if gains else math.nan, part, next(iter(own.values())), bits, error))
+        print("| part | time of a step | steps | parameters | bpc | no memory | twice | gain | ± | t |")
+        print("|---|" + "---:|" * 9)
+        for gain, part, run, bits, error in sorted(rows, key=lambda row: -row[0]):
+            figures = f"{bits['memory']:.4f} | {bits['none']:.4f} | {bits['twice']:.4f} | {gain:+.4f}"
+            print(
+                f"| {part} | {self.times[part]['ratio']:.2f} | {run['steps']:,} | {run['parameters']:,} | {figures} | "
+                f"{error:.4f} | {gain / error:.1f} |"
+            )
+
+
+def time_parts(options: argparse.Namespace, results: Results) -> None:
+    """Measure the parts that have no time yet; the first time, the base determines the number of steps."""
+    names = dict.fromkeys(["base", *options.only])
+    if all(name in results.times for name in names):
+        return
+    found = seconds_a_step(options, list(names))
+    steps = results.times["base"]["steps"] if results.times else round(options.seconds / found["base"])
+    for name in names:
+        if name not in results.times:
+            first = PARTS[name].stages[0][0] if PARTS[name].stages else 1.0  # what follows is as long as in the base
+            ratio = first * found[name] / found["base"] + 1 - first
+            what = {"part": name, "base": options.base, "size": options.size}
+            times = {"seconds": round(found[name], 4), "ratio": round(ratio, 4), "steps": round(steps / ratio)}
+            results.add({"kind": "time"} | what | times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default="screen-0.9M", help="of the file of results")
+    parser.add_argument("--base", default="enwik8-small")
+    parser.add_argument("--size", default="0.9M", choices=SIZES)
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the base's training, without other load")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    parser.add_argument("--only", nargs="*", default=list(PARTS), choices=PARTS, metavar="PART")
+    parser.add_argument("--targets", type=int, default=500_000, help="of the validation split to score")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread if there are several")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        part, seed, steps = options.one
+        print(json.dumps(run_one(options, part, int(seed), int(steps))))
+        return
+    HERE.mkdir(exist_ok=True)
+    results = Results(HERE / f"{options.name}.jsonl")
+
+    def carry_out(part: str, seed: int) -> None:
+        steps = results.times[part]["steps"]
+        words = ["--base", options.base, "--size", options.size, "--targets", str(options.targets)]
+        command = [sys.executable, "-m", "experiments.parts", *words, "--one", part, str(seed), str(steps)]
+        threads = {"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {}
+        done = subprocess.run(command, env=os.environ | threads, text=True, stdout=subprocess.PIPE, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        results.add({"kind": "run", "part": part, "seed": seed, "steps": steps} | found)
+
+    if not options.table:
+        time_parts(options, results)
+        wanted = [(part, seed) for seed in options.seeds for part in dict.fromkeys(["base", *options.only])]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(lambda job: carry_out(*job), [job for job in wanted if job not in results.runs]))
+    results.show()
+
+
+if __name__ == "__main__":
+    main()
