@@ -37,7 +37,10 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
         if precision not in PRECISIONS:
             raise Mistake(f"precision must be auto, fp32 or bf16, got {precision!r}.")
         return precision, "as the settings say"
-    fast = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else _cpu_has_fast_bf16()
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = device.type == "cpu" and _cpu_has_fast_bf16()
     name = device.type.upper()
     return ("bf16", f"this {name} multiplies bf16 fast") if fast else ("fp32", f"this {name} has no fast bf16")
 
@@ -45,7 +48,7 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[str, str]:
 def _cpu_has_fast_bf16() -> bool:
     """Whether bf16 is faster than fp32: with AMX, or with AVX-512's bf16 on a processor that is not Intel's.
 
-    Intel's AVX-512 multiplies bf16 at the speed of fp32 at best, and conversions take more time (experiments/LOG.md).
+    An Intel processor without AMX was slower in bf16 (experiments/LOG.md).
     """
     intel = CPUINFO.exists() and "GenuineIntel" in CPUINFO.read_text()
     return torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and not intel)

@@ -149,7 +149,7 @@ def _pace(config: RunConfig, tokens: int) -> tuple[Sequence[str], str]:
     train, batch = config.train, config.train.batch_size * config.train.tgt_len
     steps = min(train.max_steps, max(LEAST_STEPS, PASSES * tokens // batch))
     passes = steps * batch / max(tokens, 1)
-    by_heart = ", so many that the model learns it by heart" if passes > 2 * PASSES else ""
+    by_heart = ", which the model will learn by heart" if passes > 2 * PASSES else ""
     how = f"the default is {steps:,} steps, {passes:,.1f} passes over the text{by_heart}; "
     if steps == train.max_steps:
         return (), how

@@ -32,14 +32,14 @@ def env(options: Env) -> None:
     auto = choices(TrainConfig(), model)
     device = torch.device(auto["device"]["name"])
     name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
-    auto["backend at the default sizes"] = auto.pop("backend")
     auto["backend for inference"] = {"name": name, "why": why}
     facts = environment() | {"auto": auto, "cache": below_home(cache_folder())}
     if options.json:
         print(json.dumps(facts, indent=2))
         return
     shown = {name.replace("_", " "): _words(value) for name, value in facts.items() if name != "auto"}
-    chosen = {name: f"{choice['name']}: {choice['why']}" for name, choice in facts["auto"].items()}
+    titles = {"backend": "backend at the default sizes"}
+    chosen = {titles.get(name, name): f"{choice['name']}: {choice['why']}" for name, choice in auto.items()}
     show_pairs("this machine", shown)
     show_pairs("what would run with `auto`, and why", chosen)
 
