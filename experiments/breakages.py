@@ -7,9 +7,10 @@
 The kinds of mutation come from cosmic-ray and mutmut: another operator or comparison, a number plus one, a negated
 condition, a loop without rounds, break for continue, another exception caught, a decorator or keyword argument removed,
 a value replaced by None. Strings and annotations do not change. First, one run of the tests of `make test` under
-coverage finds the tests that execute each line, in this process or in commands that they start. A mutation meets the tests of its room
-that execute its line, quickest first, until one is red; then the tests of the other rooms. A line that runs at import
-meets the tests of the lines that use its name, and a line without a test meets all tests of its room.
+coverage finds the tests that execute each line, in this process or in commands that they start. A mutation meets the
+tests of its room that execute its line, quickest first, until one is red; then the tests of the other rooms. A line
+that runs at import meets the tests of the lines that use its name, and a line without a test meets all tests of its
+room.
 """
 
 from __future__ import annotations
