@@ -4,8 +4,8 @@
     python -m experiments.parts --name screen-0.9M --seconds 300 --seeds 1 --jobs 2
     python -m experiments.parts --name screen-0.9M --table
 
-First the time of a step of each part is measured, in alternating turns. Nothing else may run then. A part trains for as
-many steps as fit into the time of the base, so the runs themselves may share the machine. Lines of
+First the time of a step of each part is measured, in turns with the base. Nothing else may run then. A part trains for
+as many steps as fit into the time of the base, so the runs themselves may share the machine. Lines of
 experiments/parts/NAME.jsonl are results; what is there is not repeated.
 """
 
@@ -118,26 +118,32 @@ def begin_stage(trainer: Any, part: str, config: Any, corpus: Any) -> None:
         trainer.memory = trainer._empty_memory()
 
 
-def seconds_a_step(options: argparse.Namespace, names: Sequence[str]) -> dict[str, float]:
-    """The median seconds of a step of each part, in alternating turns; of a part with stages, in its first stage."""
+def seconds_a_step(options: argparse.Namespace, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """The median seconds of a step of each part, and of the base in turn with it; with stages, in the first one."""
     from transformer_xl import open_corpus
     from transformer_xl.runtime.device import prepare_process
 
     prepare_process()
-    configs = {name: config_of(options, name, 1) for name in names}
-    corpus = open_corpus(configs["base"].corpus)
-    trainers, times = {}, {name: [] for name in names}
-    for name, config in configs.items():
-        trainers[name] = trainer_of(config, corpus)
-        begin_stage(trainers[name], name, config, corpus)
-        trainers[name].advance()
-    for _ in range(options.turns):
-        for name, trainer in trainers.items():
-            start = time.perf_counter()
-            trainer.advance()
-            trainer.advance()
-            times[name].append((time.perf_counter() - start) / 2)
-    return {name: statistics.median(each) for name, each in times.items()}
+    corpus = open_corpus(config_of(options, "base", 1).corpus)
+
+    def started(name: str) -> Any:
+        config = config_of(options, name, 1)
+        trainer = trainer_of(config, corpus)
+        begin_stage(trainer, name, config, corpus)
+        trainer.advance()
+        return trainer
+
+    base, found = started("base"), {}
+    for name in names:
+        pair, times = (started(name), base), ([], [])
+        for _ in range(options.turns):
+            for trainer, own in zip(pair, times, strict=True):
+                start = time.perf_counter()
+                trainer.advance()
+                trainer.advance()
+                own.append((time.perf_counter() - start) / 2)
+        found[name] = (statistics.median(times[0]), statistics.median(times[1]))
+    return found
 
 
 def score(model: Any, split: Any, config: Any, mem_len: int, targets: int) -> float:
@@ -223,13 +229,13 @@ def time_parts(options: argparse.Namespace, results: Results) -> None:
     if all(name in results.times for name in names):
         return
     found = seconds_a_step(options, list(names))
-    steps = results.times["base"]["steps"] if results.times else round(options.seconds / found["base"])
-    for name in names:
+    steps = results.times["base"]["steps"] if results.times else round(options.seconds / found["base"][1])
+    for name, (own, base) in found.items():
         if name not in results.times:
             first = PARTS[name].stages[0][0] if PARTS[name].stages else 1.0  # what follows is as long as in the base
-            ratio = first * found[name] / found["base"] + 1 - first
+            ratio = 1.0 if name == "base" else first * own / base + 1 - first
             what = {"part": name, "base": options.base, "size": options.size}
-            times = {"seconds": round(found[name], 4), "ratio": round(ratio, 4), "steps": round(steps / ratio)}
+            times = {"seconds": round(own, 4), "ratio": round(ratio, 4), "steps": round(steps / ratio)}
             results.add({"kind": "time"} | what | times)
 
 
@@ -242,7 +248,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--only", nargs="*", default=list(PARTS), choices=PARTS, metavar="PART")
     parser.add_argument("--targets", type=int, default=500_000, help="of the validation split to score")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread if there are several")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)

@@ -54,10 +54,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lstm": ({"kind": "lstm"} | NO_ATTENTION, {}),
     "qrnn": ({"kind": "qrnn", "cutoffs": (5, 19)} | NO_ATTENTION, {}),
     "averaged": ({}, {"average_from": 2, "schedule": "constant"}),
+    "n-grams": ({"ngrams": (1, 3), "ngram_rows": 37, "ngram_width": 6}, {"batch_chunk": 2}),
 }
 """Settings of model and training."""
 ALONE = Ranks()
-NOT_SHARDED = {"averaged"}
+NOT_SHARDED = {"averaged", "n-grams"}
 DOCUMENTS = (0, 50, 51, 120, 133, 220, 390)
 
 

@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pre-norm, final norm, own biases": {"pre_lnorm": True, "final_norm": True, "untie_r": True},
     "bands": {"cutoffs": (5, 11), "div_val": 2, "d_embed": 12, "tie_projs": (False, True, True), "untie_r": True},
     "projected": {"d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},
+    "n-grams": {"ngrams": (2, 4), "ngram_rows": 997, "ngram_width": 6, "pre_lnorm": True},
 }
 
 
@@ -30,6 +31,12 @@ def small_model(*, train: bool = False, dtype: torch.dtype = torch.float64, **ch
     torch.manual_seed(1)
     sizes |= {"init_std": 0.3, "proj_init_std": 0.3} | changes
     return build_model(TransformerXLConfig(**sizes)).to(dtype).train(train)
+
+
+def inputs_of(model: TransformerXL, ids: Tensor) -> Tensor:
+    """The inputs of the first layer for a text that begins here."""
+    x = model.embedding(ids)
+    return x if model.ngrams is None else x + model.ngrams(ids, ids.shape[1])
 
 
 def layers_of(model: TransformerXL) -> list[Any]:

@@ -44,10 +44,10 @@ def corpus(tmp_path_factory) -> Corpus:
     return Corpus.build(tmp_path_factory.mktemp("store") / "corpus", splits, name="letters")
 
 
-def start(**changes: object) -> tuple[TransformerXL, RunConfig]:
+def start(shape: TransformerXLConfig = SHAPE, **changes: object) -> tuple[TransformerXL, RunConfig]:
     torch.manual_seed(3)
-    config = RunConfig(model=SHAPE, train=replace(TRAIN, **changes), eval=EvalConfig(batch_size=3))
-    return TransformerXL(SHAPE), config
+    config = RunConfig(model=shape, train=replace(TRAIN, **changes), eval=EvalConfig(batch_size=3))
+    return TransformerXL(shape), config
 
 
 def run(corpus: Corpus, folder: Path, *, resume: bool = False, **changes: object) -> tuple[TransformerXL, bool]:
@@ -62,7 +62,14 @@ AWD = {
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"optimizer": "muon", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.5}, AWD]
+    "changes",
+    [
+        {},
+        {"optimizer": "muon", "momentum": 0.9},
+        {"optimizer": "sgd", "momentum": 0.5},
+        AWD,
+        {"shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31)},
+    ],
 )
 def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, changes):
     whole, finished = run(corpus, tmp_path / "whole", **changes)
@@ -347,9 +354,10 @@ torch.compile = partial(torch.compile, backend=counting)
 one = {"n_layer": 1}
 CASES |= {
     "AR, TAR, half loss": (one, {"ar_alpha": 0.2, "tar_beta": 0.1, "loss": "half"}),
+    "n-grams": (one | CASES["n-grams"][0], {}),
     "Al-Rfou": (CASES["al-rfou"][0] | {"n_layer": 2}, CASES["al-rfou"][1]),
 }
-for case in ("AR, TAR, half loss", "Al-Rfou"):
+for case in ("AR, TAR, half loss", "n-grams", "Al-Rfou"):
     torch._dynamo.config.recompile_limit = 1 if case == "Al-Rfou" else 8
     torch.compiler.reset()
     graphs = calls = 0
@@ -369,4 +377,5 @@ def test_every_kind_of_training_compiles_with_the_same_result():
     assert done.returncode == 0, done.stderr[-3000:]
     counts = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
     assert counts[0] == [2, 3], "one graph for an empty memory and one for others; each step calls one"
-    assert counts[1] == [3, 3], "as the lower layer's loss ends more graphs are made than the limit of one allows"
+    assert counts[1] == [12, 18], "the lookup of n-grams, which is not compiled, splits a graph into six"
+    assert counts[2] == [3, 3], "as the lower layer's loss ends more graphs are made than the limit of one allows"

@@ -58,8 +58,8 @@ def first_house_numbers(optimizers: Sequence[torch.optim.Optimizer], weights: Ma
     owners = {weight: name.removeprefix("backbone.") for name, weight in weights.items()}
 
     def order(weight: Tensor) -> int:
-        module, dot, _ = owners[weight].partition(".")
-        return _FIRST_ORDER.index(module) if dot else -1
+        module = owners[weight].partition(".")[0]
+        return _FIRST_ORDER.index(module) if module in _FIRST_ORDER else -1
 
     numbers = {}
     for which, optimizer in enumerate(optimizers):

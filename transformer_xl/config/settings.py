@@ -73,6 +73,13 @@ class TransformerXLConfig(_Checked):
     """Normalise the input of each sublayer instead of the sum after it."""
     final_norm: bool = False
     """Add a norm after the last layer (the original code has none, even with pre_lnorm)."""
+    ngrams: tuple[int, ...] = ()
+    """Add a hashed embedding of the last n tokens to each token's, for each of these n, for example 2 3 4. Empty: only
+    the token has one."""
+    ngram_rows: int = 65_536
+    """Number of rows of the table of each n."""
+    ngram_width: int | None = None
+    """Width of these tables; None: d_model. Tables of another width are projected to d_model."""
     layer_norm_epsilon: float = 1e-5
     embedding_scale: float | None = None
     """Factor on embeddings; None: sqrt(d_model)."""
@@ -104,6 +111,10 @@ class TransformerXLConfig(_Checked):
         yield from out_of_bounds(self, "vocab_size", "init_std", "proj_init_std", least=0)
         yield from out_of_bounds(self, *shares, least=0, below=1)
         yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
+        yield from out_of_bounds(self, "ngram_rows", least=1, most=1 << 31)
+        yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
+        if any(a >= b for a, b in pairwise((0, *self.ngrams, 65))):
+            yield Problem(("ngrams",), f"{{}} must increase from at least 1 to at most 64, got {list(self.ngrams)}.")
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)
@@ -151,6 +162,11 @@ class TransformerXLConfig(_Checked):
         return self.d_model if self.d_embed is None else self.d_embed
 
     @property
+    def ngrams_width(self) -> int:
+        """Width of the tables of n-grams."""
+        return self.d_model if self.ngram_width is None else self.ngram_width
+
+    @property
     def input_scale(self) -> float:
         """The factor on embeddings."""
         if self.embedding_scale is not None:
@@ -167,6 +183,7 @@ _ATTENTION = (
 _OF_KINDS = {
     "untie_r": ("transformer-xl",),
     "share_position_projection": ("transformer-xl",),
+    "ngrams": ("transformer-xl",),
     "weight_drop": _RECURRENT,
     "positions": ("shaw", "al-rfou"),
     "intermediate_losses": ("al-rfou",),
@@ -378,6 +395,9 @@ class RunConfig(_Checked):
 
     def _problems(self) -> Found:
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
+        if self.model.ngrams and self.train.parallel == "fsdp":
+            sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
+            yield Problem(("model.ngrams", "train.parallel"), sentence)
         yield from self._problems_of_recurrent()
         if self.model.kind not in ("vaswani", "al-rfou"):
             return

@@ -128,4 +128,5 @@ def _gradients(model: Any, ids: Tensor, targets: Tensor, memory: Any, lengths: L
     """The detached nll and the memory of a call, and the gradient of the mean nll for each weight, or None."""
     nll, memory = model(ids, targets, memory, lengths)
     mean = nll.sum() / (targets >= 0).sum().clamp(min=1)
-    return nll.detach(), memory, torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)
+    gradients = torch.autograd.grad(mean, list(model.parameters()), allow_unused=True)
+    return nll.detach(), memory, [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]

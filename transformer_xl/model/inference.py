@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..ops.masks import next_multiple
-from .memory import Memory
+from .memory import Memory, cat_tokens, reset_tokens
 
 
 class LayerCache(NamedTuple):
@@ -66,6 +66,8 @@ class KVCache:
     """Each layer's `Positions`, for distances `reach` - 1, ..., 0; `reach` grows when a call needs more."""
     reach: int = 0
     spent: bool = False
+    tokens: Int[Tensor, "B L"] | None = None
+    """The last tokens, as in `Memory`."""
 
     @classmethod
     def of_memory(cls, memory: Memory, lengths: Lengths, projections: Sequence[Callable[[Tensor], Any]]) -> KVCache:
@@ -76,7 +78,7 @@ class KVCache:
         if memory.zero_ground:
             zeros = memory.layers[0].new_zeros(1, 1, memory.layers[0].shape[2])
             ground = [torch.cat(project(zeros)) for project in projections]
-        return cls(buffers, lengths, memory.length, memory.valid, ground)
+        return cls(buffers, lengths, memory.length, memory.valid, ground, tokens=memory.tokens)
 
     def grow_to(self, mem_len: int, *, zero_ground: bool = False) -> KVCache:
         """The cache itself, which already has the length that its `Lengths` require."""
@@ -136,11 +138,17 @@ class KVCache:
         first = self.first + self.length + tokens - length
         return replace(self, length=length, valid=valid, first=first, spent=False)
 
+    def with_tokens(self, tokens: Int[Tensor, "B L"]) -> KVCache:
+        """The same cache with these last tokens. This consumes the cache."""
+        self._check()
+        self.spent = True
+        return replace(self, tokens=tokens, spent=False)
+
     def fork(self, rows: Int[Tensor, " R"] | slice = slice(None)) -> KVCache:
         """A copy of the given rows, in the given order, with buffers of its own."""
         self._check()
-        valid = None if self.valid is None else self.valid[rows]
-        return replace(self, buffers=[kv[rows].clone() for kv in self._live()], first=0, valid=valid)
+        valid, tokens = (None if x is None else x[rows] for x in (self.valid, self.tokens))
+        return replace(self, buffers=[kv[rows].clone() for kv in self._live()], first=0, valid=valid, tokens=tokens)
 
     select = fork
 
@@ -155,18 +163,19 @@ class KVCache:
         whole = all(cache.valid is None and cache.length == length for cache in caches)
         valid = None if whole else torch.cat([cache.counts for cache in caches])
         longest = max(caches, key=lambda cache: cache.reach)
-        return replace(longest, buffers=buffers, length=length, valid=valid, first=0)
+        return replace(longest, buffers=buffers, length=length, valid=valid, first=0, tokens=cat_tokens(caches))
 
     def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
         """Empty the marked rows, where a document or episode ended; keep the others. This consumes the cache."""
         self._check()
         self.spent = True
         marked = rows.to(self.buffers[0].device)
+        tokens = reset_tokens(self.tokens, marked)
         if self.ground is None:
-            return replace(self, valid=self.counts.masked_fill(marked, 0), spent=False)
+            return replace(self, valid=self.counts.masked_fill(marked, 0), tokens=tokens, spent=False)
         for kv, zeros in zip(self._live(), self.ground, strict=True):
             kv[marked] = zeros
-        return replace(self, spent=False)
+        return replace(self, tokens=tokens, spent=False)
 
     def _check(self) -> None:
         if self.spent:
@@ -287,6 +296,9 @@ class Step:
         self.slot: Tensor = torch.full((1,), length % self.window, device=device)
         self.counts: Tensor = cache.counts.clamp(max=length)
         assert not (self.counts < 0).any(), "a row still begins with padding: read the whole prompt first"
+        self.tokens: Tensor | None = cache.tokens
+        if model.ngrams is not None and cache.tokens is None:
+            self.tokens = model.ngrams.no_tokens(len(newest[0]), lengths.mem_len)
         self.rows: Tensor | None = None
         bias, backbone = model.softmax.bias, model.backbone
         wide = bias.new_empty((), dtype=torch.promote_types(bias.dtype, torch.float32))
@@ -302,6 +314,10 @@ class Step:
         if self.rows is not None:
             ids = ids.new_zeros(len(self.counts), 1).index_copy_(0, self.rows, ids)
         x = self.model.embedding(ids)
+        if self.tokens is not None:
+            tokens = torch.cat([self.tokens, ids], 1)
+            x = x + self.model.ngrams(tokens, 1)
+            self.tokens = tokens[:, 1:]
         if self._run is None:
             self._run = _capture_graph(self._next, x) if x.is_cuda else torch.compile(self._next, dynamic=False)
         out = self._run(x)

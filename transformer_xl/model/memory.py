@@ -25,6 +25,8 @@ class Memory(NamedTuple):
     layers: tuple[Float[Tensor, "B M D"], ...]
     valid: Int[Tensor, " B"] | None = None
     zero_ground: bool = False
+    tokens: Int[Tensor, "B L"] | None = None
+    """The last tokens of each row, oldest first, -1 before its first; None if the model has no n-grams."""
 
     @classmethod
     def zeros(
@@ -56,7 +58,8 @@ class Memory(NamedTuple):
         unused = torch.arange(length, device=self.layers[0].device) < length - self.counts[:, None]
         padded = (pad(x, (0, 0, lacking, 0)) for x in self.layers)
         layers = tuple(x.masked_fill(unused[..., None], 0) for x in padded)
-        return Memory(layers, None if length <= mem_len else self.counts.clamp(min=mem_len), zero_ground=True)
+        valid = None if length <= mem_len else self.counts.clamp(min=mem_len)
+        return self._replace(layers=layers, valid=valid, zero_ground=True)
 
     def context(
         self, x: Float[Tensor, "B T D"], lengths: Lengths, encode: Callable[..., Iterable[Any]]
@@ -72,10 +75,14 @@ class Memory(NamedTuple):
             valid = (valid + inputs[0].shape[1]).clamp(max=layers[0].shape[1])
         return self._replace(layers=layers, valid=valid)
 
+    def with_tokens(self, tokens: Int[Tensor, "B L"]) -> Memory:
+        """The same memory with these last tokens."""
+        return self._replace(tokens=tokens)
+
     def select(self, rows: Int[Tensor, " R"] | slice) -> Memory:
         """The given rows (streams), in the given order."""
-        valid = None if self.valid is None else self.valid[rows]
-        return self._replace(layers=tuple(x[rows] for x in self.layers), valid=valid)
+        valid, tokens = (None if x is None else x[rows] for x in (self.valid, self.tokens))
+        return self._replace(layers=tuple(x[rows] for x in self.layers), valid=valid, tokens=tokens)
 
     @staticmethod
     def cat(memories: Sequence[Memory]) -> Memory:
@@ -89,19 +96,38 @@ class Memory(NamedTuple):
             for layer in zip(*(m.layers for m in memories), strict=True)
         )
         whole = first.zero_ground or all(m.valid is None and m.length == length for m in memories)
-        return first._replace(layers=layers, valid=None if whole else torch.cat([m.counts for m in memories]))
+        valid = None if whole else torch.cat([m.counts for m in memories])
+        return first._replace(layers=layers, valid=valid, tokens=cat_tokens(memories))
 
     def to(self, where: torch.device | str | torch.dtype) -> Memory:
         """A copy on another device, or in another dtype."""
-        valid = self.valid if self.valid is None or isinstance(where, torch.dtype) else self.valid.to(where)
-        return self._replace(layers=tuple(x.to(where) for x in self.layers), valid=valid)
+        valid, tokens = self.valid, self.tokens
+        if not isinstance(where, torch.dtype):
+            valid, tokens = (None if x is None else x.to(where) for x in (valid, tokens))
+        return self._replace(layers=tuple(x.to(where) for x in self.layers), valid=valid, tokens=tokens)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows, where a document or episode ended; keep the others."""
         marked = rows.to(self.layers[0].device)
+        tokens = reset_tokens(self.tokens, marked)
         if self.zero_ground:
-            return self._replace(layers=tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers))
-        return self._replace(valid=self.counts.masked_fill(marked, 0))
+            layers = tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers)
+            return self._replace(layers=layers, tokens=tokens)
+        return self._replace(valid=self.counts.masked_fill(marked, 0), tokens=tokens)
+
+
+def reset_tokens(tokens: Int[Tensor, "B L"] | None, rows: Bool[Tensor, " B"]) -> Int[Tensor, "B L"] | None:
+    """The tokens of a state after the marked rows are emptied."""
+    return None if tokens is None else tokens.masked_fill(rows[:, None], -1)
+
+
+def cat_tokens(states: Sequence[Any]) -> Int[Tensor, "B L"] | None:
+    """The tokens of several states, joined. Shorter rows get -1 in front."""
+    tokens = [state.tokens for state in states if state.tokens is not None]
+    if len(tokens) < len(states):
+        return None
+    longest = max(each.shape[1] for each in tokens)
+    return torch.cat([pad(each, (longest - each.shape[1], 0), value=-1) for each in tokens])
 
 
 def _append(old: Tensor, new: Tensor, mem_len: int) -> Tensor:

@@ -25,6 +25,7 @@ from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Linear, Positions, Projected, RelativeMultiheadAttention, sinusoids
 from .inference import KVCache, check_state, inference_copy
 from .memory import Memory
+from .ngrams import NgramEmbedding
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
 
@@ -247,6 +248,10 @@ class TransformerXL(nn.Module):
         self.embedding: AdaptiveEmbedding = AdaptiveEmbedding(
             *sizes, scale=config.input_scale, dropout_words=config.dropout_words, **bands
         )
+        self.ngrams: NgramEmbedding | None = None
+        if config.ngrams:
+            size: Any = (config.ngram_rows, config.ngrams_width, config.d_model)
+            self.ngrams = NgramEmbedding(config.ngrams, *size, scale=config.input_scale)
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)
         self.takes_padding: bool = self.backbone.takes_padding
         dropout = config.dropout if config.dropout_output is None else config.dropout_output
@@ -278,6 +283,9 @@ class TransformerXL(nn.Module):
     ) -> tuple[Prediction, State]:
         """Like `forward`, but return all results that an objective needs."""
         x, tables = self.embedding.lookup(ids)
+        if self.ngrams is not None:
+            state: Any = self.empty_memory(len(ids), lengths) if memory is None else memory
+            x, memory = self.ngrams.add_to(x, ids, state, lengths)
         outputs, after = self.backbone(x, memory, lengths)
         features = self.dropout(outputs[-1])
         return Prediction(self.softmax.nll(features, targets, tables), features, outputs, tables), after
@@ -286,7 +294,11 @@ class TransformerXL(nn.Module):
         self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], State]:
         """The inputs of the softmax, and the memory for the next segment."""
-        outputs, after = self.backbone(self.embedding(ids), memory, lengths)
+        x = self.embedding(ids)
+        if self.ngrams is not None:
+            state: Any = self.empty_memory(len(ids), lengths) if memory is None else memory
+            x, memory = self.ngrams.add_to(x, ids, state, lengths)
+        outputs, after = self.backbone(x, memory, lengths)
         return self.dropout(outputs[-1]), after
 
     def log_probs(
@@ -298,7 +310,10 @@ class TransformerXL(nn.Module):
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first token of `batch` rows; see `Memory` for `valid`."""
-        return self.backbone.empty_memory(batch, lengths, valid)
+        memory = self.backbone.empty_memory(batch, lengths, valid)
+        if self.ngrams is None:
+            return memory
+        return memory.with_tokens(self.ngrams.no_tokens(batch, lengths.mem_len))
 
     def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
         """Like `empty_memory`, for inference at these lengths: keys and values are projected only once."""

@@ -54,4 +54,6 @@ def not_finite(
 
 
 def _finite(value: Any) -> bool:
+    if isinstance(value, Tensor) and value.is_sparse:
+        value = value.coalesce().values()
     return not isinstance(value, Tensor) or bool(whole(value.detach()).isfinite().all())

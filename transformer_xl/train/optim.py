@@ -13,13 +13,20 @@ from ..config.settings import TrainConfig
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """The optimizers that a recipe names, over all weights: two for muon, one for the others.
+    """The optimizers that a recipe names, over all weights: two for muon, one for the others, and one for n-grams.
 
     Muon (Jordan et al. 2024) turns the momentum of a weight matrix into the nearest orthogonal one. It takes the
     matrices of the layers, with steps scaled to the size of Adam's (Liu et al. 2025, arXiv 2502.16982), so that `lr`
-    means the same for both. Adam takes embeddings, softmax, norms and biases.
+    means the same for both. Adam takes embeddings, softmax, norms and biases. The tables of n-grams always have an
+    Adam that changes only the rows of the step's n-grams, and their moments.
     """
-    named = list(model.named_parameters())
+    named = dict(model.named_parameters())
+    tables = [named.pop(name) for name in list(named) if name.startswith("ngrams.tables.")]
+    rows = [torch.optim.SparseAdam(tables, config.lr, config.betas, config.epsilon)] if tables else []
+    return [*_dense_optimizers(list(named.items()), config), *rows]
+
+
+def _dense_optimizers(named: list[tuple[str, nn.Parameter]], config: TrainConfig) -> list[torch.optim.Optimizer]:
     if config.optimizer == "muon":
         inside = [(name, p) for name, p in named if p.ndim == 2 and name.startswith("backbone.layers.")]
         outside = [(name, p) for name, p in named if p.ndim != 2 or not name.startswith("backbone.layers.")]

@@ -91,7 +91,8 @@ def train_step(
             (loss * ranks.size).backward()  # ranks take the mean of their gradients
         totals[0] += nll.detach().sum(dtype=torch.float64)
         left.append(after)
-    totals[1] = whole(nn.utils.clip_grad_norm_(ordered_weights(model).values(), config.clip or math.inf))
+    dense = [w for w in ordered_weights(model).values() if w.grad is None or not w.grad.is_sparse]
+    totals[1] = whole(nn.utils.clip_grad_norm_(dense, config.clip or math.inf))
     nats, norm = totals.tolist()  # the only time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])
     result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops))
@@ -269,12 +270,14 @@ class Trainer:
         tensors = {f"memory.{i}": layer.cpu() for i, layer in enumerate(layers)}
         if self.memory.valid is not None:
             tensors["memory.valid"] = torch.cat(self.ranks.gather(self.memory.valid)).cpu()
+        if self.memory.tokens is not None:
+            tensors["memory.tokens"] = torch.cat(self.ranks.gather(self.memory.tokens)).cpu()
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
         owners: dict[Any, str] = {weight: name for name, weight in self.model.named_parameters()}
         for optimizer in self.optimizers:
             for weight, values in optimizer.state.items():
                 moments = {f"optimizer.{owners[weight]}.{name}": value for name, value in values.items()}
-                tensors |= {key: take(key, value) for key, value in moments.items() if value is not None}
+                tensors |= {key: take(key, torch.as_tensor(v)) for key, v in moments.items() if v is not None}
         if self.average is not None:  # the checkpoint's weights are the average
             scalars["averaged"] = self.average.count
             live = {f"live.{name}": weight for name, weight in self.model.named_parameters()}
@@ -307,21 +310,23 @@ class Trainer:
         device = _device(self.model)
         memory = {name: aligned_copy(value[self._mine], device) for name, value in parts["memory"].items()}
         layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
-        self.memory = self._empty_memory()._replace(layers=layers, valid=memory.get("valid"))
+        past = {name: memory.get(name) for name in ("valid", "tokens")}
+        self.memory = self._empty_memory()._replace(layers=layers, **past)
         self._restore_optimizers(parts["optimizer"])
         self._restore_random(parts["random"])
 
     def _restore_optimizers(self, saved: dict[str, Tensor]) -> None:
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         numbered = first_house_numbers(self.optimizers, weights)
-        moments: dict[Any, dict[str, Tensor]] = {}
+        moments: dict[Any, dict[str, Tensor | int]] = {}
         for entry, value in saved.items():
             name, _, key = entry.rpartition(".")
             weight = weights[numbered.get(name, name)]
             if value.ndim and value.shape != weight.shape:
                 raise Mistake(f"The checkpoint's {key} of {name} has a different shape from the weight. Use another.")
             part = part_as(value, weight)
-            moments.setdefault(weight, {})[key] = aligned_copy(part, part.device)
+            counted = not value.is_floating_point()  # the step number of SparseAdam
+            moments.setdefault(weight, {})[key] = int(value) if counted else aligned_copy(part, part.device)
         for optimizer in self.optimizers:
             state = optimizer.state_dict()
             own = [p for group in optimizer.param_groups for p in group["params"]]

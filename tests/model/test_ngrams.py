@@ -1,0 +1,103 @@
+"""Hashed n-grams: their rows by hand, and training that changes only the rows of its own n-grams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_models import lengths, read, small_model, text
+
+from transformer_xl.config.settings import TrainConfig
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.ngrams import NgramEmbedding, joined_tokens
+from transformer_xl.train import Trainer
+from transformer_xl.train.optim import build_optimizers
+
+NGRAMS = {"ngrams": (2, 4), "ngram_rows": 997, "ngram_width": 6}
+PRIME, BASE = 2**31 - 1, 1_540_483_477
+
+
+def row_of(tokens: list[int], rows: int) -> int:
+    """The hash of the last tokens, in Python's integers; the newest token has the lowest power."""
+    return sum((token + 1) * BASE**power for power, token in enumerate(reversed(tokens), start=1)) % PRIME % rows
+
+
+@pytest.mark.parametrize("width", [6, 14])
+def test_vectors_by_hand(width: int) -> None:
+    torch.manual_seed(0)
+    module = NgramEmbedding((1, 2, 5), 97, width, 14).double()
+    tokens = [250_000, 7, 0, 3, 3, 8]
+    found = module(torch.tensor([tokens]), 4)[0]
+    for vector, end in zip(found, range(3, 7), strict=True):
+        padded = [-1] * 5 + tokens[:end]  # -1: no token
+        rows = [module.tables[i].weight[row_of(padded[-n:], 97)] for i, n in enumerate((1, 2, 5))]
+        total = sum(rows)
+        torch.testing.assert_close(vector, total if module.projection is None else module.projection.weight @ total)
+
+
+def test_n_grams_share_no_more_rows_than_by_chance() -> None:
+    # 40,000 different n-grams in 65,536 rows: random rows would leave 65,536 exp(-40,000 / 65,536) = 35,596 empty.
+    pairs = torch.cartesian_prod(torch.arange(200), torch.arange(200))
+    module = NgramEmbedding((2,), 65_536, 1, 1)
+    with torch.no_grad():
+        module.tables[0].weight[:, 0] = torch.arange(65_536)
+        used = module(pairs, 1).flatten().unique().numel()
+    assert 65_536 - used < 35_596 + 600  # the standard deviation is about 130
+
+
+def test_memory_brings_the_last_tokens() -> None:
+    model, call = small_model(**NGRAMS), lengths(5)
+    memory = read(model, text(2, 9), call).memory
+    assert memory.tokens is not None and torch.equal(memory.tokens, text(2, 9)[:, -3:])
+    emptied = memory.reset(torch.tensor([True, False]))
+    assert emptied.tokens is not None and emptied.tokens.tolist() == [[-1, -1, -1], memory.tokens[1].tolist()]
+    assert torch.equal(memory.to(torch.float32).tokens, memory.tokens), "tokens stay integers"
+    assert read(model, text(2, 9), lengths(0)).memory.tokens.shape == (2, 0), "without a memory nothing is kept"
+
+
+def test_memories_with_and_without_tokens_are_joined_and_read() -> None:
+    model, call = small_model(**NGRAMS), lengths(5)
+    given = read(model, text(2, 5), call).memory
+    none = given._replace(tokens=None)
+    torch.testing.assert_close(
+        read(model, text(2, 3, seed=1), call, memory=none).hidden,
+        read(model, text(2, 3, seed=1), call, memory=none.with_tokens(torch.full((2, 3), -1))).hidden,
+    )
+    short = given.with_tokens(given.tokens[:, 1:])
+    joined = Memory.cat([given, short]).tokens
+    assert joined[:2].tolist() == given.tokens.tolist() and joined[2:, 0].tolist() == [-1, -1]
+
+
+def test_padding_is_no_token() -> None:
+    memory = Memory.zeros(1, 2, 0, 4)._replace(valid=torch.tensor([-2, 0]))
+    assert joined_tokens(torch.tensor([[9, 9, 4], [1, 2, 3]]), memory).tolist() == [[-1, -1, 4], [1, 2, 3]]
+
+
+def trainer(**changes: object) -> Trainer:
+    config = TrainConfig(tgt_len=5, mem_len=5, batch_size=2, lr=0.01, device="cpu", precision="fp32", backend="strided")
+    model = small_model(train=True, **NGRAMS)
+    return Trainer(model, StreamLoader(text(1, 400)[0].numpy(), batch_size=2, tgt_len=5), replace(config, **changes))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon"])
+def test_a_step_changes_the_rows_of_its_own_n_grams(optimizer: str) -> None:
+    training = trainer(optimizer=optimizer)
+    table = training.model.ngrams.tables[1].weight
+    before = table.detach().clone()
+    training.advance()
+    ids = training.loader.segment(0).ids
+    own = {row_of(([-1] * 4 + row[: end + 1])[-4:], 997) for row in ids.tolist() for end in range(5)}
+    assert set((table != before).any(1).nonzero().flatten().tolist()) == own
+    torch.testing.assert_close(
+        (table - before)[sorted(own)].abs().max(), torch.tensor(0.01).double(), rtol=1e-3, atol=0
+    )
+
+
+def test_every_weight_has_one_optimizer() -> None:
+    for optimizer in ("adam", "adamw", "sgd", "muon"):
+        model = small_model(**NGRAMS)
+        optimizers = build_optimizers(model, TrainConfig(optimizer=optimizer))
+        owned = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+        assert len(owned) == len({*owned}) and {*owned} == {*model.parameters()}

@@ -1,0 +1,81 @@
+"""Hashed n-gram embeddings: the vector of a token also depends on the tokens just before it.
+
+    x_t = scale (E[id_t] + sum over n of W table_n[hash(id_t-n+1, ..., id_t)])
+
+Different n-grams may share a row of a table, because a row is found by a hash. Hashed embeddings of byte n-grams are
+from Pagnoni et al. 2024 (Byte Latent Transformer, arXiv 2412.09871, section 3.2.1); the projection W of narrow tables
+is added here. A step of training changes only the rows of its own n-grams, so large tables cost little time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+
+from ..config.settings import Lengths
+
+_PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
+"""The hash is a polynomial modulo a prime. No product exceeds 2^62, so it is the same on every device."""
+
+
+class NgramEmbedding(nn.Module):
+    """The sum of the embeddings of the n-grams that end at each token, one table for each n in `lengths`."""
+
+    def __init__(self, lengths: tuple[int, ...], rows: int, width: int, d_model: int, *, scale: float = 1.0):
+        super().__init__()
+        self.lengths: tuple[int, ...] = lengths
+        self.rows: int = rows
+        self.scale: float = scale
+        self.tables: nn.ModuleList = nn.ModuleList(nn.Embedding(rows, width, sparse=True) for _ in lengths)
+        self.projection: nn.Linear | None = None if width == d_model else nn.Linear(width, d_model, bias=False)
+
+    @property
+    def reach(self) -> int:
+        """The number of earlier tokens that the longest n-gram needs."""
+        return max(self.lengths) - 1
+
+    @torch.compiler.disable  # it cannot compile sparse gradients
+    def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Float[Tensor, "B T D"]:
+        """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
+        codes = F.pad(tokens + 1, (max(count + self.reach - tokens.shape[1], 0), 0))
+        start = codes.shape[1] - count
+        key, factor, found = 0, 1, []
+        for n in range(1, self.reach + 2):
+            factor = factor * _BASE % _PRIME
+            key = (key + factor * codes[:, start - n + 1 : codes.shape[1] - n + 1]) % _PRIME
+            found += [key % self.rows] if n in self.lengths else []
+        pairs = zip(found, self.tables, strict=True)
+        total = torch.stack([table(row) for row, table in pairs]).sum(0)
+        return self.scale * (total if self.projection is None else self.projection(total))
+
+    def add_to(
+        self, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T D"], Any]:
+        """The embeddings `x` of these tokens plus the vectors of their n-grams, and `memory` with its next tokens."""
+        if not hasattr(memory, "with_tokens") or len(memory.counts) != len(ids):
+            return x, memory  # the backbone refuses it
+        tokens = joined_tokens(ids, memory)
+        return x + self(tokens, ids.shape[1]), memory.with_tokens(self.last(tokens, lengths.mem_len))
+
+    def last(self, tokens: Int[Tensor, "B L"], mem_len: int) -> Int[Tensor, "B N"]:
+        """The last N tokens, which the next call needs. With `mem_len` 0 it begins without a past, and N is 0."""
+        count = self.reach if mem_len else 0
+        return F.pad(tokens, (count, 0), value=-1)[:, tokens.shape[1] :]
+
+    def no_tokens(self, batch: int, mem_len: int) -> Int[Tensor, "B N"]:
+        """What `last` returns before the first token."""
+        weight: Any = self.tables[0].weight
+        return self.last(torch.empty(batch, 0, dtype=torch.long, device=weight.device), mem_len)
+
+
+def joined_tokens(ids: Integer[Tensor, "B T"], memory: Any) -> Int[Tensor, "B L"]:
+    """The tokens that `memory` keeps, and these ids. Padding becomes -1."""
+    ids = ids.long()
+    if memory.valid is not None:
+        padding = torch.arange(ids.shape[1], device=ids.device) < -memory.valid[:, None]
+        ids = ids.masked_fill(padding, -1)
+    return ids if memory.tokens is None else torch.cat([memory.tokens, ids], 1)
