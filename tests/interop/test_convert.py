@@ -146,6 +146,7 @@ def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
     ("changes", "complaint"),
     [
         ({"zero_memory": True}, "its memory starts empty, and this one has model.zero_memory"),
+        ({"qk_norm": True}, "not normalised, and this one has model.qk_norm"),
         ({"ngrams": (2,)}, "no hashed n-grams, and this one has model.ngrams"),
         ({"untie_r": True}, "one pair of biases, and this one has model.untie_r"),
         (

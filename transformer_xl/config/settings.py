@@ -73,6 +73,9 @@ class TransformerXLConfig(_Checked):
     """Normalise the input of each sublayer instead of the sum after it."""
     final_norm: bool = False
     """Add a norm after the last layer (the original code has none, even with pre_lnorm)."""
+    qk_norm: bool = False
+    """Normalise the queries and keys of each head (Dehghani et al. 2023, arXiv 2302.05442), with one learned gain a
+    layer."""
     ngrams: tuple[int, ...] = ()
     """Add a hashed embedding of the last n tokens to each token's, for each of these n, for example 2 3 4. Empty: only
     the token has one."""
@@ -177,7 +180,7 @@ class TransformerXLConfig(_Checked):
 _RECURRENT = ("lstm", "qrnn")
 _ATTENTION = (
     *("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon"),
-    *("zero_memory", "dropatt", "init_std"),
+    *("zero_memory", "dropatt", "init_std", "qk_norm"),
 )
 """Settings that recurrent networks do not use."""
 _OF_KINDS = {
