@@ -81,8 +81,8 @@ class TransformerXLConfig(_Checked):
     the token has one."""
     ngram_rows: int = 65_536
     """Number of rows of the table of each n."""
-    ngram_width: int | None = None
-    """Width of these tables; None: d_model. Tables of another width are projected to d_model."""
+    ngram_width: int = 64
+    """Width of these tables; their vectors are projected to d_model."""
     layer_norm_epsilon: float = 1e-5
     embedding_scale: float | None = None
     """Factor on embeddings; None: sqrt(d_model)."""
@@ -163,11 +163,6 @@ class TransformerXLConfig(_Checked):
     @property
     def embed_width(self) -> int:
         return self.d_model if self.d_embed is None else self.d_embed
-
-    @property
-    def ngrams_width(self) -> int:
-        """Width of the tables of n-grams."""
-        return self.d_model if self.ngram_width is None else self.ngram_width
 
     @property
     def input_scale(self) -> float:

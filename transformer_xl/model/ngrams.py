@@ -1,10 +1,11 @@
 """Hashed n-gram embeddings: the vector of a token also depends on the tokens just before it.
 
-    x_t = scale (E[id_t] + sum over n of W table_n[hash(id_t-n+1, ..., id_t)])
+    x_t = scale (E[id_t] + sum over n of W_n table_n[hash(id_t-n+1, ..., id_t)])
 
 Different n-grams may share a row of a table, because a row is found by a hash. Hashed embeddings of byte n-grams are
-from Pagnoni et al. 2024 (Byte Latent Transformer, arXiv 2412.09871, section 3.2.1); the projection W of narrow tables
-is added here. A step of training changes only the rows of its own n-grams, so large tables cost little time.
+from Pagnoni et al. 2024 (Byte Latent Transformer, arXiv 2412.09871, section 3.2.1); tables narrower than the model,
+with a projection W_n each, are ours. A step of training changes only the rows of its own n-grams, so large tables cost
+little time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class NgramEmbedding(nn.Module):
         self.rows: int = rows
         self.scale: float = scale
         self.tables: nn.ModuleList = nn.ModuleList(nn.Embedding(rows, width, sparse=True) for _ in lengths)
-        self.projection: nn.Linear | None = None if width == d_model else nn.Linear(width, d_model, bias=False)
+        self.projection: nn.Linear = nn.Linear(len(lengths) * width, d_model, bias=False)
 
     @property
     def reach(self) -> int:
@@ -48,9 +49,8 @@ class NgramEmbedding(nn.Module):
             factor = factor * _BASE % _PRIME
             key = (key + factor * codes[:, start - n + 1 : codes.shape[1] - n + 1]) % _PRIME
             found += [key % self.rows] if n in self.lengths else []
-        pairs = zip(found, self.tables, strict=True)
-        total = torch.stack([table(row) for row, table in pairs]).sum(0)
-        return self.scale * (total if self.projection is None else self.projection(total))
+        vectors = torch.cat([table(row) for row, table in zip(found, self.tables, strict=True)], -1)
+        return self.scale * self.projection(vectors)
 
     def add_to(
         self, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
