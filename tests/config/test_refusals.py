@@ -58,6 +58,8 @@ REFUSALS = (
     "--train.context-len 5",
     "--eval.context-len 5 --eval.mem-len 5",
     "--train.average-from 3",
+    "--train.schedule linear | --train.cooldown 0",
+    "--train.cooldown 0.5",
     "--train.min-lr-ratio 0.1 | --train.parallel fsdp --train.average-from 3",
     "--train.embedding-lr-ratio 0",
     "--train.momentum 1",

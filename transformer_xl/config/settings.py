@@ -290,13 +290,15 @@ class TrainConfig(_Checked):
     weight_decay: float = 0.0
     momentum: float = 0.0
     """Momentum of SGD and Muon."""
-    schedule: Literal["cosine", "inv_sqrt", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "inv_sqrt", "constant"] = "cosine"
+    cooldown: float = 1.0
+    """linear: the learning rate is constant, then falls along a line in this last share of the steps."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = 0.0
-    """The final learning rate of the cosine schedule, as a share of lr."""
+    """The final learning rate of the cosine and of the line, as a share of lr."""
     embedding_lr_ratio: float = 1.0
-    """Factor on the learning rate of the embedding tables. It does not apply to the final rate of the cosine."""
+    """Factor on the learning rate of the embedding tables. It does not apply to the final rate of cosine and line."""
     average_from: int = 0
     """Step at which the schedule ends and a running average of the weights begins. From then on the average is scored
     and saved. 0: no average."""
@@ -345,7 +347,12 @@ class TrainConfig(_Checked):
         yield from out_of_bounds(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
         yield from out_of_bounds(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
-        if self.average_from and self.schedule == "cosine" and not self.min_lr_ratio:
+        if not 0 < self.cooldown <= 1:
+            yield Problem(("cooldown",), f"{{}} must be above 0 and at most 1, got {self.cooldown}.")
+        if self.cooldown != 1 and self.schedule != "linear":
+            sentence = f"{{}} is for {{}} = linear, got {self.schedule}. Leave it out."
+            yield Problem(("cooldown", "schedule"), sentence)
+        if self.average_from and self.schedule in ("cosine", "linear") and not self.min_lr_ratio:
             sentence = "{} must be above 0 where {} is given, because weights that no longer change need no average."
             yield Problem(("min_lr_ratio", "average_from", "schedule"), sentence)
         if self.parallel == "fsdp" and (self.compile or self.average_from):
