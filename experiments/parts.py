@@ -45,22 +45,20 @@ class Part(NamedTuple):
 
 PARTS: dict[str, Part] = {
     "base": Part(),
-    "n-grams": Part("--model.ngrams 2 3 4 --model.ngram-sparse"),
+    "n-grams": Part("--model.ngrams 2 3 4"),
     "QK-norm": Part("--model.qk-norm"),
-    "n-grams and QK-norm": Part("--model.ngrams 2 3 4 --model.ngram-sparse --model.qk-norm"),
-    "n-grams to 6, 2^18 rows of 64": Part(
-        "--model.ngrams 2 3 4 5 6 --model.ngram-rows 262144 --model.ngram-width 64 --model.ngram-sparse"
-    ),
+    "n-grams and QK-norm": Part("--model.ngrams 2 3 4 --model.qk-norm"),
+    "n-grams to 6, 2^18 rows of 64": Part("--model.ngrams 2 3 4 5 6 --model.ngram-rows 262144 --model.ngram-width 64"),
+    "n-grams to 8": Part("--model.ngrams 1 2 3 4 5 6 8 --model.ngram-rows 262144 --model.ngram-width 32"),
     "half the batch": Part("--train.batch-size 16"),
     "lengths grow": Part(stages=((0.4, {"tgt_len": 64, "mem_len": 64, "batch_size": 64}),)),
     "RoPE and QK-norm": Part("--model.rope --model.qk-norm"),
-    "value embeddings": Part("--model.value-embeddings 2"),
     "linear": Part("--train.schedule linear"),
     "cooldown 0.4": Part("--train.schedule linear --train.cooldown 0.4"),
     "twice the rate": Part("--train.lr 2e-2"),
     "same-layer": Part("--model.same-layer"),
     "embedding skips": Part("--model.skips embedding"),
-    "n-grams and last skip": Part("--model.ngrams 2 3 4 --model.ngram-sparse --model.skips last"),
+    "n-grams and last skip": Part("--model.ngrams 2 3 4 --model.skips last"),
     "gated attention": Part("--model.gated-attention"),
     "SwiGLU": Part("--model.activation swiglu"),
     "ReLU squared": Part("--model.activation relu2"),
