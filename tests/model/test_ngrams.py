@@ -31,7 +31,7 @@ def test_vectors_by_hand() -> None:
     found = module(torch.tensor([tokens]), 4)[0]
     for vector, end in zip(found, range(3, 7), strict=True):
         padded = [-1] * 5 + tokens[:end]  # -1: no token
-        rows = [module.tables[i].weight[row_of(padded[-n:], 97)] for i, n in enumerate((1, 2, 5))]
+        rows = [module.table.weight[97 * i + row_of(padded[-n:], 97)] for i, n in enumerate((1, 2, 5))]
         torch.testing.assert_close(vector, 3 * module.projection.weight @ torch.cat(rows))
 
 
@@ -40,7 +40,7 @@ def test_n_grams_share_no_more_rows_than_by_chance() -> None:
     pairs = torch.cartesian_prod(torch.arange(200), torch.arange(200))
     module = NgramEmbedding((2,), 65_536, 1, 1)
     with torch.no_grad():
-        module.tables[0].weight[:, 0] = torch.arange(65_536)
+        module.table.weight[:, 0] = torch.arange(65_536)
         module.projection.weight.fill_(1)
         used = module(pairs, 1).flatten().unique().numel()
     assert 65_536 - used < 35_596 + 600  # the standard deviation is about 130
@@ -83,7 +83,7 @@ def trainer(**changes: object) -> Trainer:
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "muon"])
 def test_a_step_changes_the_rows_of_its_own_n_grams(optimizer: str) -> None:
     training = trainer(optimizer=optimizer)
-    table = training.model.ngrams.tables[1].weight
+    table = training.model.ngrams.table.weight[997:]
     before = table.detach().clone()
     training.advance()
     ids = training.loader.segment(0).ids

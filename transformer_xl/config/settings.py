@@ -80,9 +80,9 @@ class TransformerXLConfig(_Checked):
     """Add a hashed embedding of the last n tokens to each token's, for each of these n, for example 2 3 4. Empty: only
     the token has one."""
     ngram_rows: int = 65_536
-    """Number of rows of the table of each n."""
+    """Number of embeddings of each n. Several n-grams share one by chance."""
     ngram_width: int = 64
-    """Width of these tables; their vectors are projected to d_model."""
+    """Width of these embeddings, which are projected to d_model."""
     layer_norm_epsilon: float = 1e-5
     embedding_scale: float | None = None
     """Factor on embeddings; None: sqrt(d_model)."""

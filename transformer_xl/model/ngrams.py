@@ -1,11 +1,10 @@
 """Hashed n-gram embeddings: the vector of a token also depends on the tokens just before it.
 
-    x_t = scale (E[id_t] + sum over n of W_n table_n[hash(id_t-n+1, ..., id_t)])
+    x_t = scale (E[id_t] + sum over n of W_n G_n[hash(id_t-n+1, ..., id_t)])
 
-Different n-grams may share a row of a table, because a row is found by a hash. Hashed embeddings of byte n-grams are
-from Pagnoni et al. 2024 (Byte Latent Transformer, arXiv 2412.09871, section 3.2.1); tables narrower than the model,
-with a projection W_n each, are ours. A step of training changes only the rows of its own n-grams, so large tables cost
-little time.
+Different n-grams may share a row of G_n, because a row is found by a hash. Hashed embeddings of byte n-grams are from
+Pagnoni et al. 2024 (Byte Latent Transformer, arXiv 2412.09871, section 3.2.1); rows narrower than the model, with a
+projection W_n, are ours. A step of training changes only the rows of its own n-grams, so many rows cost little time.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
 
 
 class NgramEmbedding(nn.Module):
-    """The sum of the embeddings of the n-grams that end at each token, one table for each n in `lengths`."""
+    """Vectors of the n-grams that end at each token, for each n in `lengths`, which has `rows` rows of the table."""
 
     def __init__(self, lengths: tuple[int, ...], rows: int, width: int, d_model: int, *, scale: float = 1.0):
         super().__init__()
         self.lengths: tuple[int, ...] = lengths
         self.rows: int = rows
         self.scale: float = scale
-        self.tables: nn.ModuleList = nn.ModuleList(nn.Embedding(rows, width, sparse=True) for _ in lengths)
+        self.table: nn.Embedding = nn.Embedding(len(lengths) * rows, width, sparse=True)
         self.projection: nn.Linear = nn.Linear(len(lengths) * width, d_model, bias=False)
 
     @property
@@ -44,13 +43,13 @@ class NgramEmbedding(nn.Module):
         """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
         codes = F.pad(tokens + 1, (max(count + self.reach - tokens.shape[1], 0), 0))
         start = codes.shape[1] - count
-        key, factor, found = 0, 1, []
+        key, factor, rows = 0, 1, []
         for n in range(1, self.reach + 2):
             factor = factor * _BASE % _PRIME
             key = (key + factor * codes[:, start - n + 1 : codes.shape[1] - n + 1]) % _PRIME
-            found += [key % self.rows] if n in self.lengths else []
-        vectors = torch.cat([table(row) for row, table in zip(found, self.tables, strict=True)], -1)
-        return self.scale * self.projection(vectors)
+            if n in self.lengths:
+                rows.append(key % self.rows + len(rows) * self.rows)
+        return self.scale * self.projection(self.table(torch.stack(rows, -1)).flatten(-2))
 
     def add_to(
         self, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
@@ -68,8 +67,7 @@ class NgramEmbedding(nn.Module):
 
     def no_tokens(self, batch: int, mem_len: int) -> Int[Tensor, "B N"]:
         """What `last` returns before the first token."""
-        weight: Any = self.tables[0].weight
-        return self.last(torch.empty(batch, 0, dtype=torch.long, device=weight.device), mem_len)
+        return self.last(torch.empty(batch, 0, dtype=torch.long, device=self.table.weight.device), mem_len)
 
 
 def joined_tokens(ids: Integer[Tensor, "B T"], memory: Any) -> Int[Tensor, "B L"]:

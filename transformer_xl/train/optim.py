@@ -17,12 +17,12 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
 
     Muon (Jordan et al. 2024) turns the momentum of a weight matrix into the nearest orthogonal one. It takes the
     matrices of the layers, with steps scaled to the size of Adam's (Liu et al. 2025, arXiv 2502.16982), so that `lr`
-    means the same for both. Adam takes embeddings, softmax, norms and biases. The tables of n-grams always have an
-    Adam that changes only the rows of the step's n-grams, and their moments.
+    means the same for both. Adam takes embeddings, softmax, norms and biases. The table of n-grams always has an Adam
+    that changes only the rows of the step's n-grams, and their moments.
     """
     named = dict(model.named_parameters())
-    tables = [named.pop(name) for name in list(named) if name.startswith("ngrams.tables.")]
-    rows = [torch.optim.SparseAdam(tables, config.lr, config.betas, config.epsilon)] if tables else []
+    table = named.pop("ngrams.table.weight", None)
+    rows = [] if table is None else [torch.optim.SparseAdam([table], config.lr, config.betas, config.epsilon)]
     return [*_dense_optimizers(list(named.items()), config), *rows]
 
 
