@@ -41,6 +41,10 @@ class NgramEmbedding(nn.Module):
     @torch.compiler.disable  # it cannot compile sparse gradients
     def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Float[Tensor, "B T D"]:
         """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
+        return self.scale * self.projection(self.table(self.rows_of(tokens, count)).flatten(-2))
+
+    def rows_of(self, tokens: Int[Tensor, "B L"], count: int) -> Int[Tensor, "B T N"]:
+        """For the last T = `count` of the tokens, the row of the n-gram that ends there, for each of the N lengths."""
         codes = F.pad(tokens + 1, (max(count + self.reach - tokens.shape[1], 0), 0))
         start = codes.shape[1] - count
         key, factor, rows = 0, 1, []
@@ -49,7 +53,7 @@ class NgramEmbedding(nn.Module):
             key = (key + factor * codes[:, start - n + 1 : codes.shape[1] - n + 1]) % _PRIME
             if n in self.lengths:
                 rows.append(key % self.rows + len(rows) * self.rows)
-        return self.scale * self.projection(self.table(torch.stack(rows, -1)).flatten(-2))
+        return torch.stack(rows, -1)
 
     def add_to(
         self, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
