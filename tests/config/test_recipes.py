@@ -58,6 +58,8 @@ UNUSUAL = RunConfig(
         embedding_scale=0.5,
         layer_norm_epsilon=1e-12,
         pre_lnorm=True,
+        ngrams=(2, 3),
+        ngram_rows=77,
     ),
     corpus=CorpusConfig(name='a "quoted" \\ name\twith ü, \x7f and\nlines', unit="word", reset_documents=True),
     train=TrainConfig(

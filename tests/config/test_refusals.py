@@ -34,6 +34,7 @@ REFUSALS = (
     "--model.kind lstm --model.qk-norm",
     "--model.ngrams 3 2",
     "--model.ngrams 2 | --model.ngram-rows 0",
+    "--model.ngram-rows 5",
     "--model.ngrams 2 | --model.ngram-width 0",
     "--model.kind lstm --model.ngrams 2",
     "--model.ngrams 2 --train.parallel fsdp",

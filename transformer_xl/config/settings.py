@@ -118,6 +118,11 @@ class TransformerXLConfig(_Checked):
         yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
         if any(a >= b for a, b in pairwise((0, *self.ngrams, 65))):
             yield Problem(("ngrams",), f"{{}} must increase from at least 1 to at most 64, got {list(self.ngrams)}.")
+        for name in ("ngram_rows", "ngram_width") if not self.ngrams else ():
+            if getattr(self, name) != getattr(TransformerXLConfig, name):
+                yield Problem(
+                    (name, "ngrams"), "{} is for models with {}, for example 2 3 4. Give both or leave it out."
+                )
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)
@@ -309,7 +314,7 @@ class TrainConfig(_Checked):
     tar_beta: float = 0.0
     """Temporal activation regularisation: the same for the change of the output between neighbouring positions."""
     clip: float = 0.25
-    """Largest global gradient norm; 0 switches clipping off."""
+    """Largest global gradient norm, without the embeddings of n-grams; 0 switches clipping off."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ...; other devices are refused, because they were never tested."""
