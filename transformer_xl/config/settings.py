@@ -77,8 +77,8 @@ class TransformerXLConfig(_Checked):
     """Normalise the queries and keys of each head (Dehghani et al. 2023, arXiv 2302.05442), with one learned gain a
     layer."""
     ngrams: tuple[int, ...] = ()
-    """Add a hashed embedding of the last n tokens to each token's, for each of these n, for example 2 3 4. Empty: only
-    the token has one."""
+    """The model adds a hashed embedding of the last n tokens to each token's embedding, for each n in this list, for
+    example 2 3 4. Empty: it adds nothing."""
     ngram_rows: int = 65_536
     """Number of embeddings of each n. Several n-grams share one by chance."""
     ngram_width: int = 64

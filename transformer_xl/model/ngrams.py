@@ -2,9 +2,9 @@
 
     x_t = scale (E[id_t] + sum over n of W_n G_n[hash(id_t-n+1, ..., id_t)])
 
-Different n-grams may share a row of G_n, because a row is found by a hash. Hashed embeddings of byte n-grams are from
-Pagnoni et al. 2024 (Byte Latent Transformer, arXiv 2412.09871, section 3.2.1); rows narrower than the model, with a
-projection W_n, are ours. A step of training changes only the rows of its own n-grams, so many rows cost little time.
+A hash selects the row of G_n, so different n-grams may share a row. Pagnoni et al. 2024 (Byte Latent Transformer,
+arXiv 2412.09871, section 3.2.1) use hashed embeddings of byte n-grams. Our rows are narrower than the model, and W_n
+projects them. A training step changes only the rows of the n-grams it reads, so a large table costs little time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
 
 
 class NgramEmbedding(nn.Module):
-    """Vectors of the n-grams that end at each token, for each n in `lengths`, which has `rows` rows of the table."""
+    """The vector of the n-grams that end at each token. Each n in `lengths` has its own `rows` rows of one table."""
 
     def __init__(self, lengths: tuple[int, ...], rows: int, width: int, d_model: int, *, scale: float = 1.0):
         super().__init__()
@@ -44,7 +44,7 @@ class NgramEmbedding(nn.Module):
         return self.scale * self.projection(self.table(self.rows_of(tokens, count)).flatten(-2))
 
     def rows_of(self, tokens: Int[Tensor, "B L"], count: int) -> Int[Tensor, "B T N"]:
-        """For the last T = `count` of the tokens, the row of the n-gram that ends there, for each of the N lengths."""
+        """Table rows for the last T = `count` tokens: one row for each token and each of the N lengths of n-grams."""
         codes = F.pad(tokens + 1, (max(count + self.reach - tokens.shape[1], 0), 0))
         start = codes.shape[1] - count
         key, factor, rows = 0, 1, []
@@ -55,15 +55,6 @@ class NgramEmbedding(nn.Module):
                 rows.append(key % self.rows + len(rows) * self.rows)
         return torch.stack(rows, -1)
 
-    def add_to(
-        self, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T D"], Any]:
-        """The embeddings `x` of these tokens plus the vectors of their n-grams, and `memory` with its next tokens."""
-        if not hasattr(memory, "with_tokens") or len(memory.counts) != len(ids):
-            return x, memory  # the backbone refuses it
-        tokens = joined_tokens(ids, memory)
-        return x + self(tokens, ids.shape[1]), memory.with_tokens(self.last(tokens, lengths.mem_len))
-
     def last(self, tokens: Int[Tensor, "B L"], mem_len: int) -> Int[Tensor, "B N"]:
         """The last N tokens, which the next call needs. With `mem_len` 0 it begins without a past, and N is 0."""
         count = self.reach if mem_len else 0
@@ -72,6 +63,19 @@ class NgramEmbedding(nn.Module):
     def no_tokens(self, batch: int, mem_len: int) -> Int[Tensor, "B N"]:
         """What `last` returns before the first token."""
         return self.last(torch.empty(batch, 0, dtype=torch.long, device=self.table.weight.device), mem_len)
+
+
+def add_ngrams(
+    model: Any, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
+) -> tuple[Float[Tensor, "B T D"], Any]:
+    """The embeddings `x` of these tokens plus the vectors of their n-grams, and `memory` with its next tokens."""
+    if model.ngrams is None:
+        return x, memory
+    state = model.empty_memory(len(ids), lengths) if memory is None else memory
+    if not hasattr(state, "with_tokens") or len(state.counts) != len(ids):
+        return x, state  # the backbone refuses it
+    tokens = joined_tokens(ids, state)
+    return x + model.ngrams(tokens, ids.shape[1]), state.with_tokens(model.ngrams.last(tokens, lengths.mem_len))
 
 
 def joined_tokens(ids: Integer[Tensor, "B T"], memory: Any) -> Int[Tensor, "B L"]:

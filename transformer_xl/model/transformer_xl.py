@@ -25,7 +25,7 @@ from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Linear, Positions, Projected, RelativeMultiheadAttention, sinusoids
 from .inference import KVCache, check_state, inference_copy
 from .memory import Memory
-from .ngrams import NgramEmbedding
+from .ngrams import NgramEmbedding, add_ngrams
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
 
@@ -284,9 +284,7 @@ class TransformerXL(nn.Module):
     ) -> tuple[Prediction, State]:
         """Like `forward`, but return all results that an objective needs."""
         x, tables = self.embedding.lookup(ids)
-        if self.ngrams is not None:
-            state: Any = self.empty_memory(len(ids), lengths) if memory is None else memory
-            x, memory = self.ngrams.add_to(x, ids, state, lengths)
+        x, memory = add_ngrams(self, x, ids, memory, lengths)
         outputs, after = self.backbone(x, memory, lengths)
         features = self.dropout(outputs[-1])
         return Prediction(self.softmax.nll(features, targets, tables), features, outputs, tables), after
@@ -295,10 +293,7 @@ class TransformerXL(nn.Module):
         self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], State]:
         """The inputs of the softmax, and the memory for the next segment."""
-        x = self.embedding(ids)
-        if self.ngrams is not None:
-            state: Any = self.empty_memory(len(ids), lengths) if memory is None else memory
-            x, memory = self.ngrams.add_to(x, ids, state, lengths)
+        x, memory = add_ngrams(self, self.embedding(ids), ids, memory, lengths)
         outputs, after = self.backbone(x, memory, lengths)
         return self.dropout(outputs[-1]), after
 
