@@ -3,6 +3,7 @@
     git apply experiments/parts/first_form.patch     # the parts that are not settings of the package yet
     python -m experiments.parts --name screen-0.9M --seconds 300 --seeds 1 --jobs 2
     python -m experiments.parts --name screen-0.9M --table
+    python -m experiments.parts --name screen-0.9M --picture docs/figures/parts.svg --only base n-grams
 
 First the time of a step of each part is measured, in turns with the base. Nothing else may run then. A part trains for
 as many steps as fit into the time of the base, so the runs themselves may share the machine. Lines of
@@ -144,6 +145,10 @@ def seconds_a_step(options: argparse.Namespace, names: Sequence[str]) -> dict[st
     return found
 
 
+CURVE_POINTS, CURVE_TARGETS = 10, 50_000
+"""How often a run scores the validation split while it trains, and how many targets."""
+
+
 def score(model: Any, split: Any, config: Any, mem_len: int, targets: int) -> float:
     """The mean nats of the first targets of a split, in fp32."""
     import torch
@@ -156,6 +161,7 @@ def score(model: Any, split: Any, config: Any, mem_len: int, targets: int) -> fl
         for ids, wanted, _ in StreamLoader(split, batch_size=32, tgt_len=lengths.tgt_len, max_tokens=targets):
             nll, memory = model.eval()(ids, wanted, memory, lengths)
             total, count = total + nll.double().sum().item(), count + int((wanted >= 0).sum())
+    model.train()
     return total / count
 
 
@@ -167,12 +173,15 @@ def run_one(options: argparse.Namespace, part: str, seed: int, steps: int) -> di
     prepare_process()
     config = config_of(options, part, seed, max_steps=steps)
     corpus = open_corpus(config.corpus)
-    trainer, start = trainer_of(config, corpus), time.perf_counter()
-    for _ in range(steps):
+    trainer, start, curve = trainer_of(config, corpus), time.perf_counter(), []
+    for step in range(1, steps + 1):
         begin_stage(trainer, part, config, corpus)
         trainer.advance()
+        if step * CURVE_POINTS // steps > (step - 1) * CURVE_POINTS // steps:
+            nats = score(trainer.model, corpus.split("valid"), config, config.train.mem_len, CURVE_TARGETS)
+            curve.append((step, round(nats, 5)))
     model = trainer.model if trainer.average is None else trainer.average.model
-    found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
+    found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "curve": curve}
     for name, size in (("memory", config.train.mem_len), ("none", 0), ("twice", 2 * config.train.mem_len)):
         found[name] = score(model, corpus.split("valid"), config, size, options.targets)
     return found | {"seconds": round(time.perf_counter() - start, 1)}
@@ -221,6 +230,22 @@ class Results:
             )
 
 
+    def draw(self, parts: Sequence[str], file: Path) -> None:
+        """Draw validation bpc against seconds of training alone on the machine, the mean of all seeds."""
+        from matplotlib import pyplot as plt
+
+        _, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+        for part in parts:
+            curves = [run["curve"] for (name, _), run in self.runs.items() if name == part and "curve" in run]
+            if curves:
+                seconds = [step * self.times[part]["seconds"] for step, _ in curves[0]]
+                bits = [statistics.mean(nats for _, nats in points) / math.log(2) for points in zip(*curves, strict=True)]
+                axes.plot(seconds, bits, marker=".", label=part)
+        axes.set(xlabel="seconds of training", ylabel="bits per character of valid", yscale="log")
+        axes.legend(fontsize="small")
+        plt.savefig(file, metadata={"Date": None})
+
+
 def time_parts(options: argparse.Namespace, results: Results) -> None:
     """Measure the parts that have no time yet; the first time, the base determines the number of steps."""
     names = dict.fromkeys(["base", *options.only])
@@ -233,7 +258,12 @@ def time_parts(options: argparse.Namespace, results: Results) -> None:
             first = PARTS[name].stages[0][0] if PARTS[name].stages else 1.0  # what follows is as long as in the base
             ratio = 1.0 if name == "base" else first * own / base + 1 - first
             what = {"part": name, "base": options.base, "size": options.size}
-            times = {"seconds": round(own, 4), "ratio": round(ratio, 4), "steps": round(steps / ratio)}
+            if options.tokens:
+                train = config_of(options, name, 1).train
+                wanted = options.tokens // (train.batch_size * train.tgt_len)
+            else:
+                wanted = round(steps / ratio)
+            times = {"seconds": round(own, 4), "ratio": round(ratio, 4), "steps": wanted}
             results.add({"kind": "time"} | what | times)
 
 
@@ -243,12 +273,14 @@ def main() -> None:
     parser.add_argument("--base", default="enwik8-small")
     parser.add_argument("--size", default="0.9M", choices=SIZES)
     parser.add_argument("--seconds", type=float, default=300.0, help="of the base's training, without other load")
+    parser.add_argument("--tokens", type=int, help="the budget of every part, in place of --seconds")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--only", nargs="*", default=list(PARTS), choices=PARTS, metavar="PART")
     parser.add_argument("--targets", type=int, default=500_000, help="of the validation split to score")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread if there are several")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--picture", type=Path, help="a file for a picture of bpc against seconds; runs nothing")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -267,6 +299,9 @@ def main() -> None:
         found = json.loads(done.stdout.splitlines()[-1])
         results.add({"kind": "run", "part": part, "seed": seed, "steps": steps} | found)
 
+    if options.picture:
+        results.draw(list(dict.fromkeys(options.only)), options.picture)
+        return
     if not options.table:
         time_parts(options, results)
         wanted = [(part, seed) for seed in options.seeds for part in dict.fromkeys(["base", *options.only])]

@@ -304,6 +304,8 @@ class TrainConfig(_Checked):
     """The final learning rate of the cosine and of the line, as a share of lr."""
     embedding_lr_ratio: float = 1.0
     """Factor on the learning rate of the embedding tables. It does not apply to the final rate of cosine and line."""
+    ngram_lr_ratio: float = 10.0
+    """The same factor for the n-gram table, whose Adagrad needs a high rate."""
     average_from: int = 0
     """Step at which the schedule ends and a running average of the weights begins. From then on the average is scored
     and saved. 0: no average."""
@@ -348,9 +350,9 @@ class TrainConfig(_Checked):
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
         yield from out_of_bounds(self, *counts, least=1)
         yield from out_of_bounds(self, *steps, *rates, least=0)
-        yield from out_of_bounds(self, "embedding_lr_ratio", above=0)
+        yield from out_of_bounds(self, "embedding_lr_ratio", "ngram_lr_ratio", above=0)
         yield from out_of_bounds(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
-        yield from out_of_bounds(self, *rates, "embedding_lr_ratio", most=_HIGHEST)
+        yield from out_of_bounds(self, *rates, "embedding_lr_ratio", "ngram_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
         if not 0 < self.cooldown <= 1:
             yield Problem(("cooldown",), f"{{}} must be above 0 and at most 1, got {self.cooldown}.")
@@ -408,6 +410,9 @@ class RunConfig(_Checked):
         if self.model.ngrams and self.train.parallel == "fsdp":
             sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
             yield Problem(("model.ngrams", "train.parallel"), sentence)
+        if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngrams:
+            sentence = "{} is for models with {}, for example 2 3 4. Give both or leave it out."
+            yield Problem(("train.ngram_lr_ratio", "model.ngrams"), sentence)
         yield from self._problems_of_recurrent()
         if self.model.kind not in ("vaswani", "al-rfou"):
             return

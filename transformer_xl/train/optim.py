@@ -17,13 +17,17 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
 
     Muon (Jordan et al. 2024) turns the momentum of a weight matrix into the nearest orthogonal one. It takes the
     matrices of the layers, with steps scaled to the size of Adam's (Liu et al. 2025, arXiv 2502.16982), so that `lr`
-    means the same for both. Adam takes embeddings, softmax, norms and biases. The table of n-grams always has an Adam
-    that changes only the rows of the step's n-grams, and their moments.
+    means the same for both. Adam takes embeddings, softmax, norms and biases. The table of n-grams always has Adagrad
+    (Duchi et al. 2011), which changes only the rows that a step reads: a rare row takes large steps, a frequent one
+    smaller and smaller ones.
     """
     named = dict(model.named_parameters())
     table = named.pop("ngrams.table.weight", None)
-    rows = [] if table is None else [torch.optim.SparseAdam([table], config.lr, config.betas, config.epsilon)]
-    return [*_dense_optimizers(list(named.items()), config), *rows]
+    dense = _dense_optimizers(list(named.items()), config)
+    if table is None:
+        return dense
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, but Adagrad warns unless it is chosen
+    return [*dense, torch.optim.Adagrad([{"params": [table], "ratio": config.ngram_lr_ratio}])]
 
 
 def _dense_optimizers(named: list[tuple[str, nn.Parameter]], config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -45,9 +49,10 @@ def _dense_optimizers(named: list[tuple[str, nn.Parameter]], config: TrainConfig
 
 
 def _groups(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, Any]]:
-    """One group, or two if the embedding's tables have a rate of their own; their group is marked."""
-    marked = [(config.embedding_lr_ratio != 1 and name.startswith("embedding.tables."), p) for name, p in named]
-    groups = [{"params": [p for own, p in marked if own == each], "embedding": each} for each in (False, True)]
+    """One group, or two if the embedding's tables have a rate of their own."""
+    rates = [(config.embedding_lr_ratio if name.startswith("embedding.tables.") else 1.0, p) for name, p in named]
+    ratios = dict.fromkeys([1.0, config.embedding_lr_ratio])
+    groups = [{"params": [p for own, p in rates if own == ratio], "ratio": ratio} for ratio in ratios]
     return [group for group in groups if group["params"]]
 
 
@@ -67,8 +72,7 @@ def set_rates(optimizers: Iterable[torch.optim.Optimizer], step: int, config: Tr
     """Set the learning rate of every group to the rate of this step, times `share`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            ratio = config.embedding_lr_ratio if group.get("embedding") else 1.0
-            group["lr"] = learning_rate(step, config, ratio) * share
+            group["lr"] = learning_rate(step, config, group.get("ratio", 1.0)) * share
 
 
 def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:

@@ -277,7 +277,7 @@ class Trainer:
         for optimizer in self.optimizers:
             for weight, values in optimizer.state.items():
                 moments = {f"optimizer.{owners[weight]}.{name}": value for name, value in values.items()}
-                tensors |= {key: take(key, torch.as_tensor(v)) for key, v in moments.items() if v is not None}
+                tensors |= {key: take(key, value) for key, value in moments.items() if value is not None}
         if self.average is not None:  # the checkpoint's weights are the average
             scalars["averaged"] = self.average.count
             live = {f"live.{name}": weight for name, weight in self.model.named_parameters()}
@@ -318,15 +318,14 @@ class Trainer:
     def _restore_optimizers(self, saved: dict[str, Tensor]) -> None:
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         numbered = first_house_numbers(self.optimizers, weights)
-        moments: dict[Any, dict[str, Tensor | int]] = {}
+        moments: dict[Any, dict[str, Tensor]] = {}
         for entry, value in saved.items():
             name, _, key = entry.rpartition(".")
             weight = weights[numbered.get(name, name)]
             if value.ndim and value.shape != weight.shape:
                 raise Mistake(f"The checkpoint's {key} of {name} has a different shape from the weight. Use another.")
             part = part_as(value, weight)
-            counted = not value.is_floating_point()  # the step number of SparseAdam
-            moments.setdefault(weight, {})[key] = int(value) if counted else aligned_copy(part, part.device)
+            moments.setdefault(weight, {})[key] = aligned_copy(part, part.device)
         for optimizer in self.optimizers:
             state = optimizer.state_dict()
             own = [p for group in optimizer.param_groups for p in group["params"]]
