@@ -229,7 +229,6 @@ class Results:
                 f"{error:.4f} | {gain / error:.1f} |"
             )
 
-
     def draw(self, parts: Sequence[str], file: Path) -> None:
         """Draw validation bpc against seconds of training alone on the machine, the mean of all seeds."""
         from matplotlib import pyplot as plt
@@ -239,8 +238,8 @@ class Results:
             curves = [run["curve"] for (name, _), run in self.runs.items() if name == part and "curve" in run]
             if curves:
                 seconds = [step * self.times[part]["seconds"] for step, _ in curves[0]]
-                bits = [statistics.mean(nats for _, nats in points) / math.log(2) for points in zip(*curves, strict=True)]
-                axes.plot(seconds, bits, marker=".", label=part)
+                nats = [statistics.mean(nats for _, nats in points) for points in zip(*curves, strict=True)]
+                axes.plot(seconds, [mean / math.log(2) for mean in nats], marker=".", label=part)
         axes.set(xlabel="seconds of training", ylabel="bits per character of valid", yscale="log")
         axes.legend(fontsize="small")
         plt.savefig(file, metadata={"Date": None})
