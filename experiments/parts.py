@@ -50,7 +50,10 @@ PARTS: dict[str, Part] = {
     "QK-norm": Part("--model.qk-norm"),
     "n-grams and QK-norm": Part("--model.ngrams 2 3 4 --model.qk-norm"),
     "n-grams to 6, 2^18 rows of 64": Part("--model.ngrams 2 3 4 5 6 --model.ngram-rows 262144 --model.ngram-width 64"),
-    "n-grams to 8": Part("--model.ngrams 1 2 3 4 5 6 8 --model.ngram-rows 262144 --model.ngram-width 32"),
+    "n-grams to 8": Part("--model.ngrams 2 3 4 5 6 8 --model.ngram-rows 262144 --model.ngram-width 32"),
+    "n-grams to 8 and QK-norm": Part(
+        "--model.ngrams 2 3 4 5 6 8 --model.ngram-rows 262144 --model.ngram-width 32 --model.qk-norm"
+    ),
     "half the batch": Part("--train.batch-size 16"),
     "lengths grow": Part(stages=((0.4, {"tgt_len": 64, "mem_len": 64, "batch_size": 64}),)),
     "RoPE and QK-norm": Part("--model.rope --model.qk-norm"),
