@@ -60,6 +60,7 @@ UNUSUAL = RunConfig(
         pre_lnorm=True,
         ngrams=(2, 3),
         ngram_rows=77,
+        ngram_dropout=0.5,
     ),
     corpus=CorpusConfig(name='a "quoted" \\ name\twith ü, \x7f and\nlines', unit="word", reset_documents=True),
     train=TrainConfig(

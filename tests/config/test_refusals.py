@@ -38,6 +38,8 @@ REFUSALS = (
     "--model.ngrams 2 | --model.ngram-width 0",
     "--model.kind lstm --model.ngrams 2",
     "--model.ngrams 2 --train.parallel fsdp",
+    "--model.ngram-dropout 0.5",
+    "--model.ngrams 2 | --model.ngram-dropout 1",
     "--train.ngram-lr-ratio 3",
     "--model.ngrams 2 | --train.ngram-lr-ratio 0",
     "--model.untie-r --model.share-position-projection",

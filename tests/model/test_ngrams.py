@@ -35,6 +35,19 @@ def test_vectors_by_hand() -> None:
         torch.testing.assert_close(vector, 3 * module.projection.weight @ torch.cat(rows))
 
 
+def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
+    torch.manual_seed(0)
+    module = NgramEmbedding((1, 2, 5), 97, 6, 18, dropout=0.25).double()
+    torch.nn.init.eye_(module.projection.weight)
+    tokens = torch.randint(5, (64, 70))
+    whole, dropped = module.eval()(tokens, 64), module.train()(tokens, 64)
+    factors = (dropped / whole).unflatten(-1, (3, 6))
+    torch.testing.assert_close(factors, factors[..., :1].expand_as(factors))
+    kept = factors[..., 0] > 0.5
+    torch.testing.assert_close(factors[..., 0], kept.double() / 0.75)
+    assert abs(kept.double().mean().item() - 0.75) < 6 * (0.25 * 0.75 / kept.numel()) ** 0.5
+
+
 def test_n_grams_share_no_more_rows_than_by_chance() -> None:
     # 40,000 different n-grams in 65,536 rows: random rows would leave 65,536 exp(-40,000 / 65,536) = 35,596 empty.
     pairs = torch.cartesian_prod(torch.arange(200), torch.arange(200))

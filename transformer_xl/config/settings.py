@@ -83,6 +83,8 @@ class TransformerXLConfig(_Checked):
     """Number of embeddings of each n. Several n-grams share one by chance."""
     ngram_width: int = 64
     """Width of these embeddings, which are projected to d_model."""
+    ngram_dropout: float = 0.0
+    """Share of them that are zero in training; for texts that are read several times."""
     layer_norm_epsilon: float = 1e-5
     embedding_scale: float | None = None
     """Factor on embeddings; None: sqrt(d_model)."""
@@ -112,13 +114,13 @@ class TransformerXLConfig(_Checked):
         yield from out_of_bounds(self, "n_layer", most=10_000)
         yield from out_of_bounds(self, *sizes[1:], "positions", most=1 << 24)
         yield from out_of_bounds(self, "vocab_size", "init_std", "proj_init_std", least=0)
-        yield from out_of_bounds(self, *shares, least=0, below=1)
+        yield from out_of_bounds(self, *shares, "ngram_dropout", least=0, below=1)
         yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
         yield from out_of_bounds(self, "ngram_rows", least=1, most=1 << 31)
         yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
         if any(a >= b for a, b in pairwise((0, *self.ngrams, 65))):
             yield Problem(("ngrams",), f"{{}} must increase from at least 1 to at most 64, got {list(self.ngrams)}.")
-        for name in ("ngram_rows", "ngram_width") if not self.ngrams else ():
+        for name in ("ngram_rows", "ngram_width", "ngram_dropout") if not self.ngrams else ():
             if getattr(self, name) != getattr(TransformerXLConfig, name):
                 yield Problem(
                     (name, "ngrams"), "{} is for models with {}, for example 2 3 4. Give both or leave it out."

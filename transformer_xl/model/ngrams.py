@@ -23,13 +23,26 @@ _PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
 
 
 class NgramEmbedding(nn.Module):
-    """The vector of the n-grams that end at each token. Each n in `lengths` has its own `rows` rows of one table."""
+    """The vector of the n-grams that end at each token. Each n in `lengths` has its own `rows` rows of one table.
 
-    def __init__(self, lengths: tuple[int, ...], rows: int, width: int, d_model: int, *, scale: float = 1.0):
+    In training each n-gram of each token is left out with probability `dropout`.
+    """
+
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        rows: int,
+        width: int,
+        d_model: int,
+        *,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         self.lengths: tuple[int, ...] = lengths
         self.rows: int = rows
         self.scale: float = scale
+        self.dropout: float = dropout
         self.table: nn.Embedding = nn.Embedding(len(lengths) * rows, width, sparse=True)
         self.projection: nn.Linear = nn.Linear(len(lengths) * width, d_model, bias=False)
 
@@ -41,7 +54,10 @@ class NgramEmbedding(nn.Module):
     @torch.compiler.disable  # it cannot compile sparse gradients
     def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Float[Tensor, "B T D"]:
         """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
-        return self.scale * self.projection(self.table(self.rows_of(tokens, count)).flatten(-2))
+        vectors = self.table(self.rows_of(tokens, count))
+        if self.training and self.dropout:
+            vectors = vectors * F.dropout(vectors.new_ones(vectors.shape[:-1]), self.dropout)[..., None]
+        return self.scale * self.projection(vectors.flatten(-2))
 
     def rows_of(self, tokens: Int[Tensor, "B L"], count: int) -> Int[Tensor, "B T N"]:
         """Table rows for the last T = `count` tokens: one row for each token and each of the N lengths of n-grams."""
