@@ -162,9 +162,10 @@ class Textbook:
         from benchmarks.ours import read_weights
 
         self.job, sizes = job, job["model"]
-        plain = sizes["div_val"] == 1 and not sizes["pre_lnorm"] and sizes["d_embed"] in (None, sizes["d_model"])
-        if not plain:
-            raise NotImplementedError("the textbook model has no projected embeddings and no pre-norm")
+        projected = sizes["div_val"] > 1 or sizes["d_embed"] not in (None, sizes["d_model"])
+        given = [name for name in ("pre_lnorm", "final_norm", "qk_norm", "ngrams") if sizes[name]]
+        if lacks := ["projected embeddings"] * projected + given:
+            raise NotImplementedError(f"the textbook model has no {' and no '.join(lacks)}")
         self.module = Model(sizes)
         self.module.load_state_dict({name.removeprefix("backbone."): x for name, x in read_weights(job).items()})
         self.module.to(job["device"])

@@ -236,6 +236,7 @@ def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(
         (["train", "--against", "nowhere"], "--against must be a checkout of this repository"),
         (["train", "--tgt-len", "0"], "--tgt-len must be at least 1"),
         (["train", "--recipe", "wikitext103-large"], "the textbook model has no projected embeddings"),
+        (["eval", "--recipe", "enwik8-small"], "the textbook model has no pre_lnorm and no final_norm"),
         (["train", "--recipe", "text-small"], "must be a recipe that sets vocab_size"),
         (["decode", "--tgt-len", "3"], "--tgt-len has no effect on decode"),
         (["data", "--size", "toy"], "--size has no effect on data"),
