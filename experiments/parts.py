@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--base", default="enwik8-small")
     parser.add_argument("--size", default="0.9M", choices=SIZES)
     parser.add_argument("--seconds", type=float, default=300.0, help="of the base's training, without other load")
-    parser.add_argument("--tokens", type=int, help="the budget of every part, in place of --seconds")
+    parser.add_argument("--tokens", type=int, help="the budget of every part; --seconds is then left out")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--only", nargs="*", default=list(PARTS), choices=PARTS, metavar="PART")
     parser.add_argument("--targets", type=int, default=500_000, help="of the validation split to score")

@@ -34,6 +34,7 @@ NO_TORCH = (
     "__init__",
     "mistake",
     "config.settings",
+    "config.shape",
     "config.recipe",
     "config.values",
     "runtime.launcher",

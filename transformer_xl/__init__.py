@@ -48,7 +48,7 @@ __all__ = [
 _HOMES = {
     "TransformerXL": "model.transformer_xl",
     "TransformerXLBackbone": "model.transformer_xl",
-    "TransformerXLConfig": "config.settings",
+    "TransformerXLConfig": "config.shape",
     "Lengths": "config.settings",
     "Memory": "model.memory",
     "load_model": "interop",

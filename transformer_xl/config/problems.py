@@ -22,6 +22,9 @@ class Problem(NamedTuple):
         return self.sentence.format(*self.fields)
 
 
+Found = Iterator[Problem]
+
+
 class WrongSettings(Mistake):
     """The error for wrong settings. Callers can word `problems` with the names that the user wrote."""
 
@@ -46,9 +49,23 @@ def refuse_settings(problems: Iterable[Problem]) -> None:
         raise WrongSettings(kept)
 
 
+class Checked:
+    """Base class of groups of settings. The constructor refuses values that are wrong or do not fit each other.
+
+    Raises:
+        WrongSettings: lists every problem, a line each.
+    """
+
+    def __post_init__(self) -> None:
+        refuse_settings(self._problems())
+
+    def _problems(self) -> Found:
+        raise NotImplementedError
+
+
 def out_of_bounds(
     owner: object, *names: str, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
-) -> Iterator[Problem]:
+) -> Found:
     """A problem for each setting in `names` with a value out of bounds. None is a default and always allowed."""
     bounds = {"at least": least, "above": above, "at most": most, "below": below}
     must = " and ".join(f"{words} {bound:,}" for words, bound in bounds.items() if isfinite(bound))

@@ -6,203 +6,20 @@ text, the training and the scoring. A recipe is a TOML file with one table per s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Literal
 
-from .problems import Problem, out_of_bounds, refuse_settings
-
-Found = Iterator[Problem]
-
+from .problems import Checked, Found, Problem, out_of_bounds
+from .shape import NEEDS_NGRAMS, RECURRENT, TransformerXLConfig
 
 _LONGEST, _HIGHEST = 1 << 31, 10**30
-
-
-class _Checked:
-    """Base class of groups of settings. The constructor refuses values that are wrong or do not fit each other.
-
-    Raises:
-        WrongSettings: lists every problem, a line each.
-    """
-
-    def __post_init__(self) -> None:
-        refuse_settings(self._problems())
-
-    def _problems(self) -> Found:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig(_Checked):
-    """The shape of the weights. The defaults are the same as in the original PyTorch code (`train.py`)."""
-
-    vocab_size: int
-    """Number of tokens in the vocabulary. 0 in a recipe: the size of the corpus's vocabulary."""
-    kind: Literal["transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn"] = "transformer-xl"
-    """transformer-xl; a baseline of the paper: learned relative positions (shaw), sinusoids added to the embedding
-    (vaswani) or learned positions in every layer (al-rfou); or a recurrent network (lstm, qrnn)."""
-    n_layer: int = 12
-    n_head: int = 10
-    d_head: int = 50
-    d_model: int = 500
-    d_inner: int = 1000
-    """Width of the feed-forward layer."""
-    d_embed: int | None = None
-    """Width of the embedding; None: d_model. An embedding of another width is projected to d_model."""
-    cutoffs: tuple[int, ...] = ()
-    """Ids at which the frequency bands of the adaptive embedding and softmax end. Empty: not adaptive."""
-    div_val: int = 1
-    """Band i has width d_embed // div_val**i."""
-    tie_weight: bool = True
-    """The embedding and the softmax share their tables."""
-    tie_projs: tuple[bool, ...] = ()
-    """For each band, whether the embedding and the softmax share the projection. Empty: no band does."""
-    untie_r: bool = False
-    """Each layer has its own content and position biases."""
-    share_position_projection: bool = False
-    """Positions use the projection of the tokens; the query of distance 0 gives the biases (PTB recipe)."""
-    positions: int = 0
-    """Number of learned encodings in a layer. shaw: of distances, and greater distances use the last one; al-rfou: of
-    positions in a segment."""
-    intermediate_losses: bool = False
-    """al-rfou: lower layers predict the target too, and stop one after another in the first half of training."""
-    multiple_targets: bool = False
-    """al-rfou: in training, a second softmax predicts the token after the target; its loss has weight 0.5."""
-    pre_lnorm: bool = False
-    """Normalise the input of each sublayer instead of the sum after it."""
-    final_norm: bool = False
-    """Add a norm after the last layer (the original code has none, even with pre_lnorm)."""
-    qk_norm: bool = False
-    """Normalise the queries and keys of each head (Dehghani et al. 2023, arXiv 2302.05442), with one learned gain a
-    layer."""
-    ngrams: tuple[int, ...] = ()
-    """The model adds a hashed embedding of the last n tokens to each token's embedding, for each n in this list, for
-    example 2 3 4. Empty: it adds nothing."""
-    ngram_rows: int = 65_536
-    """Number of embeddings of each n. Several n-grams share one by chance."""
-    ngram_width: int = 64
-    """Width of these embeddings, which are projected to d_model."""
-    ngram_dropout: float = 0.0
-    """Share of them that are zero in training; for texts that are read several times."""
-    layer_norm_epsilon: float = 1e-5
-    embedding_scale: float | None = None
-    """Factor on embeddings; None: sqrt(d_model)."""
-    zero_memory: bool = False
-    """Fill a short memory with zeros that are attended, as the TensorFlow and Hugging Face code does."""
-    dropout: float = 0.0
-    dropatt: float = 0.0
-    """Dropout on attention probabilities."""
-    dropout_words: float = 0.0
-    """Share of the vocabulary whose embeddings are zero in a forward pass, at every position."""
-    dropout_input: float | None = None
-    """Dropout on embeddings and position encodings; None: the value of dropout."""
-    dropout_output: float | None = None
-    """Dropout before the softmax; None: the value of dropout."""
-    locked_dropout: bool = False
-    """All positions of a row share a dropout mask (Gal & Ghahramani 2016), also for queries, keys and values."""
-    weight_drop: float = 0.0
-    """Dropout on weights. lstm: on the state-to-state matrices; qrnn: on the matrices of the layers."""
-    init_std: float = 0.02
-    proj_init_std: float = 0.01
-    """Standard deviation of the initial projections of adaptive layers."""
-
-    def _problems(self) -> Found:
-        sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
-        shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
-        yield from out_of_bounds(self, *sizes, least=1)
-        yield from out_of_bounds(self, "n_layer", most=10_000)
-        yield from out_of_bounds(self, *sizes[1:], "positions", most=1 << 24)
-        yield from out_of_bounds(self, "vocab_size", "init_std", "proj_init_std", least=0)
-        yield from out_of_bounds(self, *shares, "ngram_dropout", least=0, below=1)
-        yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
-        yield from out_of_bounds(self, "ngram_rows", least=1, most=1 << 31)
-        yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
-        if any(a >= b for a, b in pairwise((0, *self.ngrams, 65))):
-            yield Problem(("ngrams",), f"{{}} must increase from at least 1 to at most 64, got {list(self.ngrams)}.")
-        for name in ("ngram_rows", "ngram_width", "ngram_dropout") if not self.ngrams else ():
-            if getattr(self, name) != getattr(TransformerXLConfig, name):
-                yield Problem(
-                    (name, "ngrams"), "{} is for models with {}, for example 2 3 4. Give both or leave it out."
-                )
-        if self.d_model % 2:
-            sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
-            yield Problem(("d_model",), sentence)
-        yield from self._problems_of_bands()
-        yield from self._problems_of_kind()
-
-    def _problems_of_bands(self) -> Found:
-        edges, bands = (0, *self.cutoffs), len(self.cutoffs) + 1
-        if any(a >= b for a, b in pairwise(edges)):
-            yield Problem(("cutoffs",), f"{{}} must increase from above 0, got {list(self.cutoffs)}.")
-        elif self.cutoffs and self.vocab_size and self.cutoffs[-1] >= self.vocab_size:
-            sentence = f"{{}} must be below {{}} = {self.vocab_size}, got {list(self.cutoffs)}."
-            yield Problem(("cutoffs", "vocab_size"), sentence)
-        if not self.cutoffs and self.div_val > 1:
-            sentence = f"{{}} must be 1 without {{}}, got {self.div_val}. Give cutoffs, or leave it out."
-            yield Problem(("div_val", "cutoffs"), sentence)
-        if self.div_val ** len(self.cutoffs) > self.embed_width > 0:
-            width = "d_model" if self.d_embed is None else "d_embed"
-            sentence = f"{{}} must leave some width for the last of {bands} bands of {{}} = {self.embed_width}, got "
-            yield Problem(("div_val", width), f"{sentence}{self.div_val}. Lower it.")
-        if self.tie_projs and len(self.tie_projs) != bands:
-            sentence = f"{{}} must hold a value for each of the {bands} bands of {{}}, got {len(self.tie_projs)}."
-            yield Problem(("tie_projs", "cutoffs"), sentence)
-
-    def _problems_of_kind(self) -> Found:
-        for name, kinds in _OF_KINDS.items():
-            if getattr(self, name) and self.kind not in kinds:
-                sentence = f"{{}} is for kind = {' and '.join(kinds)}, got {{}} = {self.kind}. Leave it out."
-                yield Problem((name, "kind"), sentence)
-        if self.share_position_projection and self.untie_r:
-            sentence = "{} must be false where {} is true, because the biases come from the projection."
-            yield Problem(("untie_r", "share_position_projection"), sentence)
-        given = [name for name in _ATTENTION if getattr(self, name) != getattr(TransformerXLConfig, name)]
-        if self.kind in _RECURRENT and given:
-            names = ", ".join(["{}"] * len(given))
-            sentence = f"{names} must be left out for {{}} = {self.kind}, which has no attention and no norm."
-            yield Problem((*given, "kind"), sentence)
-        if self.kind in ("shaw", "al-rfou") and self.positions < 1:
-            sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
-            yield Problem(("positions", "kind"), sentence)
-        yield from out_of_bounds(self, "positions", least=0)
-
-    @property
-    def embed_width(self) -> int:
-        return self.d_model if self.d_embed is None else self.d_embed
-
-    @property
-    def input_scale(self) -> float:
-        """The factor on embeddings."""
-        if self.embedding_scale is not None:
-            return self.embedding_scale
-        return 1.0 if self.kind in _RECURRENT else self.d_model**0.5
-
-
-_RECURRENT = ("lstm", "qrnn")
-_ATTENTION = (
-    *("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon"),
-    *("zero_memory", "dropatt", "init_std", "qk_norm"),
-)
-"""Settings that recurrent networks do not use."""
-_OF_KINDS = {
-    "untie_r": ("transformer-xl",),
-    "share_position_projection": ("transformer-xl",),
-    "ngrams": ("transformer-xl",),
-    "weight_drop": _RECURRENT,
-    "positions": ("shaw", "al-rfou"),
-    "intermediate_losses": ("al-rfou",),
-    "multiple_targets": ("al-rfou",),
-}
-"""Settings that only some kinds of models have."""
-
 
 GONE = {("model", "score_biases"): False}
 """Settings of former versions, and the only value with which a file that has them is still read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths(_Checked):
+class Lengths(Checked):
     """Lengths of one forward pass, in tokens. They never change the shape of the weights."""
 
     tgt_len: int
@@ -239,7 +56,7 @@ def _context_problems(lengths: Any) -> Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusConfig(_Checked):
+class CorpusConfig(Checked):
     """The text and its tokens."""
 
     name: str = ""
@@ -271,7 +88,7 @@ class CorpusConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(_Checked):
+class TrainConfig(Checked):
     """How to train. A step is an optimizer step over batch_size x tgt_len tokens."""
 
     tgt_len: int = 128
@@ -377,7 +194,7 @@ class TrainConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(_Checked):
+class EvalConfig(Checked):
     """How to score a trained model. A length of None means the length of training."""
 
     split: Literal["train", "valid", "test"] = "test"
@@ -399,7 +216,7 @@ class EvalConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(_Checked):
+class RunConfig(Checked):
     """All settings of a run; its folder has them in `config.toml`."""
 
     model: TransformerXLConfig = field(default_factory=lambda: TransformerXLConfig(vocab_size=0))
@@ -413,8 +230,7 @@ class RunConfig(_Checked):
             sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
             yield Problem(("model.ngrams", "train.parallel"), sentence)
         if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngrams:
-            sentence = "{} is for models with {}, for example 2 3 4. Give both or leave it out."
-            yield Problem(("train.ngram_lr_ratio", "model.ngrams"), sentence)
+            yield Problem(("train.ngram_lr_ratio", "model.ngrams"), NEEDS_NGRAMS)
         yield from self._problems_of_recurrent()
         if self.model.kind not in ("vaswani", "al-rfou"):
             return
@@ -435,7 +251,7 @@ class RunConfig(_Checked):
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
 
     def _problems_of_recurrent(self) -> Found:
-        for section in ("train", "eval") if self.model.kind in _RECURRENT else ():
+        for section in ("train", "eval") if self.model.kind in RECURRENT else ():
             for name in ("clamp_len", "attn_len"):
                 if getattr(getattr(self, section), name) is not None:
                     sentence = f"{{}} must be left out for {{}} = {self.model.kind}, which has no attention."
