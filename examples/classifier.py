@@ -60,7 +60,7 @@ def train_model(files: dict[str, list[bytes]], steps: int) -> LanguageModel:
         texts = [text for package in files.values() for text in package]
         random.Random(1).shuffle(texts)
         Path(folder, "source.txt").write_bytes(b"".join(texts))
-        config = load_recipe("demo", [*SMALL, f"--train.max-steps={steps}"], data=Path(folder, "source.txt"))
+        config = load_recipe("text-fast", [*SMALL, f"--train.max-steps={steps}"], data=Path(folder, "source.txt"))
         corpus = open_corpus(config.corpus)
         config = settle(config, corpus)
         torch.manual_seed(config.train.seed)

@@ -50,7 +50,7 @@ def write_documents(folder: Path) -> None:
 
 def train_base(run: Path, steps: int) -> None:
     """Train a small model on the source of asyncio."""
-    config = load_recipe("demo", [*SMALL, f"--train.max-steps={steps}"], data=Path(asyncio.__file__).parent)
+    config = load_recipe("text-fast", [*SMALL, f"--train.max-steps={steps}"], data=Path(asyncio.__file__).parent)
     corpus = open_corpus(config.corpus)
     config = settle(config, corpus)
     torch.manual_seed(config.train.seed)
@@ -80,7 +80,7 @@ def main(run: Path | None = None, steps: int = 150) -> None:
         lengths = trained.config.train.lengths
         settings = ["--corpus.reset-documents", "--train.lr=3e-3", f"--train.max-steps={steps}"]
         settings += [f"--train.tgt-len={lengths.tgt_len}", f"--train.mem-len={lengths.mem_len}"]
-        config = load_recipe("demo", settings, data=documents)
+        config = load_recipe("text-fast", settings, data=documents)
         corpus = open_corpus(config.corpus, trained.vocab)
         config = settle(replace(config, model=trained.config.model), corpus)
         print_scores(trained, corpus, "before")

@@ -69,7 +69,7 @@ def trained(lines: Iterable[str], steps: int) -> LanguageModel:
     """A small model of the bytes of these lines."""
     with TemporaryDirectory() as folder:
         Path(folder, "log.txt").write_text("".join(lines), encoding="utf-8")
-        config = load_recipe("demo", [*SMALL, f"--train.max-steps={steps}"], data=Path(folder, "log.txt"))
+        config = load_recipe("text-fast", [*SMALL, f"--train.max-steps={steps}"], data=Path(folder, "log.txt"))
         corpus = open_corpus(config.corpus)
         config = settle(config, corpus)
         torch.manual_seed(config.train.seed)

@@ -41,7 +41,7 @@ def main(
     """Train a small model on the text files in FOLDER (default: the source of asyncio), and leave the run in OUT."""
     if out.exists():
         raise SystemExit(f"--out must be a new folder, and {out} exists. Remove it, or name another.")
-    config = load_recipe("demo", [*SMALL, f"--train.max-steps={steps}"], data=folder)
+    config = load_recipe("text-fast", [*SMALL, f"--train.max-steps={steps}"], data=folder)
     corpus = open_corpus(config.corpus)
     sizes = (f"{split} {len(corpus.split(split).ids):,}" for split in ("train", "valid", "test"))
     print(f"Bytes of {folder.name}: {', '.join(sizes)}")

@@ -46,9 +46,9 @@ class Part(NamedTuple):
 
 PARTS: dict[str, Part] = {
     "base": Part(),
-    "n-grams": Part("--model.ngrams 2 3 4"),
+    "n-grams": Part("--model.ngrams 2 3 4 --model.ngram-width 64"),
     "QK-norm": Part("--model.qk-norm"),
-    "n-grams and QK-norm": Part("--model.ngrams 2 3 4 --model.qk-norm"),
+    "n-grams and QK-norm": Part("--model.ngrams 2 3 4 --model.ngram-width 64 --model.qk-norm"),
     "n-grams to 6, 2^18 rows of 64": Part("--model.ngrams 2 3 4 5 6 --model.ngram-rows 262144 --model.ngram-width 64"),
     "n-grams to 8": Part("--model.ngrams 2 3 4 5 6 8 --model.ngram-rows 262144 --model.ngram-width 32"),
     "n-grams to 8 and QK-norm": Part(
@@ -62,7 +62,7 @@ PARTS: dict[str, Part] = {
     "twice the rate": Part("--train.lr 2e-2"),
     "same-layer": Part("--model.same-layer"),
     "embedding skips": Part("--model.skips embedding"),
-    "n-grams and last skip": Part("--model.ngrams 2 3 4 --model.skips last"),
+    "n-grams and last skip": Part("--model.ngrams 2 3 4 --model.ngram-width 64 --model.skips last"),
     "gated attention": Part("--model.gated-attention"),
     "SwiGLU": Part("--model.activation swiglu"),
     "ReLU squared": Part("--model.activation relu2"),
@@ -80,7 +80,7 @@ PARTS: dict[str, Part] = {
     "convolution": Part("--model.convolution 3"),
     "less clipping": Part("--train.clip 4"),
     "half the rate": Part("--train.lr 5e-3"),
-    "n-grams of 2 and 3, 4096 rows": Part("--model.ngrams 2 3 --model.ngram-rows 4096"),
+    "n-grams of 2 and 3, 4096 rows": Part("--model.ngrams 2 3 --model.ngram-rows 4096 --model.ngram-width 64"),
 }
 
 

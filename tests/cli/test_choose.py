@@ -49,10 +49,14 @@ def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     ("text", "recipe", "reason"),
     [
         (prose(20_000), "text-words", "only 0.0% of the words"),
-        (prose(20_000, types=9_000), "demo", "and words are for at most 5%"),
-        (CODE, "demo", "and words are for at most 5%"),
-        (prose(2_000).replace(b"w1", b"\xff"), "demo", "it cannot be read as words, which are too few or not UTF-8"),
-        (b"x" * 5_000, "demo", "it cannot be read as words"),
+        (prose(20_000, types=9_000), "text-fast", "and words are for at most 5%"),
+        (CODE, "text-fast", "and words are for at most 5%"),
+        (
+            prose(2_000).replace(b"w1", b"\xff"),
+            "text-fast",
+            "it cannot be read as words, which are too few or not UTF-8",
+        ),
+        (b"x" * 5_000, "text-fast", "it cannot be read as words"),
     ],
 )
 def test_words_are_for_a_text_that_a_vocabulary_covers(text: bytes, recipe: str, reason: str):
@@ -62,7 +66,7 @@ def test_words_are_for_a_text_that_a_vocabulary_covers(text: bytes, recipe: str,
     assert "`txl train RECIPE --data text.txt` takes another" in choice.why
 
 
-@pytest.mark.parametrize(("unit", "recipe"), [("word", "text-words"), ("char", "demo"), ("byte", "demo")])
+@pytest.mark.parametrize(("unit", "recipe"), [("word", "text-words"), ("char", "text-fast"), ("byte", "text-fast")])
 def test_the_users_unit_decides(unit: str, recipe: str, capsys):
     for text in (CODE, prose(20_000)):
         Path("a text.txt").write_bytes(text)
@@ -85,19 +89,38 @@ def test_words_are_unknown_as_the_corpus_counts_them():
 
 @pytest.mark.parametrize("tokens", [1, 5_000, 100_000, 300_000, 10**7])
 def test_a_short_text_has_fewer_steps_and_all_else_keeps_its_share(tokens: int):
-    own = load_recipe("demo")
+    own = load_recipe("text-fast")
     batch = own.train.batch_size * own.train.tgt_len
-    settings, sentence = choose._pace(own, tokens)
-    train = load_recipe("demo", list(settings)).train
+    settings, sentence = choose._pace("text-fast", tokens, ())
+    train = load_recipe("text-fast", list(settings)).train
     assert LEAST_STEPS <= train.max_steps <= own.train.max_steps
     if LEAST_STEPS < train.max_steps < own.train.max_steps:
-        assert train.max_steps == PASSES * tokens // batch
+        assert train.max_steps == PASSES["text-fast"] * tokens // batch
     passes = train.max_steps * batch / tokens
     assert f"{train.max_steps:,} steps, {passes:,.1f} passes" in sentence
-    assert ("by heart" in sentence) == (passes > 2 * PASSES)
+    assert ("by heart" in sentence) == (passes > 2 * PASSES["text-fast"])
     for name in ("warmup_steps", "eval_every", "save_every", "sample_every"):
         share = getattr(own.train, name) / own.train.max_steps
         assert getattr(train, name) == pytest.approx(share * train.max_steps, abs=1)
+        assert (getattr(train, name) == 0) == (share == 0), "0 stands for never"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "overrides", "left_out"),
+    [
+        (10**7, "", 0.0),
+        (10**5, "", 0.75),
+        (10**3, "", 0.75),
+        (1_024_000, "--train.max-steps 1000", 0.5),
+        (512_000, "--train.max-steps 1000 --train.batch-size 4", 0.0),
+        (512_000, "--train.max-steps 1000 --model.ngram-dropout 0.2", 0.2),
+        (10**5, "--model.ngrams=", 0.0),
+        (768_000, "--train.tgt-len 64 --train.max-steps 1000", 0.25),
+    ],
+)
+def test_ngrams_of_p_passes_are_left_out_but_for_one_in_p(tokens: int, overrides: str, left_out: float):
+    settings, _ = choose._pace("text-fast", tokens, words(overrides))
+    assert load_recipe("text-fast", [*settings, *words(overrides)]).model.ngram_dropout == left_out
 
 
 def test_a_published_corpus_has_its_small_recipe_or_a_sentence(capsys):
@@ -113,7 +136,7 @@ def test_a_published_corpus_has_its_small_recipe_or_a_sentence(capsys):
 
 def test_a_token_store_keeps_its_tokens():
     splits = {name: prose(500) for name in ("train", "valid", "test")}
-    for unit, recipe in (("word", "text-words"), ("char", "demo")):
+    for unit, recipe in (("word", "text-words"), ("char", "text-fast")):
         Corpus.build(f"{unit}s", splits, name=f"{unit}s", unit=unit)
         choice = choose_recipe(f"{unit}s")
         config = load_recipe(choice.recipe, choice.words, data=f"{unit}s")
@@ -151,7 +174,7 @@ def test_print_config_starts_with_the_reason_and_is_a_recipe(capsys):
     Path("code.py").write_bytes(CODE)
     assert main(words("train --data code.py --print-config --train.lr 0.5")) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("# Recipe demo: code.py is read as bytes, because ")
+    assert shown.startswith("# Recipe text-fast: code.py is read as bytes, because ")
     Path("mine.toml").write_text(shown)
     config = load_recipe("mine.toml")
     assert config.train.max_steps == LEAST_STEPS and config.train.lr == 0.5

@@ -311,7 +311,7 @@ def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not()
 
     assert cli.users_sentence(caught(lambda: np.zeros(3).reshape(2))) is None
     assert cli.users_sentence(caught(lambda: tomllib.loads("="))) is None
-    sentence = cli.users_sentence(caught(lambda: load_recipe("demo", ["--train.lr", "x"])))
+    sentence = cli.users_sentence(caught(lambda: load_recipe("text-fast", ["--train.lr", "x"])))
     assert sentence == '--train.lr must be a number, got "x".'
 
 
@@ -319,7 +319,7 @@ def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not()
     ("arguments", "told"),
     [
         ("eval", "run"),
-        ("train demo --resum", "--resum"),
+        ("train text-fast --resum", "--resum"),
         ("eval run --split some", "some"),
     ],
 )
@@ -343,9 +343,9 @@ def test_resuming_allows_only_changes_without_effect_on_the_result(home, capsys)
     sentences = refused(words(f"train text-small --out run --resume auto {changes}"), capsys)
     assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data", "--init"]
     assert all("--init run" in sentence for sentence in sentences)
-    sentences = refused(words("train demo --out run --resume"), capsys)
-    assert sentences == ["RECIPE must be text-small, by which run began, or run/config.toml, got demo."]
-    [sentence] = refused(words("train demo --out nowhere --resume"), capsys)
+    sentences = refused(words("train text-fast --out run --resume"), capsys)
+    assert sentences == ["RECIPE must be text-small, by which run began, or run/config.toml, got text-fast."]
+    [sentence] = refused(words("train text-fast --out nowhere --resume"), capsys)
     assert "nowhere holds no run to resume" in sentence
 
 

@@ -28,8 +28,8 @@ from transformer_xl.train.metric_log import read_metrics
 TEXT = Path(os.__file__).read_bytes()[:20_000]
 TINY = words(
     "--model.n-layer 1 --model.d-model 16 --model.n-head 2 --model.d-head 8 --model.d-inner 32"
-    " --train.tgt-len 16 --train.mem-len 16 --train.batch-size 4 --train.eval-tokens 200 --train.precision fp32"
-    " --eval.mem-len 32 --eval.batch-size 5"
+    " --model.ngram-rows 500 --train.tgt-len 16 --train.mem-len 16 --train.batch-size 4 --train.eval-tokens 200"
+    " --train.precision fp32 --eval.mem-len 32 --eval.batch-size 5"
 )
 forward = DecoderLayer.forward
 TIMED = ("cli.journeys.demo", "cli.journeys.figures", "cli.options.train", "train.step")
@@ -85,8 +85,11 @@ def demo(tmp_path: Path, monkeypatch):
 
 def test_the_demo_trains_scores_generates_and_compares(demo, capsys):
     """Its verdict on gzip is the plain comparison."""
-    assert demo(Machine(0.1), "--minutes 0.5 --out runs/demo") == 0
+    assert demo(Machine(0.03), "--minutes 0.5 --out runs/demo") == 0
     shown = capsys.readouterr().out
+    config = load_config(find_checkpoint("runs/demo"))
+    passes = config.train.max_steps * 4 * 16 / len(TEXT)
+    assert passes > 1.5 and config.model.ngram_dropout == 1 - 1 / passes  # as `txl train --data` leaves them out
     assert "train 1 files, 20,000 bytes" in shown and "class Memory:" in shown and "on 3,000 bytes" in shown
     table = re.findall(r"^(gzip|bzip2|xz|Transformer-XL, memory \d+)(?: -\w+)?.* (\d+\.\d{3})$", shown, re.MULTILINE)
     figures = {name: float(bpc) for name, bpc in table}
@@ -110,7 +113,7 @@ def test_the_demo_ends_in_time_on_a_machine_that_becomes_busy(demo, busy_from):
     assert find_checkpoint("run").name == f"step_{steps:08d}"
     entries = read_metrics("run/metrics.jsonl")
     shown = [(entry["step"], entry["lr"], entry["seconds"]) for entry in entries if entry["split"] == "train"]
-    assert shown[-1][0] == steps and shown[-1][1] < 0.01 * max(lr for _, lr, _ in shown)  # the cosine has ended
+    assert shown[-1][0] == steps and shown[-1][1] < 0.05 * max(lr for _, lr, _ in shown)  # the line ends
     assert max(b[2] - a[2] for a, b in pairwise(shown)) <= 5
     [targets] = {entry["targets"] for entry in entries if entry["split"] == "test"}
     assert 0 < targets <= 2999

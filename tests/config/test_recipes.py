@@ -136,7 +136,7 @@ def test_recipe_of_the_paper_has_its_settings_and_names_their_source(name: str):
 
 
 def test_there_are_recipes_for_the_demo_the_benchmarks_and_a_users_own_text():
-    assert {"demo", "enwik8-small", "enwik8-12l", "ptb-small", "text-small", "text-words"} <= RECIPES.keys()
+    assert {"text-fast", "enwik8-small", "enwik8-12l", "ptb-small", "text-small", "text-words"} <= RECIPES.keys()
 
 
 @pytest.mark.parametrize("config", [*map(load_recipe, RECIPES), RunConfig(), UNUSUAL])
@@ -248,13 +248,13 @@ def test_all_problems_of_file_and_command_line_are_reported_at_once(tmp_path: Pa
 )
 def test_each_mistake_has_its_sentence(override: str, sentence: str):
     with pytest.raises(ValueError) as caught:
-        load_recipe("demo", [override])
+        load_recipe("text-fast", [override])
     assert str(caught.value) == sentence
 
 
 def test_test_lengths_that_contradict_the_training_ones_are_refused_before_training():
     with pytest.raises(ValueError, match=r"^--train.attn-len must be at most --eval.mem-len \+ 1 = 6, got 100"):
-        load_recipe("demo", words("--train.attn-len 100 --eval.mem-len 5"))
+        load_recipe("text-fast", words("--train.attn-len 100 --eval.mem-len 5"))
 
 
 def test_none_unsets_a_setting_of_a_recipe():

@@ -109,12 +109,12 @@ def test_a_refusal_names_every_option_as_typed(line: str, empty: Path):
 
 
 def test_a_setting_of_a_recipe_is_named_with_its_recipe_and_the_option_that_contradicts_it_as_typed():
-    assert refusals("demo", words("--model.kind lstm --model.n-head 8")) == [
+    assert refusals("enwik8-small", words("--model.kind lstm --model.n-head 8")) == [
         "--model.n-head, d_head, pre_lnorm, final_norm must be left out for --model.kind = lstm, which has no "
         "attention and no norm."
     ]
-    assert refusals("demo", words("--train.batch-chunk 3")) == [
-        "train.batch_size in recipe demo must be a multiple of --train.batch-chunk = 3, got 16."
+    assert refusals("text-fast", words("--train.batch-chunk 3")) == [
+        "train.batch_size in recipe text-fast must be a multiple of --train.batch-chunk = 3, got 16."
     ]
 
 

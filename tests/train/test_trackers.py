@@ -286,7 +286,7 @@ def test_no_named_tracker_opens_nothing(tmp_path):
 
 
 def test_trackers_are_a_setting_like_any_other(tmp_path):
-    config = load_recipe("demo", words("--train.trackers tensorboard,wandb"))
+    config = load_recipe("text-fast", words("--train.trackers tensorboard,wandb"))
     assert config.train.trackers == ("tensorboard", "wandb")
     (tmp_path / "config.toml").write_text(write_toml(config))
     assert load_recipe(tmp_path / "config.toml") == config
@@ -298,7 +298,7 @@ def test_trackers_are_a_setting_like_any_other(tmp_path):
 def test_the_error_for_a_wrong_tracker_lists_the_names():
     choices = 'must be a list of "tensorboard", "wandb" or "trackio"'
     with pytest.raises(ValueError) as caught:
-        load_recipe("demo", words("--train.trackers tensorboard x"))
+        load_recipe("text-fast", words("--train.trackers tensorboard x"))
     assert str(caught.value) == f'--train.trackers {choices}, got ["tensorboard", "x"].'
     with pytest.raises(ValueError, match=f"--train.trackers needs a value: it {choices}"):
-        load_recipe("demo", ["--train.trackers"])
+        load_recipe("text-fast", ["--train.trackers"])

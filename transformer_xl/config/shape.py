@@ -57,7 +57,7 @@ class TransformerXLConfig(Checked):
     example 2 3 4. Empty: it adds nothing."""
     ngram_rows: int = 65_536
     """Number of embeddings of each n. Several n-grams share one by chance."""
-    ngram_width: int = 64
+    ngram_width: int = 32
     """Width of these embeddings, which are projected to d_model."""
     ngram_dropout: float = 0.0
     """Share of them that are zero in training; for texts that are read several times."""

@@ -56,8 +56,8 @@ def fit(
     Args:
         trackers: they get figures and samples, whichever `config` names; None: no trackers.
         ranks: the processes that train together, each with a `model` of equal weights; None: only this one.
-        replan: called after each step; returns the settings for the rest of the run. Only for a single process
-            that has to end at a given time.
+        replan: called after each step; returns the settings of training for the rest of the run, and may change the
+            model's. Only for a single process that has to end at a given time.
 
     Returns:
         False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
@@ -154,7 +154,7 @@ class _Loop:
             result = trainer.advance(received)
             if replan is not None:
                 trainer.config = replan(trainer)
-                self.config = replace(self.config, train=trainer.config)
+                self.config = replace(self.config, train=trainer.config, model=trainer.model.config)
             settings = trainer.config
             self.writer.check()
             stopping, last = result.signals > 0, trainer.step == settings.max_steps

@@ -1,7 +1,7 @@
 """`txl train --data` without RECIPE: choose a recipe by the text, and say why.
 
 A published corpus has its small recipe. Any other text is read as words (`text-words`) if a word vocabulary covers it,
-otherwise as bytes (`demo`, which takes minutes). The number of steps follows from the size of the text.
+otherwise as bytes (`text-fast`, which takes minutes). The number of steps follows from the size of the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...config.recipe import load_recipe, packaged_recipes, parse_overrides, text_name
-from ...config.settings import RunConfig
 from ...config.values import listing
 from ...data.corpora.archive import unpack_if_archive
 from ...data.corpora.published import DATASETS
@@ -24,11 +23,13 @@ from ...data.texts import read_splits
 from ...data.vocab import Unit
 from ...mistake import Mistake
 
-BYTES, WORDS = "demo", "text-words"
+BYTES, WORDS = "text-fast", "text-words"
 MOST_UNKNOWN = 0.05
 """The largest share of unknown words in the valid split for `text-words`."""
-PASSES = 10
+PASSES = {BYTES: 5, WORDS: 10}
 """Maximum number of passes over the training text; with more, a small model learns a small text by heart."""
+MOST_LEFT_OUT = 0.75
+"""The largest share of n-grams to leave out; 0.9 was worse than 0.7 even in 10 passes."""
 LEAST_STEPS = 100
 SAMPLE = 20_000_000
 """Number of first bytes of a split in which words are counted."""
@@ -58,11 +59,11 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
         return _for_published(data, published)
     store = store_of(text_name(data))
     if store is not None:
-        return _for_store(data, Header.read(store / "corpus.json"))
+        return _for_store(data, Header.read(store / "corpus.json"), overrides)
     if not path.exists():
         raise missing_corpus(data)
     given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", "unit")]
-    return _for_text(data, path, given[-1] if given else None)
+    return _for_text(data, path, given[-1] if given else None, overrides)
 
 
 def _for_published(data: str, published: str) -> Choice:
@@ -76,11 +77,11 @@ def _for_published(data: str, published: str) -> Choice:
     return Choice(small, (), f"Recipe {small}: the small one for the corpus {published}; {_another(data)}.")
 
 
-def _for_store(data: str, header: Header) -> Choice:
+def _for_store(data: str, header: Header, overrides: Sequence[str]) -> Choice:
     """A token store has fixed tokens."""
     recipe = WORDS if header.unit == "word" else BYTES
     fixed = ("--corpus.unit", header.unit, "--corpus.newlines", header.newlines)
-    paced, how = _pace(load_recipe(recipe), header.splits["train"].tokens) if "train" in header.splits else ((), "")
+    paced, how = _pace(recipe, header.splits["train"].tokens, overrides) if "train" in header.splits else ((), "")
     return Choice(
         recipe,
         (*fixed, *paced),
@@ -88,7 +89,7 @@ def _for_store(data: str, header: Header) -> Choice:
     )
 
 
-def _for_text(data: str, path: Path, unit: Unit | None) -> Choice:
+def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]) -> Choice:
     with unpack_if_archive(path.resolve(), cache_folder()) as files:
         try:
             splits = read_splits(files, unit or "word").splits
@@ -100,14 +101,9 @@ def _for_text(data: str, path: Path, unit: Unit | None) -> Choice:
         if unit is not None:
             recipe, why = WORDS if unit in ("word", "bpe") else BYTES, "as corpus.unit says"
         size = _size(splits["train"])
-    config = load_recipe(recipe)
-    paced, how = _pace(config, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size)
-    name = _quote(data)
-    return Choice(
-        recipe,
-        paced,
-        f"Recipe {recipe}: {name} is read as {unit or config.corpus.unit}s, {why}; {how}{_another(data)}.",
-    )
+    paced, how = _pace(recipe, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size, overrides)
+    tokens = f"{unit or load_recipe(recipe).corpus.unit}s"
+    return Choice(recipe, paced, f"Recipe {recipe}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}.")
 
 
 def _by_words(train: Sequence[Span], valid: Sequence[Span]) -> tuple[str, int, str]:
@@ -141,20 +137,32 @@ def _size(spans: Sequence[Span]) -> int:
     return sum(len(piece) for span in spans for piece in pieces(span, "byte"))
 
 
-def _pace(config: RunConfig, tokens: int) -> tuple[Sequence[str], str]:
+def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[str], str]:
     """The steps for a training split of this many tokens, as words of a command line, and in a sentence.
 
     A long text has the recipe's steps. A short one has `PASSES` passes, and what recurs keeps its share of the steps.
     """
-    train, batch = config.train, config.train.batch_size * config.train.tgt_len
-    steps = min(train.max_steps, max(LEAST_STEPS, PASSES * tokens // batch))
+    train = load_recipe(recipe).train
+    batch = train.batch_size * train.tgt_len
+    steps = min(train.max_steps, max(LEAST_STEPS, PASSES[recipe] * tokens // batch))
     passes = steps * batch / max(tokens, 1)
-    by_heart = ", which the model will learn by heart" if passes > 2 * PASSES else ""
+    by_heart = ", which the model will learn by heart" if passes > 2 * PASSES[recipe] else ""
     how = f"the default is {steps:,} steps, {passes:,.1f} passes over the text{by_heart}; "
-    if steps == train.max_steps:
-        return (), how
-    paced = {name: max(1, getattr(train, name) * steps // train.max_steps) for name in _PACED}
-    return [f"--train.{name}={value}" for name, value in {"max_steps": steps, **paced}.items()], how
+    paced: list[str] = []
+    if steps != train.max_steps:
+        every = {name: getattr(train, name) for name in _PACED if getattr(train, name)}
+        paced = [f"--train.{name}={max(1, old * steps // train.max_steps)}" for name, old in every.items()]
+        paced.append(f"--train.max-steps={steps}")
+    asked = load_recipe(recipe, [*paced, *overrides])
+    passes = asked.train.max_steps * asked.train.batch_size * asked.train.tgt_len / max(tokens, 1)
+    if asked.model.ngrams:
+        paced.append(f"--model.ngram-dropout={left_out(passes):.2f}")
+    return paced, how
+
+
+def left_out(passes: float) -> float:
+    """The share of n-grams to leave out in so many passes over a text: they are seen once, or are learned by heart."""
+    return min(1 - 1 / max(passes, 1), MOST_LEFT_OUT)
 
 
 def _another(data: str) -> str:

@@ -40,6 +40,7 @@ from ...runtime.terminal import show_table
 from ...train import Trainer
 from ...train.metric_log import MetricLog
 from ..options.train import Demo
+from .choose import left_out
 from .report import finish_page
 from .train import Origin, carry_out, prepare, refuse_run, say
 from .trained import Text
@@ -67,7 +68,8 @@ VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
 class Plan:
     """Ends training by the clock: sets `max_steps` after each step from the pace so far.
 
-    The learning rate depends on `max_steps`, so it falls with the time passed.
+    The learning rate depends on `max_steps`, so it falls with the time passed. The share of n-grams that are left out
+    depends on the passes over the text.
     """
 
     train: TrainConfig
@@ -75,6 +77,8 @@ class Plan:
     """The time at which the work after training must be done."""
     targets: int
     """Number of targets to score after training."""
+    tokens: int
+    """Number of tokens of the training split."""
     first: float = 0.0
     """The time at the end of the first step, which takes longer than the others."""
     seconds: float = 0.0
@@ -91,6 +95,10 @@ class Plan:
         after = min(self.targets / scored + SAMPLE / 64 * pace, AFTER * (self.end - self.first))
         left = self.end - after - now
         steps = step + max(int(left / pace), step == 1 and left > 0)
+        model = trainer.model
+        share = left_out(steps * self.train.batch_size * self.train.tgt_len / self.tokens)
+        model.config = replace(model.config, ngram_dropout=share)
+        model.ngrams.dropout = share
         return replace(
             self.train,
             max_steps=steps,
@@ -152,12 +160,13 @@ def library_corpus() -> Corpus:
 def show(run: Path, corpus: Corpus, end: float, seconds: float) -> int:
     """Run the demo in the folder `run`; the slow work is done at the time `end`, and then the figures of the page take
     `seconds`. Returns the exit status."""
-    config = load_recipe("demo", ["--train.eval-every", "0", "--train.save-every", "0"])  # the clock decides
+    config = load_recipe("text-fast", ["--train.eval-every", "0", "--train.save-every", "0"])  # the clock decides
     config = replace(config, corpus=replace(config.corpus, name=str(corpus.path)))
-    start = prepare(config, run, Origin("demo"), Ranks())
+    start = prepare(config, run, Origin("text-fast"), Ranks())
     test = corpus.split("test")
     targets = start.config.train.eval_tokens + 3 * len(test.ids)
-    if status := carry_out(start, run, Ranks(), replan=Plan(start.config.train, end, targets)):
+    plan = Plan(start.config.train, end, targets, len(corpus.split("train").ids))
+    if status := carry_out(start, run, Ranks(), replan=plan):
         return status
     loaded = load_model(run, device=start.config.train.device)
     write_sample(loaded, time.perf_counter() + (end - time.perf_counter()) / 5)
