@@ -37,10 +37,10 @@ def test_vectors_by_hand() -> None:
 
 def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
     torch.manual_seed(0)
-    module = NgramEmbedding((1, 2, 5), 97, 6, 18, dropout=0.25).double()
+    module = NgramEmbedding((1, 2, 5), 97, 6, 18).double()
     torch.nn.init.eye_(module.projection.weight)
     tokens = torch.randint(5, (64, 70))
-    whole, dropped = module.eval()(tokens, 64), module.train()(tokens, 64)
+    whole, dropped = module.eval()(tokens, 64, 0.25), module.train()(tokens, 64, 0.25)
     factors = (dropped / whole).unflatten(-1, (3, 6))
     torch.testing.assert_close(factors, factors[..., :1].expand_as(factors))
     kept = factors[..., 0] > 0.5

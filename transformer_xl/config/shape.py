@@ -53,8 +53,8 @@ class TransformerXLConfig(Checked):
     """Normalise the queries and keys of each head (Dehghani et al. 2023, arXiv 2302.05442), with one learned gain a
     layer."""
     ngrams: tuple[int, ...] = ()
-    """The model adds a hashed embedding of the last n tokens to each token's embedding, for each n in this list, for
-    example 2 3 4. Empty: it adds nothing."""
+    """For each n in this list, for example 2 3 4, the model adds a hashed embedding of the last n tokens to the
+    embedding of each token. Empty: it adds none."""
     ngram_rows: int = 65_536
     """Number of embeddings of each n. Several n-grams share one by chance."""
     ngram_width: int = 32

@@ -23,26 +23,13 @@ _PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
 
 
 class NgramEmbedding(nn.Module):
-    """The vector of the n-grams that end at each token. Each n in `lengths` has its own `rows` rows of one table.
+    """The vector of the n-grams that end at each token. Each n in `lengths` has its own `rows` rows of one table."""
 
-    In training each n-gram of each token is left out with probability `dropout`.
-    """
-
-    def __init__(
-        self,
-        lengths: tuple[int, ...],
-        rows: int,
-        width: int,
-        d_model: int,
-        *,
-        scale: float = 1.0,
-        dropout: float = 0.0,
-    ):
+    def __init__(self, lengths: tuple[int, ...], rows: int, width: int, d_model: int, *, scale: float = 1.0):
         super().__init__()
         self.lengths: tuple[int, ...] = lengths
         self.rows: int = rows
         self.scale: float = scale
-        self.dropout: float = dropout
         self.table: nn.Embedding = nn.Embedding(len(lengths) * rows, width, sparse=True)
         self.projection: nn.Linear = nn.Linear(len(lengths) * width, d_model, bias=False)
 
@@ -52,11 +39,14 @@ class NgramEmbedding(nn.Module):
         return max(self.lengths) - 1
 
     @torch.compiler.disable  # it cannot compile sparse gradients
-    def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Float[Tensor, "B T D"]:
-        """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
+    def forward(self, tokens: Int[Tensor, "B L"], count: int, dropout: float = 0.0) -> Float[Tensor, "B T D"]:
+        """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first.
+
+        In training each n-gram of each token is left out with probability `dropout`.
+        """
         vectors = self.table(self.rows_of(tokens, count))
-        if self.training and self.dropout:
-            vectors = vectors * F.dropout(vectors.new_ones(vectors.shape[:-1]), self.dropout)[..., None]
+        if self.training and dropout:
+            vectors = vectors * F.dropout(vectors.new_ones(vectors.shape[:-1]), dropout)[..., None]
         return self.scale * self.projection(vectors.flatten(-2))
 
     def rows_of(self, tokens: Int[Tensor, "B L"], count: int) -> Int[Tensor, "B T N"]:
@@ -91,7 +81,8 @@ def add_ngrams(
     if not hasattr(state, "with_tokens") or len(state.counts) != len(ids):
         return x, state  # the backbone refuses it
     tokens = joined_tokens(ids, state)
-    return x + model.ngrams(tokens, ids.shape[1]), state.with_tokens(model.ngrams.last(tokens, lengths.mem_len))
+    x = x + model.ngrams(tokens, ids.shape[1], model.config.ngram_dropout)
+    return x, state.with_tokens(model.ngrams.last(tokens, lengths.mem_len))
 
 
 def joined_tokens(ids: Integer[Tensor, "B T"], memory: Any) -> Int[Tensor, "B L"]:

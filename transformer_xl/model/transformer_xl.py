@@ -252,7 +252,7 @@ class TransformerXL(nn.Module):
         self.ngrams: NgramEmbedding | None = None
         if config.ngrams:
             size: Any = (config.ngrams, config.ngram_rows, config.ngram_width, config.d_model)
-            self.ngrams = NgramEmbedding(*size, scale=config.input_scale, dropout=config.ngram_dropout)
+            self.ngrams = NgramEmbedding(*size, scale=config.input_scale)
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)
         self.takes_padding: bool = self.backbone.takes_padding
         dropout = config.dropout if config.dropout_output is None else config.dropout_output

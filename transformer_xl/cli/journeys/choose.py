@@ -161,7 +161,7 @@ def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[
 
 
 def left_out(passes: float) -> float:
-    """The share of n-grams to leave out in so many passes over a text: they are seen once, or are learned by heart."""
+    """The share of n-grams to leave out, so that training sees each about once. With more, it learns them by heart."""
     return min(1 - 1 / max(passes, 1), MOST_LEFT_OUT)
 
 

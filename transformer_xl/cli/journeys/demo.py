@@ -95,11 +95,8 @@ class Plan:
         after = min(self.targets / scored + SAMPLE / 64 * pace, AFTER * (self.end - self.first))
         left = self.end - after - now
         steps = step + max(int(left / pace), step == 1 and left > 0)
-        model = trainer.model
-        assert model.ngrams is not None, "the recipe has n-grams"
         share = left_out(steps * self.train.batch_size * self.train.tgt_len / self.tokens)
-        model.config = replace(model.config, ngram_dropout=share)
-        model.ngrams.dropout = share
+        trainer.model.config = replace(trainer.model.config, ngram_dropout=share)
         return replace(
             self.train,
             max_steps=steps,
