@@ -229,7 +229,7 @@ class Results:
             figures = f"{bits['memory']:.4f} | {bits['none']:.4f} | {bits['twice']:.4f} | {gain:+.4f}"
             print(
                 f"| {part} | {self.times[part]['ratio']:.2f} | {run['steps']:,} | {run['parameters']:,} | {figures} | "
-                f"{error:.4f} | {gain / error:.1f} |"
+                f"{error:.4f} | {gain / error if error else math.nan:.1f} |"
             )
 
     def draw(self, parts: Sequence[str], file: Path) -> None:
