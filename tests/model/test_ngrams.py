@@ -11,7 +11,7 @@ from small_models import lengths, read, small_model, text
 from transformer_xl.config.settings import TrainConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.ngrams import NgramEmbedding, joined_tokens
+from transformer_xl.model.ngrams import NgramEmbedding, add_ngrams, joined_tokens
 from transformer_xl.train import Trainer
 from transformer_xl.train.optim import build_optimizers
 
@@ -46,6 +46,19 @@ def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
     kept = factors[..., 0] > 0.5
     torch.testing.assert_close(factors[..., 0], kept.double() / 0.75)
     assert abs(kept.double().mean().item() - 0.75) < 6 * (0.25 * 0.75 / kept.numel()) ** 0.5
+
+
+def test_the_share_left_out_is_that_of_the_configuration_at_each_call() -> None:
+    model, ids = small_model(train=True, **NGRAMS), text(2, 9)
+
+    def added() -> torch.Tensor:
+        return add_ngrams(model, torch.zeros(2, 9, 14, dtype=torch.float64), ids, None, lengths(5))[0]
+
+    assert added().all()
+    model.config = replace(model.config, ngram_dropout=0.999_999)
+    assert not added().all(-1).any()
+    model.eval()
+    assert added().all()
 
 
 def test_n_grams_share_no_more_rows_than_by_chance() -> None:
