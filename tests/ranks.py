@@ -54,6 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lstm": ({"kind": "lstm"} | NO_ATTENTION, {}),
     "qrnn": ({"kind": "qrnn", "cutoffs": (5, 19)} | NO_ATTENTION, {}),
     "averaged": ({}, {"average_from": 2, "schedule": "constant"}),
+    "short at first": ({}, {"tgt_len": 6, "mem_len": 8, "short_share": 0.5}),
     "n-grams": ({"ngrams": (1, 3), "ngram_rows": 37, "ngram_width": 6}, {"batch_chunk": 2}),
 }
 """Settings of model and training."""

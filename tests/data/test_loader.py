@@ -279,6 +279,20 @@ def test_random_lengths_are_new_in_each_epoch_and_depend_on_the_index_alone(
     assert_same(loader().segment(index), read.segment(index))
 
 
+@settings(deadline=None)
+@given(n=st.integers(2, 2000), batch_size=batches, tgt_len=st.integers(1, 3), by_document=st.booleans())
+def test_short_streams_have_read_the_text_of_long_ones(n: int, batch_size: int, tgt_len: int, by_document: bool) -> None:
+    starts = [0, *range(2, n - 1, 17)] if by_document else None
+    loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=2 * tgt_len, documents=starts)
+    short = loader.short()
+    assert (short.batch_size, short.tgt_len, short.targets) == (2 * batch_size, tgt_len, loader.targets)
+    assert sorted(targets_of(short, range(len(short)))) == sorted(targets_of(loader, range(len(loader))))
+    if not by_document:
+        assert len(short) == len(loader)
+        for index in range(0, len(loader), 64):
+            assert sorted(targets_of(short, range(index))) == sorted(targets_of(loader, range(index)))
+
+
 def test_random_segment_lengths_have_the_distribution_of_awd_lstm() -> None:
     ends = random_cuts(1_000_000, 70, (1, 2))
     sizes = np.diff(ends, prepend=0)

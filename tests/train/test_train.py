@@ -69,6 +69,8 @@ AWD = {
         {"optimizer": "sgd", "momentum": 0.5},
         AWD,
         {"shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31)},
+        {"tgt_len": 6, "mem_len": 8, "short_share": 0.75, "shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31)},
+        {"tgt_len": 6, "mem_len": 8, "short_share": 5 / 8},
     ],
 )
 def test_resuming_gives_the_bits_of_a_run_that_never_stopped(corpus, tmp_path, changes):
@@ -197,6 +199,20 @@ def test_memory_starts_empty_in_each_epoch(corpus):
         trainer.advance()
         lengths.append(trainer.memory.length)
     assert lengths == [5, 10, 14, 5, 10, 14]
+
+
+def test_short_steps_are_those_of_half_the_lengths_and_twice_the_rows(corpus):
+    shape, settings = replace(SHAPE, dropout=0.0, dropatt=0.0), replace(TRAIN, tgt_len=6, mem_len=8, max_steps=8)
+    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=6)
+    grown = Trainer(start(shape)[0], loader, replace(settings, short_share=0.5))
+    other = Trainer(start(shape)[0], loader.short(), replace(settings, tgt_len=3, mem_len=4, batch_size=12))
+    for _ in range(4):
+        assert grown.advance() == other.advance()
+    assert torch.equal(grown.memory.layers[1], other.memory.layers[1])
+    other.loader, other.config, other.memory = loader, settings, other.model.empty_memory(6, settings.lengths)
+    for _ in range(4):
+        assert grown.advance() == other.advance()
+    assert grown.memory.layers[0].shape == (6, 8, 6)
 
 
 def test_a_step_without_a_finite_gradient_changes_nothing(corpus):

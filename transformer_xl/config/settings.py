@@ -101,6 +101,8 @@ class TrainConfig(Checked):
     """Draw each segment length near tgt_len, or with probability 1/20 near half of it; lr scales with the length."""
     batch_size: int = 32
     """Number of streams (rows of a batch)."""
+    short_share: float = 0.0
+    """In this first share of the steps tgt_len and mem_len are half as long, and the batch has twice as many rows."""
     batch_chunk: int = 1
     """To save memory, split a batch into this many chunks and add their gradients."""
     loss: Literal["full", "half"] = "full"
@@ -173,6 +175,14 @@ class TrainConfig(Checked):
         yield from out_of_bounds(self, "min_lr_ratio", "momentum", "betas", least=0, below=1)
         yield from out_of_bounds(self, *rates, "embedding_lr_ratio", "ngram_lr_ratio", most=_HIGHEST)
         yield from _context_problems(self)
+        yield from out_of_bounds(self, "short_share", least=0, below=1)
+        for name in ("tgt_len", "mem_len") if self.short_share else ():
+            if getattr(self, name) % 2:
+                sentence = f"{{}} must be even where {{}} is given, which halves it, got {getattr(self, name)}."
+                yield Problem((name, "short_share"), sentence)
+        for name in ("attn_len", "random_tgt_len") if self.short_share else ():
+            if getattr(self, name):
+                yield Problem(("short_share", name), "{} must be 0 where {} is given. Leave it out.")
         if not 0 < self.cooldown <= 1:
             yield Problem(("cooldown",), f"{{}} must be above 0 and at most 1, got {self.cooldown}.")
         if self.cooldown != 1 and self.schedule != "linear":
@@ -191,6 +201,13 @@ class TrainConfig(Checked):
     @property
     def lengths(self) -> Lengths:
         return Lengths(tgt_len=self.tgt_len, mem_len=self.mem_len, clamp_len=self.clamp_len, attn_len=self.attn_len)
+
+    def at(self, step: int) -> TrainConfig:
+        """The settings of this step: while `short_share` lasts, short segments (Press et al. 2021, arXiv 2012.15832)."""
+        if step >= round(self.short_share * self.max_steps):
+            return self
+        short = {"tgt_len": self.tgt_len // 2, "mem_len": self.mem_len // 2, "batch_size": 2 * self.batch_size}
+        return replace(self, **short, short_share=0)
 
 
 @dataclass(frozen=True, kw_only=True)

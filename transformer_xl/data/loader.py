@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from ..mistake import Mistake
 from .corpus import Split
 
 _MOST_STREAMS = 1 << 20
+_TURN = 64
+"""Number of segments in a turn of one of two paired streams."""
 _PIECE = 1 << 24
 """Number of tokens in which to search for line ends at a time."""
 
@@ -100,6 +103,8 @@ class _Row:
         """For each span the index of its first segment, its start and its number of targets."""
 
     def append(self, start: int, targets: int, tgt_len: int) -> None:
+        if not targets:
+            return
         self._spans.append((self.segments, start, targets))
         self.segments += -(-targets // tgt_len)
         self.targets += targets
@@ -117,6 +122,12 @@ class _Row:
         if start >= self.targets:
             return _Window(0, 0, 0)
         return _Window(self._spans[0][1] + start, min(end, self.targets) - start, start)
+
+
+def _shares(count: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Start and size of each of `parts` consecutive shares of `count`; the first ones have one more."""
+    size, extra = divmod(count, parts)
+    return ((i * size + min(i, extra), size + (i < extra)) for i in range(parts))
 
 
 class _Window(NamedTuple):
@@ -148,6 +159,8 @@ class StreamLoader:
         rows: the streams that this rank reads; None reads all. Slices that partition `range(batch_size)` give the same
             number of segments with the same width, and their rows together are all rows. An empty slice gives no
             segments.
+        paired: streams 2i and 2i + 1 take turns of 64 segments in the text of stream i of half as many streams. Each
+            turn starts with `reset`. Documents are dealt out as ever.
     """
 
     def __init__(
@@ -162,6 +175,7 @@ class StreamLoader:
         context_len: int = 0,
         random_seed: int | None = None,
         rows: slice | None = None,
+        paired: bool = False,
     ) -> None:
         least = (("batch_size", batch_size, 1), ("tgt_len", tgt_len, 1), ("max_tokens", max_tokens, 0))
         for setting, value, bound in (*least, ("context_len", context_len, 0)):
@@ -169,6 +183,11 @@ class StreamLoader:
                 raise Mistake(f"{setting} must be at least {bound}, got {value}.")
         if batch_size > _MOST_STREAMS:
             raise Mistake(f"batch_size must be at most {_MOST_STREAMS:,}, got {batch_size}.")
+        others = {"documents": documents, "max_tokens": max_tokens, "shuffle": shuffle, "context_len": context_len}
+        self.short: Callable[[], StreamLoader] = partial(
+            StreamLoader, split, batch_size=2 * batch_size, tgt_len=tgt_len // 2, paired=True, **others
+        )
+        """Make a loader with twice as many streams and half of `tgt_len`, whose segments have the same text so far."""
         if isinstance(split, Split):
             documents = split.documents if documents is None else documents
         self._tokens = np.asarray(split.ids if isinstance(split, Split) else split)
@@ -183,7 +202,7 @@ class StreamLoader:
         self.context_len: int = context_len
         self._shuffle, self._shuffled = shuffle, (-1, self._tokens)
         limit = max_tokens or len(self._tokens)
-        self._all = self._streams(limit) if documents is None else self._documents(np.asarray(documents), limit)
+        self._all = self._streams(limit, paired) if documents is None else self._documents(np.asarray(documents), limit)
         self._rows = self._all[slice(None) if rows is None else rows]
         self.targets: int = sum(row.targets for row in self._rows)
         """Number of targets in the chosen rows in an epoch."""
@@ -246,12 +265,18 @@ class StreamLoader:
             self._shuffled = epoch, ShuffledLines(self._tokens, line_end, (seed % 2**63, epoch))
         return self._shuffled[1]
 
-    def _streams(self, limit: int) -> list[_Row]:
-        share, extra = divmod(min(len(self._tokens) - 1, limit), self.batch_size)
+    def _streams(self, limit: int, paired: bool) -> list[_Row]:
         rows = [_Row() for _ in range(self.batch_size)]
-        for b, row in enumerate(rows):
-            if targets := share + (b < extra):
-                row.append(b * share + min(b, extra), targets, self.tgt_len)
+        targets = min(len(self._tokens) - 1, limit)
+        if not paired:
+            for row, (start, count) in zip(rows, _shares(targets, self.batch_size), strict=True):
+                row.append(start, count, self.tgt_len)
+            return rows
+        block = 2 * _TURN * self.tgt_len
+        for i, (begin, count) in enumerate(_shares(targets, self.batch_size // 2)):
+            for done in range(0, count, block):
+                for j, (start, turn) in enumerate(_shares(min(block, count - done), 2)):
+                    rows[2 * i + j].append(begin + done + start, turn, self.tgt_len)
         return rows
 
     def _documents(self, starts: Int[np.ndarray, " D"], limit: int) -> list[_Row]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -189,14 +190,17 @@ class Trainer:
             objective, self.config.parallel, self.ranks, compiled=self.config.compile
         )
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
-        self.memory: Memory = self._empty_memory()
+        self.memory: Memory = self._empty_memory(self.config.at(0))
 
-    def _empty_memory(self) -> Memory:
-        return self.model.empty_memory(len(range(self.config.batch_size)[self._mine]), self.config.lengths)
+    @cached_property
+    def _short_segments(self) -> StreamLoader:
+        return self.loader.short()
 
-    @property
-    def _mine(self) -> slice:
-        return self.ranks.rows(self.config.batch_size)
+    def _empty_memory(self, config: TrainConfig) -> Memory:
+        return self.model.empty_memory(self._own_rows(config.batch_size), config.lengths)
+
+    def _own_rows(self, batch_size: int) -> int:
+        return len(range(batch_size)[self.ranks.rows(batch_size)])
 
     @property
     def sharded(self) -> bool:
@@ -221,16 +225,19 @@ class Trainer:
             FloatingPointError: too many steps in a row had no finite loss and gradient.
         """
         start = time.perf_counter()
-        segment = self.loader.segment(self.step)
-        if segment.reset is not None:
-            whole_batch = bool(segment.reset.all())
-            self.memory = self._empty_memory() if whole_batch else self.memory.reset(segment.reset[self._mine])
+        config = self.config.at(self.step)
+        segment = (self.loader if config is self.config else self._short_segments).segment(self.step)
+        fits = len(self.memory.layers[0]) == self._own_rows(config.batch_size)
+        if not fits or (segment.reset is not None and segment.reset.all()):
+            self.memory = self._empty_memory(config)
+        elif segment.reset is not None:
+            self.memory = self.memory.reset(segment.reset[self.ranks.rows(config.batch_size)])
         result, self.memory = train_step(
             self.model,
             self.optimizers,
             segment,
             self.memory,
-            self.config,
+            config,
             self.step,
             objective=self.objective,
             ranks=self.ranks,
@@ -245,17 +252,16 @@ class Trainer:
         self.seconds += seconds
         self.pace.add(result, seconds)
         if self.skipped >= MOST_SKIPPED:
-            self._give_up(segment)
+            self._give_up(segment, config)
         return result
 
-    def _give_up(self, segment: Segment) -> None:
-        ids, targets = segment.ids[self._mine], trained_targets(segment.targets, self.config.loss)[self._mine]
-        parts = _chunks(len(ids), self.config.batch_chunk)
+    def _give_up(self, segment: Segment, config: TrainConfig) -> None:
+        mine = self.ranks.rows(len(segment.ids))
+        ids, targets = segment.ids[mine], trained_targets(segment.targets, config.loss)[mine]
+        parts = _chunks(len(ids), config.batch_chunk)
         chunks = [(ids[rows], targets[rows], self.memory.select(rows)) for rows in parts]
-        progress = (self.step - 1) / self.config.max_steps
-        where = not_finite(
-            objective_of(self.model, self.config), chunks, self.memory, self.config, progress, self.ranks
-        )
+        progress = (self.step - 1) / config.max_steps
+        where = not_finite(objective_of(self.model, config), chunks, self.memory, config, progress, self.ranks)
         raise FloatingPointError(
             f"{MOST_SKIPPED} steps in a row up to step {self.step} had no finite loss and gradient, so training "
             f"stopped. The first nan or infinity is in {where}. Lower train.lr (now {self.config.lr}) or lengthen "
@@ -308,10 +314,12 @@ class Trainer:
                 for name, value in parts["live"].items():
                     weights[current_name(name, weights)].copy_(value)
         device = _device(self.model)
-        memory = {name: aligned_copy(value[self._mine], device) for name, value in parts["memory"].items()}
+        memory = {
+            name: aligned_copy(value[self.ranks.rows(len(value))], device) for name, value in parts["memory"].items()
+        }
         layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
         past = {name: memory.get(name) for name in ("valid", "tokens")}
-        self.memory = self._empty_memory()._replace(layers=layers, **past)
+        self.memory = self._empty_memory(self.config.at(self.step))._replace(layers=layers, **past)
         self._restore_optimizers(parts["optimizer"])
         self._restore_random(parts["random"])
 
