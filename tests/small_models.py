@@ -23,6 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "projected": {"d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},
     "QK-norm": {"qk_norm": True, "untie_r": True},
     "n-grams": {"ngrams": (2, 4), "ngram_rows": 997, "ngram_width": 6, "pre_lnorm": True},
+    "matches": {"matches": (1, 2), "match_window": 5, "ngram_rows": 997, "ngram_width": 6},
 }
 
 

@@ -124,8 +124,8 @@ def test_reach(variant: str, pieces: list[int], mem_len: int, attn_len: int | No
         expected = [first_key(position) for position in expected]
     if attn_len is not None:
         assert expected == [max(0, position - n_layer * (attn_len - 1)) for position in range(total)]
-    if model.ngrams:  # the oldest token that is seen brings the three before it, but without a memory none of the past
-        expected = [max(0 if mem_len else starts[position], expected[position] - 3) for position in range(total)]
+    if model.ngrams:  # the oldest token that is seen brings the four before it, but without a memory none of the past
+        expected = [max(0 if mem_len else starts[position], expected[position] - 4) for position in range(total)]
     assert first_influence(model, text(1, total), lengths(mem_len, attn_len), pieces) == expected
 
 
@@ -220,9 +220,9 @@ def test_projections_of_memory_have_gradients(variant: dict) -> None:
 @each_variant
 def test_a_text_gives_the_same_result_after_any_prefix(variant: dict) -> None:
     # The text comes after prefixes of different length, and sees none: it sees N (attn_len - 1) = 6 positions back,
-    # and the n-gram of the oldest one 3 more.
+    # and the n-grams or matches of the oldest one some more.
     model, common, call = small_model(**variant), text(1, 17, seed=5), lengths(5, 3)
-    back = 9 if model.ngrams else 6
+    back = 6 + (model.ngrams.reach if model.ngrams else 0)
     read_behind = [
         read(model, torch.cat([text(1, prefix, seed=prefix), common], 1), call, pieces=[prefix, 9, 8]).hidden[
             :, prefix:
@@ -231,7 +231,7 @@ def test_a_text_gives_the_same_result_after_any_prefix(variant: dict) -> None:
     ]
     for found in read_behind[1:]:
         torch.testing.assert_close(found[:, back:], read_behind[0][:, back:])
-        for position in range(back):
+        for position in range(6 if model.config.matches else back):
             assert not torch.isclose(found[:, position], read_behind[0][:, position]).all()
 
 

@@ -243,11 +243,12 @@ class RunConfig(Checked):
 
     def _problems(self) -> Found:
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
-        if self.model.ngrams and self.train.parallel == "fsdp":
-            sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
-            yield Problem(("model.ngrams", "train.parallel"), sentence)
-        if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngrams:
-            yield Problem(("train.ngram_lr_ratio", "model.ngrams"), NEEDS_NGRAMS)
+        for name in ("ngrams", "matches") if self.train.parallel == "fsdp" else ():
+            if getattr(self.model, name):
+                sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
+                yield Problem((f"model.{name}", "train.parallel"), sentence)
+        if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_tables:
+            yield Problem(("train.ngram_lr_ratio", "model.ngrams", "model.matches"), NEEDS_NGRAMS)
         yield from self._problems_of_recurrent()
         if self.model.kind not in ("vaswani", "al-rfou"):
             return

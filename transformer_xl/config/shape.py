@@ -53,8 +53,13 @@ class TransformerXLConfig(Checked):
     """Normalise the queries and keys of each head (Dehghani et al. 2023, arXiv 2302.05442), with one learned gain a
     layer."""
     ngrams: tuple[int, ...] = ()
-    """For each n in this list, for example 2 3 4, the model adds a hashed embedding of the last n tokens to the
-    embedding of each token. Empty: it adds none."""
+    """For each n in this list, for example 2 3 4, the model adds hashed embeddings to the embedding of each
+    token: of the last n tokens, and of the n tokens before the last. Empty: it adds none."""
+    matches: tuple[int, ...] = ()
+    """For each n in this list the model adds an embedding of the token that followed the last n tokens when they last
+    occurred in the stream (n-gram heads, Akyurek et al. 2024, arXiv 2401.12973). Empty: it adds none."""
+    match_window: int = 1024
+    """The greatest distance of such an occurrence."""
     ngram_rows: int = 65_536
     """Number of embeddings of each n. Several n-grams share one by chance."""
     ngram_width: int = 32
@@ -83,6 +88,11 @@ class TransformerXLConfig(Checked):
     proj_init_std: float = 0.01
     """Standard deviation of the initial projections of adaptive layers."""
 
+    @property
+    def ngram_tables(self) -> int:
+        """Number of hashed embeddings that are added to the embedding of each token, without those of the one before."""
+        return len(self.ngrams) + len(self.matches)
+
     def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
@@ -94,11 +104,16 @@ class TransformerXLConfig(Checked):
         yield from out_of_bounds(self, "layer_norm_epsilon", above=0)
         yield from out_of_bounds(self, "ngram_rows", least=1, most=1 << 31)
         yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
-        if any(a >= b for a, b in pairwise((0, *self.ngrams, 65))):
-            yield Problem(("ngrams",), f"{{}} must increase from at least 1 to at most 64, got {list(self.ngrams)}.")
-        for name in ("ngram_rows", "ngram_width", "ngram_dropout") if not self.ngrams else ():
+        yield from out_of_bounds(self, "match_window", least=1, most=1 << 24)
+        for name in ("ngrams", "matches"):
+            given = getattr(self, name)
+            if any(a >= b for a, b in pairwise((0, *given, 65))):
+                yield Problem((name,), f"{{}} must increase from at least 1 to at most 64, got {list(given)}.")
+        for name in ("ngram_rows", "ngram_width", "ngram_dropout") if not self.ngram_tables else ():
             if getattr(self, name) != getattr(TransformerXLConfig, name):
-                yield Problem((name, "ngrams"), NEEDS_NGRAMS)
+                yield Problem((name, "ngrams", "matches"), NEEDS_NGRAMS)
+        if self.match_window != TransformerXLConfig.match_window and not self.matches:
+            yield Problem(("match_window", "matches"), "{} is for models with {}, for example 3 5 8. Give both.")
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)
@@ -153,7 +168,7 @@ class TransformerXLConfig(Checked):
         return 1.0 if self.kind in RECURRENT else self.d_model**0.5
 
 
-NEEDS_NGRAMS = "{} is for models with {}, for example 2 3 4. Give both or leave it out."
+NEEDS_NGRAMS = "{} is for models with {} or {}, for example 2 3 4. Give one of them or leave it out."
 RECURRENT = ("lstm", "qrnn")
 _ATTENTION = (
     *("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon"),
@@ -164,6 +179,7 @@ _OF_KINDS = {
     "untie_r": ("transformer-xl",),
     "share_position_projection": ("transformer-xl",),
     "ngrams": ("transformer-xl",),
+    "matches": ("transformer-xl",),
     "weight_drop": RECURRENT,
     "positions": ("shaw", "al-rfou"),
     "intermediate_losses": ("al-rfou",),

@@ -144,8 +144,9 @@ def _inexpressible(config: TransformerXLConfig) -> Iterator[str]:
         yield "it has no norm after the last layer, and this one has model.final_norm"
     if config.qk_norm:
         yield "its queries and keys are not normalised, and this one has model.qk_norm"
-    if config.ngrams:
-        yield "it has no hashed n-grams, and this one has model.ngrams"
+    for name in ("ngrams", "matches"):
+        if getattr(config, name):
+            yield f"it has no hashed n-grams, and this one has model.{name}"
     if config.zero_memory:
         yield "its memory starts empty, and this one has model.zero_memory"
     if config.layer_norm_epsilon != DIALECTS["original"].layer_norm_epsilon:

@@ -1,10 +1,12 @@
 """Hashed n-gram embeddings: the vector of a token also depends on the tokens just before it.
 
-    x_t = scale (E[id_t] + sum over n of W_n G_n[hash(id_t-n+1, ..., id_t)])
+    x_t = scale (E[id_t] + sum over n of (W_n g_n,t + V_n g_n,t-1)),    g_n,t = G_n[hash(id_t-n+1, ..., id_t)]
 
 A hash selects the row of G_n, so different n-grams may share a row. Pagnoni et al. 2024 (Byte Latent Transformer,
 arXiv 2412.09871, section 3.2.1) use hashed embeddings of byte n-grams. Our rows are narrower than the model, and W_n
-projects them. A training step changes only the rows of the n-grams it reads, so a large table costs little time.
+projects them. The n-grams that end one token earlier are our addition. With them, one layer of attention can look for
+the last place with the same n-gram and copy the token after it (an induction head, Olsson et al. 2022, arXiv
+2209.11895). A training step changes only the rows of the n-grams it reads, so a large table costs little time.
 """
 
 from __future__ import annotations
@@ -23,43 +25,57 @@ _PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
 
 
 class NgramEmbedding(nn.Module):
-    """The vector of the n-grams that end at each token. Each n in `lengths` has its own `rows` rows of one table."""
+    """The vector of the n-grams that end at each token and at the one before it, and of the matches of both.
 
-    def __init__(self, lengths: tuple[int, ...], rows: int, width: int, d_model: int, *, scale: float = 1.0):
+    One table has `rows` rows for each n in `lengths`, then for each in `matches`.
+    """
+
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        rows: int,
+        width: int,
+        d_model: int,
+        *,
+        matches: tuple[int, ...] = (),
+        window: int = 0,
+        scale: float = 1.0,
+    ):
         super().__init__()
         self.lengths: tuple[int, ...] = lengths
         self.rows: int = rows
+        self.matches: tuple[int, ...] = matches
+        self.window: int = window
         self.scale: float = scale
-        self.table: nn.Embedding = nn.Embedding(len(lengths) * rows, width, sparse=True)
-        self.projection: nn.Linear = nn.Linear(len(lengths) * width, d_model, bias=False)
+        count = len(lengths) + len(matches)
+        self.table: nn.Embedding = nn.Embedding(count * rows, width, sparse=True)
+        self.projection: nn.Linear = nn.Linear(2 * count * width, d_model, bias=False)
 
     @property
     def reach(self) -> int:
-        """The number of earlier tokens that the longest n-gram needs."""
-        return max(self.lengths) - 1
+        """The number of earlier tokens that the vector of one token needs."""
+        return max(*self.lengths, *(self.window + n for n in self.matches), 0)
 
     @torch.compiler.disable  # it cannot compile sparse gradients
     def forward(self, tokens: Int[Tensor, "B L"], count: int, dropout: float = 0.0) -> Float[Tensor, "B T D"]:
         """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first.
 
-        In training each n-gram of each token is left out with probability `dropout`.
+        In training each n-gram and match is left out with probability `dropout`.
         """
-        vectors = self.table(self.rows_of(tokens, count))
+        vectors = self.table(self.rows_of(tokens, count + 1))
         if self.training and dropout:
             vectors = vectors * F.dropout(vectors.new_ones(vectors.shape[:-1]), dropout)[..., None]
-        return self.scale * self.projection(vectors.flatten(-2))
+        ending = vectors.flatten(-2)
+        return self.scale * self.projection(torch.cat([ending[:, 1:], ending[:, :-1]], -1))
 
     def rows_of(self, tokens: Int[Tensor, "B L"], count: int) -> Int[Tensor, "B T N"]:
-        """Table rows for the last T = `count` tokens: one row for each token and each of the N lengths of n-grams."""
-        codes = F.pad(tokens + 1, (max(count + self.reach - tokens.shape[1], 0), 0))
-        start = codes.shape[1] - count
-        key, factor, rows = 0, 1, []
-        for n in range(1, self.reach + 2):
-            factor = factor * _BASE % _PRIME
-            key = (key + factor * codes[:, start - n + 1 : codes.shape[1] - n + 1]) % _PRIME
-            if n in self.lengths:
-                rows.append(key % self.rows + len(rows) * self.rows)
-        return torch.stack(rows, -1)
+        """Table rows for the last T = `count` tokens: for each token one of each n-gram, then one of each match."""
+        needed = count - 1 + self.reach
+        codes = F.pad(tokens[:, -needed:] + 1, (max(needed - tokens.shape[1], 0), 0))
+        keys = _hashes(codes, {*self.lengths, *self.matches})
+        found = [keys[n][:, -count:] for n in self.lengths]
+        found += [_followers(codes, keys[n], n, self.window)[:, -count:] for n in self.matches]
+        return torch.stack([code % self.rows + i * self.rows for i, code in enumerate(found)], -1)
 
     def last(self, tokens: Int[Tensor, "B L"], mem_len: int) -> Int[Tensor, "B N"]:
         """The last N tokens, which the next call needs. With `mem_len` 0 it begins without a past, and N is 0."""
@@ -92,3 +108,26 @@ def joined_tokens(ids: Integer[Tensor, "B T"], memory: Any) -> Int[Tensor, "B L"
         padding = torch.arange(ids.shape[1], device=ids.device) < -memory.valid[:, None]
         ids = ids.masked_fill(padding, -1)
     return ids if memory.tokens is None else torch.cat([memory.tokens, ids], 1)
+
+
+def _hashes(codes: Int[Tensor, "B L"], lengths: set[int]) -> dict[int, Int[Tensor, "B _"]]:
+    """For each n in `lengths` the hash of the last n codes at each position but the first n - 1."""
+    key, factor, found = torch.zeros_like(codes), 1, {}
+    for n in range(1, max(lengths) + 1):
+        factor = factor * _BASE % _PRIME
+        key = (key[:, -(codes.shape[1] - n + 1) :] + factor * codes[:, : codes.shape[1] - n + 1]) % _PRIME
+        if n in lengths:
+            found[n] = key
+    return found
+
+
+def _followers(codes: Int[Tensor, "B L"], keys: Int[Tensor, "B K"], n: int, window: int) -> Int[Tensor, "B K"]:
+    """For the n-gram that ends at each position: the code that followed its last earlier occurrence, 0 if it ended more
+    than `window` positions earlier or not at all."""
+    places = torch.arange(keys.shape[1], device=keys.device)
+    keys = keys.where(codes[:, : keys.shape[1]] > 0, -1 - places)  # an n-gram with no token occurs nowhere else
+    ordered = keys.sort(stable=True)
+    same = ordered.values[:, 1:] == ordered.values[:, :-1]
+    last = torch.full_like(keys, -1).scatter(1, ordered.indices[:, 1:], ordered.indices[:, :-1].where(same, -1))
+    followers = codes[:, n - 1 :].gather(1, (last + 1).clamp(max=keys.shape[1] - 1))
+    return followers.where((last >= 0) & (places - last <= window), 0)

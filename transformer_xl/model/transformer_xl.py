@@ -250,9 +250,10 @@ class TransformerXL(nn.Module):
             *sizes, scale=config.input_scale, dropout_words=config.dropout_words, **bands
         )
         self.ngrams: NgramEmbedding | None = None
-        if config.ngrams:
+        if config.ngram_tables:
             size: Any = (config.ngrams, config.ngram_rows, config.ngram_width, config.d_model)
-            self.ngrams = NgramEmbedding(*size, scale=config.input_scale)
+            matches: Any = {"matches": config.matches, "window": config.match_window}
+            self.ngrams = NgramEmbedding(*size, **matches, scale=config.input_scale)
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)
         self.takes_padding: bool = self.backbone.takes_padding
         dropout = config.dropout if config.dropout_output is None else config.dropout_output
