@@ -59,6 +59,7 @@ UNUSUAL = RunConfig(
         layer_norm_epsilon=1e-12,
         pre_lnorm=True,
         ngrams=(2, 3),
+        matches=(3,),
         ngram_rows=77,
         ngram_dropout=0.5,
     ),

@@ -281,7 +281,9 @@ def test_random_lengths_are_new_in_each_epoch_and_depend_on_the_index_alone(
 
 @settings(deadline=None)
 @given(n=st.integers(2, 2000), batch_size=batches, tgt_len=st.integers(1, 3), by_document=st.booleans())
-def test_short_streams_have_read_the_text_of_long_ones(n: int, batch_size: int, tgt_len: int, by_document: bool) -> None:
+def test_short_streams_have_read_the_text_of_long_ones(
+    n: int, batch_size: int, tgt_len: int, by_document: bool
+) -> None:
     starts = [0, *range(2, n - 1, 17)] if by_document else None
     loader = StreamLoader(np.arange(n), batch_size=batch_size, tgt_len=2 * tgt_len, documents=starts)
     short = loader.short()

@@ -124,8 +124,8 @@ def test_reach(variant: str, pieces: list[int], mem_len: int, attn_len: int | No
         expected = [first_key(position) for position in expected]
     if attn_len is not None:
         assert expected == [max(0, position - n_layer * (attn_len - 1)) for position in range(total)]
-    if model.ngrams:  # the oldest token that is seen brings the four before it, but without a memory none of the past
-        expected = [max(0 if mem_len else starts[position], expected[position] - 4) for position in range(total)]
+    if model.ngrams:  # the oldest token that is seen brings the three before it, but without a memory none of the past
+        expected = [max(0 if mem_len else starts[position], expected[position] - 3) for position in range(total)]
     assert first_influence(model, text(1, total), lengths(mem_len, attn_len), pieces) == expected
 
 

@@ -14,7 +14,7 @@ a share (M + (T + 1) / 2) / (M + T) of the scores. The letters are defined in do
     weighted values           B H: T x S x K     unmasked           both
     output                    B T x H K x D                         both
     feed-forward              B T x D x F, B T x F x D              both
-    n-grams                   B T x 2 tables ngram_width x D        both
+    n-grams                   B T x tables ngram_width x D          both
     softmax                   B T x D x V; in bands: the head, and each tail for its own rows     both
 
 Bytes: an optimizer step reads weight, gradient and two moments and writes three of them, after the gradient's norm is
@@ -103,7 +103,7 @@ def products(config: TransformerXLConfig, work: Work, *, training: bool) -> list
     found += _product("output", 1, rows, inside, width, layers, *both)
     found += _product("inner", 1, rows, width, config.d_inner, layers, *both)
     found += _product("outer", 1, rows, config.d_inner, width, layers, *both)
-    found += _product("n-grams", 1, rows, 2 * config.ngram_tables * config.ngram_width, width, 1, *both)
+    found += _product("n-grams", 1, rows, config.ngram_tables * config.ngram_width, width, 1, *both)
     found += _softmax(config, rows, work.tail_rows, both)
     return [product for product in found if product.flop]
 
@@ -157,7 +157,7 @@ def weights(config: TransformerXLConfig) -> int:
     projected = config.div_val > 1 or config.embed_width != config.d_model
     widths = [config.embed_width // config.div_val**band for band in range(len(edges) - 1)]
     tables = sum((high - low) * width for (low, high), width in zip(pairwise(edges), widths, strict=True))
-    ngrams = config.d_model * 2 * config.ngram_tables * config.ngram_width
+    ngrams = config.d_model * config.ngram_tables * config.ngram_width
     return config.n_layer * layer + tables + ngrams + (config.d_model * sum(widths) if projected else 0)
 
 

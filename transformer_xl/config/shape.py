@@ -53,8 +53,8 @@ class TransformerXLConfig(Checked):
     """Normalise the queries and keys of each head (Dehghani et al. 2023, arXiv 2302.05442), with one learned gain a
     layer."""
     ngrams: tuple[int, ...] = ()
-    """For each n in this list, for example 2 3 4, the model adds hashed embeddings to the embedding of each
-    token: of the last n tokens, and of the n tokens before the last. Empty: it adds none."""
+    """For each n in this list, for example 2 3 4, the model adds a hashed embedding of the last n tokens to the
+    embedding of each token. Empty: it adds none."""
     matches: tuple[int, ...] = ()
     """For each n in this list the model adds an embedding of the token that followed the last n tokens when they last
     occurred in the stream (n-gram heads, Akyurek et al. 2024, arXiv 2401.12973). Empty: it adds none."""
@@ -90,7 +90,7 @@ class TransformerXLConfig(Checked):
 
     @property
     def ngram_tables(self) -> int:
-        """Number of hashed embeddings that are added to the embedding of each token, without those of the one before."""
+        """Number of embeddings that are added to the embedding of each token."""
         return len(self.ngrams) + len(self.matches)
 
     def _problems(self) -> Found:

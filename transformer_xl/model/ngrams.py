@@ -1,12 +1,13 @@
-"""Hashed n-gram embeddings: the vector of a token also depends on the tokens just before it.
+"""Hashed n-grams and matches: the vector of a token also depends on the tokens before it.
 
-    x_t = scale (E[id_t] + sum over n of (W_n g_n,t + V_n g_n,t-1)),    g_n,t = G_n[hash(id_t-n+1, ..., id_t)]
+    x_t = scale (E[id_t] + sum over n of W_n G_n[hash(id_t-n+1, ..., id_t)] + sum over n of V_n F_n[id_s+1])
 
 A hash selects the row of G_n, so different n-grams may share a row. Pagnoni et al. 2024 (Byte Latent Transformer,
 arXiv 2412.09871, section 3.2.1) use hashed embeddings of byte n-grams. Our rows are narrower than the model, and W_n
-projects them. The n-grams that end one token earlier are our addition. With them, one layer of attention can look for
-the last place with the same n-gram and copy the token after it (an induction head, Olsson et al. 2022, arXiv
-2209.11895). A training step changes only the rows of the n-grams it reads, so a large table costs little time.
+projects them. s is the position before t where the last n tokens occurred before: a match. Akyurek et al. 2024 (arXiv
+2401.12973, section 6) attend to the tokens after all such positions; we embed the one after the last of them.
+
+A training step changes only the rows that it reads, so a large table costs little time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
 
 
 class NgramEmbedding(nn.Module):
-    """The vector of the n-grams that end at each token and at the one before it, and of the matches of both.
+    """The vector of the n-grams that end at each token, and of their matches.
 
     One table has `rows` rows for each n in `lengths`, then for each in `matches`.
     """
@@ -49,28 +50,28 @@ class NgramEmbedding(nn.Module):
         self.scale: float = scale
         count = len(lengths) + len(matches)
         self.table: nn.Embedding = nn.Embedding(count * rows, width, sparse=True)
-        self.projection: nn.Linear = nn.Linear(2 * count * width, d_model, bias=False)
+        self.projection: nn.Linear = nn.Linear(count * width, d_model, bias=False)
 
     @property
     def reach(self) -> int:
         """The number of earlier tokens that the vector of one token needs."""
-        return max(*self.lengths, *(self.window + n for n in self.matches), 0)
+        return max(*self.lengths, *(self.window + n for n in self.matches), 1) - 1
 
     @torch.compiler.disable  # it cannot compile sparse gradients
     def forward(self, tokens: Int[Tensor, "B L"], count: int, dropout: float = 0.0) -> Float[Tensor, "B T D"]:
         """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first.
 
-        In training each n-gram and match is left out with probability `dropout`.
+        In training each n-gram, but no match, is left out with probability `dropout`.
         """
-        vectors = self.table(self.rows_of(tokens, count + 1))
+        vectors = self.table(self.rows_of(tokens, count))
         if self.training and dropout:
-            vectors = vectors * F.dropout(vectors.new_ones(vectors.shape[:-1]), dropout)[..., None]
-        ending = vectors.flatten(-2)
-        return self.scale * self.projection(torch.cat([ending[:, 1:], ending[:, :-1]], -1))
+            kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(self.lengths)), dropout)
+            vectors = vectors * F.pad(kept, (0, len(self.matches)), value=1.0)[..., None]
+        return self.scale * self.projection(vectors.flatten(-2))
 
     def rows_of(self, tokens: Int[Tensor, "B L"], count: int) -> Int[Tensor, "B T N"]:
         """Table rows for the last T = `count` tokens: for each token one of each n-gram, then one of each match."""
-        needed = count - 1 + self.reach
+        needed = count + self.reach
         codes = F.pad(tokens[:, -needed:] + 1, (max(needed - tokens.shape[1], 0), 0))
         keys = _hashes(codes, {*self.lengths, *self.matches})
         found = [keys[n][:, -count:] for n in self.lengths]
