@@ -147,8 +147,8 @@ def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
     [
         ({"zero_memory": True}, "its memory starts empty, and this one has model.zero_memory"),
         ({"qk_norm": True}, "not normalised, and this one has model.qk_norm"),
-        ({"ngrams": (2,)}, "no hashed n-grams, and this one has model.ngrams"),
-        ({"matches": (2,)}, "no hashed n-grams, and this one has model.matches"),
+        ({"ngrams": (2,)}, "no n-grams and matches, and this one has model.ngrams or model.matches"),
+        ({"matches": (2,)}, "no n-grams and matches, and this one has model.ngrams or model.matches"),
         ({"untie_r": True}, "one pair of biases, and this one has model.untie_r"),
         (
             {"final_norm": True, "layer_norm_epsilon": 1e-12},

@@ -203,7 +203,7 @@ class TrainConfig(Checked):
         return Lengths(tgt_len=self.tgt_len, mem_len=self.mem_len, clamp_len=self.clamp_len, attn_len=self.attn_len)
 
     def at(self, step: int) -> TrainConfig:
-        """The settings of this step: while `short_share` lasts, short segments (Press et al. 2021, arXiv 2012.15832)."""
+        """The settings of this step; see `short_share` (Press et al. 2021, arXiv 2012.15832)."""
         if step >= round(self.short_share * self.max_steps):
             return self
         short = {"tgt_len": self.tgt_len // 2, "mem_len": self.mem_len // 2, "batch_size": 2 * self.batch_size}
@@ -243,12 +243,7 @@ class RunConfig(Checked):
 
     def _problems(self) -> Found:
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
-        for name in ("ngrams", "matches") if self.train.parallel == "fsdp" else ():
-            if getattr(self.model, name):
-                sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
-                yield Problem((f"model.{name}", "train.parallel"), sentence)
-        if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_tables:
-            yield Problem(("train.ngram_lr_ratio", "model.ngrams", "model.matches"), NEEDS_NGRAMS)
+        yield from self._problems_of_ngrams()
         yield from self._problems_of_recurrent()
         if self.model.kind not in ("vaswani", "al-rfou"):
             return
@@ -267,6 +262,14 @@ class RunConfig(Checked):
             if places and width > places:
                 sentence = f"{{}} must be at most {{}} = {places}, {{}} included, got {width}. Lower it."
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
+
+    def _problems_of_ngrams(self) -> Found:
+        for name in ("ngrams", "matches") if self.train.parallel == "fsdp" else ():
+            if getattr(self.model, name):
+                sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
+                yield Problem((f"model.{name}", "train.parallel"), sentence)
+        if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_tables:
+            yield Problem(("train.ngram_lr_ratio", "model.ngrams", "model.matches"), NEEDS_NGRAMS)
 
     def _problems_of_recurrent(self) -> Found:
         for section in ("train", "eval") if self.model.kind in RECURRENT else ():

@@ -144,9 +144,8 @@ def _inexpressible(config: TransformerXLConfig) -> Iterator[str]:
         yield "it has no norm after the last layer, and this one has model.final_norm"
     if config.qk_norm:
         yield "its queries and keys are not normalised, and this one has model.qk_norm"
-    for name in ("ngrams", "matches"):
-        if getattr(config, name):
-            yield f"it has no hashed n-grams, and this one has model.{name}"
+    if config.ngram_tables:
+        yield "it has no n-grams and matches, and this one has model.ngrams or model.matches"
     if config.zero_memory:
         yield "its memory starts empty, and this one has model.zero_memory"
     if config.layer_norm_epsilon != DIALECTS["original"].layer_norm_epsilon:
