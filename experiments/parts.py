@@ -54,6 +54,10 @@ PARTS: dict[str, Part] = {
     "n-grams to 8 and QK-norm": Part(
         "--model.ngrams 2 3 4 5 6 8 --model.ngram-rows 262144 --model.ngram-width 32 --model.qk-norm"
     ),
+    "matches": Part("--model.matches 3 5 8"),
+    "n-grams to 8 and matches": Part(
+        "--model.ngrams 2 3 4 5 6 8 --model.ngram-rows 262144 --model.ngram-width 32 --model.matches 3 5 8"
+    ),
     "half the batch": Part("--train.batch-size 16"),
     "lengths grow": Part(stages=((0.4, {"tgt_len": 64, "mem_len": 64, "batch_size": 64}),)),
     "RoPE and QK-norm": Part("--model.rope --model.qk-norm"),
