@@ -28,7 +28,7 @@ def row_of(tokens: list[int], rows: int) -> int:
 
 def test_vectors_by_hand() -> None:
     torch.manual_seed(0)
-    module = NgramEmbedding((1, 2, 5), 97, 6, 14, scale=3.0).double()
+    module = NgramEmbedding((1, 2, 5), (97,) * 3, 6, 14, scale=3.0).double()
     tokens = [250_000, 7, 0, 3, 3, 8]
     found = module(torch.tensor([tokens]), 4)[0]
     for vector, end in zip(found, range(3, 7), strict=True):
@@ -44,7 +44,7 @@ def test_a_match_is_what_followed_the_last_earlier_occurrence(data: st.DataObjec
     tokens = data.draw(st.lists(st.integers(-1, 3), min_size=1, max_size=40).map(lambda row: sorted(row, key=bool_of)))
     count, window = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 20))
     lengths = data.draw(st.sampled_from([(1,), (2,), (1, 3)]))
-    module = NgramEmbedding((), 10, 4, 8, matches=lengths, window=window)
+    module = NgramEmbedding((), (10,) * len(lengths), 4, 8, matches=lengths, window=window)
     expected = []
     for end in range(len(tokens) - count, len(tokens)):
         row = []
@@ -64,7 +64,7 @@ def bool_of(token: int) -> bool:
 
 def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
     torch.manual_seed(0)
-    module = NgramEmbedding((1, 2, 5), 97, 6, 24, matches=(2,), window=9).double()
+    module = NgramEmbedding((1, 2, 5), (97, 97, 97, 6), 6, 24, matches=(2,), window=9).double()
     torch.nn.init.eye_(module.projection.weight)
     tokens = torch.randint(5, (64, 70))
     whole, dropped = module.eval()(tokens, 64, 0.25), module.train()(tokens, 64, 0.25)
@@ -93,7 +93,7 @@ def test_the_share_left_out_is_that_of_the_configuration_at_each_call() -> None:
 def test_n_grams_share_no_more_rows_than_by_chance() -> None:
     # 40,000 different n-grams in 65,536 rows: random rows would leave 65,536 exp(-40,000 / 65,536) = 35,596 empty.
     pairs = torch.cartesian_prod(torch.arange(200), torch.arange(200))
-    module = NgramEmbedding((2,), 65_536, 1, 1)
+    module = NgramEmbedding((2,), (65_536,), 1, 1)
     with torch.no_grad():
         module.table.weight[:, 0] = torch.arange(65_536)
         module.projection.weight.fill_(1)

@@ -103,7 +103,7 @@ def products(config: TransformerXLConfig, work: Work, *, training: bool) -> list
     found += _product("output", 1, rows, inside, width, layers, *both)
     found += _product("inner", 1, rows, width, config.d_inner, layers, *both)
     found += _product("outer", 1, rows, config.d_inner, width, layers, *both)
-    found += _product("n-grams", 1, rows, config.ngram_tables * config.ngram_width, width, 1, *both)
+    found += _product("n-grams", 1, rows, len(config.ngram_sizes) * config.ngram_width, width, 1, *both)
     found += _softmax(config, rows, work.tail_rows, both)
     return [product for product in found if product.flop]
 
@@ -157,7 +157,7 @@ def weights(config: TransformerXLConfig) -> int:
     projected = config.div_val > 1 or config.embed_width != config.d_model
     widths = [config.embed_width // config.div_val**band for band in range(len(edges) - 1)]
     tables = sum((high - low) * width for (low, high), width in zip(pairwise(edges), widths, strict=True))
-    ngrams = config.d_model * config.ngram_tables * config.ngram_width
+    ngrams = config.d_model * len(config.ngram_sizes) * config.ngram_width
     return config.n_layer * layer + tables + ngrams + (config.d_model * sum(widths) if projected else 0)
 
 

@@ -31,5 +31,5 @@ def training_bytes(config: RunConfig, parameters: int, *, precision: str, backen
     row = 16 * model.d_model + size * (2 * model.d_model + 6 * inside + 2 * model.d_inner)
     row += 4 * size * inside * keys // segment
     scores = (4 + size) * model.n_head * keys if backend in KEEP_SCORES else 0
-    table = model.ngram_tables * model.ngram_rows * model.ngram_width  # neither momentum nor a full gradient
+    table = sum(model.ngram_sizes) * model.ngram_width  # neither momentum nor a full gradient
     return 16 * parameters - 8 * table + (model.n_layer + 1) * rows * (row + scores)

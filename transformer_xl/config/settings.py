@@ -268,7 +268,7 @@ class RunConfig(Checked):
             if getattr(self.model, name):
                 sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
                 yield Problem((f"model.{name}", "train.parallel"), sentence)
-        if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_tables:
+        if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_sizes:
             yield Problem(("train.ngram_lr_ratio", "model.ngrams", "model.matches"), NEEDS_NGRAMS)
 
     def _problems_of_recurrent(self) -> Found:

@@ -58,7 +58,7 @@ class TransformerXLConfig(Checked):
     matches: tuple[int, ...] = ()
     """For each n in this list the model adds an embedding of the token that followed the last n tokens when they last
     occurred in the stream (n-gram heads, Akyurek et al. 2024, arXiv 2401.12973). Empty: it adds none."""
-    match_window: int = 1024
+    match_window: int = 4096
     """The greatest distance of such an occurrence."""
     ngram_rows: int = 65_536
     """Number of embeddings of each n. Several n-grams share one by chance."""
@@ -89,9 +89,10 @@ class TransformerXLConfig(Checked):
     """Standard deviation of the initial projections of adaptive layers."""
 
     @property
-    def ngram_tables(self) -> int:
-        """Number of embeddings that are added to the embedding of each token."""
-        return len(self.ngrams) + len(self.matches)
+    def ngram_sizes(self) -> tuple[int, ...]:
+        """Number of embeddings of each of `ngrams`, then of each of `matches`: a match is a token or none."""
+        of_match = min(self.ngram_rows, self.vocab_size + 1)
+        return (self.ngram_rows,) * len(self.ngrams) + (of_match,) * len(self.matches)
 
     def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
@@ -109,11 +110,13 @@ class TransformerXLConfig(Checked):
             given = getattr(self, name)
             if any(a >= b for a, b in pairwise((0, *given, 65))):
                 yield Problem((name,), f"{{}} must increase from at least 1 to at most 64, got {list(given)}.")
-        for name in ("ngram_rows", "ngram_width", "ngram_dropout") if not self.ngram_tables else ():
+        for name in ("ngram_rows", "ngram_width", "ngram_dropout") if not self.ngram_sizes else ():
             if getattr(self, name) != getattr(TransformerXLConfig, name):
                 yield Problem((name, "ngrams", "matches"), NEEDS_NGRAMS)
         if self.match_window != TransformerXLConfig.match_window and not self.matches:
-            yield Problem(("match_window", "matches"), "{} is for models with {}, for example 3 5 8. Give both.")
+            yield Problem(
+                ("match_window", "matches"), "{} is for models with {}, for example 3 5 8. Give both or leave it out."
+            )
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)

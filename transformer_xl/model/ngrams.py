@@ -12,6 +12,7 @@ A training step changes only the rows that it reads, so a large table costs litt
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,13 +29,13 @@ _PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
 class NgramEmbedding(nn.Module):
     """The vector of the n-grams that end at each token, and of their matches.
 
-    One table has `rows` rows for each n in `lengths`, then for each in `matches`.
+    One table has the rows of all: `sizes` has the number for each n in `lengths`, then for each in `matches`.
     """
 
     def __init__(
         self,
         lengths: tuple[int, ...],
-        rows: int,
+        sizes: tuple[int, ...],
         width: int,
         d_model: int,
         *,
@@ -44,13 +45,12 @@ class NgramEmbedding(nn.Module):
     ):
         super().__init__()
         self.lengths: tuple[int, ...] = lengths
-        self.rows: int = rows
+        self.sizes: tuple[int, ...] = sizes
         self.matches: tuple[int, ...] = matches
         self.window: int = window
         self.scale: float = scale
-        count = len(lengths) + len(matches)
-        self.table: nn.Embedding = nn.Embedding(count * rows, width, sparse=True)
-        self.projection: nn.Linear = nn.Linear(count * width, d_model, bias=False)
+        self.table: nn.Embedding = nn.Embedding(sum(sizes), width, sparse=True)
+        self.projection: nn.Linear = nn.Linear(len(sizes) * width, d_model, bias=False)
 
     @property
     def reach(self) -> int:
@@ -76,7 +76,10 @@ class NgramEmbedding(nn.Module):
         keys = _hashes(codes, {*self.lengths, *self.matches})
         found = [keys[n][:, -count:] for n in self.lengths]
         found += [_followers(codes, keys[n], n, self.window)[:, -count:] for n in self.matches]
-        return torch.stack([code % self.rows + i * self.rows for i, code in enumerate(found)], -1)
+        starts = accumulate(self.sizes, initial=0)
+        return torch.stack(
+            [code % size + start for code, size, start in zip(found, self.sizes, starts, strict=False)], -1
+        )
 
     def last(self, tokens: Int[Tensor, "B L"], mem_len: int) -> Int[Tensor, "B N"]:
         """The last N tokens, which the next call needs. With `mem_len` 0 it begins without a past, and N is 0."""

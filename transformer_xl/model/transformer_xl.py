@@ -250,8 +250,8 @@ class TransformerXL(nn.Module):
             *sizes, scale=config.input_scale, dropout_words=config.dropout_words, **bands
         )
         self.ngrams: NgramEmbedding | None = None
-        if config.ngram_tables:
-            size: Any = (config.ngrams, config.ngram_rows, config.ngram_width, config.d_model)
+        if config.ngram_sizes:
+            size: Any = (config.ngrams, config.ngram_sizes, config.ngram_width, config.d_model)
             matches: Any = {"matches": config.matches, "window": config.match_window}
             self.ngrams = NgramEmbedding(*size, **matches, scale=config.input_scale)
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)

@@ -155,7 +155,7 @@ def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[
         paced.append(f"--train.max-steps={steps}")
     asked = load_recipe(recipe, [*paced, *overrides])
     passes = asked.train.max_steps * asked.train.batch_size * asked.train.tgt_len / max(tokens, 1)
-    if asked.model.ngram_tables:
+    if asked.model.ngrams:
         paced.append(f"--model.ngram-dropout={left_out(passes):.2f}")
     return paced, how
 
