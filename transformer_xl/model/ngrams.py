@@ -4,8 +4,10 @@
 
 A hash selects the row of G_n, so different n-grams may share a row. Pagnoni et al. 2024 (Byte Latent Transformer,
 arXiv 2412.09871, section 3.2.1) use hashed embeddings of byte n-grams. Our rows are narrower than the model, and W_n
-projects them. s is the position before t where the last n tokens occurred before: a match. Akyurek et al. 2024 (arXiv
-2401.12973, section 6) attend to the tokens after all such positions; we embed the one after the last of them.
+projects them.
+
+s is the last position before t where the same n tokens ended, a match. Akyurek et al. 2024 (arXiv 2401.12973) attend to
+the tokens after all such positions; we embed the token after the last one.
 
 A training step changes only the rows that it reads, so a large table costs little time.
 """
