@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     valid: Int[Tensor, " B"] | None = None
     zero_ground: bool = False
     tokens: Int[Tensor, "B L"] | None = None
-    """The last tokens of each row, oldest first, -1 before its first; None if the model has no n-grams and no matches."""
+    """The last tokens of each row, oldest first, -1 before its first; None without n-grams and matches."""
 
     @classmethod
     def zeros(
