@@ -121,7 +121,7 @@ def begin_stage(trainer: Any, part: str, config: Any, corpus: Any) -> None:
     if trainer.config != wanted.train:
         trainer.config = wanted.train
         trainer.loader = train_segments(corpus, wanted)
-        trainer.memory = trainer._empty_memory()
+        trainer.memory = trainer._empty_memory(trainer.config)
 
 
 def seconds_a_step(options: argparse.Namespace, names: Sequence[str]) -> dict[str, tuple[float, float]]:
@@ -152,12 +152,12 @@ def seconds_a_step(options: argparse.Namespace, names: Sequence[str]) -> dict[st
     return found
 
 
-CURVE_POINTS, CURVE_TARGETS = 10, 50_000
-"""How often a run scores the validation split while it trains, and how many targets."""
+CURVE_POINTS, CURVE_TARGETS, CURVE_STREAMS = 10, 50_000, 8
+"""How often a run scores the validation split while it trains, how many targets, and in how many streams."""
 
 
-def score(model: Any, split: Any, config: Any, mem_len: int, targets: int) -> float:
-    """The mean nats of the first targets of a split, in fp32."""
+def score(model: Any, split: Any, config: Any, mem_len: int, targets: int, streams: int = 32) -> float:
+    """The mean nats of the first targets of a split, read in parallel streams, in fp32."""
     import torch
 
     from transformer_xl import Lengths, StreamLoader
@@ -165,7 +165,7 @@ def score(model: Any, split: Any, config: Any, mem_len: int, targets: int) -> fl
     lengths = Lengths(tgt_len=config.train.tgt_len, mem_len=mem_len)
     total, count, memory = 0.0, 0, None
     with torch.no_grad():
-        for ids, wanted, _ in StreamLoader(split, batch_size=32, tgt_len=lengths.tgt_len, max_tokens=targets):
+        for ids, wanted, _ in StreamLoader(split, batch_size=streams, tgt_len=lengths.tgt_len, max_tokens=targets):
             nll, memory = model.eval()(ids, wanted, memory, lengths)
             total, count = total + nll.double().sum().item(), count + int((wanted >= 0).sum())
     model.train()
@@ -185,7 +185,8 @@ def run_one(options: argparse.Namespace, part: str, seed: int, steps: int) -> di
         begin_stage(trainer, part, config, corpus)
         trainer.advance()
         if step * CURVE_POINTS // steps > (step - 1) * CURVE_POINTS // steps:
-            nats = score(trainer.model, corpus.split("valid"), config, config.train.mem_len, CURVE_TARGETS)
+            valid = corpus.split("valid")
+            nats = score(trainer.model, valid, config, config.train.mem_len, CURVE_TARGETS, CURVE_STREAMS)
             curve.append((step, round(nats, 5)))
     model = trainer.model if trainer.average is None else trainer.average.model
     found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "curve": curve}
@@ -239,15 +240,19 @@ class Results:
     def draw(self, parts: Sequence[str], file: Path) -> None:
         """Draw validation bpc against seconds of training alone on the machine, the mean of all seeds."""
         from matplotlib import pyplot as plt
+        from matplotlib.ticker import ScalarFormatter
 
         _, axes = plt.subplots(figsize=(7, 4), layout="constrained")
         for part in parts:
             curves = [run["curve"] for (name, _), run in self.runs.items() if name == part and "curve" in run]
             if curves:
-                seconds = [step * self.times[part]["seconds"] for step, _ in curves[0]]
+                a_step = self.times["base"]["seconds"] * self.times[part]["ratio"]
+                seconds = [step * a_step for step, _ in curves[0]]
                 nats = [statistics.mean(nats for _, nats in points) for points in zip(*curves, strict=True)]
                 axes.plot(seconds, [mean / math.log(2) for mean in nats], marker=".", label=part)
         axes.set(xlabel="seconds of training", ylabel="bits per character of valid", yscale="log")
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(ScalarFormatter())
         axes.legend(fontsize="small")
         plt.savefig(file, metadata={"Date": None})
 

@@ -146,7 +146,6 @@ def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
     ("changes", "complaint"),
     [
         ({"zero_memory": True}, "its memory starts empty, and this one has model.zero_memory"),
-        ({"qk_norm": True}, "not normalised, and this one has model.qk_norm"),
         ({"ngrams": (2,)}, "no n-grams and matches, and this one has model.ngrams or model.matches"),
         ({"matches": (2,)}, "no n-grams and matches, and this one has model.ngrams or model.matches"),
         ({"untie_r": True}, "one pair of biases, and this one has model.untie_r"),

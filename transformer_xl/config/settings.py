@@ -117,8 +117,6 @@ class TrainConfig(Checked):
     momentum: float = 0.0
     """Momentum of SGD and Muon."""
     schedule: Literal["cosine", "linear", "inv_sqrt", "constant"] = "cosine"
-    cooldown: float = 1.0
-    """linear: the learning rate is constant, then falls along a line in this last share of the steps."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = 0.0
@@ -183,11 +181,6 @@ class TrainConfig(Checked):
         for name in ("attn_len", "random_tgt_len") if self.short_share else ():
             if getattr(self, name):
                 yield Problem(("short_share", name), "{} must be 0 where {} is given. Leave it out.")
-        if not 0 < self.cooldown <= 1:
-            yield Problem(("cooldown",), f"{{}} must be above 0 and at most 1, got {self.cooldown}.")
-        if self.cooldown != 1 and self.schedule != "linear":
-            sentence = f"{{}} is for {{}} = linear, got {self.schedule}. Leave it out."
-            yield Problem(("cooldown", "schedule"), sentence)
         if self.average_from and self.schedule in ("cosine", "linear") and not self.min_lr_ratio:
             sentence = "{} must be above 0 where {} is given, because weights that no longer change need no average."
             yield Problem(("min_lr_ratio", "average_from", "schedule"), sentence)

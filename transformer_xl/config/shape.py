@@ -49,9 +49,6 @@ class TransformerXLConfig(Checked):
     """Normalise the input of each sublayer instead of the sum after it."""
     final_norm: bool = False
     """Add a norm after the last layer (the original code has none, even with pre_lnorm)."""
-    qk_norm: bool = False
-    """Normalise the queries and keys of each head (Dehghani et al. 2023, arXiv 2302.05442), with one learned gain a
-    layer."""
     ngrams: tuple[int, ...] = ()
     """For each n in this list, for example 2 3 4, the model adds a hashed embedding of the last n tokens to the
     embedding of each token. Empty: it adds none."""
@@ -173,10 +170,7 @@ class TransformerXLConfig(Checked):
 
 NEEDS_NGRAMS = "{} is for models with {} or {}, for example 2 3 4. Give one of them or leave it out."
 RECURRENT = ("lstm", "qrnn")
-_ATTENTION = (
-    *("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon"),
-    *("zero_memory", "dropatt", "init_std", "qk_norm"),
-)
+_ATTENTION = ("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon", "zero_memory", "dropatt", "init_std")
 """Settings that recurrent networks do not use."""
 _OF_KINDS = {
     "untie_r": ("transformer-xl",),

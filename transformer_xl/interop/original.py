@@ -142,8 +142,6 @@ def _inexpressible(config: TransformerXLConfig) -> Iterator[str]:
         yield "all its layers share one pair of biases, and this one has model.untie_r"
     if config.final_norm:
         yield "it has no norm after the last layer, and this one has model.final_norm"
-    if config.qk_norm:
-        yield "its queries and keys are not normalised, and this one has model.qk_norm"
     if config.ngram_sizes:
         yield "it has no n-grams and matches, and this one has model.ngrams or model.matches"
     if config.zero_memory:

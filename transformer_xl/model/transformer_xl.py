@@ -71,7 +71,6 @@ class DecoderLayer(nn.Module):
             locked=locked,
             share_position=config.share_position_projection,
             project_position=project_position,
-            qk_norm=config.qk_norm,
             backend=backend,
         )
         sublayer = {"dropout": dropout, "pre_lnorm": config.pre_lnorm, "locked": locked}

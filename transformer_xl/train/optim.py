@@ -80,8 +80,7 @@ def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:
 
     The rate rises linearly to `lr` over `warmup_steps`. Then it is constant, or falls with 1 / sqrt(step), or falls to
     `min_lr_ratio` times the common `lr` at `max_steps`: along a half cosine (over the steps after warm-up, as in the
-    original TensorFlow code), or along a line over the last `cooldown` of all steps (Bergsma et al. 2025, arXiv
-    2502.15938; with a constant rate before it, Hägele et al. 2024, arXiv 2405.18392). If weights are averaged, the
+    original TensorFlow code), or along a line (Bergsma et al. 2025, arXiv 2502.15938). If weights are averaged, the
     schedule ends at `average_from`, and the rate stays at `average_lr_ratio` times its last value.
     """
     end = config.average_from or config.max_steps
@@ -98,8 +97,7 @@ def _scheduled_rate(step: int, end: int, config: TrainConfig, ratio: float) -> f
         done = (step - config.warmup_steps) / max(end - config.warmup_steps, 1)
         return lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
     if config.schedule == "linear":
-        left = (end - step) / (config.cooldown * max(end, 1))
-        return lr * (low + (1 - low) * min(max(left, 0.0), 1.0))
+        return lr * (low + (1 - low) * max(end - step, 0) / max(end, 1))
     if config.schedule == "inv_sqrt":
         return lr * math.sqrt(max(config.warmup_steps, 1) / (step + 1))
     return lr
