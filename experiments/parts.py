@@ -85,7 +85,7 @@ PARTS: dict[str, Part] = {
     "less clipping": Part("--train.clip 4"),
     "half the rate": Part("--train.lr 5e-3"),
     "n-grams of 2 and 3, 4096 rows": Part("--model.ngrams 2 3 --model.ngram-rows 4096 --model.ngram-width 64"),
-    "without n-grams": Part("--model.ngrams="),
+    "without n-grams": Part("--model.ngrams= --model.ngram-rows 65536"),
     "without matches": Part("--model.matches="),
     "without short segments": Part("--train.short-share 0"),
     "without the line": Part("--train.schedule cosine"),

@@ -55,11 +55,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qrnn": ({"kind": "qrnn", "cutoffs": (5, 19)} | NO_ATTENTION, {}),
     "averaged": ({}, {"average_from": 2, "schedule": "constant"}),
     "short at first": ({}, {"tgt_len": 6, "mem_len": 8, "short_share": 0.5}),
-    "n-grams": ({"ngrams": (1, 3), "ngram_rows": 37, "ngram_width": 6}, {"batch_chunk": 2}),
+    "n-grams and matches": (
+        {"ngrams": (1, 3), "ngram_rows": 37, "ngram_width": 6, "matches": (2,), "match_window": 7},
+        {"batch_chunk": 2},
+    ),
 }
 """Settings of model and training."""
 ALONE = Ranks()
-NOT_SHARDED = {"averaged", "n-grams"}
+NOT_SHARDED = {"averaged", "n-grams and matches"}
 DOCUMENTS = (0, 50, 51, 120, 133, 220, 390)
 
 

@@ -12,6 +12,7 @@ from small_models import lengths, read, small_model, text
 
 from transformer_xl.config.settings import TrainConfig
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.ngrams import NgramEmbedding, add_ngrams, joined_tokens
 from transformer_xl.train import Trainer
@@ -120,8 +121,23 @@ def test_memories_with_and_without_tokens_are_joined_and_read() -> None:
         read(model, text(2, 3, seed=1), call, memory=none.with_tokens(torch.full((2, 3), -1))).hidden,
     )
     short = given.with_tokens(given.tokens[:, 1:])
-    joined = Memory.cat([given, short]).tokens
-    assert joined[:2].tolist() == given.tokens.tolist() and joined[2:, 0].tolist() == [-1, -1]
+    joined = Memory.cat([given, short, none]).tokens
+    assert joined[:2].tolist() == given.tokens.tolist() and joined[2:4, 0].tolist() == [-1, -1]
+    assert (joined[4:] == -1).all() and Memory.cat([none, none]).tokens is None
+
+
+def test_a_call_without_tokens_changes_nothing() -> None:
+    model = small_model(**NGRAMS, matches=(1, 2))
+    memory = read(model, text(2, 9), lengths(5)).memory
+    found = read(model, text(2, 0), lengths(5), memory=memory)
+    assert found.hidden.shape == (2, 0, 14) and torch.equal(found.memory.tokens, memory.tokens)
+
+
+def test_a_memory_that_does_not_fit_is_refused() -> None:
+    model = small_model(**NGRAMS)
+    for memory in (model.empty_memory(3, lengths(5)), model.empty_memory(2, lengths(5)).to("meta"), [1]):
+        with pytest.raises(Mistake, match=r"^memory must "):
+            model(text(2, 4), text(2, 4), memory, lengths(5))
 
 
 def test_padding_is_no_token() -> None:
@@ -146,6 +162,25 @@ def test_a_step_changes_the_rows_of_its_own_n_grams(optimizer: str) -> None:
     assert set((table != before).any(1).nonzero().flatten().tolist()) == own
     step = (table - before)[sorted(own)].abs()  # Adagrad's first step of a weight is its rate
     torch.testing.assert_close(step, torch.full_like(step, 0.1), rtol=1e-3, atol=0)
+
+
+def test_dense_gradients_of_the_table_train_the_same_weights() -> None:
+    few, all_rows = trainer(), trainer()
+    assert few.model.ngrams.table.sparse
+    all_rows.model.ngrams.table.sparse = False
+    for _ in range(5):
+        assert few.advance().grad_norm == pytest.approx(all_rows.advance().grad_norm)
+    torch.testing.assert_close(few.model.state_dict(), all_rows.model.state_dict())
+
+
+def test_any_optimizer_trains_a_model_with_n_grams() -> None:
+    model, ids = small_model(train=True, **NGRAMS), text(2, 10)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(ids[:, :-1], ids[:, 1:], None, lengths(9))[0].mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    before = model.ngrams.table.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model.ngrams.table.weight, before)
 
 
 def test_every_weight_has_one_optimizer() -> None:

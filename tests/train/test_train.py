@@ -68,7 +68,7 @@ AWD = {
         {"optimizer": "muon", "momentum": 0.9},
         {"optimizer": "sgd", "momentum": 0.5},
         AWD,
-        {"shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31)},
+        {"shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31, matches=(2,), match_window=9)},
         {"tgt_len": 6, "mem_len": 8, "short_share": 0.75, "shape": replace(SHAPE, ngrams=(2, 3), ngram_rows=31)},
         {"tgt_len": 6, "mem_len": 8, "short_share": 5 / 8},
     ],
@@ -370,10 +370,10 @@ torch.compile = partial(torch.compile, backend=counting)
 one = {"n_layer": 1}
 CASES |= {
     "AR, TAR, half loss": (one, {"ar_alpha": 0.2, "tar_beta": 0.1, "loss": "half"}),
-    "n-grams": (one | CASES["n-grams"][0], {}),
+    "n-grams and matches": (one | CASES["n-grams and matches"][0], {}),
     "Al-Rfou": (CASES["al-rfou"][0] | {"n_layer": 2}, CASES["al-rfou"][1]),
 }
-for case in ("AR, TAR, half loss", "n-grams", "Al-Rfou"):
+for case in ("AR, TAR, half loss", "n-grams and matches", "Al-Rfou"):
     torch._dynamo.config.recompile_limit = 1 if case == "Al-Rfou" else 8
     torch.compiler.reset()
     graphs = calls = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .problems import Checked, Found, Problem, out_of_bounds
-from .shape import NEEDS_NGRAMS, RECURRENT, TransformerXLConfig
+from .shape import RECURRENT, TransformerXLConfig, needs
 
 _LONGEST, _HIGHEST = 1 << 31, 10**30
 
@@ -102,7 +102,8 @@ class TrainConfig(Checked):
     batch_size: int = 32
     """Number of streams (rows of a batch)."""
     short_share: float = 0.0
-    """In this first share of the steps tgt_len and mem_len are half as long, and the batch has twice as many rows."""
+    """In this first share of the steps tgt_len and mem_len are half as long, and the batch has twice as many rows. The
+    memory is emptied after it."""
     batch_chunk: int = 1
     """To save memory, split a batch into this many chunks and add their gradients."""
     loss: Literal["full", "half"] = "full"
@@ -124,7 +125,7 @@ class TrainConfig(Checked):
     embedding_lr_ratio: float = 1.0
     """Factor on the learning rate of the embedding tables. It does not apply to the final rate of cosine and line."""
     ngram_lr_ratio: float = 10.0
-    """The same factor for the n-gram table, whose Adagrad needs a high rate."""
+    """The same factor for the table of n-grams and matches, whose Adagrad needs ten times the rate of Adam or Muon."""
     average_from: int = 0
     """Step at which the schedule ends and a running average of the weights begins. From then on the average is scored
     and saved. 0: no average."""
@@ -178,9 +179,10 @@ class TrainConfig(Checked):
             if getattr(self, name) % 2:
                 sentence = f"{{}} must be even where {{}} is given, which halves it, got {getattr(self, name)}."
                 yield Problem((name, "short_share"), sentence)
-        for name in ("attn_len", "random_tgt_len") if self.short_share else ():
+        for name in ("attn_len", "random_tgt_len", "context_len") if self.short_share else ():
             if getattr(self, name):
-                yield Problem(("short_share", name), "{} must be 0 where {} is given. Leave it out.")
+                sentence = "{} must be 0 where {} is given, which sets the lengths itself. Leave one of them out."
+                yield Problem(("short_share", name), sentence)
         if self.average_from and self.schedule in ("cosine", "linear") and not self.min_lr_ratio:
             sentence = "{} must be above 0 where {} is given, because weights that no longer change need no average."
             yield Problem(("min_lr_ratio", "average_from", "schedule"), sentence)
@@ -262,7 +264,8 @@ class RunConfig(Checked):
                 sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
                 yield Problem((f"model.{name}", "train.parallel"), sentence)
         if self.train.ngram_lr_ratio != TrainConfig.ngram_lr_ratio and not self.model.ngram_sizes:
-            yield Problem(("train.ngram_lr_ratio", "model.ngrams", "model.matches"), NEEDS_NGRAMS)
+            parts = ("model.ngrams", "model.matches")
+            yield Problem(("train.ngram_lr_ratio", *parts), needs(*parts))
 
     def _problems_of_recurrent(self) -> Found:
         for section in ("train", "eval") if self.model.kind in RECURRENT else ():

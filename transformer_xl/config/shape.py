@@ -56,13 +56,14 @@ class TransformerXLConfig(Checked):
     """For each n in this list the model adds an embedding of the token that followed the last n tokens when they last
     occurred in the stream (n-gram heads, Akyurek et al. 2024, arXiv 2401.12973). Empty: it adds none."""
     match_window: int = 4096
-    """The greatest distance of such an occurrence."""
+    """The greatest distance, in tokens, between the last n tokens and their match."""
     ngram_rows: int = 65_536
-    """Number of embeddings of each n. Several n-grams share one by chance."""
+    """Number of embeddings of the n-grams of each n, of which several share one by chance. Matches have one for each
+    token."""
     ngram_width: int = 32
-    """Width of these embeddings, which are projected to d_model."""
+    """Width of the embeddings of n-grams and matches, which are projected to d_model."""
     ngram_dropout: float = 0.0
-    """Share of them that are zero in training; for texts that are read several times."""
+    """Share of the n-grams, but not of the matches, left out in training; for texts that are read several times."""
     layer_norm_epsilon: float = 1e-5
     embedding_scale: float | None = None
     """Factor on embeddings; None: sqrt(d_model)."""
@@ -88,8 +89,7 @@ class TransformerXLConfig(Checked):
     @property
     def ngram_sizes(self) -> tuple[int, ...]:
         """Number of embeddings of each of `ngrams`, then of each of `matches`: a match is a token or none."""
-        of_match = min(self.ngram_rows, self.vocab_size + 1)
-        return (self.ngram_rows,) * len(self.ngrams) + (of_match,) * len(self.matches)
+        return (self.ngram_rows,) * len(self.ngrams) + (self.vocab_size + 1,) * len(self.matches)
 
     def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
@@ -107,13 +107,9 @@ class TransformerXLConfig(Checked):
             given = getattr(self, name)
             if any(a >= b for a, b in pairwise((0, *given, 65))):
                 yield Problem((name,), f"{{}} must increase from at least 1 to at most 64, got {list(given)}.")
-        for name in ("ngram_rows", "ngram_width", "ngram_dropout") if not self.ngram_sizes else ():
-            if getattr(self, name) != getattr(TransformerXLConfig, name):
-                yield Problem((name, "ngrams", "matches"), NEEDS_NGRAMS)
-        if self.match_window != TransformerXLConfig.match_window and not self.matches:
-            yield Problem(
-                ("match_window", "matches"), "{} is for models with {}, for example 3 5 8. Give both or leave it out."
-            )
+        for name, parts in _OF_PARTS.items():
+            if getattr(self, name) != getattr(TransformerXLConfig, name) and not any(getattr(self, x) for x in parts):
+                yield Problem((name, *parts), needs(*parts))
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)
@@ -168,7 +164,20 @@ class TransformerXLConfig(Checked):
         return 1.0 if self.kind in RECURRENT else self.d_model**0.5
 
 
-NEEDS_NGRAMS = "{} is for models with {} or {}, for example 2 3 4. Give one of them or leave it out."
+_OF_PARTS = {
+    "ngram_rows": ("ngrams",),
+    "ngram_dropout": ("ngrams",),
+    "ngram_width": ("ngrams", "matches"),
+    "match_window": ("matches",),
+}
+"""Settings that only models with n-grams or matches use."""
+
+
+def needs(*parts: str) -> str:
+    """The sentence that refuses a setting because the model has none of these parts."""
+    return f"{{}} is for models with {' or '.join('{}' for _ in parts)}, for example 2 3 4. Otherwise leave it out."
+
+
 RECURRENT = ("lstm", "qrnn")
 _ATTENTION = ("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon", "zero_memory", "dropatt", "init_std")
 """Settings that recurrent networks do not use."""

@@ -187,7 +187,8 @@ class StreamLoader:
         self.short: Callable[[], StreamLoader] = partial(
             StreamLoader, split, batch_size=2 * batch_size, tgt_len=tgt_len // 2, paired=True, **others
         )
-        """Make a loader with twice as many streams and half of `tgt_len`, whose segments have the same text so far."""
+        """Make a loader with twice as many streams and half of `tgt_len`. Without documents, it has read the
+        same text after each multiple of 64 segments."""
         if isinstance(split, Split):
             documents = split.documents if documents is None else documents
         self._tokens = np.asarray(split.ids if isinstance(split, Split) else split)

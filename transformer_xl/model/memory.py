@@ -123,9 +123,11 @@ def reset_tokens(tokens: Int[Tensor, "B L"] | None, rows: Bool[Tensor, " B"]) ->
 
 def cat_tokens(states: Sequence[Any]) -> Int[Tensor, "B L"] | None:
     """The tokens of several states, joined. Shorter rows get -1 in front."""
-    tokens = [state.tokens for state in states if state.tokens is not None]
-    if len(tokens) < len(states):
+    if all(state.tokens is None for state in states):
         return None
+    tokens = [
+        state.counts.new_empty(len(state.counts), 0) if state.tokens is None else state.tokens for state in states
+    ]
     longest = max(each.shape[1] for each in tokens)
     return torch.cat([pad(each, (longest - each.shape[1], 0), value=-1) for each in tokens])
 

@@ -1,6 +1,6 @@
 """Hashed n-grams and matches: the vector of a token also depends on the tokens before it.
 
-    x_t = scale (E[id_t] + sum over n of W_n G_n[hash(id_t-n+1, ..., id_t)] + sum over n of V_n F_n[id_s+1])
+    x_t = scale (E[id_t] + sum over n of W_n G_n[hash(id_(t-n+1), ..., id_t)] + sum over n of V_n F_n[id_(s+1)])
 
 A hash selects the row of G_n, so different n-grams may share a row. Pagnoni et al. 2024 (Byte Latent Transformer,
 arXiv 2412.09871, section 3.2.1) use hashed embeddings of byte n-grams. Our rows are narrower than the model, and W_n
@@ -9,7 +9,8 @@ projects them.
 s is the last position before t where the same n tokens ended, a match. Akyurek et al. 2024 (arXiv 2401.12973) attend to
 the tokens after all such positions; we embed the token after the last one.
 
-A training step changes only the rows that it reads, so a large table costs little time.
+A training step changes only the rows that it reads, so a large table costs little time. `Trainer` therefore makes the
+table's gradients sparse.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from ..config.settings import Lengths
+from .inference import check_state
 
 _PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
 """The hash is a polynomial modulo a prime. No product exceeds 2^62, so it is the same on every device."""
@@ -53,7 +55,7 @@ class NgramEmbedding(nn.Module):
         self.matches: tuple[int, ...] = matches
         self.window: int = window
         self.scale: float = scale
-        self.table: nn.Embedding = nn.Embedding(sum(sizes), width, sparse=True)
+        self.table: nn.Embedding = nn.Embedding(sum(sizes), width)
         self.projection: nn.Linear = nn.Linear(len(sizes) * width, d_model, bias=False)
 
     @property
@@ -80,9 +82,9 @@ class NgramEmbedding(nn.Module):
         keys = _hashes(codes, (*self.lengths, *self.matches))
         found = [keys[n][:, -count:] for n in self.lengths]
         found += [_followers(codes, keys[n], n, self.window, count) for n in self.matches]
-        starts = accumulate(self.sizes, initial=0)
+        starts = accumulate((0, *self.sizes[:-1]))
         return torch.stack(
-            [code % size + start for code, size, start in zip(found, self.sizes, starts, strict=False)], -1
+            [code % size + start for code, size, start in zip(found, self.sizes, starts, strict=True)], -1
         )
 
     def last(self, tokens: Int[Tensor, "B L"], mem_len: int) -> Int[Tensor, "B N"]:
@@ -102,8 +104,9 @@ def add_ngrams(
     if model.ngrams is None:
         return x, memory
     state = model.empty_memory(len(ids), lengths) if memory is None else memory
-    if not hasattr(state, "with_tokens") or len(state.counts) != len(ids):
-        return x, state  # the backbone refuses it
+    check_state(state, [model.config.d_model] * model.config.n_layer, x)
+    if not ids.shape[1]:
+        return x, state
     tokens = joined_tokens(ids, state)
     x = x + model.ngrams(tokens, ids.shape[1], model.config.ngram_dropout)
     return x, state.with_tokens(model.ngrams.last(tokens, lengths.mem_len))
@@ -157,4 +160,4 @@ def _followers(
 
 def _sorted_rows(x: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
     """On a CPU by NumPy, which is twenty times as fast as PyTorch 2.13."""
-    return x.sort(1).values if x.is_cuda else torch.from_numpy(np.sort(x.numpy(), axis=1))
+    return torch.from_numpy(np.sort(x.numpy(), axis=1)) if x.device.type == "cpu" else x.sort(1).values

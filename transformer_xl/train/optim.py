@@ -11,6 +11,8 @@ from torch import nn
 
 from ..config.settings import TrainConfig
 
+NGRAM_TABLE = "ngrams.table.weight"
+
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """The optimizers that a recipe names, over all weights: two for muon, one for the others, and one for n-grams.
@@ -22,7 +24,7 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     smaller and smaller ones.
     """
     named = dict(model.named_parameters())
-    table = named.pop("ngrams.table.weight", None)
+    table = named.pop(NGRAM_TABLE, None)
     dense = _dense_optimizers(list(named.items()), config)
     if table is None:
         return dense

@@ -31,7 +31,7 @@ from ..runtime.ranks import Ranks
 from .averaging import Average
 from .diagnosis import not_finite
 from .objective import Counts, Objective
-from .optim import build_optimizers, set_rates
+from .optim import NGRAM_TABLE, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
 from .writer import Snapshot
 
@@ -92,9 +92,9 @@ def train_step(
             (loss * ranks.size).backward()  # ranks take the mean of their gradients
         totals[0] += nll.detach().sum(dtype=torch.float64)
         left.append(after)
-    dense = [w for w in ordered_weights(model).values() if w.grad is None or not w.grad.is_sparse]
-    totals[1] = whole(nn.utils.clip_grad_norm_(dense, config.clip or math.inf))
-    nats, norm = totals.tolist()  # the only time that the step waits for the device
+    clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
+    totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
+    nats, norm = totals.tolist()  # without n-grams, the only time that the step waits for the device
     nats, stops = ranks.total([nats, len(signals)])
     result = StepResult(nats, int((learned >= 0).sum()), norm, int(stops))
     if result.skipped:
@@ -185,6 +185,8 @@ class Trainer:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
+        if self.model.ngrams is not None:  # NCCL does not add sparse gradients
+            self.model.ngrams.table.sparse = self.ranks.size == 1 or _device(self.model).type == "cpu"
         objective = objective_of(self.model, self.config)
         self.objective: nn.Module = parallelise(
             objective, self.config.parallel, self.ranks, compiled=self.config.compile
@@ -319,7 +321,7 @@ class Trainer:
         }
         layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
         past = {name: memory.get(name) for name in ("valid", "tokens")}
-        self.memory = self._empty_memory(self.config.at(self.step))._replace(layers=layers, **past)
+        self.memory = self.memory._replace(layers=layers, **past)
         self._restore_optimizers(parts["optimizer"])
         self._restore_random(parts["random"])
 

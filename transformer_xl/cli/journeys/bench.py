@@ -91,7 +91,7 @@ def on_this_machine(config: RunConfig, device: str, precision: str | None) -> Ru
     """`config` with everything chosen for this machine. The precision is by default its own."""
     train = replace(config.train, device=device, precision=precision or config.train.precision)
     chosen = {name: choice["name"] for name, choice in choices(train, config.model).items()}
-    return replace(config, train=replace(train, **chosen, random_tgt_len=False))
+    return replace(config, train=replace(train, **chosen, random_tgt_len=False, short_share=0))
 
 
 def measured_row(part: str, config: RunConfig, options: Bench) -> dict[str, Any]:
