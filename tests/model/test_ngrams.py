@@ -13,6 +13,7 @@ from small_models import lengths, read, small_model, text
 from transformer_xl.config.settings import TrainConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
+from transformer_xl.model.inference import check_state
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.ngrams import NgramEmbedding, add_ngrams, joined_tokens
 from transformer_xl.train import Trainer
@@ -135,9 +136,11 @@ def test_a_call_without_tokens_changes_nothing() -> None:
 
 def test_a_memory_that_does_not_fit_is_refused() -> None:
     model = small_model(**NGRAMS)
-    for memory in (model.empty_memory(3, lengths(5)), model.empty_memory(2, lengths(5)).to("meta"), [1]):
+    for memory in (model.empty_memory(3, lengths(5)), model.empty_memory(2, lengths(5)).to("meta")):
         with pytest.raises(Mistake, match=r"^memory must "):
             model(text(2, 4), text(2, 4), memory, lengths(5))
+    with pytest.raises(Mistake, match=r"^memory must be a Memory or a KVCache, got list\.$"):
+        check_state([1], [14], torch.zeros(2, 4, 14))
 
 
 def test_padding_is_no_token() -> None:
