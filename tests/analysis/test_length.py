@@ -229,3 +229,10 @@ def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: P
     """Gains are 0 if a model gains nothing, and a logarithmic axis cannot show 0."""
     nothing = Curve(np.array([5, 10]), np.zeros(2))
     assert draw_curves(tmp_path / "flat", [Panel("", {"run": nothing})], "context", "gain", log=True)
+
+
+def test_the_description_says_how_far_matches_reach():
+    sizes = {"matches": (3,), "match_window": 50}
+    config = replace(CONFIG, model=replace(CONFIG.model, **sizes))
+    found = sweep(build_model(config.model).eval(), config, split_of(40), [5], BYTES, how=HOW)
+    assert "matches are found in the last 50 tokens" in found.description

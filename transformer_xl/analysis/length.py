@@ -90,6 +90,8 @@ def sweep(
     description = f"segments of {tgt_len:,} after a memory"
     if windows:
         description = f"windows from an empty state, for {stride} targets each"
+    if config.model.matches:
+        description += f"; matches are found in the last {config.model.match_window:,} tokens at every length"
     options: dict[str, Any] = {"precision": precision, "unit": vocab.unit, "token_sizes": vocab.token_sizes()}
     results = []
     for length in fit:
