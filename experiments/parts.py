@@ -285,7 +285,7 @@ def time_parts(options: argparse.Namespace, results: Results) -> None:
             results.add({"kind": "time"} | what | times)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="screen-0.9M", help="of the file of results")
     parser.add_argument("--base", default="enwik8-small")
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--picture", type=Path, help="a file for a picture of bpc against seconds; runs nothing")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.one:
         part, seed, steps = options.one
         print(json.dumps(run_one(options, part, int(seed), int(steps))))
