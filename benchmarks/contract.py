@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -39,6 +39,14 @@ class Case:
     """Rows of `r` in excess of the number of keys."""
     strided: bool = False
     """Inputs are views of larger tensors, laid out as the model's projections leave them."""
+    causal: bool = True
+    look_ahead: int | None = None
+    end: tuple[int, ...] | None = None
+
+    @property
+    def later(self) -> int:
+        """The farthest distance ahead that `r` has."""
+        return 0 if self.causal else self.queries - 1
 
 
 CASES = {
@@ -68,6 +76,21 @@ CASES = {
     "beyond a block": Case(queries=67, memory=101, heads=2, head_size=37, batch=2, strided=True),
     "steep": Case(queries=37, memory=41, head_size=13, scale=3.0, valid=(41, 3, -2)),
     "beyond a block, all masks": Case(queries=131, memory=71, attn_len=59, valid=(71, 13, -83), head_size=17),
+    "padding on the right": Case(end=(7, 3, 0), valid=(11, -2, 5)),
+    "both directions": Case(causal=False, memory=0),
+    "both directions after a memory": Case(causal=False),
+    "both directions, one query": Case(causal=False, queries=1),
+    "both directions, a longer table": Case(causal=False, spare=3, strided=True),
+    "both directions, padding": Case(causal=False, memory=0, end=(7, 1, 4), valid=(0, 0, -3)),
+    "both directions, a row of padding": Case(causal=False, end=(7, 0, 5), valid=(11, 4, 0)),
+    "look-ahead": Case(causal=False, look_ahead=2),
+    "look-ahead of none": Case(causal=False, look_ahead=0),
+    "look-ahead beyond the keys": Case(causal=False, look_ahead=7),
+    "look-ahead and window": Case(causal=False, look_ahead=2, attn_len=4, end=(7, 6, 2), valid=(11, -1, 3)),
+    "both directions, window": Case(causal=False, attn_len=5, strided=True),
+    "both directions, window without memory": Case(queries=11, memory=0, causal=False, attn_len=3),
+    "both directions, beyond a block": Case(131, 71, causal=False, valid=(71, 13, -83), end=(131, 127, 101), batch=3),
+    "look-ahead beyond a block": Case(131, 71, causal=False, look_ahead=37, attn_len=59, head_size=17, batch=2),
 }
 
 
@@ -85,26 +108,29 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int =
     qkv = draw(case.batch, keys, 3, case.heads, case.head_size)
     inputs = dict(zip("qkv", map(heads_first, qkv.unbind(2)), strict=True))
     inputs["q"] = inputs["q"][:, :, case.memory :]
-    inputs["r"] = heads_first(draw(keys + case.spare, case.heads, case.head_size))
+    inputs["r"] = heads_first(draw(keys + case.later + case.spare, case.heads, case.head_size))
     inputs["content_bias"], inputs["position_bias"] = draw(2, case.heads, case.head_size).unbind()
     return {name: value.detach().requires_grad_() for name, value in inputs.items()}
 
 
 def masks(case: Case, device: str = "cpu") -> dict[str, Any]:
     """The keyword arguments of the call besides dropout and backend."""
-    valid = None if case.valid is None else torch.tensor(case.valid, device=device)
-    return {"attn_len": case.attn_len, "valid": valid, "scale": case.scale}
+    valid, end = (None if rows is None else torch.tensor(rows, device=device) for rows in (case.valid, case.end))
+    found = {"attn_len": case.attn_len, "valid": valid, "end": end, "scale": case.scale}
+    return found | {"causal": case.causal, "look_ahead": case.look_ahead}
 
 
 def plain(inputs: dict[str, Any], case: Case, drop: Tensor | None = None) -> Tensor:
     """The original code's formulation in the dtype of the inputs; `drop` multiplies the probabilities."""
     q, k, v, r, content_bias, position_bias = (inputs[name] for name in NAMES)
     n_query, n_key = q.shape[2], k.shape[2]
-    r = r[:, r.shape[1] - n_key :]
+    n_distance = n_key + case.later
+    r = r[:, r.shape[1] - n_distance :]
     by_content = (q + content_bias[:, None]) @ k.mT
     by_distance = (q + position_bias[:, None]) @ r.mT
     padded = torch.cat([by_distance.new_zeros(*by_distance.shape[:3], 1), by_distance], dim=-1)
-    shifted = padded.view(*by_distance.shape[:2], n_key + 1, n_query)[:, :, 1:].reshape_as(by_distance)
+    shifted = padded.view(*by_distance.shape[:2], n_distance + 1, n_query)[:, :, 1:].reshape_as(by_distance)
+    shifted = shifted[..., :n_key]
     hidden = ~visible(case, q.device)[:, None]
     score = (by_content + shifted) * (case.scale if case.scale is not None else q.shape[-1] ** -0.5)
     probability = score.masked_fill(hidden, torch.finfo(score.dtype).min).softmax(-1).masked_fill(hidden, 0)
@@ -115,9 +141,13 @@ def visible(case: Case, device: torch.device | str = "cpu") -> Tensor:
     """The mask [B, T, S] of the keys that each query sees."""
     i = torch.arange(case.queries, device=device)[:, None] + case.memory
     j = torch.arange(case.memory + case.queries, device=device)
-    seen = (j <= i) & (j > i - (case.attn_len or len(j)))
-    valid = torch.tensor(case.valid or [case.memory] * case.batch, device=device)
-    return seen & (j >= case.memory - valid[:, None, None])
+    ahead = case.later if case.look_ahead is None else case.look_ahead
+    seen = (j <= i + ahead) & (j > i - (case.attn_len or len(j)))
+    valid = torch.tensor(case.valid or [case.memory] * case.batch, device=device)[:, None, None]
+    end = torch.tensor(case.end or [case.queries] * case.batch, device=device)[:, None, None]
+    for position in (i, j):
+        seen = seen & (position >= case.memory - valid) & (position < case.memory + end)
+    return seen
 
 
 @contextmanager
@@ -198,7 +228,7 @@ def rounded(inputs: dict[str, Any], case: Case, cotangent: Tensor, roundings: Ro
     scale = q.shape[-1] ** -0.5 if case.scale is None else case.scale
     content_q, position_q = (moved((q + bias[:, None]) * scale) for bias in (content_bias, position_bias))
     i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
-    row = (r.shape[1] - 1 - case.memory - i + j).clamp(max=r.shape[1] - 1).expand(*q.shape[:2], -1, -1)
+    row = (r.shape[1] - 1 - case.later - case.memory - i + j).clamp(max=r.shape[1] - 1).expand(*q.shape[:2], -1, -1)
     hidden = ~visible(case)[:, None]
 
     def score() -> Tensor:
@@ -259,9 +289,9 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max())
 
 
-def assert_dropout(backend: str, device: str = "cpu", dropout_p: float = 0.3) -> None:
+def assert_dropout(backend: str, device: str = "cpu", dropout_p: float = 0.3, **changes: Any) -> None:
     """Check that dropout repeats with a seed, drops its share, scales the rest, and has one mask for both passes."""
-    case = Case(queries=13, memory=17, attn_len=19, valid=(17, 5, -2), head_size=30)
+    case = replace(Case(queries=13, memory=17, attn_len=19, valid=(17, 5, -2), head_size=30), **changes)
     inputs = make_inputs(case, torch.float64, device)
     identity = torch.eye(case.head_size, dtype=torch.float64, device=device).expand_as(inputs["v"])
 

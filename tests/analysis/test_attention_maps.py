@@ -32,7 +32,7 @@ from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, Tran
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model.baselines import build_model
-from transformer_xl.ops.masks import visible
+from transformer_xl.ops.masks import Mask, visible
 from transformer_xl.ops.reference import scores_by_term
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def test_terms_and_masks_equal_the_reference(T: int, M: int, attn_len: int | Non
     given = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     columns = S if attn_len is None else min(S, attn_len)
     seen = seen_by_distance(T, S, columns, rows)
-    hidden = visible(T, S, attn_len=attn_len, valid=rows)
+    hidden = visible(T, S, Mask(attn_len, rows))
     assert torch.equal(by_key(seen.double(), S).bool(), hidden)
     ours = by_key(terms_by_distance(*given, columns), S)
     torch.testing.assert_close(ours * hidden, torch.stack(scores_by_term(*given)) * hidden)

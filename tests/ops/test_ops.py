@@ -31,7 +31,14 @@ from transformer_xl import ops
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
 from transformer_xl.ops.dropout import dropout, keep_mask
-from transformer_xl.ops.masks import mask_distant, mask_wrapped, next_multiple, shifted_view
+from transformer_xl.ops.masks import (
+    Mask,
+    mask_distant,
+    mask_wrapped,
+    next_multiple,
+    shifted_view,
+    without_padding,
+)
 from transformer_xl.train import choices
 
 BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # tested in test_triton.py
@@ -49,14 +56,15 @@ def by_hand(inputs: dict[str, Any], case: Case) -> np.ndarray:
     out = np.zeros_like(q)
     for b, h, i in np.ndindex(n_batch, n_head, n_query):
         own = memory + i
-        oldest = memory - (memory if case.valid is None else case.valid[b])
-        if case.attn_len is not None:
-            oldest = max(oldest, own - case.attn_len + 1)
-        keys = range(max(oldest, 0), own + 1)
+        first = memory - (memory if case.valid is None else case.valid[b])
+        end = memory + (n_query if case.end is None else case.end[b])
+        oldest = first if case.attn_len is None else max(first, own - case.attn_len + 1)
+        ahead = (n_query if case.look_ahead is None else case.look_ahead) if not case.causal else 0
+        keys = range(max(oldest, 0), min(own + ahead + 1, end)) if first <= own < end else range(0)
         weight = []
         for j in keys:
             distance = own - j
-            position = r[h, r.shape[1] - 1 - distance]
+            position = r[h, r.shape[1] - 1 - case.later - distance]
             terms = q[b, h, i] @ k[b, h, j], q[b, h, i] @ position, u[h] @ k[b, h, j], w[h] @ position
             weight.append(math.exp(scale * sum(terms)))
         for j, share in zip(keys, weight, strict=True):
@@ -69,7 +77,12 @@ def sizes(draw: st.DrawFn) -> dict[str, Any]:
     """Draw the fields of a `Case`, not a `Case`: the type checker would then draw random numbers in a strategy."""
     queries, memory, batch = draw(st.integers(1, 6)), draw(st.integers(0, 7)), draw(st.integers(1, 3))
     rows = st.lists(st.integers(-queries, memory), min_size=batch, max_size=batch).map(tuple)
+    ends = st.lists(st.integers(0, queries), min_size=batch, max_size=batch).map(tuple)
+    causal = draw(st.booleans())
     return {
+        "causal": causal,
+        "look_ahead": None if causal else draw(st.none() | st.integers(0, queries + 1)),
+        "end": draw(st.none() | ends),
         "queries": queries,
         "memory": memory,
         "batch": batch,
@@ -143,9 +156,9 @@ def break_backend(fault: str, tensors: tuple[Tensor, ...], arguments: dict[str, 
         case "one row's share of a bias's gradient missing":
             parts = [slice(0, 1), slice(1, None)]
             biases = (content_bias.detach(), position_bias), (content_bias, position_bias)
-            valid = arguments.pop("valid")
+            mask = arguments.pop("mask")
             outs = [
-                attend(q[rows], k[rows], v[rows], r, *both, valid=valid[rows], **arguments)
+                attend(q[rows], k[rows], v[rows], r, *both, mask=mask.from_query(0, rows), **arguments)
                 for rows, both in zip(parts, biases, strict=True)
             ]
             return torch.cat(outs)
@@ -154,12 +167,13 @@ def break_backend(fault: str, tensors: tuple[Tensor, ...], arguments: dict[str, 
                 patch.setattr(Tensor, "softmax", lambda x, dim: (x - x.logsumexp(dim, keepdim=True).detach()).exp())
                 return attend(*tensors, **arguments)
         case "sums over queries in the dtype of the inputs":
-            memory, valid = k.shape[2] - q.shape[2], arguments.pop("valid")
+            memory, mask = k.shape[2] - q.shape[2], arguments.pop("mask")
             outs = []
             for i in range(q.shape[2]):  # autograd adds the gradients of these calls one by one
                 keys = slice(0, memory + i + 1)
                 rows = q[:, :, i : i + 1], k[:, :, keys], v[:, :, keys]
-                outs.append(attend(*rows, r, content_bias, position_bias, valid=valid + i, **arguments))
+                own = mask.from_query(i, slice(None))
+                outs.append(attend(*rows, r, content_bias, position_bias, mask=own, **arguments))
             return torch.cat(outs, 2)
     return attend(q, k, v, r, content_bias, position_bias, **arguments)
 
@@ -195,9 +209,13 @@ def test_the_contract_finds_faults(fault: str, dtype: str, monkeypatch: pytest.M
     assert_contract("broken", case, DTYPES[dtype])
 
 
+BIDIRECTIONAL = {"causal": False, "look_ahead": 5, "end": (13, 9, 13)}
+
+
 @each_backend
-def test_dropout(backend: str) -> None:
-    assert_dropout(backend)
+@pytest.mark.parametrize("changes", [{}, BIDIRECTIONAL], ids=["causal", "both directions"])
+def test_dropout(backend: str, changes: dict[str, Any]) -> None:
+    assert_dropout(backend, **changes)
 
 
 @each_backend
@@ -214,7 +232,14 @@ def test_dropout_keeps_the_expectation(backend: str) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("case", [Case(queries=3, memory=2, valid=(2, 1, -2)), Case(queries=3, memory=2, attn_len=2)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(queries=3, memory=2, valid=(2, 1, -2)),
+        Case(queries=3, memory=2, attn_len=2),
+        Case(queries=4, memory=2, causal=False, look_ahead=2, end=(4, 2, 3)),
+    ],
+)
 def test_gradients_equal_finite_differences(backend: str, case: Case) -> None:
     inputs = make_inputs(case, torch.float64)
 
@@ -268,8 +293,9 @@ def test_two_keys_by_hand(backend: str) -> None:
 
 
 @each_backend
-def test_probabilities_sum_to_one(backend: str) -> None:
-    case = CASES["window and short rows"]
+@pytest.mark.parametrize("name", ["window and short rows", "both directions, padding", "look-ahead and window"])
+def test_probabilities_sum_to_one(backend: str, name: str) -> None:
+    case = CASES[name]
     inputs = make_inputs(case, torch.float64)
     ones = inputs | {"v": torch.ones_like(inputs["v"])}
     seen = visible(case)[:, None]
@@ -281,7 +307,13 @@ def test_probabilities_sum_to_one(backend: str) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("name", ["window and short rows", "rows that start inside", "window without memory"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("window and short rows", "rows that start inside", "window without memory", "both directions, padding"),
+        *("both directions, a row of padding", "look-ahead and window"),
+    ],
+)
 def test_hidden_keys_have_no_influence(backend: str, name: str) -> None:
     case = CASES[name]
     inputs = make_inputs(case, torch.float64)
@@ -314,6 +346,62 @@ def test_queries_one_by_one_give_the_same_result(backend: str, attn_len: int | N
         torch.testing.assert_close(
             relative_attention(**one, attn_len=attn_len, backend=backend)[:, :, 0], whole[:, :, i]
         )
+
+
+@each_backend
+@settings(max_examples=20, deadline=None)
+@given(
+    pieces=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    look_ahead=st.integers(0, 5),
+    attn_len=st.none() | st.integers(1, 9),
+)
+def test_a_stream_with_look_ahead_equals_the_whole_utterance(
+    backend: str, pieces: list[int], look_ahead: int, attn_len: int | None
+) -> None:
+    """A piece is final after `look_ahead` more positions, which are queries too; their own results are dropped."""
+    length = sum(pieces)
+    x = make_inputs(Case(queries=length, memory=0, causal=False, batch=2), torch.float64)
+    limits: Any = {"attn_len": attn_len, "look_ahead": look_ahead, "causal": False, "backend": backend}
+    whole = relative_attention(**x, **limits)
+    start = 0
+    for size in pieces:
+        end = min(start + size + look_ahead, length)
+        first = 0 if attn_len is None else max(start + 1 - attn_len, 0)
+        now = {name: x[name][:, :, first:end] for name in ("k", "v")}
+        now["q"] = x["q"][:, :, start:end]
+        now["r"] = x["r"][:, length - (end - first) : length - 1 + end - start]
+        out = relative_attention(**x | now, **limits)
+        torch.testing.assert_close(out[:, :, :size], whole[:, :, start : start + size])
+        start += size
+
+
+@each_backend
+def test_reversed_in_time_equals_negated_distances(backend: str) -> None:
+    x = make_inputs(Case(causal=False, memory=0), torch.float64)
+    backwards = {name: value.flip(-2) if name in ("q", "k", "v", "r") else value for name, value in x.items()}
+    whole = relative_attention(**x, causal=False, backend=backend)
+    torch.testing.assert_close(relative_attention(**backwards, causal=False, backend=backend).flip(-2), whole)
+
+
+@each_backend
+@pytest.mark.parametrize("name", ["both directions, padding", "padding on the right"])
+def test_padding_equals_a_shorter_row(backend: str, name: str) -> None:
+    case = CASES[name]
+    x = make_inputs(case, torch.float64)
+    out = relative_attention(**x, **masks(case), backend=backend)
+    assert case.end is not None and case.valid is not None
+    for row, (end, valid) in enumerate(zip(case.end, case.valid, strict=True)):
+        pad, memory = max(-valid, 0), min(max(valid, 0), case.memory)
+        one = {name: x[name][row : row + 1] for name in "qkv"}
+        one["q"] = one["q"][:, :, pad:end]
+        one |= {n: one[n][:, :, case.memory - memory + pad : case.memory + end] for n in ("k", "v")}
+        count = end - pad
+        if count <= 0:
+            continue
+        middle = case.memory + case.queries - 1  # the row of distance 0
+        one["r"] = x["r"][:, middle + 1 - memory - count : middle + (1 if case.causal else count)]
+        alone = relative_attention(**x | one, causal=case.causal, backend=backend)
+        torch.testing.assert_close(out[row : row + 1, :, pad:end], alone)
 
 
 @each_backend
@@ -371,7 +459,13 @@ def test_four_terms_add_up_to_the_score() -> None:
 
 
 @pytest.mark.parametrize("scores", [1, 200, 3000])
-@pytest.mark.parametrize("name", ["beyond a block", "steep", "beyond a block, all masks", "window and short rows"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("beyond a block", "steep", "beyond a block, all masks", "window and short rows"),
+        *("both directions, beyond a block", "look-ahead beyond a block", "look-ahead and window"),
+    ],
+)
 def test_small_blocks_change_nothing(name: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked, "SCORES", scores)
     monkeypatch.setattr(chunked, "QUERIES", 5)
@@ -386,22 +480,33 @@ def test_each_block_has_another_dropout_mask(monkeypatch: pytest.MonkeyPatch) ->
     assert_dropout("chunked")
 
 
+def mask_of(case: Case) -> Mask:
+    given = masks(case)
+    ahead = case.later if case.look_ahead is None else min(case.look_ahead, case.later)
+    return Mask(case.attn_len, given["valid"], ahead, given["end"])
+
+
 @settings(max_examples=20, deadline=None)
 @given(
-    queries=st.integers(1, 9), memory=st.integers(0, 9), attn_len=st.none() | st.integers(1, 9), fit=st.integers(1, 90)
+    queries=st.integers(1, 9),
+    memory=st.integers(0, 9),
+    attn_len=st.none() | st.integers(1, 9),
+    look_ahead=st.integers(0, 9),
+    fit=st.integers(1, 90),
 )
 def test_blocks_contain_every_visible_score_once_and_no_more_than_fit(
-    queries: int, memory: int, attn_len: int | None, fit: int
+    queries: int, memory: int, attn_len: int | None, look_ahead: int, fit: int
 ) -> None:
-    case = Case(queries=queries, memory=memory, attn_len=attn_len, heads=3, batch=2)
+    case = Case(queries, memory, attn_len, heads=3, batch=2, causal=False, look_ahead=look_ahead)
     seen = torch.zeros(case.heads, case.batch, queries, memory + queries, dtype=torch.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked, "SCORES", fit)
         patch.setattr(chunked, "QUERIES", 4)
-        for block in chunked._blocks(case.heads, case.batch, queries, memory + queries, attn_len):
-            seen[block] += 1
+        for block in chunked._blocks(case.heads, case.batch, queries, memory + queries, mask_of(case)):
+            part = block.heads, block.rows, block.queries, block.keys
+            seen[part] += 1
             one = torch.zeros_like(seen)
-            one[block] = 1
+            one[part] = 1
             assert one.sum() <= max(fit, one.any(0).any(0).sum()), "a block may exceed the limit by one row of one head"
     assert seen.max() == 1
     assert (seen[:, :, visible(case)[0]] == 1).all()
@@ -412,20 +517,23 @@ def test_blocks_contain_every_visible_score_once_and_no_more_than_fit(
 def test_masks_hide_exactly_the_invisible_keys(sizes: dict[str, Any]) -> None:
     case = Case(**sizes)
     shape = (case.heads, case.batch, case.queries, case.memory + case.queries)
-    seen = visible(case).expand(shape)
-    valid = None if case.valid is None else torch.tensor(case.valid)
+    mask = mask_of(case)
+    ones = torch.ones(1, case.batch, case.queries, 1)
+    padding = without_padding(ones, mask)[0, ..., 0] == 0  # the scores of padding may be anything: its result is 0
+    seen = (visible(case) | padding[..., None])[:, None].transpose(0, 1).expand(shape)
 
     def shifted(product: Tensor) -> Tensor:
-        return shifted_view(product, (case.heads * case.batch, *shape[2:])).unflatten(0, shape[:2])
+        view = shifted_view(product, (case.heads * case.batch, *shape[2:]), case.memory, mask.ahead)
+        return view.unflatten(0, shape[:2])
 
-    product = torch.zeros(case.heads, case.batch * case.queries, next_multiple(shape[-1]))
+    product = torch.zeros(case.heads, case.batch * case.queries, next_multiple(shape[-1] + mask.ahead))
     before = product.clone()
-    mask_wrapped(shifted(product), attn_len=case.attn_len, valid=valid)
-    assert torch.equal(shifted(product) == 0, seen)
+    mask_wrapped(shifted(product), case.memory, mask)
+    assert torch.equal((shifted(product) == 0) | padding[..., None], seen)
     if case.attn_len is not None:
-        mask_distant(before, case.attn_len)
-    mask_wrapped(shifted(before), valid=valid)
-    assert torch.equal(shifted(before) == 0, seen)
+        mask_distant(before, case.attn_len + mask.ahead)
+    mask_wrapped(shifted(before), case.memory, mask._replace(attn_len=None))
+    assert torch.equal((shifted(before) == 0) | padding[..., None], seen)
 
 
 def test_auto_follows_its_rule() -> None:
@@ -490,7 +598,19 @@ def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
         relative_attention(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"attn_len": 0}, {"dropout_p": 1.5}, {"valid": torch.tensor([1, 2])}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attn_len": 0},
+        {"dropout_p": 1.5},
+        {"valid": torch.tensor([1, 2])},
+        {"end": torch.tensor([1, 2])},
+        {"look_ahead": 1},
+        {"causal": False, "look_ahead": -1},
+        {"causal": False},
+    ],
+    ids=str,
+)
 def test_arguments_out_of_range_are_refused(wrong: dict) -> None:
     with pytest.raises((ValueError, AssertionError, TypeError)):
         relative_attention(**make_inputs(Case(), torch.float64), **wrong)

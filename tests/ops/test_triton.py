@@ -44,6 +44,8 @@ if INTERPRETED:
         "beyond a block": Case(queries=19, memory=29, batch=1, head_size=37, strided=True),
         "steep": Case(queries=19, memory=23, batch=2, heads=1, head_size=13, scale=3.0, valid=(3, -2)),
         "beyond a block, all masks": Case(37, 19, attn_len=23, valid=(19, 3, -21), heads=1, head_size=17),
+        "both directions, beyond a block": Case(37, 19, causal=False, valid=(19, -21), end=(37, 29), batch=2, heads=1),
+        "look-ahead beyond a block": Case(37, 19, causal=False, look_ahead=18, attn_len=23, batch=1, heads=1),
     }
 
 runs = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="runs in the interpreter or a GPU")
@@ -161,18 +163,21 @@ def test_unsupported_calls_are_refused() -> None:
     assert on_cpu is None if INTERPRETED else "cpu" in (on_cpu or "")
 
 
-def compiled(kernel: Any, choices: dict[str, bool], capability: int, head_size: int, masked: bool) -> Any:
+def compiled(
+    kernel: Any, choices: dict[str, bool], capability: int, head_size: int, masked: bool, both: bool = False
+) -> Any:
     """A kernel for bf16 and a real GPU, made without one."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     options = fused._tile(torch.bfloat16, head_size)
     padded = max(16, triton.next_power_of_2(head_size))
-    constants = {"PRECISION": "ieee", "DROPOUT": masked, "K": head_size, "BLOCK_K": padded} | choices
+    constants = {"PRECISION": "ieee", "DROPOUT": masked, "BOTH": both, "K": head_size, "BLOCK_K": padded} | choices
     constants |= {"BLOCK": options.pop("BLOCK")} | ({} if masked else {"start": None})
+    constants |= {} if both else {"end": None}
     pointers = dict.fromkeys((*NAMES, "out", "d_out", "d_q", "d_v"), "*bf16")
     pointers["d_rows"] = "*fp32" if choices.get("DISTANCES") else "*bf16"
-    kinds = dict.fromkeys(("factor", "keep_scale", "scale"), "fp32") | {"start": "*i32"} | pointers
+    kinds = dict.fromkeys(("factor", "keep_scale", "scale"), "fp32") | {"start": "*i32", "end": "*i32"} | pointers
     kinds |= dict.fromkeys(("lse", "delta", "d_bias"), "*fp32")
     signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in kernel.arg_names}
     strides = ("_b", "_h", "_t", "_s")
@@ -182,10 +187,11 @@ def compiled(kernel: Any, choices: dict[str, bool], capability: int, head_size: 
 
 
 @compiles
+@pytest.mark.parametrize("both", [False, True], ids=["causal", "both directions"])
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile_for_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_for_a_gpu(name: str, both: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    hopper = compiled(*KERNELS[name], 90, 64, masked=True)
+    hopper = compiled(*KERNELS[name], 90, 64, masked=True, both=both)
     assert "wgmma" in hopper.asm["ptx"], "the products of bf16 must be on the tensor cores"
     assert hopper.metadata.shared <= 114 * 1024, "two programs must fit a multiprocessor of 228 KiB"
 

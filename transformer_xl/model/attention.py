@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..ops import check_backend
 from ..ops.dropout import Dropout
-from ..ops.masks import visible, without_padding
+from ..ops.masks import Mask, visible, without_padding
 
 
 def sinusoids(
@@ -165,7 +165,8 @@ def content_attention(
     queries, keys = q.shape[2], k.shape[2]
     if valid is None and (attn_len is None or attn_len >= keys) and queries in (1, keys):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=queries > 1)
-    seen = visible(queries, keys, attn_len=attn_len, valid=valid, device=q.device)
+    mask = Mask(attn_len, valid)
+    seen = visible(queries, keys, mask, device=q.device)
     seen = seen | ~seen.any(-1, keepdim=True)  # padding sees no key, and some kernels then return nan
     out = F.scaled_dot_product_attention(q, k, v, seen, dropout_p)
-    return without_padding(out.transpose(0, 1), valid).transpose(0, 1)
+    return without_padding(out.transpose(0, 1), mask).transpose(0, 1)

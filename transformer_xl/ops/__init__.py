@@ -16,17 +16,18 @@ from torch import Tensor
 
 from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
+from .masks import Mask
 from .reference import scores_by_term
 
 __all__ = ["BACKENDS", "check_backend", "relative_attention", "resolve_backend", "scores_by_term"]
 
 
-def _triton(*tensors: Tensor, **masks: Any) -> Tensor:
+def _triton(*tensors: Tensor, **options: Any) -> Tensor:
     q = tensors[0]
     reason = triton_refusal(q.device, q.dtype, q.shape[-1])
     if reason is not None:
         raise Mistake(f"backend triton cannot serve this call: {reason}. Use auto, strided or sdpa.")
-    return import_module(".triton", __name__).attend(*tensors, **masks)
+    return import_module(".triton", __name__).attend(*tensors, **options)
 
 
 def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
@@ -100,31 +101,46 @@ def relative_attention(
     *,
     attn_len: int | None = None,
     valid: Int[Tensor, " B"] | None = None,
+    end: Int[Tensor, " B"] | None = None,
+    causal: bool = True,
+    look_ahead: int | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "B H T K"]:
-    """Causal attention of T queries over S = M + T keys with relative positions (Dai et al. 2019, section 3.3).
+    """Attention of T queries over S = M + T keys with relative positions (Dai et al. 2019, section 3.3).
 
-    Query i scores key j, at distance d = M + i - j >= 0, with `scale * ((q_i + u) . k_j + (q_i + v) . r_d)`.
+    Query i scores key j, at distance d = M + i - j, with `scale * ((q_i + u) . k_j + (q_i + v) . r_d)`. It sees keys
+    at d >= 0, and with `causal` False also later ones, at d < 0.
 
     Args:
         k, v: memory first, then the T new positions.
-        r: encoded distances R - 1, ..., 1, 0 (the last row is distance 0); R is at least S. The caller clamps them.
+        r: encoded distances R - 1, ..., 1, 0 (the last row is distance 0); R is at least S. With `causal` False they go
+            on to -(T - 1), and R is at least S + T - 1. The caller clamps them.
         content_bias, position_bias: the paper's u and v.
-        attn_len: number of keys that a query sees, its own included; None: all.
+        attn_len: number of keys up to its own that a query sees; None: all.
         valid: for each row, the number of its newest memory positions that count, in [-T, M]. A negative number -n
-            hides the row's first n tokens (left padding). None: all M. The result is 0 for a query that sees no key.
+            hides the row's first n tokens (left padding). None: all M.
+        end: for each row, the number of its T new positions before the padding on the right, in [0, T]. None: all T.
+        look_ahead: with `causal` False, the number of keys after its own that a query sees; None: all.
         dropout_p: dropout on the probabilities.
         scale: None is 1 / sqrt(K).
         backend: "auto" or a name in `BACKENDS`.
 
+    Returns:
+        The attended values; 0 for padding.
+
     Raises:
-        ValueError: shapes that do not fit, attn_len or dropout_p out of range, or no such backend.
+        ValueError: shapes that do not fit, arguments out of range, or no such backend.
     """
-    _check_shapes(q, k, v, r, content_bias, position_bias, valid)
+    later = 0 if causal else q.shape[2] - 1
+    _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, later)
     if attn_len is not None and attn_len < 1:
         raise Mistake(f"attn_len must be at least 1, because a query sees itself; got {attn_len}.")
+    if look_ahead is not None and (causal or look_ahead < 0):
+        raise Mistake(
+            f"look_ahead must be at least 0, and None with causal=True; got {look_ahead} and causal={causal}."
+        )
     if not 0 <= dropout_p < 1:
         raise Mistake(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name = check_backend(backend)
@@ -134,20 +150,23 @@ def relative_attention(
         scores = q.shape[:3].numel() * k.shape[2]
         name, _ = resolve_backend(name, q.device, q.dtype, q.shape[-1], training=training, scores=scores)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    ahead = later if look_ahead is None else min(look_ahead, later)
+    r = r[:, : r.shape[1] - (later - ahead)]
     added = (x.to(q.dtype) for x in (r, content_bias, position_bias))
-    return BACKENDS[name](q, k, v, *added, attn_len=attn_len, valid=valid, dropout_p=dropout_p, scale=scale)
+    return BACKENDS[name](q, k, v, *added, mask=Mask(attn_len, valid, ahead, end), dropout_p=dropout_p, scale=scale)
 
 
-def _check_shapes(q, k, v, r, content_bias, position_bias, valid) -> None:
+def _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, later) -> None:
     B, H, T, K = q.shape
     S = k.shape[2]
     expected = {
         "k": (k, (B, H, S, K)),
         "v": (v, (B, H, S, K)),
-        "r": (r, (H, max(S, r.shape[1]), K)),
+        "r": (r, (H, max(S + later, r.shape[1]), K)),
         "content_bias": (content_bias, (H, K)),
         "position_bias": (position_bias, (H, K)),
         "valid": (valid, (B,)),
+        "end": (end, (B,)),
     }
     for name, (tensor, shape) in expected.items():
         if tensor is not None and tuple(tensor.shape) != shape:

@@ -14,13 +14,13 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..mistake import Mistake
 from .dropout import keep_mask
-from .masks import mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
+from .masks import ALIGNED, Mask, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
 
 SCORES = 1 << 20
 """Maximum number of scores in a block."""
@@ -36,8 +36,7 @@ def attend(
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,
-    attn_len: int | None,
-    valid: Int[Tensor, " B"] | None,
+    mask: Mask,
     dropout_p: float,
     scale: float,
 ) -> Float[Tensor, "B H T K"]:
@@ -48,14 +47,13 @@ def attend(
     content_q = q_HBTK + (content_bias * scale)[:, None, None]
     position_q = q_HBTK + (position_bias * scale)[:, None, None]
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
-    masks = _Masks(attn_len, valid, dropout_p, seed)
-    r = r[:, r.shape[1] - k.shape[2] :]
-    return _Attention.apply(content_q, position_q, k.transpose(0, 1), v.transpose(0, 1), r, masks).transpose(0, 1)
+    r = r[:, r.shape[1] - k.shape[2] - mask.ahead :]
+    options = _Options(mask, dropout_p, seed)
+    return _Attention.apply(content_q, position_q, k.transpose(0, 1), v.transpose(0, 1), r, options).transpose(0, 1)
 
 
-class _Masks(NamedTuple):
-    attn_len: int | None
-    valid: Tensor | None
+class _Options(NamedTuple):
+    mask: Mask
     dropout_p: float
     seed: int
     """The seed of the first block's dropout mask. Block i uses `seed + i`."""
@@ -68,6 +66,10 @@ class _Block(NamedTuple):
     rows: slice
     queries: slice
     keys: slice
+    memory: int
+    """The number of these keys before the first query's own."""
+    ahead: int
+    """The number of these keys that the first query sees after its own: the farthest distance ahead is -`ahead`."""
 
     def cut(self, x: Tensor, along: slice) -> Tensor:
         """This block's part of `H B L K` as `G l K`, where G is the number of heads times rows."""
@@ -83,43 +85,46 @@ class _Block(NamedTuple):
         target.copy_(part.view_as(target))
 
 
-def _blocks(H: int, B: int, T: int, S: int, attn_len: int | None) -> Iterator[_Block]:
-    t = min(T, QUERIES)
-    fit = max(1, SCORES // (t * (S if attn_len is None else min(S, t + attn_len - 1))))
+def _blocks(H: int, B: int, T: int, S: int, mask: Mask) -> Iterator[_Block]:
+    t, attn_len = min(T, QUERIES), mask.attn_len
+    fit = max(1, SCORES // (t * (S if attn_len is None else min(S, t + attn_len - 1 + mask.ahead))))
     h, b = max(1, fit // B), min(B, fit)
     for head in range(0, H, h):
         for row in range(0, B, b):
             for query in range(0, T, t):
-                end = min(query + t, T)
-                first = 0 if attn_len is None else max(0, S - T + query + 1 - attn_len)
+                own, end = S - T + query, min(query + t, T)
+                first = 0 if attn_len is None else max(0, own + 1 - attn_len)
                 heads, rows = slice(head, min(head + h, H)), slice(row, min(row + b, B))
-                yield _Block(heads, rows, slice(query, end), slice(first, S - T + end))
+                keys = slice(first, min(S - T + end + mask.ahead, S))
+                yield _Block(heads, rows, slice(query, end), keys, own - first, min(mask.ahead, T - 1 - query))
 
 
 class _Attention(torch.autograd.Function):
     """Attention by blocks. All inputs but `r` are `H B L K`; queries are scaled and have their biases added."""
 
     @staticmethod
-    def forward(ctx: Any, content_q, position_q, k, v, r, masks: _Masks):
+    def forward(ctx: Any, content_q, position_q, k, v, r, options: _Options):
         content_q, position_q, k, v = (x.contiguous() for x in (content_q, position_q, k, v))
-        r = with_spare(r, next_multiple(r.shape[1]))
+        mask = options.mask
+        r = with_spare(r, next_multiple(r.shape[1]) + (ALIGNED if mask.ahead else 0))
         ctx.save_for_backward(content_q, position_q, k, v, r)
-        ctx.masks = masks
+        ctx.options = options
         out = torch.empty_like(content_q)
-        work = _Work(content_q, position_q, k, r, masks)
+        work = _Work(content_q, position_q, k, r, options)
         for number, block in enumerate(work.blocks):
             probability = work.apply_dropout(work.probability(block), work.keep(block, number))
             block.put(torch.bmm(probability, block.cut(v, block.keys)), out)
-        return without_padding(out if masks.dropout_p == 0 else out.mul_(1 / (1 - masks.dropout_p)), masks.valid)
+        return without_padding(out if options.dropout_p == 0 else out.mul_(1 / (1 - options.dropout_p)), mask)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor):
         content_q, position_q, k, v, r = ctx.saved_tensors
-        d_out = without_padding(d_out / (1 - ctx.masks.dropout_p), ctx.masks.valid)
+        mask = ctx.options.mask
+        d_out = without_padding(d_out / (1 - ctx.options.dropout_p), mask)
         d_content_q, d_position_q = torch.empty_like(content_q), torch.empty_like(position_q)
         d_k, d_v, d_r = (x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v, r))
-        work = _Work(content_q, position_q, k, r, ctx.masks)
+        work = _Work(content_q, position_q, k, r, ctx.options)
         for number, block in enumerate(work.blocks):
             d_attended, content = block.cut(d_out, block.queries), block.cut(content_q, block.queries)
             position = block.by_head(position_q)
@@ -137,21 +142,21 @@ class _Attention(torch.autograd.Function):
             block.put(torch.bmm(d_score, block.cut(k, block.keys)), d_content_q)
             d_k[keys] += torch.bmm(d_score.mT, content).view_as(d_k[keys])
             d_product = work.product(block)
-            shifted_view(d_product.zero_(), d_score.shape).copy_(d_score)
-            distances = slice(-d_product.shape[2], None)
+            shifted_view(d_product.zero_(), d_score.shape, block.memory, block.ahead).copy_(d_score)
+            distances = work.distances(block)
             block.put(torch.bmm(d_product, r[block.heads, distances]), d_position_q)
             d_r[block.heads, distances] += torch.bmm(d_product.mT, position)
-        d_r = d_r[:, -k.shape[2] :]
+        d_r = d_r[:, -k.shape[2] - mask.ahead :]
         return d_content_q, d_position_q, d_k.to(k.dtype), d_v.to(v.dtype), d_r.to(r.dtype), None
 
 
 class _Work:
     """Computes the probabilities of one block after another, in a few buffers that all blocks use."""
 
-    def __init__(self, content_q: Tensor, position_q: Tensor, k: Tensor, r: Tensor, masks: _Masks):
-        self.content_q, self.position_q, self.k, self.r, self.masks = content_q, position_q, k, r, masks
+    def __init__(self, content_q: Tensor, position_q: Tensor, k: Tensor, r: Tensor, options: _Options):
+        self.content_q, self.position_q, self.k, self.r, self.options = content_q, position_q, k, r, options
         H, B, T, _ = content_q.shape
-        self.blocks = tuple(_blocks(H, B, T, k.shape[2], masks.attn_len))
+        self.blocks = tuple(_blocks(H, B, T, k.shape[2], options.mask))
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, shape: Sequence[int]) -> Tensor:
@@ -161,21 +166,28 @@ class _Work:
             buffer = self._buffers[name] = self.k.new_empty(prod(shape))
         return buffer[: prod(shape)].view(shape)
 
+    def distances(self, block: _Block) -> slice:
+        """The rows of `r` that a block needs, with spare ones in front."""
+        end = self.r.shape[1] - self.options.mask.ahead + block.ahead
+        return slice(end - next_multiple(block.memory + block.queries.stop - block.queries.start + block.ahead), end)
+
     def product(self, block: _Block) -> Tensor:
-        """A buffer for a block's queries times its distances, for each head, with spare columns in front."""
-        heads, rows, queries, keys = (part.stop - part.start for part in block)
-        return self.buffer("product", (heads, rows * queries, next_multiple(keys)))
+        """A buffer for a block's queries times its distances, for each head."""
+        heads, rows, queries, distances = (
+            part.stop - part.start for part in (block.heads, block.rows, block.queries, self.distances(block))
+        )
+        return self.buffer("product", (heads, rows * queries, distances))
 
     def probability(self, block: _Block) -> Tensor:
         """The block's probabilities, `G t s`."""
         content, k = block.cut(self.content_q, block.queries), block.cut(self.k, block.keys)
         score = torch.bmm(content, k.mT, out=self.buffer("score", (len(content), content.shape[1], k.shape[1])))
         product = self.product(block)
-        torch.bmm(block.by_head(self.position_q), self.r[block.heads, -product.shape[2] :].mT, out=product)
-        score += shifted_view(product, score.shape)
-        rows, start = product.shape[1] // score.shape[1], block.queries.start
-        valid = None if self.masks.valid is None else self.masks.valid[block.rows] + start
-        mask_wrapped(score.unflatten(0, (-1, rows)), attn_len=self.masks.attn_len, valid=valid)
+        torch.bmm(block.by_head(self.position_q), self.r[block.heads, self.distances(block)].mT, out=product)
+        score += shifted_view(product, score.shape, block.memory, block.ahead)
+        rows = product.shape[1] // score.shape[1]
+        mask = self.options.mask.from_query(block.queries.start, block.rows)
+        mask_wrapped(score.unflatten(0, (-1, rows)), block.memory, mask)
         return torch.softmax(score, -1, out=self.buffer("probability", score.shape))
 
     def apply_dropout(self, probability: Tensor, keep: Tensor | None) -> Tensor:
@@ -185,8 +197,8 @@ class _Work:
 
     def keep(self, block: _Block, number: int) -> Tensor | None:
         """The block's dropout mask, which is the same in forward and backward."""
-        if not self.masks.dropout_p:
+        if not self.options.dropout_p:
             return None
         shape = (len(block.cut(self.k, block.keys)), *(part.stop - part.start for part in (block.queries, block.keys)))
-        generator = torch.Generator().manual_seed(self.masks.seed + number)
-        return keep_mask(shape, self.masks.dropout_p, generator)
+        generator = torch.Generator().manual_seed(self.options.seed + number)
+        return keep_mask(shape, self.options.dropout_p, generator)

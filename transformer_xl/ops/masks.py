@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,61 +11,82 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def visible(
-    queries: int, keys: int, *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None, device: Any = None
-) -> Bool[Tensor, "#B 1 T S"]:
-    """The mask of T queries over S = M + T keys; for T = 3 after M = 2, plain and with attn_len = 2:
+class Mask(NamedTuple):
+    """The keys that each query sees; see `relative_attention`."""
 
-        1 1 1 0 0        0 1 1 0 0
-        1 1 1 1 0        0 0 1 1 0
-        1 1 1 1 1        0 0 0 1 1
+    attn_len: int | None = None
+    valid: Int[Tensor, " B"] | None = None
+    ahead: int = 0
+    """Number of keys after its own that a query sees; 0: causal."""
+    end: Int[Tensor, " B"] | None = None
 
-    `valid[b]` is the number of newest memory positions that count; a negative -n also hides the row's first n tokens.
+    def from_query(self, start: int, rows: slice) -> Mask:
+        """The mask of the queries from `start` on, for some rows."""
+        valid = None if self.valid is None else self.valid[rows] + start
+        end = None if self.end is None else self.end[rows] - start
+        return self._replace(valid=valid, end=end)
+
+
+def visible(queries: int, keys: int, mask: Mask, *, device: Any = None) -> Bool[Tensor, "#B 1 T S"]:
+    """Which of S = M + T keys each of T queries sees; for T = 3 after M = 2, plain, with attn_len 2, with ahead 1:
+
+        1 1 1 0 0        0 1 1 0 0        1 1 1 1 0
+        1 1 1 1 0        0 0 1 1 0        1 1 1 1 1
+        1 1 1 1 1        0 0 0 1 1        1 1 1 1 1
+
+    `valid` and `end` hide padding, which also sees no key itself.
     """
     memory = keys - queries
     i = torch.arange(queries, device=device)[:, None] + memory
     j = torch.arange(keys, device=device)
-    seen = j <= i
-    if attn_len is not None:
-        seen = seen & (j > i - attn_len)
+    seen = j <= i + mask.ahead
+    if mask.attn_len is not None:
+        seen = seen & (j > i - mask.attn_len)
     seen = seen[None, None]
-    if valid is not None:
-        seen = seen & (j >= memory - valid[:, None])[:, None, None]
+    if mask.valid is not None:
+        first = memory - mask.valid[:, None, None, None]
+        seen = seen & (j >= first) & (i >= first)
+    if mask.end is not None:
+        end = memory + mask.end[:, None, None, None]
+        seen = seen & (j < end) & (i < end)
     return seen
 
 
-def without_padding(out: Float[Tensor, "H B T K"], valid: Int[Tensor, " B"] | None) -> Float[Tensor, "H B T K"]:
-    """`out` with 0 where a row's first tokens are padding, because padding sees no key, not even its own."""
-    if valid is None:
-        return out
-    padding = torch.arange(out.shape[2], device=out.device) < -valid[:, None]
-    return out.masked_fill(padding[:, :, None], 0.0)
+def without_padding(out: Float[Tensor, "H B T K"], mask: Mask) -> Float[Tensor, "H B T K"]:
+    """`out` with 0 where a row's first or last tokens are padding."""
+    i = torch.arange(out.shape[2], device=out.device)
+    if mask.valid is not None:
+        out = out.masked_fill((i < -mask.valid[:, None])[:, :, None], 0.0)
+    if mask.end is not None:
+        out = out.masked_fill((i >= mask.end[:, None])[:, :, None], 0.0)
+    return out
 
 
 @torch.no_grad()  # hidden scores have probability 0, so their gradient is 0 without autograd
-def mask_wrapped(
-    shifted: Float[Tensor, "H B T S"], *, attn_len: int | None = None, valid: Int[Tensor, " B"] | None = None
-) -> None:
-    """Set hidden scores to the lowest number of the dtype, in place."""
-    _, _, T, S = shifted.shape
+def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> None:
+    """Set hidden scores to the lowest number of the dtype, in place; `memory` keys are before the first query's own."""
+    T, S = shifted.shape[2:]
     lowest, device = torch.finfo(shifted.dtype).min, shifted.device
-    if T > 1:
-        hidden = torch.ones(T, T, dtype=torch.bool, device=device).triu_(1)
-        shifted[..., S - T :].masked_fill_(hidden, lowest)
-    if attn_len is not None and attn_len < S:
-        edge = shifted[..., : S - attn_len]
-        hidden = torch.ones(edge.shape[-2:], dtype=torch.bool, device=device).tril_(S - T - attn_len)
+    later = shifted[..., memory + mask.ahead + 1 :]
+    if later.shape[-1]:
+        hidden = torch.ones(later.shape[-2:], dtype=torch.bool, device=device).triu_()
+        later.masked_fill_(hidden, lowest)
+    if mask.attn_len is not None and mask.attn_len < memory + T:
+        edge = shifted[..., : memory + T - mask.attn_len]
+        hidden = torch.ones(edge.shape[-2:], dtype=torch.bool, device=device).tril_(memory - mask.attn_len)
         edge.masked_fill_(hidden, lowest)
-    if valid is not None:
-        unused = torch.arange(S, device=device) < (S - T - valid)[:, None]
-        shifted.masked_fill_(unused[:, None], lowest)
+    j = torch.arange(S, device=device)
+    if mask.valid is not None:
+        shifted.masked_fill_((j < (memory - mask.valid)[:, None])[:, None], lowest)
+    if mask.end is not None:
+        shifted.masked_fill_((j >= (memory + mask.end)[:, None])[:, None], lowest)
 
 
 @torch.no_grad()
-def mask_distant(product: Float[Tensor, "H N W"], attn_len: int) -> None:
-    """Hide the keys beyond a window before the shift, where each distance is a column. This is faster than
+def mask_distant(product: Float[Tensor, "H N W"], near: int) -> None:
+    """Hide all but the last `near` distances before the shift, where each is a column. This is faster than
     `mask_wrapped`."""
-    product[..., :-attn_len] = torch.finfo(product.dtype).min
+    product[..., : max(product.shape[2] - near, 0)] = torch.finfo(product.dtype).min
 
 
 ALIGNED = 32
@@ -82,10 +103,13 @@ def with_spare(r: Float[Tensor, "H R K"], rows: int) -> Float[Tensor, "H _ K"]:
     return r[:, r.shape[1] - rows :] if r.shape[1] >= rows else F.pad(r, (0, 0, rows - r.shape[1], 0))
 
 
-def shifted_view(product: Float[Tensor, "H N W"], shape: Sequence[int]) -> Float[Tensor, "G T S"]:
-    """A product of queries and W > S encodings as scores: row i of each T begins T - 1 - i further right.
+def shifted_view(
+    product: Float[Tensor, "H N W"], shape: Sequence[int], memory: int, ahead: int = 0
+) -> Float[Tensor, "G T S"]:
+    """A product of queries and W encodings as scores: row i of each T begins i to the left.
 
-    This is the same memory, read in rows of W - 1.
+    The last column is distance -`ahead`, and key `memory` is the first query's own. This is the same memory, read in
+    rows of W - 1.
     """
-    (_, T, S), W = shape, product.shape[2]
-    return product.as_strided(tuple(shape), (T * W, W - 1, 1), product.storage_offset() + W - S + T - 1)
+    (_, T, _), W = shape, product.shape[2]
+    return product.as_strided(tuple(shape), (T * W, W - 1, 1), product.storage_offset() + W - 1 - ahead - memory)

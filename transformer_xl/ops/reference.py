@@ -10,10 +10,10 @@ It is simple and slow, because every other backend is tested against it.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from .masks import visible
+from .masks import Mask, visible
 
 
 def scores_by_term(
@@ -24,14 +24,16 @@ def scores_by_term(
     position_bias: Float[Tensor, "H K"],
     *,
     scale: float | None = None,
+    ahead: int = 0,
 ) -> tuple[Float[Tensor, "B H T S"], ...]:
-    """Terms (a) to (d) as separate tensors, scaled. Where j > M + i (not seen) they have the values of distance 0."""
+    """Terms (a) to (d) as separate tensors, scaled. The last row of `r` is distance -`ahead`; where j > M + i + `ahead`
+    (not seen) they have its values."""
     queries, keys = q.shape[2], k.shape[2]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     i = torch.arange(queries, device=q.device)[:, None]
     j = torch.arange(keys, device=q.device)
-    distance = (keys - queries + i - j).clamp(min=0)
-    r_HTSK = r[:, r.shape[1] - 1 - distance]
+    distance = (keys - queries + i - j).clamp(min=-ahead)
+    r_HTSK = r[:, r.shape[1] - 1 - ahead - distance]
     a = torch.einsum("bhtk,bhsk->bhts", q, k)
     b = torch.einsum("bhtk,htsk->bhts", q, r_HTSK)
     c = torch.einsum("hk,bhsk->bhs", content_bias, k)[:, :, None].expand_as(a)
@@ -47,14 +49,13 @@ def attend(
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,
-    attn_len: int | None,
-    valid: Int[Tensor, " B"] | None,
+    mask: Mask,
     dropout_p: float,
     scale: float,
 ) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
-    score = torch.stack(scores_by_term(q, k, r, content_bias, position_bias, scale=scale)).sum(0)
-    seen = visible(q.shape[2], k.shape[2], attn_len=attn_len, valid=valid, device=q.device)
+    score = torch.stack(scores_by_term(q, k, r, content_bias, position_bias, scale=scale, ahead=mask.ahead)).sum(0)
+    seen = visible(q.shape[2], k.shape[2], mask, device=q.device)
     score = score.masked_fill(~seen, torch.finfo(score.dtype).min)
     probability = score.softmax(-1).masked_fill(~seen, 0.0)
     probability = torch.nn.functional.dropout(probability, dropout_p)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from .masks import mask_distant, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
+from .masks import Mask, mask_distant, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
 
 
 def attend(
@@ -22,28 +22,28 @@ def attend(
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,
-    attn_len: int | None,
-    valid: Int[Tensor, " B"] | None,
+    mask: Mask,
     dropout_p: float,
     scale: float,
 ) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
     B, H, T, K = q.shape
-    if attn_len is not None:  # drop the keys that no query sees
-        reached = attn_len - 1 + T
+    if mask.attn_len is not None:  # drop the keys that no query sees
+        reached = mask.attn_len - 1 + T
         k, v = k[:, :, -reached:], v[:, :, -reached:]
     S = k.shape[2]
-    seen = S if attn_len is None else min(attn_len, S)
+    seen = S if mask.attn_len is None else min(mask.attn_len, S)
     position_q = ((q + position_bias[:, None]) * scale).transpose(0, 1).reshape(H, B * T, K)
     if T == 1:  # no shift is needed, and a matrix times a vector is fastest with the matrix on the left
         shifted = torch.bmm(r[:, r.shape[1] - S :], position_q.mT).mT.reshape(H, B, 1, S)
     else:
-        position = torch.bmm(position_q, with_spare(r, next_multiple(S)).mT)
+        position = torch.bmm(position_q, with_spare(r, next_multiple(S + mask.ahead)).mT)
         if seen < S:
-            mask_distant(position, seen)
-        shifted = shifted_view(position, (H * B, T, S)).unflatten(0, (H, B))
-    if seen > S - T + 1 or valid is not None:  # otherwise the window of the first query hides all that wraps
-        mask_wrapped(shifted, valid=valid)
+            mask_distant(position, seen + mask.ahead)
+        shifted = shifted_view(position, (H * B, T, S), S - T, mask.ahead).unflatten(0, (H, B))
+    padded = mask.valid is not None or mask.end is not None
+    if seen > S - T + 1 or padded:  # otherwise the window of the first query hides all that wraps
+        mask_wrapped(shifted, S - T, mask._replace(attn_len=None))
     content_q = q + content_bias[:, None]
     out = F.scaled_dot_product_attention(content_q, k, v, shifted.transpose(0, 1), dropout_p, scale=scale)
-    return without_padding(out.transpose(0, 1), valid).transpose(0, 1)
+    return without_padding(out.transpose(0, 1), mask).transpose(0, 1)

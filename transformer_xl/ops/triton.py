@@ -23,16 +23,18 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from .masks import Mask, without_padding
 
 MAX_HEAD_SIZE = 128
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 # S grows with memory, so a kernel specialised for multiples of 16 would be compiled twice. Triton reads the source of
 # kernels, so a type checker must not wrap them.
-_jit = triton.jit(do_not_specialize=["T", "S", "window", "seed", "threshold"])
+_jit = triton.jit(do_not_specialize=["T", "S", "window", "ahead", "seed", "threshold"])
 
 
 @triton.jit
@@ -94,9 +96,16 @@ def _program(length, H, BLOCK: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _distances(S, ahead, BOTH: tl.constexpr):
+    """The number of rows of r."""
+    return S + ahead if BOTH else S
+
+
+@triton.jit
+@no_type_check
 def _queries(
-    q, content_bias, position_bias, start, q_b, q_h, q_t, H, T, S, window,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+    q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead,
+    BOTH: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program's block of queries: `_program`, the keys [low, high) that they may see, and queries plus each bias."""
     head, b, h, first = _program(T, H, BLOCK)
@@ -104,20 +113,25 @@ def _queries(
     low = tl.maximum(S - T + first - window + 1, 0)
     if start is not None:
         low = tl.maximum(low, tl.load(start + b))
+    high = S - T + first + BLOCK
+    if BOTH:
+        high += ahead
+        if end is not None:
+            high = tl.minimum(high, tl.load(end + b))
     rows = _load(q + b * q_b + h * q_h, first, 0, T, q_t, BLOCK, K, BLOCK_K)
     content_q = rows + _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
     position_q = rows + _load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
-    return head, b, h, first, low, tl.minimum(S - T + first + BLOCK, S), content_q, position_q
+    return head, b, h, first, low, tl.minimum(high, S), content_q, position_q
 
 
 @triton.jit
 @no_type_check
 def _scores(
-    content_q, position_q, near, k_rows, r, r_s, first, key, low, T, S, window, factor,
-    PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+    content_q, position_q, near, k_rows, r, r_s, first, key, low, high, T, S, window, ahead, factor,
+    BOTH: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of scores in base 2 (-inf: hidden), the indices of its queries and keys, and the strip's far tile."""
-    r_rows = _load(r, T - first + key, 0, S, r_s, BLOCK, K, BLOCK_K)
+    r_rows = _load(r, T - first + key, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
     far = tl.dot(position_q, tl.trans(r_rows), input_precision=PRECISION)
     index = tl.arange(0, BLOCK)[None, :]
     i = tl.arange(0, BLOCK)[:, None]
@@ -125,7 +139,10 @@ def _scores(
     score += tl.dot(content_q, tl.trans(k_rows), input_precision=PRECISION)
     i += first
     j = key + index
-    seen = (j <= S - T + i) & (j > S - T + i - window)
+    if BOTH:
+        seen = (j <= S - T + i + ahead) & (j > S - T + i - window) & (j < high)
+    else:
+        seen = (j <= S - T + i) & (j > S - T + i - window)
     return tl.where(seen, score * factor, float("-inf")), i, j, far
 
 
@@ -145,16 +162,17 @@ def _move_rows(
 @_jit
 @no_type_check
 def _forward(
-    q, k, v, r, content_bias, position_bias, start, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
-    H, T, S, window, factor, seed, threshold, keep_scale, out, lse,
+    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    H, T, S, window, ahead, factor, seed, threshold, keep_scale, out, lse,
+    BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: `out` [B, T, H, K] and `lse` [B, H, T], in base 2."""
     head, b, h, first, low, high, content_q, position_q = _queries(
-        q, content_bias, position_bias, start, q_b, q_h, q_t, H, T, S, window, K, BLOCK_K, BLOCK
+        q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead, BOTH, K, BLOCK_K, BLOCK
     )
     k, v, r = k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
-    r_rows = tl.trans(_load(r, T - BLOCK - first + low, 0, S, r_s, BLOCK, K, BLOCK_K))
+    r_rows = tl.trans(_load(r, T - BLOCK - first + low, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K))
     near = tl.dot(position_q, r_rows, input_precision=PRECISION)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -162,8 +180,8 @@ def _forward(
     for key in range(low, high, BLOCK):
         k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
         score, i, j, near = _scores(
-            content_q, position_q, near, k_rows, r, r_s, first, key, low,
-            T, S, window, factor, PRECISION, K, BLOCK_K, BLOCK,
+            content_q, position_q, near, k_rows, r, r_s, first, key, low, high,
+            T, S, window, ahead, factor, BOTH, PRECISION, K, BLOCK_K, BLOCK,
         )  # fmt: skip
         before = largest
         largest = tl.maximum(largest, tl.max(score, 1))
@@ -187,16 +205,18 @@ def _forward(
 @_jit
 @no_type_check
 def _backward_queries(
-    q, k, v, r, content_bias, position_bias, start, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
-    H, T, S, window, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale, out, d_q,
+    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale, out, d_q,
+    BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries: `d_q` [B, T, H, K] and `delta` [B, H, T]."""
     head, b, h, first, low, high, content_q, position_q = _queries(
-        q, content_bias, position_bias, start, q_b, q_h, q_t, H, T, S, window, K, BLOCK_K, BLOCK
+        q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead, BOTH, K, BLOCK_K, BLOCK
     )
     k, v, r = k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
     strip = T - BLOCK - first
+    R = _distances(S, ahead, BOTH)
     own = (b * T * H + h) * K
     d_rows = _load(d_out + b * o_b + h * o_h, first, 0, T, o_t, BLOCK, K, BLOCK_K)
     out_rows = _load(out + own, first, 0, T, H * K, BLOCK, K, BLOCK_K)
@@ -208,15 +228,15 @@ def _backward_queries(
     query = first + tl.arange(0, BLOCK)
     tl.store(delta + head.to(tl.int64) * T + query, delta_row, mask=query < T)
     lse_row = tl.load(lse + head.to(tl.int64) * T + query, mask=query < T, other=float("inf"))
-    r_rows = _load(r, strip + low, 0, S, r_s, BLOCK, K, BLOCK_K)
+    r_rows = _load(r, strip + low, 0, R, r_s, BLOCK, K, BLOCK_K)
     near = tl.dot(position_q, tl.trans(r_rows), input_precision=PRECISION)
     d_near = tl.zeros([BLOCK, BLOCK], tl.float32)
     d_query = tl.zeros([BLOCK, BLOCK_K], tl.float32)
     for key in range(low, high, BLOCK):
         k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
         score, i, j, near = _scores(
-            content_q, position_q, near, k_rows, r, r_s, first, key, low,
-            T, S, window, factor, PRECISION, K, BLOCK_K, BLOCK,
+            content_q, position_q, near, k_rows, r, r_s, first, key, low, high,
+            T, S, window, ahead, factor, BOTH, PRECISION, K, BLOCK_K, BLOCK,
         )  # fmt: skip
         probability = tl.exp2(score - lse_row[:, None])
         v_rows = _load(v, key, low, high, v_s, BLOCK, K, BLOCK_K)
@@ -230,11 +250,11 @@ def _backward_queries(
         rotated = tl.gather(d_score, (index + passed - by) & (BLOCK - 1), 1)
         ready = tl.where(index + passed >= by + passed, rotated, 0.0)
         d_near += ready
-        r_rows = _load(r, strip + key, 0, S, r_s, BLOCK, K, BLOCK_K)
+        r_rows = _load(r, strip + key, 0, R, r_s, BLOCK, K, BLOCK_K)
         d_query = tl.dot(d_near.to(r_rows.dtype), r_rows, d_query, input_precision=PRECISION)
         d_near = rotated - ready
     last = strip + low + tl.cdiv(tl.maximum(high - low, 0), BLOCK) * BLOCK
-    r_rows = _load(r, last, 0, S, r_s, BLOCK, K, BLOCK_K)
+    r_rows = _load(r, last, 0, R, r_s, BLOCK, K, BLOCK_K)
     d_query = tl.dot(d_near.to(r_rows.dtype), r_rows, d_query, input_precision=PRECISION)
     _store(d_q + own, first, T, H * K, d_query * scale, BLOCK, K, BLOCK_K)
 
@@ -242,35 +262,42 @@ def _backward_queries(
 @_jit
 @no_type_check
 def _backward_rows(
-    q, k, v, r, content_bias, position_bias, start, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
-    H, T, S, window, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale, d_rows, d_v, d_bias,
-    DISTANCES: tl.constexpr,
+    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale,
+    d_rows, d_v, d_bias, DISTANCES: tl.constexpr, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one block of keys or distances, and a part of the gradient of their bias.
 
-    Results are [B, S, H, K]. Keys: tiles are keys by queries, and r's product is moved. Distances: tiles are distances
-    by queries, and the products of the keys and the values are moved; the caller adds up `d_rows` over B.
+    Results are [B, S, H, K], of distances [B, R, H, K]. Keys: tiles are keys by queries, and r's product is moved.
+    Distances: tiles are distances by queries, and the products of the keys and the values are moved; the caller adds up
+    `d_rows` over B.
     """
-    head, b, h, first = _program(S, H, BLOCK)
+    R = _distances(S, ahead, BOTH)
+    length = R if DISTANCES else S
+    head, b, h, first = _program(length, H, BLOCK)
     q, k, v, r = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
     d_out += b * o_b + h * o_h
     lse, delta = lse + head.to(tl.int64) * T, delta + head.to(tl.int64) * T
     oldest = 0
     if start is not None:
         oldest = tl.load(start + b)
+    newest = S
+    if end is not None:
+        newest = tl.load(end + b)
     index = tl.arange(0, BLOCK)[:, None]
     by = tl.arange(0, BLOCK)[None, :]
     if DISTANCES:
         low = tl.maximum(oldest + T - BLOCK - first, 0)
-        high = tl.where(first + BLOCK <= S - window, low, T)
-        rows = _load(r, first, 0, S, r_s, BLOCK, K, BLOCK_K)
-        seen_row = (first + index < S) & (first + index >= S - window)
+        high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
+        rows = _load(r, first, 0, R, r_s, BLOCK, K, BLOCK_K)
+        seen_row = (first + index < R) & (first + index >= S - window)
     else:
-        low = tl.maximum(tl.maximum(first, oldest) - (S - T), 0)
-        high = tl.where(first + BLOCK <= oldest, low, tl.minimum(first + BLOCK - 1 - (S - T) + window, T))
-        rows = _load(k, first, oldest, S, k_s, BLOCK, K, BLOCK_K)
-        v_rows = _load(v, first, oldest, S, v_s, BLOCK, K, BLOCK_K)
+        low = tl.maximum(tl.maximum(first, oldest) - (S - T) - (ahead if BOTH else 0), 0)
+        hidden = (first + BLOCK <= oldest) | (first >= newest) if BOTH else first + BLOCK <= oldest
+        high = tl.where(hidden, low, tl.minimum(first + BLOCK - 1 - (S - T) + window, T))
+        rows = _load(k, first, oldest, newest, k_s, BLOCK, K, BLOCK_K)
+        v_rows = _load(v, first, oldest, newest, v_s, BLOCK, K, BLOCK_K)
         by = BLOCK - 1 - by
         strip = T - BLOCK + first
     d_row = tl.zeros([BLOCK, BLOCK_K], tl.float32)
@@ -288,15 +315,17 @@ def _backward_rows(
         if DISTANCES:
             key = first - (T - 1) + query
             j = key + index + by
-            seen = seen_row & (j >= oldest)
-            score = _move_rows(k, key, oldest, S, k_s, content_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
+            seen = seen_row & (j >= oldest) & (j < newest) if BOTH else seen_row & (j >= oldest)
+            score = _move_rows(k, key, oldest, newest, k_s, content_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
             d_probability = _move_rows(
-                v, key, oldest, S, v_s, d_out_rows, by, query - low, PRECISION, K, BLOCK_K, BLOCK
+                v, key, oldest, newest, v_s, d_out_rows, by, query - low, PRECISION, K, BLOCK_K, BLOCK
             )
         else:
             j = first + index
-            seen = (j <= S - T + i) & (j > S - T + i - window) & (j >= oldest)
-            score = _move_rows(r, strip - query, 0, S, r_s, position_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
+            seen = (j <= S - T + i + (ahead if BOTH else 0)) & (j > S - T + i - window) & (j >= oldest)
+            if BOTH:
+                seen = seen & (j < newest)
+            score = _move_rows(r, strip - query, 0, R, r_s, position_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
             d_probability = tl.dot(v_rows, tl.trans(d_out_rows), input_precision=PRECISION)
         score += tl.dot(rows, tl.trans(own_q), input_precision=PRECISION)
         lse_row = tl.load(lse + i, mask=i < high, other=float("inf"))
@@ -312,8 +341,8 @@ def _backward_rows(
         d_score = probability * (d_probability - delta_row)
         d_sum += tl.sum(d_score, 1)[:, None]
         d_row = tl.dot(d_score.to(own_q.dtype), own_q, d_row, input_precision=PRECISION)
-    own = (b * S * H + h) * K
-    _store(d_rows + own, first, S, H * K, d_row * scale, BLOCK, K, BLOCK_K)
+    own = (b * length * H + h) * K
+    _store(d_rows + own, first, length, H * K, d_row * scale, BLOCK, K, BLOCK_K)
     if not DISTANCES:
         _store(d_v + own, first, S, H * K, d_value, BLOCK, K, BLOCK_K)
     d_bias_row = tl.sum(d_sum * rows * scale, 0)[None, :]  # the caller adds these up in a fixed order
@@ -338,7 +367,8 @@ def _launch(kernel: Any, length: int, inputs: Sequence[Any], numbers: tuple[Any,
     B, H, _, K = q.shape
     tile = _tile(q.dtype, K)
     exact = torch.get_float32_matmul_precision() == "highest"
-    constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers[-1] != 1, "K": K}
+    both = numbers[4] > 0 or inputs[7] is not None
+    constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers[-1] != 1, "BOTH": both, "K": K}
     constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *r.stride()[:2]
     programs = B * H * triton.cdiv(length, tile["BLOCK"])
@@ -350,11 +380,13 @@ class _Attention(torch.autograd.Function):
     """The kernels as an autograd function. First derivatives only."""
 
     @staticmethod
-    def forward(ctx: Any, q, k, v, r, content_bias, position_bias, start, window, scale, dropout_p, seed):
+    def forward(ctx: Any, q, k, v, r, content_bias, position_bias, start, end, window, scale, dropout_p, seed):
         q, k, v, r = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, r))
-        inputs = q, k, v, r, content_bias.contiguous(), position_bias.contiguous(), start
+        inputs = q, k, v, r, content_bias.contiguous(), position_bias.contiguous(), start, end
         B, H, T, K = q.shape
-        numbers = H, T, k.shape[2], window, scale / math.log(2), seed, int(dropout_p * 2**31), 1 / (1 - dropout_p)
+        ahead = r.shape[1] - k.shape[2]
+        dropped = seed, int(dropout_p * 2**31), 1 / (1 - dropout_p)
+        numbers = H, T, k.shape[2], window, ahead, scale / math.log(2), *dropped
         out = q.new_empty(B, T, H, K)
         lse = q.new_empty(B, H, T, dtype=torch.float32)
         _launch(_forward, T, inputs, numbers, out, lse)
@@ -367,20 +399,21 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, d_out):
         *inputs, out, lse = ctx.saved_tensors
         q, k = inputs[:2]
-        (B, H, T, K), S = q.shape, k.shape[2]
+        (B, H, T, K), S, R = q.shape, k.shape[2], inputs[3].shape[1]
         d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
         d_q = torch.empty_like(out)
         d_k, d_v = q.new_empty(2, B, S, H, K).unbind()
-        d_r = q.new_empty(B, S, H, K, dtype=torch.float32)
-        d_biases = q.new_empty(2, B, H, triton.cdiv(S, _tile(q.dtype, K)["BLOCK"]), K, dtype=torch.float32)
+        d_r = q.new_empty(B, R, H, K, dtype=torch.float32)
+        blocks = (triton.cdiv(length, _tile(q.dtype, K)["BLOCK"]) for length in (S, R))
+        d_biases = [q.new_empty(B, H, block, K, dtype=torch.float32) for block in blocks]
         delta = torch.empty_like(lse)
         shared = lse, d_out, *d_out.stride()[:3], delta, ctx.scale
         _launch(_backward_queries, T, inputs, ctx.numbers, *shared, out, d_q)  # first, because it writes delta
         _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_k, d_v, d_biases[0], False)
-        _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_r, None, d_biases[1], True)
-        d_u, d_w = d_biases.sum((1, 3)).to(q.dtype)
+        _launch(_backward_rows, R, inputs, ctx.numbers, *shared, d_r, None, d_biases[1], True)
+        d_u, d_w = (each.sum((0, 2)).to(q.dtype) for each in d_biases)
         d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
-        return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(q.dtype), d_u, d_w, None, None, None, None, None
+        return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(q.dtype), d_u, d_w, None, None, None, None, None, None
 
 
 def attend(
@@ -391,16 +424,18 @@ def attend(
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,
-    attn_len: int | None,
-    valid: Int[Tensor, " B"] | None,
+    mask: Mask,
     dropout_p: float,
     scale: float,
 ) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
     S = k.shape[2]
-    r = r[:, r.shape[1] - S :]
-    start = None if valid is None else (S - q.shape[2] - valid).to(torch.int32).contiguous()
-    window = S if attn_len is None else min(attn_len, S)
+    r, memory = r[:, r.shape[1] - S - mask.ahead :], S - q.shape[2]
+    start = None if mask.valid is None else (memory - mask.valid).to(torch.int32).contiguous()
+    end = None if mask.end is None else (memory + mask.end).to(torch.int32).contiguous()
+    window = S if mask.attn_len is None else min(mask.attn_len, S)
     # From the CPU's generator, so that `torch.manual_seed` repeats a run and the host waits for no device.
     seed = int(torch.randint(2**31, (), device="cpu")) if dropout_p else 0
-    return _Attention.apply(q, k, v, r, content_bias, position_bias, start, window, scale, dropout_p, seed)
+    out = _Attention.apply(q, k, v, r, content_bias, position_bias, start, end, window, scale, dropout_p, seed)
+    # A causal query that is padding on the left sees no key, and its result is 0 already.
+    return without_padding(out.transpose(0, 1), mask).transpose(0, 1) if mask.ahead or end is not None else out
