@@ -67,3 +67,14 @@ def check_same(prepared: Mapping[str, Reader], reference: str, pieces: Sequence[
                 f"mean, more than {TOLERANCES[precision]:g}."
             )
     return found
+
+
+def check_output(theirs: Reader, ours: Reader, precision: str) -> None:
+    """Check that two contenders with the same weights compute the same.
+
+    Raises:
+        AssertionError: they do not, so nothing is timed.
+    """
+    expected, found = (torch.tensor(contender.call("output")) for contender in (theirs, ours))
+    difference = float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+    assert difference < TOLERANCES[precision], f"No speed is reported: the results differ by {difference:.2g}."

@@ -1,4 +1,7 @@
-"""`python -m benchmarks op`: relative attention alone, forward and backward, with every backend of the device."""
+"""`python -m benchmarks op`: relative attention alone, forward and backward, with every backend of the device.
+
+Then attention in both directions, beside the sublayers of Wav2Vec2Conformer and XLNet with the same weights.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,20 @@ from typing import Any
 from transformer_xl.analysis import bound
 from transformer_xl.ops import BACKENDS
 
-from .gate import check_op
+from .gate import check_op, check_output
 from .options import Options, finish, header, show
 from .race import Contender, Pool, race
 
+_PEERS = ("Wav2Vec2Conformer", "Wav2Vec2Conformer, eager", "XLNet")
+_SUBLAYERS = {
+    "contender": "",
+    "precision": "precision",
+    "milliseconds": "forward ms|.2f",
+    "backward_milliseconds": "and backward ms|.2f",
+    "ratio": "times|.2f",
+    "backward_ratio": "times|.2f",
+    "backward_peak_megabytes": "MB on top|,.0f",
+}
 _COLUMNS = {
     "contender": "",
     "precision": "precision",
@@ -42,6 +55,7 @@ def bench_op(options: Options, pool: Pool) -> dict[str, Any]:
         sizes |= {"heads": model.n_head, "head_size": model.d_head}
         result["cases"].append(_case(options, backends, sizes, pool))
         pool.release()
+    result["both_directions"] = _both_directions(options, pool)
     return finish(result)
 
 
@@ -91,3 +105,41 @@ def _case(options: Options, backends: list[str], sizes: dict[str, Any], pool: Po
     notes = [f"{key} has empty columns: {why}" for key, why in refused.items()]
     show("\n".join([title, *notes]), _COLUMNS, rows)
     return case
+
+
+def _both_directions(options: Options, pool: Pool) -> list[dict[str, Any]]:
+    """Time our module beside each peer, both with the peer's weights.
+
+    Raises:
+        AssertionError: the results differ by more than rounding, so no time is reported.
+    """
+    model = options.config().model
+    length = 64 if options.toy else 1000 if options.tgt_len is None else options.tgt_len
+    common: dict[str, Any] = {"width": model.n_head * model.d_head, "heads": model.n_head, "length": length}
+    common |= {"batch": options.batch_size or 2, "device": options.torch_device}
+    rows: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
+    for precision in options.precisions:
+        for peer in _PEERS:
+            pair = [{"contender": name, "precision": precision} for name in (peer, f"ours for {peer}")]
+            for prefix in ("", "backward_"):
+                job = common | {"precision": precision, "peer": peer, "backward": bool(prefix)}
+                theirs, ours = (
+                    Contender(row["contender"], precision, "benchmarks.bidirectional", "Sublayer") for row in pair
+                )
+                ready = pool.prepare({theirs: job | {"ours": False}, ours: job | {"ours": True}}, refused)
+                if len(ready) < 2:
+                    break
+                check_output(ready[theirs.key], ready[ours.key], precision)
+                timings = race(ready, options.repeats, turn_seconds=options.turn_seconds)
+                for row, contender in zip(pair, (theirs, ours), strict=True):
+                    row[f"{prefix}milliseconds"] = timings[contender.key].median * 1e3
+                    row[f"{prefix}ratio"] = timings[theirs.key].median / timings[contender.key].median
+                    row[f"{prefix}peak_megabytes"] = ready[contender.key].peak() / 1e6
+                pool.release()
+            else:
+                rows += pair
+    title = f"both directions: batch {common['batch']}, {common['heads']} heads, {length} positions, no padding"
+    notes = [f"{key} does not take part: {why}" for key, why in refused.items()]
+    show("\n".join([title, *notes]), _SUBLAYERS, rows)
+    return rows

@@ -22,9 +22,14 @@ def sinusoids(
     distance = torch.arange(length - 1, -1, -1, device=device, dtype=exact)
     if clamp_len is not None:
         distance = distance.clamp(max=clamp_len)
-    frequency = 10000 ** -(torch.arange(0, d_model, 2, device=device, dtype=exact) / d_model)
+    return sines_then_cosines(distance, d_model).to(dtype)
+
+
+def sines_then_cosines(distance: Float[Tensor, " R"], d_model: int) -> Float[Tensor, "R D"]:
+    """The paper's encodings of any distances."""
+    frequency = 10000 ** -(torch.arange(0, d_model, 2, device=distance.device, dtype=distance.dtype) / d_model)
     angle = torch.outer(distance, frequency)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
 class Positions(NamedTuple):

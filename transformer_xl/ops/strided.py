@@ -6,8 +6,8 @@ memory from offset T in rows of S moves row i left by T - 1 - i, which is the sh
     written, T = 2, S = 3, by distance    * 2 1 0 | * 2 1 0
     read from offset 2                        1 0   * | 2 1 0
 
-The wrapped entries are right of the diagonal, j > M + i, where the mask hides them. If queries see `ahead` later keys, the
-table ends at distance -`ahead`, and what wraps is again right of what they see.
+The wrapped entries are right of the diagonal, j > M + i, where the mask hides them. If queries see `ahead` later keys,
+the table ends at distance -`ahead`, and what wraps is again right of what they see.
 """
 
 from __future__ import annotations
