@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .evaluation.language_model import LanguageModel
     from .evaluation.score import evaluate
     from .interop import load_model
+    from .model.bidirectional import BidirectionalAttention
     from .model.memory import Memory
     from .model.transformer_xl import TransformerXL, TransformerXLBackbone
     from .train import fit, settle
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "BidirectionalAttention",
     "LanguageModel",
     "Lengths",
     "Memory",
@@ -49,6 +51,7 @@ _HOMES = {
     "TransformerXL": "model.transformer_xl",
     "TransformerXLBackbone": "model.transformer_xl",
     "TransformerXLConfig": "config.shape",
+    "BidirectionalAttention": "model.bidirectional",
     "Lengths": "config.settings",
     "Memory": "model.memory",
     "load_model": "interop",
