@@ -89,8 +89,8 @@ CASES = {
     "look-ahead and window": Case(causal=False, look_ahead=2, attn_len=4, end=(7, 6, 2), valid=(11, -1, 3)),
     "both directions, window": Case(causal=False, attn_len=5, strided=True),
     "both directions, window without memory": Case(queries=11, memory=0, causal=False, attn_len=3),
-    "both directions, beyond a block": Case(131, 71, causal=False, valid=(71, 13, -83), end=(131, 127, 101), batch=3),
-    "look-ahead beyond a block": Case(131, 71, causal=False, look_ahead=37, attn_len=59, head_size=17, batch=2),
+    "both directions, beyond a block": Case(67, 37, causal=False, valid=(37, -43), end=(67, 53), batch=2, head_size=37),
+    "look-ahead beyond a block": Case(101, 37, causal=False, look_ahead=19, attn_len=31, head_size=17, batch=2),
 }
 
 

@@ -144,13 +144,13 @@ def break_backend(fault: str, tensors: tuple[Tensor, ...], arguments: dict[str, 
         case "a key in bf16":
             k = k.bfloat16().to(k.dtype)
         case "a window that is one key short":
-            arguments["attn_len"] -= 1
+            arguments["mask"] = arguments["mask"]._replace(attn_len=arguments["mask"].attn_len - 1)
         case "a distance that is one off":
             r = r.roll(1, 1)
         case "biases that are swapped":
             content_bias, position_bias = position_bias, content_bias
         case "a row that shows its padding":
-            arguments["valid"] = arguments["valid"].clamp(min=0)
+            arguments["mask"] = arguments["mask"]._replace(valid=arguments["mask"].valid.clamp(min=0))
         case "one key's gradient missing":
             k = torch.where(torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2], k.detach(), k)
         case "one row's share of a bias's gradient missing":
