@@ -65,6 +65,7 @@ class Sublayer:
             module = self.call = BidirectionalAttention.from_weights(module.state_dict())
         self.module, self.backward = module.to(job["device"]).train(), job["backward"]
         self.mixed = job["precision"] == "bf16"
+        torch.manual_seed(1)
         self.x = torch.randn(job["batch"], job["length"], job["width"], device=job["device"]).requires_grad_()
         self.cotangent = torch.randn_like(self.x)
         weights = sum(p.numel() * p.element_size() for p in module.parameters())
