@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .interop import load_model
     from .model.bidirectional import BidirectionalAttention
     from .model.memory import Memory
+    from .model.step import VectorStep
     from .model.transformer_xl import TransformerXL, TransformerXLBackbone
     from .train import fit, settle
 
@@ -36,6 +37,7 @@ __all__ = [
     "TransformerXL",
     "TransformerXLBackbone",
     "TransformerXLConfig",
+    "VectorStep",
     "__version__",
     "evaluate",
     "fit",
@@ -54,6 +56,7 @@ _HOMES = {
     "BidirectionalAttention": "model.bidirectional",
     "Lengths": "config.settings",
     "Memory": "model.memory",
+    "VectorStep": "model.step",
     "load_model": "interop",
     "LanguageModel": "evaluation.language_model",
     "load_recipe": "config.recipe",
