@@ -33,10 +33,12 @@ def read_ids(file: Path) -> Integer[np.ndarray, " N"]:
     size = plain_file(file).stat().st_size
     if file.suffix not in ID_FILES:
         raise Mistake(f"{file} must be a .npy or .bin file, because the tokens are ids. Name another, or a folder.")
+    if not size:
+        return np.zeros(0, "<u2")
     if file.suffix == ".bin":
         if size % 2:
             raise Mistake(f"{file} must hold uint16 ids, of 2 bytes each, and has {size:,} bytes. Write it again.")
-        return np.memmap(file, "<u2", "r") if size else np.zeros(0, "<u2")
+        return np.memmap(file, "<u2", "r")
     try:
         ids = np.lib.format.open_memmap(file, mode="r")
     except _DAMAGE as error:
