@@ -29,6 +29,7 @@ SHAPES = {
     "transformer-xl": {"n_layer": 4, "n_head": 4, "d_head": 32, "d_inner": 512, "pre_lnorm": True, "final_norm": True},
     "lstm": {"n_layer": 2, "d_inner": 336},
 }
+RATES = {"transformer-xl": 2e-2, "lstm": 4e-2}  # the best of each in experiments/study, at this size
 CLEFS = (clef.TrebleClef, clef.TrebleClef, clef.Treble8vbClef, clef.BassClef)
 
 
@@ -87,12 +88,12 @@ def main(steps: int = 1200, chorales: int = 400, out: Path = Path("runs/music"))
         raise SystemExit(f"--out must be a new folder, and {out} exists. Remove it, or name another.")
     with TemporaryDirectory() as folder:
         write_ids(Path(folder), chorales)
-        settings = ["--corpus.unit=id", "--corpus.reset-documents", "--train.lr=2e-2", f"--train.max-steps={steps}"]
-        own = xl.load_recipe("text-small", settings, data=folder)
+        settings = ["--corpus.unit=id", "--corpus.reset-documents", "--train.sample-every=0"]
+        own = xl.load_recipe("text-small", [*settings, f"--train.max-steps={steps}"], data=folder)
         data = xl.open_corpus(own.corpus)
     for kind, shape in SHAPES.items():
         model = xl.TransformerXLConfig(vocab_size=0, kind=kind, d_model=128, dropout=0.1, **shape)
-        config = xl.settle(replace(own, model=model), data)
+        config = xl.settle(replace(own, model=model, train=replace(own.train, lr=RATES[kind])), data)
         torch.manual_seed(config.train.seed)
         model, begun = build_model(config.model), time.perf_counter()
         xl.fit(model, data, config, out / kind)

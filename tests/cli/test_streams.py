@@ -15,7 +15,7 @@ import pytest
 from transformer_xl import StreamLoader, evaluate, load_model, load_recipe
 from transformer_xl.cli.main import main
 
-MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5 --model.ngrams=")
 TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
 TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 2")]
 STATIC = ["--train.precision", "fp32"]
@@ -111,9 +111,9 @@ def test_prompts_and_lines_are_numbers(home: Path, capsys):
 
 
 def test_analyses_and_the_page_show_ids(home: Path, capsys):
-    assert "ppl" in shown("analyse length runs/chars --attn-len 3 --max-tokens 50 --out length", capsys)
-    shown("analyse recl runs/chars --step 5 --max-context 10 --positions 10 --out recl", capsys)
-    shown("analyse attention runs/chars --out attention", capsys)
+    assert "ppl" in shown("analyse length runs/chars --split valid --attn-len 3 --max-tokens 50", capsys)
+    shown("analyse recl runs/chars --split valid --step 5 --max-context 10 --positions 10 --out recl", capsys)
+    shown("analyse attention runs/chars --split valid --max-tokens 100 --positions 50 --out attention", capsys)
     assert "report.html" in shown("report runs/chars --out report.html", capsys)
 
 
@@ -138,7 +138,7 @@ def test_a_run_of_ids_resumes_and_its_vocabulary_may_be_larger(home: Path, capsy
 def test_a_text_and_ids_do_not_continue_each_other(home: Path, capsys):
     told = refused(" ".join(["train", "--data", "chars/train.bin", "--init", "runs/lines", *TRAIN]), capsys)
     assert 'corpus.unit (--data) must be "byte" with --init runs/lines' in told
-    told = refused(" ".join(["train", "--data", "lines.jsonl", "--init", "runs/chars", *TRAIN]), capsys)
+    told = refused("train --data lines.jsonl --init runs/chars --out runs/new", capsys)
     assert "must be a .npy or .bin file" in told
 
 
