@@ -29,7 +29,7 @@ SMALL = {
     "fine_tune.py": "--steps 40",
     "classifier.py": "--steps 15 --labelled 20",
     "hf_trainer.py": "--steps 30",
-    "music.py": "--steps 20 --chorales 12",
+    "music.py": "--steps 20 --chorales 26",
 }
 """Options with which each example takes seconds."""
 NEEDS = {"classifier.py": ("sklearn",), "hf_trainer.py": ("transformers", "accelerate")}

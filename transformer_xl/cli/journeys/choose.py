@@ -69,7 +69,7 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
         raise missing_corpus(data)
     given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", "unit")]
     unit = given[-1] if given else "id" if holds_ids(path) else None
-    return (_for_ids if unit == "id" else _for_text)(data, path, unit, overrides)
+    return _for_ids(data, path, overrides) if unit == "id" else _for_text(data, path, unit, overrides)
 
 
 def _for_published(data: str, published: str) -> Choice:
@@ -112,10 +112,10 @@ def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]
     return Choice(recipe, paced, f"Recipe {recipe}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}.")
 
 
-def _for_ids(data: str, path: Path, unit: Unit, overrides: Sequence[str]) -> Choice:
+def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> Choice:
     """With few ids the recipe for bytes, otherwise the one for words."""
     with unpack_if_archive(path.resolve(), cache_folder()) as files:
-        splits = read_splits(files, unit).splits
+        splits = read_splits(files, "id").splits
         size = 1 + largest_id(chain(*splits.values()))
         tokens = sum(len(block) for span in splits["train"] for block in id_blocks(span, size))
     recipe = BYTES if size <= MOST_CHARACTERS else WORDS
