@@ -69,8 +69,8 @@ class CorpusConfig(Checked):
     shuffle_lines: bool = False
     """Shuffle the lines of the training split in each epoch, with train.seed (lm1b)."""
     reset_documents: bool = False
-    """Start each file of a folder with an empty memory, as each JSON line always does. By default the files are joined in
-    the order of their names."""
+    """Start each file of a folder with an empty memory, as each JSON line always does. By default the files are joined
+    in the order of their names."""
     min_count: int = 1
     """Words that occur fewer times than this in the training split become <unk>."""
     vocab: str = ""
