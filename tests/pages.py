@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tyro
 
@@ -63,6 +64,9 @@ def prepare_folder(folder: Path) -> None:
             shutil.copy(text, folder / name)
     (folder / "lines.txt").write_text("the first line\nand a second\n")
     (folder / "text.txt").write_bytes(TEXTS[0].read_bytes())
+    (folder / "shakespeare_char").mkdir()
+    for name in ("train.bin", "val.bin"):
+        np.resize(np.arange(65, dtype="<u2"), 999).tofile(folder / "shakespeare_char" / name)
 
 
 def commands_of(block: str) -> Iterator[list[str]]:

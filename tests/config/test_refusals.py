@@ -65,6 +65,8 @@ REFUSALS = (
     "--corpus.bpe-size 256",
     "--corpus.newlines sentence",
     "--corpus.newlines drop --corpus.shuffle-lines",
+    "--corpus.unit id --corpus.newlines drop",
+    "--corpus.unit id --corpus.vocab words.txt",
     "--train.clamp-len 0",
     "--train.mem-len 3000000000",
     "--train.attn-len 200",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from transformer_xl import load_model
@@ -27,9 +29,11 @@ SMALL = {
     "fine_tune.py": "--steps 40",
     "classifier.py": "--steps 15 --labelled 20",
     "hf_trainer.py": "--steps 30",
+    "music.py": "--steps 20 --chorales 26",
 }
 """Options with which each example takes seconds."""
 NEEDS = {"classifier.py": ("sklearn",), "hf_trainer.py": ("transformers", "accelerate")}
+NEEDS["music.py"] = ("music21", "verovio")
 
 
 def header(name: str) -> str:
@@ -154,6 +158,34 @@ def test_hf_trainer(tmp_path):
     output = printed("hf_trainer.py", tmp_path)
     check_header("hf_trainer.py", output)
     assert max(figures(r"([\d.]+) bits per byte", output)) < 5.5
+
+
+def test_music(tmp_path):
+    output = printed("music.py", tmp_path)
+    check_header("music.py", output)
+    assert max(figures(r"([\d.]+) nats per token", output)) < math.log(257)
+    run = tmp_path / "runs" / "music"
+    assert (run / "chorale.mid").read_bytes().startswith(b"MThd")
+    assert "<svg" in (run / "chorale.svg").read_text() and (run / "chorale.musicxml").exists()
+    assert load_model(run / "lstm").vocab.unit == "id"
+
+
+def test_the_grid_of_a_chorale_is_its_notes(monkeypatch):
+    """Read, written as ids and read again, a chorale has the same notes at the same times."""
+    music21 = pytest.importorskip("music21")
+    pytest.importorskip("verovio")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import music
+
+    score = music21.corpus.parse("bwv66.6")
+    again = music.notation((1 + 64 * np.arange(4) + music.grid_of(score)).ravel().tolist())
+
+    def notes(of) -> list[list[tuple[float, float, int]]]:
+        lines = [part.stripTies().flatten().notes for part in of.parts]
+        return [[(float(n.offset), float(n.quarterLength), n.pitch.midi) for n in line] for line in lines]
+
+    upbeat = score.parts[0].getElementsByClass("Measure")[0].paddingLeft
+    assert notes(again) == [[(at + upbeat, *rest) for at, *rest in line] for line in notes(score)]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -26,6 +26,8 @@ SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
 """The names and types of the settings in each section."""
 
+ID_FILES = (".npy", ".bin")
+"""Suffixes of files of token ids."""
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
@@ -97,23 +99,32 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, data: str 
 
 def data_settings(data: str) -> list[Setting]:
     """The settings that `--data` implies: the text, with line ends kept and a vocabulary size that follows the text.
+    For token ids they include the unit.
 
     For a corpus given by its name, the recipe sets the treatment of line ends.
     """
     given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
     if Path(data).exists():
         given["corpus", "newlines"] = "keep"
-    return [Setting(section, field, value, "--data") for (section, field), value in given.items()]
+    settings = [Setting(section, field, value, "--data") for (section, field), value in given.items()]
+    return settings + [Setting("corpus", "unit", "id", "corpus.unit (--data)")] * holds_ids(Path(data))
+
+
+def holds_ids(path: Path) -> bool:
+    """Whether a path is a file of token ids, or a folder with a training split of ids that is no token store."""
+    if path.is_dir() and not (path / "corpus.json").exists():
+        return any((path / f"train{suffix}").is_file() for suffix in ID_FILES)
+    return path.is_file() and path.suffix in ID_FILES
 
 
 def chosen_settings(recipe: str | None, overrides: Sequence[str], data: str | None) -> list[Setting]:
-    """The settings that `--init` must not contradict: all of `overrides`, and the unit and line ends of a recipe that
-    the user named, unless `data` replaces them."""
+    """The settings that `--init` must not contradict: all of `overrides`, the unit of token ids in `data`, and the unit
+    and line ends of a recipe that the user named, unless `data` replaces them."""
     defaults = [] if data is None else data_settings(data)
     names = () if recipe is None else ("unit", "newlines")
     own = [Setting("corpus", name, None, f"corpus.{name}", f" in recipe {recipe}") for name in names]
     last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
-    return [setting for setting in last.values() if setting not in defaults]
+    return [s for s in last.values() if s not in defaults or s.field == "unit"]
 
 
 def text_name(data: str) -> str:

@@ -61,14 +61,16 @@ class CorpusConfig(Checked):
 
     name: str = ""
     """A corpus that `txl data NAME` prepared, or a text file or folder."""
-    unit: Literal["byte", "char", "word", "bpe"] = "byte"
+    unit: Literal["byte", "char", "word", "bpe", "id"] = "byte"
+    """id: the text is .npy or .bin files of token ids, which another program made."""
     newlines: Literal["drop", "keep", "sentence"] = "keep"
     """drop: remove line ends, as in the published enwik8 (204 byte values; "keep" has 205). sentence (words only): put
     each line between two <S>, of which the first is context only (lm1b)."""
     shuffle_lines: bool = False
     """Shuffle the lines of the training split in each epoch, with train.seed (lm1b)."""
     reset_documents: bool = False
-    """Start each file of a folder with an empty memory. By default the files are joined in the order of their names."""
+    """Start each file of a folder with an empty memory, as each JSON line always does. By default the files are joined
+    in the order of their names."""
     min_count: int = 1
     """Words that occur fewer times than this in the training split become <unk>."""
     vocab: str = ""
@@ -79,10 +81,13 @@ class CorpusConfig(Checked):
     def _problems(self) -> Found:
         yield from out_of_bounds(self, "min_count", least=1)
         yield from out_of_bounds(self, "bpe_size", least=257)
-        if self.newlines == "sentence" and self.unit != "word":
+        if self.newlines == "sentence" and self.unit not in ("word", "id"):
             sentence = f'{{}} must be "keep" or "drop" for {{}} = "{self.unit}", got "sentence", which is for words.'
             yield Problem(("newlines", "unit"), sentence)
-        if self.shuffle_lines and self.newlines == "drop":
+        for name, default in (("newlines", "keep"), ("vocab", "")) if self.unit == "id" else ():
+            if getattr(self, name) != default:
+                yield Problem((name, "unit"), '{} must be left out for {} = "id", because ids have no text.')
+        if self.shuffle_lines and self.newlines == "drop" and self.unit != "id":
             sentence = '{} must be "keep" or "sentence" where {} is true, got "drop", which leaves no lines.'
             yield Problem(("newlines", "shuffle_lines"), sentence)
 

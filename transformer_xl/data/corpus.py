@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -26,7 +26,8 @@ from ..mistake import Mistake
 from ..runtime.files import digest_of, explain_write_error, remove_unfinished, whole_folder
 from .bpe import renumber, train_bpe
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
-from .reading import Text, pieces
+from .ids import id_blocks
+from .reading import Text, documents, pieces
 from .vocab import Newlines, Unit, Vocab, split_words
 
 _LONG_WORDS = 30
@@ -198,12 +199,12 @@ class Corpus:
 
         Args:
             splits: for train, valid and test, or some of them: a text, or several texts in order. A text is bytes or a
-                file that is read in pieces. It is UTF-8 unless the unit is "byte".
+                file that is read in pieces. It is UTF-8 unless the unit is "byte"; for "id" it is a `Span` of ids.
             partial: the parts missing from a published corpus, in words.
-            vocab: the vocabulary, which also sets the unit and newlines. None makes one from the splits in `counted`,
-                with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
-            documents: each text starts with an empty memory. Otherwise texts are joined. For words, the end of a text
-                always ends a line.
+            vocab: the vocabulary, which also sets the unit and newlines; ids need one. None makes one from the splits
+                in `counted`, with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
+            documents: each text, or line of a `.jsonl` file, starts with an empty memory. Otherwise texts are joined.
+                For words, the end of a text always ends a line.
             reuse: if there is a sound store, open it instead.
             check: called with the header before the store gets its name; it may raise an error.
 
@@ -266,6 +267,7 @@ def _make_vocab(
     texts: Sequence[Text], unit: Unit, newlines: Newlines, min_count: int, closed: bool, bpe_size: int
 ) -> Vocab:
     """The vocabulary of texts, as `Corpus.build` describes it."""
+    assert unit != "id", "ids come with their vocabulary"
     parts = (piece for text in texts for piece in pieces(text, unit))
     if unit != "bpe":
         return Vocab.build(unit, parts, newlines=newlines, min_count=min_count, closed=closed)
@@ -335,16 +337,14 @@ def _number_words(
     return vocab, written
 
 
-def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab | _WordNumbers, documents: bool) -> _Written:
-    """Write the ids of the texts of a split."""
+def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab | _WordNumbers, resets: bool) -> _Written:
+    """Write the ids of the texts of a split. With `resets`, each document starts with an empty memory."""
     tokens, size, starts, counts = 0, 0, [], np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
-        for text in texts:
+        for text in chain.from_iterable(map(documents, texts)):
             begin = tokens
-            for piece in pieces(text, vocab.unit):
-                size += len(piece)
-                opens = vocab.newlines == "sentence" and tokens == begin and (documents or begin == 0)
-                ids = vocab.encode(b"\n" + piece if opens else piece, start=tokens - begin)
+            for ids, length in _encode(text, vocab, opens=resets or begin == 0):
+                size += length
                 out.write(ids.data)
                 tokens += ids.size
                 before, counts = counts, np.bincount(ids, minlength=len(counts))
@@ -352,6 +352,19 @@ def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab | _WordNumbers, d
             if tokens > begin:
                 starts.append(begin)
     return _Written(size, starts, counts)
+
+
+def _encode(text: Text, vocab: Vocab | _WordNumbers, *, opens: bool) -> Iterator[tuple[Integer[np.ndarray, " T"], int]]:
+    """The ids of a text, piece by piece, and the size of each piece in bytes. `opens`: a sentence may begin here."""
+    if isinstance(vocab, Vocab) and vocab.unit == "id":
+        for block in id_blocks(text, len(vocab)):
+            yield block.astype(vocab.dtype), block.nbytes
+        return
+    tokens, opens = 0, opens and vocab.newlines == "sentence"
+    for piece in pieces(text, vocab.unit):
+        ids = vocab.encode(b"\n" + piece if opens and not tokens else piece, start=tokens)
+        tokens += ids.size
+        yield ids, len(piece)
 
 
 def _split_header(file: Path, written: _Written, vocab: Vocab, documents: bool, name: str) -> SplitHeader:

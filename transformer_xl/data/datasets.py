@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import platformdirs
@@ -19,6 +20,7 @@ from ..mistake import Mistake
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
+from .ids import largest_id
 from .reading import expand_home, read_file
 from .texts import read_splits
 from .vocab import Newlines, Vocab
@@ -35,7 +37,8 @@ def open_corpus(config: CorpusConfig | str | Path, vocab: Vocab | None = None, *
 
     Instead of a `config`, a name opens a prepared corpus as it is, and a path opens a text as bytes. Text is tokenised
     into the cache. The vocabulary is `vocab` (of a trained model) if it is given, otherwise the file `config.vocab` if
-    it is set, otherwise made from the text. `read_splits` describes the splits and `whole`.
+    it is set, otherwise made from the text: for ids, up to the largest id of all splits. `read_splits` describes the
+    splits and `whole`.
 
     Raises:
         FileNotFoundError: there is no such corpus or text.
@@ -142,6 +145,8 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     path = path.resolve()
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole_files=config.reset_documents, whole=whole)
+        if unit == "id" and vocab is None:
+            vocab = Vocab.of_ids(1 + largest_id(chain(*texts.splits.values())))
         digest = hashlib.sha256(json.dumps([*settings, texts.digest]).encode()).hexdigest()
         corpus = Corpus.build(
             cache_folder() / "texts" / f"{path.stem}-{digest[:16]}",
@@ -153,7 +158,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             vocab=vocab,
             min_count=config.min_count,
             bpe_size=config.bpe_size,
-            documents=config.reset_documents,
+            documents=config.reset_documents or texts.documents,
             reuse=True,
         )
     return replace(corpus, notes=tuple(texts.notes))

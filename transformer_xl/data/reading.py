@@ -1,4 +1,7 @@
-"""Read texts in pieces, from memory or from files, compressed or plain. No piece ends inside a token."""
+"""Read texts in pieces, from memory or from files, compressed or plain. No piece ends inside a token.
+
+The text of a `.jsonl` file is that of its lines. Each of them is a document.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import bz2
 import codecs
 import gzip
 import io
+import json
 import lzma
 import os
 import re
@@ -95,6 +99,11 @@ def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
 
     For words, a missing end of the last line is added.
     """
+    for document in documents(text):
+        yield from _pieces(document, unit, size)
+
+
+def _pieces(text: Text, unit: Unit, size: int) -> Iterator[bytes]:
     left, ends_line = bytearray(), True  # a bytearray grows in place, also if the next border is far
     for chunk in chunks(text, size):
         ends_line = chunk.endswith(b"\n")
@@ -108,6 +117,50 @@ def pieces(text: Text, unit: Unit, size: int = _PIECE) -> Iterator[bytes]:
         left += b"\n"
     if left:
         yield bytes(left)
+
+
+def is_jsonl(path: Path) -> bool:
+    """Whether a file has JSON lines, compressed or plain, by its name."""
+    return path.suffix == ".jsonl" or (path.suffix in OPENERS and path.stem.endswith(".jsonl"))
+
+
+def documents(text: Text) -> Iterator[Text]:
+    """The documents of a text: the text of each line of a `.jsonl` file, which blank lines do not have, or `text`.
+
+    Raises:
+        Mistake: a line is neither a JSON string nor an object with a string under "text".
+    """
+    file = text.file if isinstance(text, Span) else text
+    if isinstance(file, bytes) or not is_jsonl(file):
+        yield text
+        return
+    for number, line in enumerate(_lines(text), start=1):
+        if line.strip():
+            yield _text_of(line, f"{file}, line {number:,}")
+
+
+def _lines(text: Text) -> Iterator[bytes]:
+    left = bytearray()
+    for chunk in chunks(text):
+        *ended, rest = chunk.split(b"\n")
+        for line in ended:
+            yield bytes(left + line)
+            left.clear()
+        left += rest
+    yield bytes(left)
+
+
+def _text_of(line: bytes, name: str) -> bytes:
+    """The text of a JSON line, as UTF-8."""
+    try:
+        content = json.loads(line)
+        text = content.get("text") if isinstance(content, dict) else content
+        if isinstance(text, str):
+            return text.encode()
+        reason = "it has no text"
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", "") or str(error)
+    raise Mistake(f'{name}, must be a JSON string or an object with a string "text": {reason}. Mend or remove it.')
 
 
 def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:

@@ -1,5 +1,7 @@
 """Divide any text into splits: choose the files of a folder that are text, their splits, and the cuts between splits.
 
+Token ids (unit "id") are divided in the same way. Positions count bytes of a text, and ids of a file of ids.
+
 Texts stay on disk. This module finds their sizes, their checksums and the positions of the cuts.
 """
 
@@ -13,10 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ..config.recipe import ID_FILES
 from ..config.values import listing
 from ..mistake import Mistake
+from ..runtime.files import digest_of
 from .header import SPLITS, WHOLE
-from .reading import Span, border, chunks, encoding_of, open_file, read_errors
+from .ids import read_ids
+from .reading import Span, border, chunks, documents, encoding_of, is_jsonl, open_file, read_errors
 from .vocab import Unit
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -48,6 +53,8 @@ class Texts(NamedTuple):
     """Sentences: the files of each split, and the files left out with the reasons."""
     digest: str
     """SHA-256 of all texts and the positions at which they are cut."""
+    documents: bool
+    """Whether the texts are JSON lines, each of which starts with an empty memory."""
 
 
 @dataclass(frozen=True)
@@ -57,38 +64,45 @@ class _File:
     name: str
     text: Span
     size: int
-    """Bytes of its text. For words, the end of the last line counts even if it is missing."""
+    """Bytes of its text, or ids. For words, the end of the last line counts even if it is missing."""
     digest: str
 
 
 def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: bool = False) -> Texts:
     """The texts of each split of a file or folder.
 
-    The name of a file, or of its folder, gives its split (`NAMES`). A single file is cut 90 : 5 : 5 by position. If no
-    file of a folder names a split, they are joined in the order of their names and cut in the same way; `whole_files`
-    holds out whole files instead. With `whole`, texts that name no split are the one split "all".
+    The name of a file, or of its folder, gives its split (`NAMES`). A single file is cut 90 : 5 : 5 by position, JSON
+    lines between two lines. If no file of a folder names a split, they are joined in the order of their names and cut
+    in the same way; `whole_files` holds out whole files instead, but not of JSON lines. With `whole`, texts that name
+    no split are the one split "all".
 
     Raises:
-        ValueError: there is too little text, it does not suit `unit`, or the split of a file is unclear.
+        ValueError: there is too little text, it does not suit `unit`, it has several formats, or the split of a file is
+            unclear.
     """
     skipped: dict[str, str] = {}
-    files = _files(path, skipped) if path.is_dir() else {path.name: path}
+    files = _files(path, skipped, unit) if path.is_dir() else {path.name: path}
+    _leave_one_format(path, files, skipped)
     found = [each for name, file in files.items() if (each := _read_once(file, name, unit)).size]
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
     named = _files_by_split(path, found, skipped) if path.is_dir() else {}
-    splits, how = _make_splits(path, named or {WHOLE: found}, unit, whole_files=whole_files, whole=whole)
+    lines = any(map(is_jsonl, files.values()))
+    hold_out = whole_files and not lines
+    splits, how = _make_splits(path, named or {WHOLE: found}, unit, whole_files=hold_out, whole=whole)
     reasons = [f"{name} ({reason})" for name, reason in skipped.items()]
     left_out = [f"Left out: {listing(reasons, 5)}."] if skipped else []
     for split, texts in splits.items():
         if not texts:
-            sentence = f"{path} has no text for the {split} split: it is empty or too short. Give more text."
+            what = "ids" if unit == "id" else "text"
+            sentence = f"{path} has no {what} for the {split} split: it is empty or too short. Give more {what}."
             raise Mistake(" ".join([sentence, *left_out]))
     digests = {each.text.file: each.digest for each in found}
     cuts = [(split, [(digests[t.file], t.start, t.end) for t in texts]) for split, texts in splits.items()]
     notes = [
         note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)
     ]  # a file name may be no UTF-8
-    return Texts(splits, notes, hashlib.sha256(repr(cuts).encode()).hexdigest())
+    identity = repr(("lines", cuts) if lines else cuts)
+    return Texts(splits, notes, hashlib.sha256(identity.encode()).hexdigest(), lines)
 
 
 def _make_splits(
@@ -101,7 +115,7 @@ def _make_splits(
     parts = {split: [each.text for each in found] for split, found in given.items()}
     cut, wanted = (WHOLE, SPLITS) if WHOLE in given else ("train", SPLITS[:2])
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
-        return parts, _describe(given)
+        return parts, _describe(given, unit)
     found = given[cut]
     if whole_files:
         cuts = _cuts_between_files(path, [each.size for each in found], len(wanted))
@@ -110,12 +124,12 @@ def _make_splits(
         cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in range(21 - len(wanted), 20)]
     parts |= _cut_files(found, wanted, cuts)
     shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
-    how = f"{_describe(given)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
+    how = f"{_describe(given, unit)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
     return {split: parts[split] for split in SPLITS if split in parts}, how
 
 
-def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
-    """The files that begin like text, in the order of their names.
+def _files(folder: Path, skipped: dict[str, str], unit: Unit) -> dict[str, Path]:
+    """The files that begin like text, or whose names are those of ids, in the order of their names.
 
     Other files, hidden files, and folders that this package wrote are added to `skipped`.
     """
@@ -124,21 +138,43 @@ def _files(folder: Path, skipped: dict[str, str]) -> dict[str, Path]:
         name = file.relative_to(folder)
         if any(above.as_posix() in skipped for above in name.parents):
             continue
-        if reason := _no_text(file):
+        if reason := _no_text(file, unit):
             skipped[name.as_posix()] = reason
         elif file.is_file():
             files[name.as_posix()] = file
     return files
 
 
-def _no_text(file: Path) -> str:
-    """The reason why a file or folder is not text; "" if it may be text."""
+def _leave_one_format(path: Path, files: dict[str, Path], skipped: dict[str, str]) -> None:
+    """Move the files that describe JSON lines from `files` to `skipped`; refuse other texts beside JSON lines, and ids
+    of two formats."""
+    formats = {name: ".jsonl" if is_jsonl(file) else file.suffix for name, file in files.items()}
+    formats = {name: kind if kind in (".jsonl", *ID_FILES) else "text" for name, kind in formats.items()}
+    about = [name for name, kind in formats.items() if kind == "text" and _is_about(name)]
+    if ".jsonl" in formats.values():
+        skipped |= dict.fromkeys(about, "no JSON lines")
+        for name in about:
+            del files[name], formats[name]
+    if {".jsonl", "text"} <= set(formats.values()) or {*ID_FILES} <= set(formats.values()):
+        first, second = sorted(dict(zip(formats.values(), formats, strict=True)).values())[:2]
+        raise Mistake(f"{path} must hold files of one format, got {first} and {second}. Move one kind away.")
+
+
+def _is_about(name: str) -> bool:
+    return name.rpartition("/")[2].lower().startswith(_ABOUT)
+
+
+def _no_text(file: Path, unit: Unit) -> str:
+    """The reason why a file or folder is not text, or not of ids; "" if it may be."""
     if file.name.startswith("."):
         return "hidden"
     if file.is_dir():
         return "a link to a folder" if file.is_symlink() else _kind_of_output(file)
     if not file.is_file():
         return "not a file"
+    if unit == "id":
+        pickled = file.suffix in (".pkl", ".pickle")
+        return "" if file.suffix in ID_FILES else "a pickle, which stays closed" if pickled else "no ids"
     with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
     return "binary" if b"\0" in head and not encoding_of(head) else ""
@@ -156,6 +192,10 @@ def _kind_of_output(folder: Path) -> str:
 
 def _read_once(file: Path, name: str, unit: Unit) -> _File:
     """Read a file once for the size and checksum of its text. Unless `unit` is byte, refuse a file that is not text."""
+    if unit == "id":
+        return _File(name, Span(file), len(read_ids(file)), digest_of(file))
+    for _ in documents(file) if is_jsonl(file) else ():
+        pass  # refuses a line without text
     decoder, digest, position, start, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, 0, b"\n"
     for chunk in chunks(file):
         if unit != "byte":
@@ -200,7 +240,7 @@ def _files_by_split(folder: Path, found: Sequence[_File], skipped: dict[str, str
         (named.setdefault(splits.pop(), []) if splits else others).append(each)
     if not named:
         return {}
-    doubtful = [each.name for each in others if not each.name.rpartition("/")[2].lower().startswith(_ABOUT)]
+    doubtful = [each.name for each in others if not _is_about(each.name)]
     if doubtful and not {"train", "valid"} <= named.keys():
         first = next(named[split][0].name for split in SPLITS if split in named)
         raise Mistake(
@@ -253,8 +293,11 @@ def _cut_files(found: Sequence[_File], splits: Sequence[str], cuts: Sequence[int
 def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) -> int:
     """The first position, at or after this one, at which the joined texts can be cut.
 
-    Words are cut after a line if a line ends within `near` bytes; a longer search could make the next split too short.
+    JSON lines are cut after a line. So are words if a line ends within `near` bytes; a longer search could make the
+    next split too short.
     """
+    if unit == "id":
+        return position
     first = 0
     for each in found:
         inside = position - first
@@ -264,10 +307,22 @@ def _cut_position(found: Sequence[_File], position: int, unit: Unit, near: int) 
     else:
         return position
     text = replace(each.text, start=each.text.start + inside)
+    if is_jsonl(text.file):
+        return first + inside + _line_size(text)
     window = b"".join(chunks(replace(text, end=text.start + min(_WINDOW, each.size - inside))))
     line = window.find(b"\n", 0, near) + 1 if unit == "word" else 0
     cut = line or border(window, 0, unit)
     return first + (each.size if unit == "word" and cut == len(window) else inside + cut)
+
+
+def _line_size(text: Span) -> int:
+    """Number of bytes up to the first line end, which counts."""
+    size = 0
+    for chunk in chunks(text):
+        if (end := chunk.find(b"\n") + 1) > 0:
+            return size + end
+        size += len(chunk)
+    return size
 
 
 def _cuts_between_files(path: Path, sizes: Sequence[int], parts: int) -> list[int]:
@@ -287,11 +342,12 @@ def _cuts_between_files(path: Path, sizes: Sequence[int], parts: int) -> list[in
     return cuts
 
 
-def _describe(splits: Mapping[str, Sequence[_File]]) -> str:
+def _describe(splits: Mapping[str, Sequence[_File]], unit: Unit) -> str:
     """A sentence about the files of each split and their size."""
     parts = []
     for split, found in splits.items():
         size = sum(each.size for each in found)
         files = f"{len(found):,} files, " if len(found) > 1 else ""
-        parts.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} bytes)")
+        what = "ids" if unit == "id" else "bytes"
+        parts.append(f"{split}: {listing([each.name for each in found], 5)} ({files}{size:,} {what})")
     return "; ".join(parts)

@@ -2,6 +2,8 @@
 
 Tokens are bytes, characters, words or byte pairs, most frequent first, so the bands of the adaptive softmax are
 frequency bands. The vocabulary includes the treatment of line ends, so a prompt is treated like the training text.
+
+Ids that another program made have no text. Here they read as decimal numbers between spaces.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from jaxtyping import Int, Integer
 from ..mistake import Mistake
 from .bpe import BytePairs
 
-Unit = Literal["byte", "char", "word", "bpe"]
+Unit = Literal["byte", "char", "word", "bpe", "id"]
 Newlines = Literal["drop", "keep", "sentence"]
 
 EOS = "<eos>"
@@ -100,6 +102,11 @@ class Vocab:
         return cls(unit, (*first, *(symbol for symbol, _ in counts.most_common())), newlines)
 
     @classmethod
+    def of_ids(cls, size: int) -> Vocab:
+        """The ids from 0 to `size` - 1 of another program's tokens."""
+        return cls("id", tuple(map(str, range(size))))
+
+    @classmethod
     def of_tokenizer(cls, content: str, newlines: Newlines = "keep") -> Vocab:
         """The byte pairs of a `tokenizer.json`, with its ids. `BytePairs` refuses some tokenizers."""
         return cls("bpe", BytePairs(content).symbols, newlines, json.dumps(json.loads(content)))
@@ -134,6 +141,8 @@ class Vocab:
         return len(self.symbols)
 
     def __str__(self) -> str:
+        if self.unit == "id":
+            return f"{len(self)} ids"
         units = "byte pairs" if self.unit == "bpe" else f"{self.unit}s"
         ends = {"keep": "newlines kept", "drop": "newlines dropped", "sentence": "sentences between <S>"}
         return f"{len(self)} {units}, {ends[self.newlines]}"
@@ -154,8 +163,8 @@ class Vocab:
     @cached_property
     def line_end(self) -> int | None:
         """The id that ends a line: `<eos>` or `<S>` among words, otherwise the newline; None if there is none."""
-        newline = {"byte": 0x0A, "char": "\n", "word": LINE_ENDS.get(self.newlines), "bpe": NEWLINE}[self.unit]
-        return self._ids.get(newline)
+        newlines = {"byte": 0x0A, "char": "\n", "word": LINE_ENDS.get(self.newlines), "bpe": NEWLINE, "id": None}
+        return self._ids.get(newlines[self.unit])
 
     @property
     def opening_ids(self) -> Integer[np.ndarray, " O"]:
@@ -165,7 +174,7 @@ class Vocab:
     @property
     def is_text(self) -> bool:
         """Whether each token consists of whole characters. Bytes and byte pairs may be fragments of one."""
-        return self.unit in ("char", "word")
+        return self.unit in ("char", "word", "id")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -221,11 +230,13 @@ class Vocab:
             return b"".join(self._pairs.token_bytes[i] for i in self._check_ids(ids).tolist())
         return np.array(self.symbols, np.uint8)[self._check_ids(ids)].tobytes()
 
-    def token_sizes(self) -> Int[np.ndarray, " V"]:
-        """Number of UTF-8 bytes of each token, to convert nats to bits per byte.
+    def token_sizes(self) -> Int[np.ndarray, " V"] | None:
+        """Number of UTF-8 bytes of each token, to convert nats to bits per byte; None for ids, which have no text.
 
         A word includes the space after it. A line end of words and an unknown character count as 1.
         """
+        if self.unit == "id":
+            return None
         if self.unit == "byte":
             return np.ones(len(self), np.int64)
         if self.unit == "bpe":
@@ -255,6 +266,8 @@ class Vocab:
             sound = all(type(symbol) is int and 0 <= symbol < 256 for symbol in symbols)
         else:
             sound = all(is_text(s) and (unit != "char" or len(s) == 1 or s == UNK) for s in symbols)
+        if unit == "id":
+            sound = symbols == tuple(map(str, range(len(symbols))))
         if newlines == "sentence":
             sound = sound and unit == "word" and LINE_ENDS[newlines] in symbols
         known = unit in get_args(Unit) and newlines in get_args(Newlines)
@@ -346,7 +359,7 @@ def _split(text: str | bytes, unit: Unit, newlines: Newlines) -> bytes | str | l
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     if unit == "char":
         return decoded.replace("\n", "") if newlines == "drop" else decoded
-    return split_words(decoded, newlines)
+    return decoded.split() if unit == "id" else split_words(decoded, newlines)
 
 
 def _utf8(text: str) -> bytes:

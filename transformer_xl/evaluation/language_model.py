@@ -35,8 +35,8 @@ class Scored(NamedTuple):
     """Each token as text. A character of several tokens belongs to the last of them."""
     nats: Float[np.ndarray, " n"]
     """The surprise of each token: -log of its probability after everything before it."""
-    bytes: int
-    """UTF-8 bytes of the tokens."""
+    bytes: int | None
+    """UTF-8 bytes of the tokens; None for ids."""
     context: Context
     """The text with everything before it, to be continued."""
 
@@ -47,15 +47,16 @@ class Scored(NamedTuple):
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits per UTF-8 byte; nan without tokens."""
-        return ratio(bits(float(self.nats.sum())), self.bytes)
+        """Bits per UTF-8 byte; nan without tokens, and for ids."""
+        return ratio(bits(float(self.nats.sum())), self.bytes or 0)
 
 
 class LanguageModel(LoadedModel):
     """A trained `model` in eval mode, with the `vocab` and the `config` of its run. `load_model` returns one.
 
     A text is read at the lengths of `config.eval_lengths`; `with_lengths` changes them. A model without memory
-    (`mem_len` 0) reads the last `tgt_len` tokens again for each token. Arithmetic is fp32.
+    (`mem_len` 0) reads the last `tgt_len` tokens again for each token. Arithmetic is fp32. The text of ids is their
+    decimal numbers between spaces.
     """
 
     def with_lengths(self, **lengths: int | None) -> LanguageModel:
@@ -91,7 +92,8 @@ class LanguageModel(LoadedModel):
         if len(ids) > 1:
             writer = TokenText(self.vocab, ids[:1])
             tokens = [writer.write(token) for token in ids[1:].tolist()]
-        size = int(self.vocab.token_sizes()[ids[1:]].sum())
+        sizes = self.vocab.token_sizes()
+        size = None if sizes is None else int(sizes[ids[1:]].sum())
         return Scored(tokens, np.concatenate(nats), size, Context(state, ids[-1:], lengths))
 
     def next_tokens(

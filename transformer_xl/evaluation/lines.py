@@ -19,11 +19,11 @@ from .score import Scoring, device_of, figures_for_json, inference, ratio
 
 
 class LineScore(NamedTuple):
-    """The cost of one line in nats; `bytes` counts the UTF-8 of its targets."""
+    """The cost of one line in nats; `bytes` counts the UTF-8 of its targets, and is None for ids."""
 
     nats: float
     targets: int
-    bytes: int
+    bytes: int | None
 
     @property
     def log_prob(self) -> float:
@@ -69,7 +69,7 @@ def score_lines(
             for i, cost in zip(batch, costs, strict=True):
                 nats[i] = cost
     scored = [ids[1:] for ids in tokens]
-    sizes = [int(token_sizes[ids].sum(dtype=np.int64)) for ids in scored]
+    sizes = [None if token_sizes is None else int(token_sizes[ids].sum(dtype=np.int64)) for ids in scored]
     return [LineScore(cost, len(ids), size) for cost, ids, size in zip(nats, scored, sizes, strict=True)]
 
 

@@ -77,7 +77,7 @@ class EvalResult:
 
     @property
     def headline(self) -> tuple[str, float]:
-        """The figure that papers print for this unit: ("ppl", x) for words and byte pairs, otherwise ("bpc", x)."""
+        """The figure that papers print for this unit: ("ppl", x) for words, pairs and ids, otherwise ("bpc", x)."""
         return figure(self.unit, self.loss)
 
     def __str__(self) -> str:

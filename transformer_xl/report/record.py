@@ -64,7 +64,7 @@ class Record:
 
     @property
     def unit(self) -> str:
-        """The corpus's unit: "byte", "char", "word" or "bpe"."""
+        """The corpus's unit: "byte", "char", "word", "bpe" or "id"."""
         named = [entry["unit"] for entry in self.evaluations if isinstance(entry.get("unit"), str)]
         return named[-1] if named else str(self.setting("corpus", "unit") or "byte")
 

@@ -138,7 +138,7 @@ def _draw(
     if len(panels) > 1:
         title = f"{text}: average of each term through its own softmax, {queries}"
         paths += draw_by_distance(folder / "terms", panels, title)
-    space = " " if loaded.vocab.unit == "word" else ""
+    space = " " if loaded.vocab.unit in ("word", "id") else ""
     for look in looks:
         tokens = [token + space for token in _tokens(loaded.vocab, look.ids)]
         passages = []

@@ -1,7 +1,8 @@
 """`txl train --data` without RECIPE: choose a recipe by the text, and say why.
 
 A published corpus has its small recipe. Any other text is read as words (`text-words`) if a word vocabulary covers it,
-otherwise as bytes (`text-fast`, which takes minutes). The number of steps follows from the size of the text.
+otherwise as bytes (`text-fast`, which takes minutes). Token ids take the recipe for words if their vocabulary is large.
+The number of steps follows from the size of the text.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ...config.recipe import load_recipe, packaged_recipes, parse_overrides, text_name
+from ...config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name
 from ...config.values import listing
 from ...data.corpora.archive import unpack_if_archive
 from ...data.corpora.published import DATASETS
 from ...data.datasets import cache_folder, missing_corpus, store_of
 from ...data.header import Header
+from ...data.ids import id_blocks, largest_id
 from ...data.reading import Span, expand_home, pieces
 from ...data.texts import read_splits
 from ...data.vocab import Unit
@@ -28,6 +31,8 @@ MOST_UNKNOWN = 0.05
 """The largest share of unknown words in the valid split for `text-words`."""
 PASSES = {BYTES: 5, WORDS: 10}
 """Maximum number of passes over the training text; with more, a small model learns a small text by heart."""
+MOST_CHARACTERS = 1024
+"""The largest vocabulary of ids for `text-fast`, which is made for few and frequent tokens."""
 MOST_LEFT_OUT = 0.75
 """The largest share of n-grams to leave out; 0.9 was worse than 0.7 even in 10 passes."""
 LEAST_STEPS = 100
@@ -63,7 +68,8 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
     if not path.exists():
         raise missing_corpus(data)
     given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", "unit")]
-    return _for_text(data, path, given[-1] if given else None, overrides)
+    unit = given[-1] if given else "id" if holds_ids(path) else None
+    return _for_ids(data, path, overrides) if unit == "id" else _for_text(data, path, unit, overrides)
 
 
 def _for_published(data: str, published: str) -> Choice:
@@ -104,6 +110,19 @@ def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]
     paced, how = _pace(recipe, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size, overrides)
     tokens = f"{unit or load_recipe(recipe).corpus.unit}s"
     return Choice(recipe, paced, f"Recipe {recipe}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}.")
+
+
+def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> Choice:
+    """With few ids the recipe for bytes, otherwise the one for words."""
+    with unpack_if_archive(path.resolve(), cache_folder()) as files:
+        splits = read_splits(files, "id").splits
+        size = 1 + largest_id(chain(*splits.values()))
+        tokens = sum(len(block) for span in splits["train"] for block in id_blocks(span, size))
+    recipe = BYTES if size <= MOST_CHARACTERS else WORDS
+    paced, how = _pace(recipe, tokens, overrides)
+    scored = () if "test" in splits else ("--eval.split=valid",)
+    why = f"Recipe {recipe}: {_quote(data)} has {tokens:,} ids of {size:,} in its train split; {how}{_another(data)}."
+    return Choice(recipe, ("--corpus.unit=id", *scored, *paced), why)
 
 
 def _by_words(train: Sequence[Span], valid: Sequence[Span]) -> tuple[str, int, str]:

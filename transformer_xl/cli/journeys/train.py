@@ -188,6 +188,8 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
         begun = {fact: recorded_fact(run, fact) for fact in begun}
     source = find_checkpoint(local(origin.init)) if origin.init is not None else None
     vocab = load_vocab(source or find_checkpoint(run, which="last")) if begun["init"] else None
+    if vocab is None and config.corpus.unit == "id" and config.model.vocab_size:
+        vocab = Vocab.of_ids(config.model.vocab_size)
     if source is not None and vocab is not None:
         config = inherit(config, source, vocab, origin)
     corpus = open_corpus(config.corpus, vocab=vocab)

@@ -62,7 +62,8 @@ class Train:
     """The name of a packaged recipe (`txl recipes` lists them), or a TOML file. Without it, one is chosen for --data:
     by its name for a published corpus, otherwise by the size and the words of the text."""
     data: Annotated[str | None, arg(metavar="PATH")] = None
-    """Train on this text file or folder instead. Line ends are kept, and the vocabulary is made from the text."""
+    """Train on this text file or folder instead. Line ends are kept, and the vocabulary is made from the text. It may
+    also be JSON lines (.jsonl), each a document, or token ids (.npy, or nanoGPT's .bin)."""
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """The run folder; by default runs/RECIPE, or runs/ and the name of --data."""
     init: Annotated[Path | None, arg(metavar="RUN")] = None

@@ -2,7 +2,7 @@
 
     model.safetensors, config.json, generation_config.json   the weights by our names after `model.`, tied ones once
     modeling_transformer_xl.py and the files it imports      from this package, with imports rewritten for one folder
-    tokenizer.json, tokenizer_config.json                    the vocabulary
+    tokenizer.json, tokenizer_config.json                    the vocabulary, unless the tokens are ids without text
     transformer_xl_vocab.json                                the vocabulary as a `Vocab`, for importing the folder
     README.md, LICENSE                                       the model card and the code's licence
 
@@ -58,7 +58,8 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
     with whole_folder(Path(folder)) as unfinished:
         logging.disable_progress_bar()  # transformers shows one even without a terminal
         wrapped.save_pretrained(unfinished)
-        fast_tokenizer(vocab).save_pretrained(unfinished)
+        if vocab.unit != "id":
+            fast_tokenizer(vocab).save_pretrained(unfinished)
         write_json(unfinished / EXPORTED_VOCAB, vocab.to_json())
         (unfinished / "README.md").write_text(_card(loaded, Path(folder).name), encoding="utf-8")
 
@@ -141,14 +142,7 @@ segment, and each layer attends to its own outputs for the segments before.
 | segment and memory in use | {test.tgt_len}, {test.mem_len} tokens (`config.tgt_len`, `config.mem_len`) |
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = "{name}"  # the path of this folder
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-inputs = tokenizer("the ", return_tensors="pt")
-ids = model.generate(**inputs, max_new_tokens=100, do_sample=True, top_k=40)
-print(tokenizer.decode(ids[0]))
+{example}
 ```
 
 `trust_remote_code=True` runs the Python files of this folder (`LICENSE` has their licence), so read them first. It is
@@ -163,10 +157,28 @@ rare token. To stop at a line end, give `generate` its id as `eos_token_id`.
 """
 
 
+_EXAMPLE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "{name}"  # the path of this folder
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+inputs = tokenizer("the ", return_tensors="pt")
+ids = model.generate(**inputs, max_new_tokens=100, do_sample=True, top_k=40)
+print(tokenizer.decode(ids[0]))"""
+
+_EXAMPLE_OF_IDS = """import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)  # the path of this folder
+ids = model.generate(torch.tensor([[0]]), max_new_tokens=100, do_sample=True, top_k=40)  # it has no tokenizer
+print(ids[0].tolist())"""
+
+
 def _card(loaded: LoadedModel, name: str) -> str:
     run = loaded.config
     return _CARD.format(
         name=name,
+        example=(_EXAMPLE_OF_IDS if loaded.vocab.unit == "id" else _EXAMPLE).format(name=name),
         vocab=loaded.vocab,
         parameters=sum(weight.numel() for weight in loaded.model.parameters()),
         shape=loaded.model.config,

@@ -1,0 +1,269 @@
+"""Streams of token ids from `.npy` and `.bin` files, and documents from `.jsonl` files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.data.ids import MOST_IDS
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.data.reading import documents
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.mistake import Mistake
+
+SPLITS = ("train", "valid", "test")
+DTYPES = ("int8", "uint8", "int16", ">i2", "uint16", "int32", "int64", "uint64")
+texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=20)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def opened(path: Path, vocab: Vocab | None = None, **how: Any) -> Corpus:
+    return open_corpus(CorpusConfig(name=str(path), unit="id"), vocab, **how)
+
+
+def joined(corpus: Corpus) -> list[int]:
+    return np.concatenate([corpus.split(name).ids for name in SPLITS]).tolist()
+
+
+class Trap:
+    """An object that writes a file when it is unpickled."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+class TestFiles:
+    @settings(deadline=None)
+    @given(ids=st.lists(st.integers(0, 100), min_size=40, max_size=300), dtype=st.sampled_from([*DTYPES, "bin"]))
+    def test_a_file_is_cut_and_nothing_is_lost(self, tmp_path_factory: pytest.TempPathFactory, ids, dtype) -> None:
+        file = tmp_path_factory.getbasetemp() / f"ids.{'bin' if dtype == 'bin' else 'npy'}"
+        if dtype == "bin":
+            np.array(ids, "<u2").tofile(file)
+        else:
+            np.save(file, np.array(ids, dtype))
+        corpus = opened(file)
+        assert joined(corpus) == ids and corpus.vocab == Vocab.of_ids(max(ids) + 1)
+        sizes = [corpus.header.splits[name].tokens for name in SPLITS]
+        cuts = [len(ids) * share // 20 for share in (0, 18, 19, 20)]
+        assert sizes == np.diff(cuts).tolist()
+        whole = opened(file, Vocab.of_ids(300), whole=True)
+        assert whole.split("all").ids.tolist() == ids and whole.header.dtype == "<u2"
+
+    def test_the_vocabulary_covers_all_splits_or_is_the_given_one(self, tmp_path: Path) -> None:
+        for name, largest in {"train": 5, "val": 9, "test": 3}.items():
+            np.save(tmp_path / f"{name}.npy", np.arange(largest + 1))
+        assert len(opened(tmp_path).vocab) == 10
+        assert len(opened(tmp_path, Vocab.of_ids(50_304)).vocab) == 50_304
+        with pytest.raises(Mistake, match=r"val\.npy must hold ids from 0 to 8, .* got 9 as number 9 from 0"):
+            opened(tmp_path, Vocab.of_ids(9))
+
+    def test_each_file_of_a_folder_may_be_a_document(self, tmp_path: Path) -> None:
+        for number in range(9):
+            folder = tmp_path / "ids" / ("train" if number < 6 else "valid" if number < 8 else "test")
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(folder / f"{number}.npy", np.full(number + 2, number))
+        corpus = open_corpus(CorpusConfig(name=str(tmp_path / "ids"), unit="id", reset_documents=True))
+        starts = corpus.split("train").documents
+        assert starts is not None and starts.tolist() == [0, 2, 5, 9, 14, 20]
+        assert corpus.split("train").ids[starts].tolist() == [0, 1, 2, 3, 4, 5]
+
+    def test_a_folder_of_nanogpt_has_its_counts_and_its_pickle_stays_closed(self, tmp_path: Path) -> None:
+        """Its data/shakespeare_char/prepare.py, on as many characters of as many kinds: 1,003,854 and 111,540 ids."""
+        letters = [chr(0x20 + number) for number in range(65)]
+        order = np.random.default_rng(1).integers(0, 65, 1_115_394)
+        text = "".join(map(letters.__getitem__, order.tolist()))
+        stoi = {letter: i for i, letter in enumerate(sorted(set(text)))}
+        cut = int(len(text) * 0.9)
+        for name, part in {"train": text[:cut], "val": text[cut:]}.items():
+            np.array([stoi[letter] for letter in part], dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+        (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "trap": Trap(tmp_path / "sprung")}))
+        (tmp_path / "input.txt").write_text(text)
+        corpus = opened(tmp_path)
+        counts = {name: split.tokens for name, split in corpus.header.splits.items()}
+        assert counts == {"train": 1_003_854, "valid": 111_540} and len(corpus.vocab) == 65
+        assert corpus.split("train").ids.tolist() == order[:cut].tolist()
+        assert corpus.notes[1] == "Left out: input.txt (no ids), meta.pkl (a pickle, which stays closed)."
+        assert not (tmp_path / "sprung").exists()
+
+    def test_a_large_file_stays_on_disk(self, tmp_path: Path) -> None:
+        file = tmp_path / "large.npy"
+        np.save(file, np.resize(np.arange(65, dtype=np.uint16), 1 << 24))
+        tracemalloc.start()
+        try:
+            corpus = opened(file)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert sum(split.tokens for split in corpus.header.splits.values()) == 1 << 24
+        assert peak < file.stat().st_size / 2
+
+    @pytest.mark.parametrize(
+        ("name", "content", "sentence"),
+        [
+            ("a.npy", np.zeros(99), "one-dimensional array of integers, got 1 dimensions of float64"),
+            ("a.npy", np.zeros((9, 9), int), "one-dimensional array of integers, got 2 dimensions of int64"),
+            ("a.npy", np.zeros((), int), "one-dimensional array of integers, got 0 dimensions of int64"),
+            ("a.npy", np.zeros(99, bool), "got 1 dimensions of bool"),
+            ("a.npy", np.array([-1, *range(98)]), "ids from 0 to 1,048,575, .* got -1 as number 0 from 0"),
+            ("a.npy", np.array([*range(98), MOST_IDS]), "got 1048576 as number 98 from 0"),
+            ("a.npy", b"\x93NUMPY\x01\x00", "npy file of integers, and is not sound"),
+            ("a.npy", b"an array", "npy file of integers, and is not sound"),
+            ("a.npy", b"", "has no ids for the train split: it is empty"),
+            ("a.npy", np.zeros(0, int), "has no ids for the train split: it is empty"),
+            ("a.bin", b"", "has no ids for the train split: it is empty"),
+            ("a.bin", bytes(99), "uint16 ids, of 2 bytes each, and has 99 bytes"),
+            ("a.txt", b"1 2 3", "must be a .npy or .bin file, because the tokens are ids"),
+        ],
+    )
+    def test_a_file_without_ids_is_refused(self, tmp_path: Path, name: str, content, sentence: str) -> None:
+        if isinstance(content, bytes):
+            (tmp_path / name).write_bytes(content)
+        else:
+            np.save(tmp_path / name, content)
+        with pytest.raises(Mistake, match=f"{name} .*{sentence}") as error:
+            opened(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+    def test_an_array_of_objects_is_refused_and_not_unpickled(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "a.npy", np.array([Trap(tmp_path / "sprung")]), allow_pickle=True)
+        with pytest.raises(Mistake, match=r"a\.npy must be a \.npy file of integers, and is not sound: .*bject"):
+            opened(tmp_path / "a.npy")
+        assert not (tmp_path / "sprung").exists()
+
+    def test_a_truncated_array_is_refused(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "a.npy", np.arange(9_999))
+        content = (tmp_path / "a.npy").read_bytes()
+        for size in (3, 60, 130, len(content) - 1):
+            (tmp_path / "a.npy").write_bytes(content[:size])
+            with pytest.raises(Mistake, match=r"a\.npy must be a \.npy file of integers, and is not sound"):
+                opened(tmp_path / "a.npy")
+
+    def test_two_formats_in_a_folder_are_refused(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "train.npy", np.arange(99))
+        (tmp_path / "val.bin").write_bytes(bytes(98))
+        with pytest.raises(Mistake, match=r"files of one format, got train\.npy and val\.bin"):
+            opened(tmp_path)
+
+
+class TestVocab:
+    @settings(deadline=None)
+    @given(ids=st.lists(st.integers(0, 299), max_size=20))
+    def test_the_text_of_ids_is_their_numbers(self, ids: list[int]) -> None:
+        vocab = Vocab.of_ids(300)
+        text = " ".join(map(str, ids))
+        assert vocab.decode(ids) == text and vocab.decode_bytes(ids) == text.encode()
+        assert vocab.encode(text).tolist() == vocab.encode(text.replace(" ", "\n ").encode()).tolist() == ids
+        assert vocab.token_sizes() is None and vocab.line_end is None and vocab.is_text and str(vocab) == "300 ids"
+
+    @pytest.mark.parametrize("word", ["300", "-1", "1.5", "x", "007", "9" * 5000, "\u0663"])
+    def test_a_word_that_is_no_id_is_refused(self, word: str) -> None:
+        with pytest.raises(Mistake, match=r"id 1 of the text from 0, is not in the vocabulary \(300 ids\)"):
+            Vocab.of_ids(300).encode(f"7 {word} 8")
+
+    def test_json_holds_all_ids_in_order(self) -> None:
+        stored = Vocab.of_ids(300).to_json()
+        assert Vocab.from_json(json.loads(json.dumps(stored))) == Vocab.of_ids(300)
+        for wrong in (["1", "0"], ["0", "2"], [0, 1]):
+            with pytest.raises(Mistake, match=r"vocab\.json"):
+                Vocab.from_json(stored | {"symbols": wrong})
+
+
+class TestJsonLines:
+    @settings(deadline=None)
+    @given(written=texts, unit=st.sampled_from(["byte", "char", "word"]), packed=st.booleans(), data=st.data())
+    def test_each_line_is_a_document_with_its_own_text(
+        self, tmp_path_factory: pytest.TempPathFactory, written: list[str], unit, packed: bool, data: st.DataObject
+    ) -> None:
+        written = [*written, "the last ones"]
+        lines = [json.dumps(data.draw(st.sampled_from([text, {"text": text, "id": 7}]))) for text in written]
+        ends = [data.draw(st.sampled_from(["\n", "\r\n", "\n \n"])) for _ in lines]
+        content = "".join(line + end for line, end in zip(lines, ends, strict=True)).encode()
+        file = tmp_path_factory.mktemp("lines") / ("a.jsonl.gz" if packed else "a.jsonl")
+        file.write_bytes(gzip.compress(content) if packed else content)
+        assert list(documents(file)) == [text.encode() for text in written]
+        corpus = open_corpus(CorpusConfig(name=str(file)), Vocab.build(unit, written), whole=True)
+        split = corpus.split("all")
+        assert split.documents is not None
+        found = [corpus.vocab.decode(part) for part in np.split(split.ids, split.documents[1:])]
+        if unit == "word":
+            assert [text.split() for text in found] == [text.split() for text in written if text]
+        else:
+            assert found == [text for text in written if text]
+
+    def test_a_file_is_cut_between_documents(self, tmp_path: Path) -> None:
+        written = [f"{number} " * (1 + number % 7) for number in range(200)]
+        file = tmp_path / "a.jsonl"
+        file.write_text("\n".join(map(json.dumps, written)))
+        for reset in (False, True):
+            corpus = open_corpus(CorpusConfig(name=str(file), reset_documents=reset))
+            splits = [corpus.split(name) for name in SPLITS]
+            assert all(split.documents is not None for split in splits)
+            parts = [np.split(split.ids, split.documents[1:]) for split in splits]  # type: ignore[index]
+            assert [corpus.vocab.decode(part) for split in parts for part in split] == written
+            assert [len(split) for split in parts] == pytest.approx([180, 10, 10], abs=3)
+
+    def test_lines_reset_as_files_do(self, tmp_path: Path) -> None:
+        written = [f"{number} " * (2 + number % 5) for number in range(40)]
+        (tmp_path / "files").mkdir()
+        for number, text in enumerate(written):
+            (tmp_path / "files" / f"{number:02}.txt").write_text(text)
+        (tmp_path / "lines.jsonl").write_text("".join(json.dumps(text) + "\n" for text in written))
+        vocab = Vocab.build("byte", [])
+        files = open_corpus(CorpusConfig(name=str(tmp_path / "files"), reset_documents=True), vocab, whole=True)
+        lines = open_corpus(CorpusConfig(name=str(tmp_path / "lines.jsonl")), vocab, whole=True)
+        ours, theirs = (StreamLoader(each.split("all"), batch_size=3, tgt_len=7) for each in (lines, files))
+        assert len(ours) == len(theirs) > 10
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one.targets == other.targets).all() and (one.ids == other.ids).all()
+            assert (one.reset is None) == (other.reset is None)
+            assert one.reset is None or (other.reset is not None and (one.reset == other.reset).all())
+
+    @pytest.mark.parametrize(
+        ("line", "reason"),
+        [
+            ("{", "Expecting property name"),
+            ("plain text", "Expecting value"),
+            ("17", "it has no text"),
+            ("null", "it has no text"),
+            ('{"content": "a"}', "it has no text"),
+            ('{"text": ["a"]}', "it has no text"),
+            (r'"\ud800"', "surrogates not allowed"),
+            ("[" * 100_000, "recursion"),
+            ("9" * 9_999, "digits"),
+        ],
+    )
+    def test_a_line_without_text_is_named(self, tmp_path: Path, line: str, reason: str) -> None:
+        (tmp_path / "a.jsonl").write_text(f'"one"\n\n{line}\n"four"\n')
+        with pytest.raises(Mistake, match=rf'a\.jsonl, line 3, must be a JSON string .*"text": .*{reason}'):
+            open_corpus(tmp_path / "a.jsonl")
+
+    def test_other_texts_beside_lines_are_refused_but_for_a_readme(self, tmp_path: Path) -> None:
+        for name in ("train.jsonl", "val.jsonl", "test.jsonl"):
+            (tmp_path / name).write_text('"one"\n"two"\n')
+        (tmp_path / "README.md").write_text("About them.")
+        corpus = open_corpus(tmp_path)
+        assert {split.tokens for split in corpus.header.splits.values()} == {6}
+        assert corpus.notes[1] == "Left out: README.md (no JSON lines)."
+        (tmp_path / "more.txt").write_text("text")
+        with pytest.raises(Mistake, match=r"files of one format, got .*more\.txt"):
+            open_corpus(tmp_path)
