@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,8 @@ class Part(NamedTuple):
 
     settings: str = ""
     stages: tuple[tuple[float, dict[str, int]], ...] = ()
+    shuffled: bool = False
+    """Whether the articles of the training text are in a random order."""
 
 
 PARTS: dict[str, Part] = {
@@ -79,6 +82,7 @@ PARTS: dict[str, Part] = {
     "cautious decay": Part("--train.cautious true"),
     "momentum warm-up": Part("--train.momentum-warmup 150"),
     "batch grows": Part(stages=((0.4, {"batch_size": 16}),)),
+    "articles shuffled": Part(shuffled=True),
     "memory grows": Part(stages=((0.5, {"mem_len": 32}),)),
     "RoPE": Part("--model.rope"),
     "convolution": Part("--model.convolution 3"),
@@ -90,6 +94,29 @@ PARTS: dict[str, Part] = {
     "without short segments": Part("--train.short-share 0"),
     "without the line": Part("--train.schedule cosine"),
 }
+
+
+class ShuffledArticles:
+    """A corpus of Wikipedia's XML with the articles of its training text in a random order."""
+
+    def __init__(self, corpus: Any, seed: int):
+        self.corpus, self.seed = corpus, seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.corpus, name)
+
+    def split(self, name: str) -> Any:
+        import numpy as np
+
+        found = self.corpus.split(name)
+        if name != "train":
+            return found
+        begin = np.asarray(self.corpus.vocab.encode("<page>"), found.ids.dtype).tobytes()
+        assert found.ids.dtype.itemsize == 1, "only a text of bytes"
+        starts = [match.start() for match in re.finditer(re.escape(begin), found.ids.tobytes())]
+        articles = np.split(found.ids, starts)
+        order = np.random.default_rng(self.seed).permutation(len(articles))
+        return found._replace(ids=np.concatenate([articles[index] for index in order]))
 
 
 def config_of(options: argparse.Namespace, part: str, seed: int, **train: Any) -> Any:
@@ -187,7 +214,9 @@ def run_one(options: argparse.Namespace, part: str, seed: int, steps: int) -> di
 
     prepare_process()
     config = config_of(options, part, seed, max_steps=steps)
-    corpus = open_corpus(config.corpus)
+    corpus: Any = open_corpus(config.corpus)
+    if PARTS[part].shuffled:
+        corpus = ShuffledArticles(corpus, seed)
     trainer, start, curve = trainer_of(config, corpus), time.perf_counter(), []
     for step in range(1, steps + 1):
         begin_stage(trainer, part, config, corpus)
