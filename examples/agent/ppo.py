@@ -61,7 +61,7 @@ class Options:
     backbone: Literal["transformer-xl", "lstm"] = "transformer-xl"
     mem_len: int = 64
     """Number of steps that a layer of Transformer-XL looks back; 0: no memory."""
-    steps: int = 600_000
+    steps: int = 300_000
     """Steps of all environments together, resumed ones included."""
     rows: int = 64
     """Number of environments side by side."""
