@@ -12,8 +12,8 @@ from torch import Tensor
 from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment
 from transformer_xl.interop import read_model
-from transformer_xl.model.inference import Step, step_state
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.step import Step, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import relative_attention
 from transformer_xl.runtime.device import prepare_process

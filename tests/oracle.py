@@ -59,7 +59,7 @@ def attention(weights: Weights, config: Any, lengths: Any, n: int, x: np.ndarray
     u, v = (weights[bias][n if config.untie_r else 0] for bias in ("backbone.content_bias", "backbone.position_bias"))
     farthest = M + T if lengths.clamp_len is None else lengths.clamp_len
     window = M + T if lengths.attn_len is None else lengths.attn_len
-    out = x.astype(W_o.dtype)
+    out = np.zeros(x.shape, W_o.dtype)
     for h in range(H):
         keys = [W_k[h] @ row for row in context]
         values = [W_v[h] @ row for row in context]
@@ -74,7 +74,34 @@ def attention(weights: Weights, config: Any, lengths: Any, n: int, x: np.ndarray
                     attended.append(values[j])
             for log_p, value in zip(log_softmax(scores), attended, strict=True):
                 out[i] += np.exp(log_p) * (W_o[:, h] @ value)
+    out = np.stack([join(weights, config, f"{name}.join", *rows) for rows in zip(x, out, strict=True)])
     return out if config.pre_lnorm else norm(weights, config, f"{name}.norm", out)
+
+
+def join(weights: Weights, config: Any, name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A sublayer's input and output in one position, joined: Parisotto et al. 2019 (arXiv 1910.06764), section 3.2."""
+    y = np.where(y.real > 0, y, 0) if config.relu_output else y
+    if config.gate == "none":
+        return x + y
+    of_x, of_y, b = (weights.get(f"{name}.{part}") for part in ("of_x.weight", "of_y.weight", "gate_bias"))
+    if config.gate == "input":
+        return sigmoid(of_x @ x) * x + y
+    if config.gate == "output":
+        return x + sigmoid(of_x @ x - b) * y
+    if config.gate == "highway":
+        return sigmoid(of_x @ x + b) * x + (1 - sigmoid(of_x @ x + b)) * y
+    if config.gate == "sigmoid-tanh":
+        W, U = np.split(of_y, 2)
+        return x + sigmoid(W @ y - b) * np.tanh(U @ y)
+    (W_r, W_z, W_g), (U_r, U_z) = np.split(of_y, 3), np.split(of_x, 2)
+    r = sigmoid(W_r @ y + U_r @ x)
+    z = sigmoid(W_z @ y + U_z @ x - b)
+    new = np.tanh(W_g @ y + weights[f"{name}.of_reset.weight"] @ (r * x))
+    return (1 - z) * x + z * new
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
 def encoding(d: int, D: int) -> np.ndarray:
@@ -90,7 +117,8 @@ def feed_forward(weights: Weights, config: Any, n: int, x: np.ndarray) -> np.nda
         inner = norm(weights, config, f"{name}.norm", row) if config.pre_lnorm else row
         inner = weights[f"{name}.inner.weight"] @ inner + weights[f"{name}.inner.bias"]
         inner = np.where(inner.real > 0, inner, 0)
-        row = row + weights[f"{name}.outer.weight"] @ inner + weights[f"{name}.outer.bias"]
+        inner = weights[f"{name}.outer.weight"] @ inner + weights[f"{name}.outer.bias"]
+        row = join(weights, config, f"{name}.join", row, inner)
         out.append(row if config.pre_lnorm else norm(weights, config, f"{name}.norm", row))
     return np.stack(out)
 

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "half loss": ({}, {"loss": "half"}),
     "muon": ({"untie_r": True}, {"optimizer": "muon", "momentum": 0.9}),
     "sgd, recomputed": ({"pre_lnorm": True, "final_norm": True}, {"optimizer": "sgd", "recompute": True}),
+    "gated": ({"pre_lnorm": True, "gate": "gru"}, {}),
     "Penn Treebank's": ({"share_position_projection": True}, AWD),
     "shaw": ({"kind": "shaw", "positions": 9}, {}),
     "vaswani": ({"kind": "vaswani"}, {"mem_len": 0}),

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.transformer_xl import TransformerXL, TransformerXLBackbone
 
 VOCAB = 23
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -23,15 +23,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "projected": {"d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},
     "n-grams": {"ngrams": (2, 4), "ngram_rows": 997, "ngram_width": 6, "pre_lnorm": True},
     "matches": {"matches": (1, 2), "match_window": 5, "ngram_width": 6},
+    "gated": {"gate": "gru", "gate_bias": 0.5, "relu_output": True, "pre_lnorm": True},
 }
 
 
 def small_model(*, train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> TransformerXL:
     """A model of three layers whose sizes are all different."""
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11}
     torch.manual_seed(1)
-    sizes |= {"init_std": 0.3, "proj_init_std": 0.3} | changes
-    return build_model(TransformerXLConfig(**sizes)).to(dtype).train(train)
+    return build_model(small_config(**changes)).to(dtype).train(train)
+
+
+def small_config(**changes: Any) -> TransformerXLConfig:
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_layer": 3, "n_head": 2, "d_head": 5, "d_model": 14, "d_inner": 11}
+    return TransformerXLConfig(**sizes | {"init_std": 0.3, "proj_init_std": 0.3} | changes)
+
+
+def small_backbone(*, train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> TransformerXLBackbone:
+    """The layers of a small model, without a vocabulary."""
+    torch.manual_seed(1)
+    return TransformerXLBackbone(small_config(vocab_size=0, **changes)).to(dtype).train(train)
+
+
+def vectors(batch: int, length: int, seed: int = 0) -> Tensor:
+    """Inputs of a small backbone."""
+    return torch.randn(batch, length, 14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs_of(model: TransformerXL, ids: Tensor) -> Tensor:

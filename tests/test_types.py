@@ -15,6 +15,7 @@ from transformer_xl import (
     TransformerXL,
     TransformerXLBackbone,
     TransformerXLConfig,
+    VectorStep,
     load_model,
 )
 from transformer_xl.config.settings import RunConfig
@@ -41,6 +42,8 @@ def test_calls_have_types() -> None:
     with torch.no_grad():
         cache = TransformerXLBackbone(config).cached(memory, lengths)
         assert_type(cache, KVCache)
+    step = VectorStep(TransformerXLBackbone(config).eval(), memory, lengths)
+    assert_type(step(torch.zeros(2, 1, 6)), Tensor)
     q = torch.zeros(2, 2, 4, 3)
     assert_type(relative_attention(q, q, q, q[0], q[0, :, 0], q[0, :, 0]), Tensor)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .evaluation.score import evaluate
     from .interop import load_model
     from .model.memory import Memory
+    from .model.step import VectorStep
     from .model.transformer_xl import TransformerXL, TransformerXLBackbone
     from .train import fit, settle
 
@@ -34,6 +35,7 @@ __all__ = [
     "TransformerXL",
     "TransformerXLBackbone",
     "TransformerXLConfig",
+    "VectorStep",
     "__version__",
     "evaluate",
     "fit",
@@ -51,6 +53,7 @@ _HOMES = {
     "TransformerXLConfig": "config.shape",
     "Lengths": "config.settings",
     "Memory": "model.memory",
+    "VectorStep": "model.step",
     "load_model": "interop",
     "LanguageModel": "evaluation.language_model",
     "load_recipe": "config.recipe",

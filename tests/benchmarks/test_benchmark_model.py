@@ -102,9 +102,25 @@ def test_masked_scores_are_left_out() -> None:
     assert bound.seen_share(bound.Work(B, T, M, attn_len=5)) * T * (M + T) == pytest.approx(5 * T)
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("gate", ["input", "highway", "sigmoid-tanh", "gru"])
+def test_the_formula_counts_the_products_of_gates(gate: str, training: bool) -> None:
+    flop = []
+    for name in ("none", gate):
+        model, ids = TransformerXL(replace(SIZES, gate=name)).train(training), text(B, T)
+        with FlopCounterMode(display=False) as counter:
+            nll, _ = model(ids, ids, None, Lengths(tgt_len=T, mem_len=M))
+            if training:
+                nll.sum().backward()
+        flop.append(counter.get_total_flops())
+    found = bound.products(replace(SIZES, gate=gate), bound.Work(B, T, 0), training=training)
+    assert sum(p.flop for p in found if p.name.startswith("gates")) == flop[1] - flop[0]
+
+
+@pytest.mark.parametrize("gate", ["none", "gru"])
 @pytest.mark.parametrize("name", ["enwik8-12l", "wikitext103-standard", "wikitext103-large", "lm1b-base"])
-def test_weights_count_the_matrices_of_the_model(name: str) -> None:
-    config = load_recipe(name).model
+def test_weights_count_the_matrices_of_the_model(name: str, gate: str) -> None:
+    config = replace(load_recipe(name).model, gate=gate)
     with torch.device("meta"):
         model = TransformerXL(config)
     matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2 and "cluster" not in name}

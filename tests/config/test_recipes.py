@@ -62,6 +62,9 @@ UNUSUAL = RunConfig(
         matches=(3,),
         ngram_rows=77,
         ngram_dropout=0.5,
+        gate="sigmoid-tanh",
+        gate_bias=3.5,
+        relu_output=True,
     ),
     corpus=CorpusConfig(name='a "quoted" \\ name\twith ü, \x7f and\nlines', unit="word", reset_documents=True),
     train=TrainConfig(

@@ -148,6 +148,8 @@ def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
         ({"zero_memory": True}, "its memory starts empty, and this one has model.zero_memory"),
         ({"ngrams": (2,)}, "no n-grams and matches, and this one has model.ngrams or model.matches"),
         ({"matches": (2,)}, "no n-grams and matches, and this one has model.ngrams or model.matches"),
+        ({"gate": "output"}, "to its input, and this one has model.gate or model.relu_output"),
+        ({"relu_output": True}, "to its input, and this one has model.gate or model.relu_output"),
         ({"untie_r": True}, "one pair of biases, and this one has model.untie_r"),
         (
             {"final_norm": True, "layer_norm_epsilon": 1e-12},

@@ -224,6 +224,56 @@ def test_padding_is_neither_scored_nor_predicts(pair):
     torch.testing.assert_close(loss, (8 * alone[0] + 4 * alone[1]) / 12)
 
 
+@pytest.mark.parametrize("variant", ["post-norm", "bands", "gated"])
+def test_embeddings_give_the_same_as_their_ids(variant, tmp_path):
+    _, theirs = exported(tmp_path / "model", **VARIANTS[variant])
+    (ids, mask), new = padded(text(2, 13), [0, 4]), text(2, 3, seed=1)
+    embed, both = theirs.get_input_embeddings(), torch.cat([mask, torch.ones_like(new)], 1)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=mask, labels=ids)
+        found = theirs(inputs_embeds=embed(ids), attention_mask=mask, labels=ids)
+        torch.testing.assert_close(found.logits, expected.logits, **CLOSE)
+        torch.testing.assert_close(found.loss, expected.loss, **CLOSE)
+        kept = theirs(inputs_embeds=embed(ids), logits_to_keep=2).logits
+        torch.testing.assert_close(kept, theirs(ids, logits_to_keep=2).logits, **CLOSE)
+        after = theirs(new, attention_mask=both, past_key_values=expected.past_key_values).logits
+        for inputs in ({"input_ids": new}, {"inputs_embeds": embed(new)}):
+            again = theirs(**inputs, attention_mask=both, past_key_values=found.past_key_values).logits
+            torch.testing.assert_close(again, after, **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_generating_after_embeddings_equals_generating_after_their_ids(pair, options):
+    _, theirs, _ = pair
+    ids, mask = padded(text(2, 9), [0, 4])
+    given_ = {"attention_mask": mask, "max_new_tokens": 12, **options}
+    found = theirs.generate(inputs_embeds=theirs.get_input_embeddings()(ids), **given_)
+    assert torch.equal(found, theirs.generate(ids, **given_)[:, 9:])
+    whole = theirs.generate(text(1, 5), max_new_tokens=6)[:, 5:]
+    assert torch.equal(
+        theirs.generate(inputs_embeds=theirs.get_input_embeddings()(text(1, 5)), max_new_tokens=6), whole
+    )
+
+
+def test_the_gradient_reaches_vectors_given_as_inputs(pair):
+    _, theirs, _ = pair
+    x = torch.randn(2, 5, 14, requires_grad=True)
+    theirs(inputs_embeds=x, labels=text(2, 5)).loss.backward()
+    theirs.zero_grad()
+    assert x.grad[:, :-1].any(-1).all() and not x.grad[:, -1].any(), "the last position predicts nothing"
+
+
+def test_vectors_are_refused_where_tokens_are_needed(tmp_path):
+    x = torch.zeros(2, 5, 14)
+    _, theirs = exported(tmp_path / "n-grams", **VARIANTS["n-grams"])
+    with pytest.raises(ValueError, match="a model with n-grams or matches"):
+        theirs(inputs_embeds=x)
+    _, theirs = exported(tmp_path / "no memory", mem_len=0)
+    with pytest.raises(ValueError, match="a model without memory"):
+        theirs.generate(inputs_embeds=x, max_new_tokens=3)
+    assert theirs(inputs_embeds=x).logits.shape == (2, 5, VOCAB)
+
+
 def test_labels_of_another_type_give_the_same_loss(pair):
     _, theirs, _ = pair
     ids = text(2, 5)
@@ -340,6 +390,7 @@ def test_memory_supports_the_cache_interface(pair):
     assert torch.equal(theirs(text(3, 7), past_key_values=cache).logits, theirs(text(3, 7)).logits)
 
 
+VECTORS = {"input_ids": None, "inputs_embeds": torch.zeros(2, 5, 14)}
 REFUSED = {
     "right padding": ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]] * 2)}, 'padding_side = "left"'),
     "a hole": ({"attention_mask": torch.tensor([[0, 1, 0, 1, 1]] * 2)}, 'padding_side = "left"'),
@@ -349,7 +400,12 @@ REFUSED = {
     "short labels": ({"labels": text(2, 4)}, r"input_ids, \(2, 5\), got \(2, 4\)"),
     "a row of labels": ({"labels": text(1, 5)[0]}, r"input_ids, \(2, 5\), got \(5,\)"),
     "a short mask": ({"attention_mask": torch.tensor([[0, 1]] * 2)}, "of the shape of input_ids"),
-    "vectors": ({"inputs_embeds": torch.zeros(2, 5, 14)}, "Give input_ids"),
+    "ids and vectors": ({"inputs_embeds": torch.zeros(2, 5, 14)}, "Give one of both"),
+    "neither ids nor vectors": ({"input_ids": None}, "or inputs_embeds instead"),
+    "vectors of another width": (VECTORS | {"inputs_embeds": torch.zeros(2, 5, 9)}, r"\[rows, positions, 14\], torch"),
+    "vectors of half precision": (VECTORS | {"inputs_embeds": torch.zeros(2, 5, 14).half()}, "got .* torch.float16"),
+    "no vector": (VECTORS | {"inputs_embeds": torch.zeros(2, 0, 14)}, "a vector or more"),
+    "short labels of vectors": (VECTORS | {"labels": text(2, 4)}, r"inputs_embeds, \(2, 5\), got \(2, 4\)"),
     "attentions": ({"output_attentions": True}, "output_attentions and output_hidden_states must be False"),
     "another's cache": ({"past_key_values": DynamicCache()}, "got a DynamicCache"),
 }

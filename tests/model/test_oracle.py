@@ -51,6 +51,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "layer_norm_epsilon": draw(st.sampled_from([1e-5, 1e-12, 1e-3])),
         "embedding_scale": draw(st.sampled_from([None, 0.7])),
         "zero_memory": draw(st.sampled_from([False, False, True])),
+        "gate": draw(st.sampled_from(["none", "none", "input", "output", "highway", "sigmoid-tanh", "gru"])),
+        "relu_output": draw(st.booleans()),
     }
 
 
@@ -199,6 +201,8 @@ SETTINGS: dict[str, Any] = {
     "layer_norm_epsilon": 3.0,
     "embedding_scale": 2.0,
     "zero_memory": False,
+    "gate": "none",
+    "relu_output": False,
 }
 
 

@@ -18,7 +18,8 @@ from small_models import VARIANTS, lengths, small_model, text
 from transformer_xl.cli.journeys.generate import _compiling_problems
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling, stream
-from transformer_xl.model.inference import KVCache, Step, has_compiler, step_state
+from transformer_xl.model.inference import KVCache, has_compiler
+from transformer_xl.model.step import Step, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -90,6 +91,20 @@ def test_selected_rows_keep_their_numbers() -> None:
         torch.testing.assert_close(steps(step, ids), expected)
 
 
+@each_kind
+def test_reset_rows_equal_those_of_a_memory(kind: dict) -> None:
+    model, call = small_model(**kind), lengths(5)
+    cache, memory = states_after(model, text(3, 7), call)
+    step, rows = Step(model, cache, call, compiled=False), torch.tensor([True, False, True])
+    step.reset(rows)
+    memory, ids = memory.reset(rows), text(3, 8, seed=1)
+    expected, memory = follow(model, ids, memory, call)
+    torch.testing.assert_close(steps(step, ids), expected)
+    step, memory = step.select(torch.tensor([2, 0])), memory.select(torch.tensor([2, 0]))
+    step.reset(rows[:2])
+    torch.testing.assert_close(steps(step, ids[:2]), follow(model, ids[:2], memory.reset(rows[:2]), call)[0])
+
+
 def test_rows_selected_before_the_first_token_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda run, **_: compiled.append(run) or run)
@@ -107,7 +122,7 @@ def test_nothing_grows_or_moves() -> None:
     addresses = set()
     for token in text(2, 12).split(1, dim=1):
         step(token)
-        addresses.add(tuple(x.data_ptr() for x in (*step.rings, step.slot, step.counts)))
+        addresses.add(tuple(x.data_ptr() for x in (*step.vectors.rings, step.vectors.slot, step.vectors.counts)))
     assert len(addresses) == 1
 
 
@@ -127,7 +142,7 @@ def test_it_compiles_without_graph_breaks() -> None:
 import torch
 from functools import partial
 from small_models import VARIANTS, lengths, small_model, text
-from transformer_xl.model.inference import Step
+from transformer_xl.model.step import Step
 torch.set_grad_enabled(False)
 model, call = small_model(**VARIANTS["bands"]), lengths(5)
 found = []
@@ -160,7 +175,7 @@ def test_a_row_that_still_begins_with_padding_is_refused() -> None:
     model, call = small_model(), lengths(5)
     with torch.no_grad():
         cache = model.empty_cache(2, call, torch.tensor([-1, 0]))
-    with pytest.raises(AssertionError, match="whole prompt"):
+    with pytest.raises(ValueError, match="whole prompt"):
         Step(model, cache, call)
 
 

@@ -3,7 +3,8 @@
     weights        4 bytes each; the gradient and two moments are as large: 16 P
     rows           for each layer and each of the B T rows, in fp32: the inputs of both sublayers and their norms, 16 D;
                    in the precision of training, s bytes a number: the inputs of the products, s (2 D + 6 H K + 2 F);
-                   the keys and values of memory and segment, twice, 4 s H K (M + T) / T
+                   the keys and values of memory and segment, twice, 4 s H K (M + T) / T;
+                   in fp32, what each of two gates with m matrices keeps: 8 D (m + 1)
     scores         (4 + s) B H T (M + T) for each layer, only with a backend that keeps them (strided, reference)
     gradients      of the rows and scores of one layer at a time: as if there were one more layer
 
@@ -30,6 +31,7 @@ def training_bytes(config: RunConfig, parameters: int, *, precision: str, backen
     inside = model.n_head * model.d_head
     row = 16 * model.d_model + size * (2 * model.d_model + 6 * inside + 2 * model.d_inner)
     row += 4 * size * inside * keys // segment
+    row += 8 * model.d_model * (model.gate_matrices + 1) if model.gate_matrices else 0
     scores = (4 + size) * model.n_head * keys if backend in KEEP_SCORES else 0
     table = sum(model.ngram_sizes) * model.ngram_width  # neither momentum nor a full gradient
     return 16 * parameters - 8 * table + (model.n_layer + 1) * rows * (row + scores)

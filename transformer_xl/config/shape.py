@@ -14,7 +14,8 @@ class TransformerXLConfig(Checked):
     """The shape of the weights. The defaults are the same as in the original PyTorch code (`train.py`)."""
 
     vocab_size: int
-    """Number of tokens in the vocabulary. 0 in a recipe: the size of the corpus's vocabulary."""
+    """Number of tokens in the vocabulary. 0 in a recipe: the size of the corpus's vocabulary. A backbone alone has
+    none: 0."""
     kind: Literal["transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn"] = "transformer-xl"
     """transformer-xl; a baseline of the paper: learned relative positions (shaw), sinusoids added to the embedding
     (vaswani) or learned positions in every layer (al-rfou); or a recurrent network (lstm, qrnn)."""
@@ -49,6 +50,13 @@ class TransformerXLConfig(Checked):
     """Normalise the input of each sublayer instead of the sum after it."""
     final_norm: bool = False
     """Add a norm after the last layer (the original code has none, even with pre_lnorm)."""
+    gate: Literal["none", "input", "output", "highway", "sigmoid-tanh", "gru"] = "none"
+    """What joins the input and the output of each sublayer: their sum, or a gate of GTrXL (Parisotto et al. 2019, arXiv
+    1910.06764, section 3.2)."""
+    gate_bias: float = 2.0
+    """Initial bias of the gates (not of input). The greater, the less a new model's sublayers change their input."""
+    relu_output: bool = False
+    """Apply a ReLU to each sublayer's output before it is joined (GTrXL; there with pre_lnorm)."""
     ngrams: tuple[int, ...] = ()
     """For each n in this list, for example 2 3 4, the model adds a hashed embedding of the last n tokens to the
     embedding of each token. Empty: it adds none."""
@@ -91,6 +99,11 @@ class TransformerXLConfig(Checked):
         """Number of embeddings of each of `ngrams`, then of each of `matches`: a match is a token or none."""
         return (self.ngram_rows,) * len(self.ngrams) + (self.vocab_size + 1,) * len(self.matches)
 
+    @property
+    def gate_matrices(self) -> int:
+        """Number of matrices, d_model by d_model, in each of a layer's two gates."""
+        return _GATES[self.gate]
+
     def _problems(self) -> Found:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
@@ -103,6 +116,7 @@ class TransformerXLConfig(Checked):
         yield from out_of_bounds(self, "ngram_rows", least=1, most=1 << 31)
         yield from out_of_bounds(self, "ngram_width", least=1, most=1 << 24)
         yield from out_of_bounds(self, "match_window", least=1, most=1 << 24)
+        yield from out_of_bounds(self, "gate_bias", least=-100, most=100)
         for name in ("ngrams", "matches"):
             given = getattr(self, name)
             if any(a >= b for a, b in pairwise((0, *given, 65))):
@@ -113,8 +127,17 @@ class TransformerXLConfig(Checked):
         if self.d_model % 2:
             sentence = f"{{}} must be even, because half of a position's encoding is sines, got {self.d_model}."
             yield Problem(("d_model",), sentence)
+        yield from self._problems_of_gate()
         yield from self._problems_of_bands()
         yield from self._problems_of_kind()
+
+    def _problems_of_gate(self) -> Found:
+        if self.gate not in _GATES:
+            yield Problem(("gate",), f"{{}} must be one of {', '.join(_GATES)}, got {self.gate}.")
+        elif self.gate_bias != TransformerXLConfig.gate_bias and self.gate in ("none", "input"):
+            kinds = "output, highway, sigmoid-tanh and gru"
+            sentence = f"{{}} is for gate = {kinds}, got {{}} = {self.gate}. Leave it out."
+            yield Problem(("gate_bias", "gate"), sentence)
 
     def _problems_of_bands(self) -> Found:
         edges, bands = (0, *self.cutoffs), len(self.cutoffs) + 1
@@ -178,8 +201,11 @@ def needs(*parts: str) -> str:
     return f"{{}} is for models with {' or '.join('{}' for _ in parts)}, for example 2 3 4. Otherwise leave it out."
 
 
+_GATES = {"none": 0, "input": 1, "output": 1, "highway": 1, "sigmoid-tanh": 2, "gru": 6}
+"""The gates and their `gate_matrices`."""
 RECURRENT = ("lstm", "qrnn")
 _ATTENTION = ("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon", "zero_memory", "dropatt", "init_std")
+_ATTENTION += ("gate", "gate_bias", "relu_output")
 """Settings that recurrent networks do not use."""
 _OF_KINDS = {
     "untie_r": ("transformer-xl",),

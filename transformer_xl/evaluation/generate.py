@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake
-from ..model.inference import Step, step_state
+from ..model.step import Step, step_state
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
 from .score import Scoring, device_of

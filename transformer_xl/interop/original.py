@@ -142,6 +142,8 @@ def _inexpressible(config: TransformerXLConfig) -> Iterator[str]:
         yield "all its layers share one pair of biases, and this one has model.untie_r"
     if config.final_norm:
         yield "it has no norm after the last layer, and this one has model.final_norm"
+    if config.gate != "none" or config.relu_output:
+        yield "it adds the output of a sublayer to its input, and this one has model.gate or model.relu_output"
     if config.ngram_sizes:
         yield "it has no n-grams and matches, and this one has model.ngrams or model.matches"
     if config.zero_memory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -75,7 +77,7 @@ class Linear(nn.Linear):
 
 
 class RelativeMultiheadAttention(nn.Module):
-    """The attention sublayer without the op: norm, projections without bias, residual.
+    """The attention sublayer without the op: norm, projections without bias, residual or gate.
 
     Keys and values come from memory and segment, queries from the segment alone. With `share_position` the projection
     of the tokens also projects positions, and both biases are the query of distance 0.
@@ -94,6 +96,7 @@ class RelativeMultiheadAttention(nn.Module):
         locked: bool = False,
         share_position: bool = False,
         project_position: bool = True,
+        join: Callable[[Tensor, Tensor], Tensor] = operator.add,
         backend: str = "auto",
     ):
         super().__init__()
@@ -108,6 +111,7 @@ class RelativeMultiheadAttention(nn.Module):
         self.output: Linear = Linear(n_head * d_head, d_model, bias=False)
         self.norm: nn.LayerNorm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.dropout: Dropout = Dropout(dropout, locked=locked)
+        self.join = join
 
     def heads(
         self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"] | Projected
@@ -143,8 +147,8 @@ class RelativeMultiheadAttention(nn.Module):
         return Positions(r, queries[:, -1], queries[:, -1])
 
     def add(self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
-        """The sublayer's output: `x` plus the projected outputs of the heads."""
-        x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
+        """The sublayer's output: `x` joined with the projected outputs of the heads."""
+        x = self.join(x, self.dropout(self.output(attended.transpose(1, 2).flatten(2))))
         return x if self.pre_lnorm else self.norm(x)
 
     def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:

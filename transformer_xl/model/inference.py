@@ -1,23 +1,18 @@
-"""Inference: a copy of the model, a cache of projected memory, and a one-token step that is compiled or captured.
+"""Inference: a copy of the model, and a cache of projected memory.
 
-`KVCache` gives the same numbers as `Memory` with less work, because the weights do not change at inference. `Step`
-reads one token of each row at a time, with shapes that never change. It keeps keys and values in a ring as long as the
-window W. The new token overwrites the oldest slot; the slot's index is a tensor. Position scores are computed in the
-order of distances, then moved to the order of the ring:
-
-    score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
+`KVCache` gives the same numbers as `Memory` with less work, because the weights do not change at inference. See `step`
+for reading one token at a time.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -230,137 +225,3 @@ def inference_copy(model: Any, precision: str = "fp32") -> Any:
 def has_compiler() -> bool:
     """Whether torch.compile can compile for this machine's CPU."""
     return any(map(shutil.which, ("c++", "g++", "clang++")))
-
-
-def step_state(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False) -> Any:
-    """The state for reading one token at a time: a `Step` if one is possible and faster, otherwise `state` itself.
-
-    Only a `KVCache` of Transformer-XL, not of a baseline, becomes a `Step`: on CUDA, and on a CPU if `compiled`. Call
-    `log_probs` with other states.
-    """
-    if not isinstance(state, KVCache) or not hasattr(model, "backbone") or model.config.kind != "transformer-xl":
-        return state
-    return Step(model, state, lengths) if compiled or state.buffers[0].is_cuda else state
-
-
-class Ring(NamedTuple):
-    """One layer's past in a `Step`: keys and values of the last W tokens."""
-
-    kv: Float[Tensor, "B 2 H W K"]
-    slot: Int[Tensor, " 1"]
-    """The slot of the new token."""
-    order: Int[Tensor, " W"]
-    """For each slot, the row of its distance in a table whose first row is the farthest distance."""
-    unseen: Bool[Tensor, "B 1 W"]
-
-    def append(
-        self, k: Float[Tensor, "B H 1 K"], v: Float[Tensor, "B H 1 K"]
-    ) -> tuple[Float[Tensor, "B H W K"], Float[Tensor, "B H W K"]]:
-        """Overwrite the oldest slot; return all of them."""
-        self.kv.index_copy_(3, self.slot, torch.stack([k, v], dim=1).to(self.kv.dtype))
-        return self.kv[:, 0], self.kv[:, 1]
-
-    def attend(
-        self,
-        q: Float[Tensor, "B H 1 K"],
-        k: Float[Tensor, "B H W K"],
-        v: Float[Tensor, "B H W K"],
-        r: Float[Tensor, "H W K"],
-        content_bias: Float[Tensor, "H K"],
-        position_bias: Float[Tensor, "H K"],
-        **_: Any,
-    ) -> Float[Tensor, "B H 1 K"]:
-        """See `relative_attention`: one query per row, keys in the order of the ring; `unseen` is the only mask."""
-        q, scale = q[:, :, 0], q.shape[-1] ** -0.5
-        query = (q + position_bias.to(q.dtype)) * scale
-        scores = torch.bmm(r, query.permute(1, 2, 0).to(r.dtype)).permute(2, 0, 1).index_select(2, self.order)
-        scores = scores.masked_fill(self.unseen, torch.finfo(scores.dtype).min)[:, :, None]
-        query = (q + content_bias.to(q.dtype)).to(k.dtype)[:, :, None]
-        return F.scaled_dot_product_attention(query, k, v, scores, scale=scale)
-
-
-class Step:
-    """Reads one more token of each row. It holds the past, and each call changes it.
-
-    It consumes a `KVCache`. On CUDA it replays a CUDA graph; elsewhere torch.compile compiles it.
-    """
-
-    @torch.no_grad()
-    def __init__(self, model: Any, cache: KVCache, lengths: Lengths) -> None:
-        assert not model.training, "a Step needs the model that for_inference returns"
-        self.model = model
-        self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
-        newest = cache.newest(self.window - 1)
-        length, device = newest[0].shape[3], newest[0].device
-        self.rings: list[Tensor] = [pad(kv, (0, 0, 0, self.window - length)) for kv in newest]
-        self.slot: Tensor = torch.full((1,), length % self.window, device=device)
-        self.counts: Tensor = cache.counts.clamp(max=length)
-        assert not (self.counts < 0).any(), "a row still begins with padding: read the whole prompt first"
-        self.tokens: Tensor | None = cache.tokens
-        if model.ngrams is not None and cache.tokens is None:
-            self.tokens = model.ngrams.no_tokens(len(newest[0]), lengths.mem_len)
-        self.rows: Tensor | None = None
-        bias, backbone = model.softmax.bias, model.backbone
-        wide = bias.new_empty((), dtype=torch.promote_types(bias.dtype, torch.float32))
-        tables = zip(backbone.layers, backbone.positions(self.window, lengths.clamp_len, wide), strict=True)
-        self.positions: list[Any] = [
-            own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()) for layer, own in tables
-        ]
-        self._run: Callable[[Tensor], Tensor] | None = None
-
-    @torch.no_grad()
-    def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
-        """Log-probabilities of the token after each of these, in the caller's autocast."""
-        if self.rows is not None:
-            ids = ids.new_zeros(len(self.counts), 1).index_copy_(0, self.rows, ids)
-        x = self.model.embedding(ids)
-        if self.tokens is not None:
-            tokens = torch.cat([self.tokens, ids], 1)
-            x = x + self.model.ngrams(tokens, 1)
-            self.tokens = tokens[:, 1:]
-        if self._run is None:
-            self._run = _capture_graph(self._next, x) if x.is_cuda else torch.compile(self._next, dynamic=False)
-        out = self._run(x)
-        self.slot.add_(1).remainder_(self.window)
-        self.counts.add_(1).clamp_(max=self.window - 1)
-        return out if self.rows is None else out[self.rows]
-
-    def select(self, rows: Int[Tensor, " R"]) -> Step:
-        """A step with only these rows, each at most once. The compiled call stays, with as many rows as before."""
-        chosen = copy(self)
-        chosen.rows = rows if self.rows is None else self.rows[rows]
-        return chosen
-
-    def _next(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B V"]:
-        kind, backbone = x.device.type, self.model.backbone
-        slots = torch.arange(self.window, device=x.device)
-        order = (slots - self.slot - 1) % self.window
-        unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
-        # A graph must not use weights in autocast's cache, because they are freed later.
-        mixed = torch.is_autocast_enabled(kind)
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
-            for layer, kv, own in zip(backbone.layers, self.rings, self.positions, strict=True):
-                x = layer(x, Ring(kv, self.slot, order, unseen), own)
-            x = x if backbone.final_norm is None else backbone.final_norm(x)
-            return self.model.softmax.log_probs(x[:, 0])
-
-
-def _capture_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
-    """A CUDA graph of `run` for inputs like `x`. The run before the capture writes only the token's own slot
-    in the rings, which the first replay writes again."""
-    entry, side = x.clone(), torch.cuda.Stream(x.device)
-    side.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run(entry)
-    torch.cuda.current_stream(x.device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run(entry)
-
-    def replay(x: Tensor) -> Tensor:
-        entry.copy_(x)
-        graph.replay()
-        return out.clone()
-
-    return replay

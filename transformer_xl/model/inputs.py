@@ -1,4 +1,4 @@
-"""Checks of a call's ids and targets, of any integer dtype.
+"""Checks of a call's ids and targets, of any integer dtype, and of vectors.
 
 They read no values, so the host never waits for a device, and torch.compile sees no branch on data.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from ..mistake import Mistake
@@ -24,6 +24,21 @@ def as_ids(ids: Integer[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 def as_targets(targets: Integer[Tensor, "*B"], shape: Sequence[int]) -> Int[Tensor, "*B"]:
     """Targets as int64; `shape` is the shape of the ids."""
     return _as_int64(targets, targets.shape == tuple(shape), f"targets must have the shape of ids, {list(shape)},")
+
+
+def check_vectors(x: Float[Tensor, "B T D"], like: Float[Tensor, " D"], name: str = "x") -> None:
+    """Raise a `Mistake` unless `x` is vectors for a backbone with the weight `like`. Autocast converts the dtype."""
+    fits = x.ndim == 3 and x.shape[2] == len(like) and x.device == like.device
+    if not fits or (x.dtype != like.dtype and not _is_cast(x)):
+        raise Mistake(
+            f"{name} must be vectors of the shape [rows, positions, {len(like)}], {like.dtype} on {like.device}, got "
+            f"{list(x.shape)} {x.dtype} on {x.device}. Project vectors of another width, and embed ids."
+        )
+
+
+def _is_cast(x: Tensor) -> bool:
+    """Whether autocast converts `x`."""
+    return x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
 
 
 def _as_int64(x: Tensor, fits: bool, rule: str) -> Tensor:

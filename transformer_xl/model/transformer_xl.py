@@ -23,7 +23,9 @@ from ..ops import relative_attention
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .attention import Linear, Positions, Projected, RelativeMultiheadAttention, sinusoids
+from .gates import build_join
 from .inference import KVCache, check_state, inference_copy
+from .inputs import check_vectors
 from .memory import Memory
 from .ngrams import NgramEmbedding, add_ngrams
 
@@ -31,20 +33,21 @@ State = TypeVar("State", Memory, KVCache, default=Memory)
 
 
 class FeedForward(nn.Module):
-    """The position-wise sublayer: norm, two linear layers with a ReLU between, residual."""
+    """The position-wise sublayer: norm, two linear layers with a ReLU between, residual or gate."""
 
-    def __init__(self, d_model: int, d_inner: int, *, dropout: float, pre_lnorm: bool, epsilon: float, locked: bool):
+    def __init__(self, config: TransformerXLConfig):
         super().__init__()
-        self.pre_lnorm = pre_lnorm
-        self.inner: nn.Linear = Linear(d_model, d_inner)
-        self.outer: nn.Linear = Linear(d_inner, d_model)
-        self.norm: nn.LayerNorm = nn.LayerNorm(d_model, eps=epsilon)
-        self.dropout: Dropout = Dropout(dropout, locked=locked)
+        self.pre_lnorm: bool = config.pre_lnorm
+        self.inner: nn.Linear = Linear(config.d_model, config.d_inner)
+        self.outer: nn.Linear = Linear(config.d_inner, config.d_model)
+        self.norm: nn.LayerNorm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.dropout: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
+        self.join: Callable[[Tensor, Tensor], Tensor] = build_join(config)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         inner = self.dropout(self.inner(self.norm(x) if self.pre_lnorm else x))
         inner = F.relu(inner, inplace=True)  # same result as before dropout, but backward keeps one tensor less
-        x = x + self.dropout(self.outer(inner))
+        x = self.join(x, self.dropout(self.outer(inner)))
         return x if self.pre_lnorm else self.norm(x)
 
 
@@ -60,23 +63,20 @@ class DecoderLayer(nn.Module):
         project_position: bool = True,
     ):
         super().__init__()
-        dropout, locked = config.dropout, config.locked_dropout
         self.attend = attend
         self.attention: RelativeMultiheadAttention = RelativeMultiheadAttention(
             *(config.d_model, config.n_head, config.d_head),
-            dropout=dropout,
+            dropout=config.dropout,
             dropatt=config.dropatt,
             pre_lnorm=config.pre_lnorm,
             layer_norm_epsilon=config.layer_norm_epsilon,
-            locked=locked,
+            locked=config.locked_dropout,
             share_position=config.share_position_projection,
             project_position=project_position,
+            join=build_join(config),
             backend=backend,
         )
-        sublayer = {"dropout": dropout, "pre_lnorm": config.pre_lnorm, "locked": locked}
-        self.feed_forward: FeedForward = FeedForward(
-            config.d_model, config.d_inner, epsilon=config.layer_norm_epsilon, **sublayer
-        )
+        self.feed_forward: FeedForward = FeedForward(config)
 
     def forward(
         self,
@@ -102,6 +102,7 @@ class TransformerXLBackbone(nn.Module):
 
         outputs, memory = backbone(x, memory, lengths)
 
+    `config.vocab_size` has no effect and may be 0. `VectorStep` reads one vector at a time.
     With `recompute` the forward pass keeps only the inputs of each layer, and backward computes the layer again.
     """
 
@@ -143,6 +144,7 @@ class TransformerXLBackbone(nn.Module):
         The call attends to the whole given memory (within `attn_len`). It returns the memory extended by this segment
         and cut to `mem_len`. `final_norm` applies to the last output only.
         """
+        check_vectors(x, self.like)
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
         state = state.grow_to(lengths.mem_len, zero_ground=self.config.zero_memory)
@@ -177,19 +179,26 @@ class TransformerXLBackbone(nn.Module):
         return (layer.attention.positions(encodings, *own) for layer, own in layers)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """Initialise as the original code: gains of norms N(1, init_std), biases 0, others (u and v) N(0, init_std)."""
-        if name.endswith(".bias"):
+        """Initialise as the original code: gains of norms N(1, init_std), biases 0, others (u and v) N(0, init_std).
+        Biases of gates are `gate_bias`."""
+        if name.endswith("gate_bias"):
+            nn.init.constant_(weight, self.config.gate_bias)
+        elif name.endswith(".bias"):
             nn.init.zeros_(weight)
         else:
             nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, self.config.init_std)
 
+    @property
+    def like(self) -> Float[Tensor, " D"]:
+        """A weight with the dtype and device that inputs must have. `inference_copy` does not round norms."""
+        first: Any = self.layers[0]
+        return first.feed_forward.norm.weight
+
     def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first position of `batch` rows; see `Memory` for `valid`."""
         assert valid is None or self.takes_padding, "this model takes no padding: give rows of one length"
-        first: Any = self.layers[0]
-        like = first.feed_forward.norm.weight  # `inference_copy` does not round norms
         sizes = (len(self.layers), batch, lengths.mem_len if self.config.zero_memory else 0, self.config.d_model)
-        memory = Memory.zeros(*sizes, dtype=like.dtype, device=like.device)
+        memory = Memory.zeros(*sizes, dtype=self.like.dtype, device=self.like.device)
         return memory._replace(valid=valid, zero_ground=self.config.zero_memory)
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from ..options.use import Convert
 
 _OF_THE_CALL = {
     *("dropout", "dropatt", "init_std", "proj_init_std"),
-    *("layer_norm_epsilon", "embedding_scale", "zero_memory", "pre_lnorm"),
+    *("layer_norm_epsilon", "embedding_scale", "zero_memory", "pre_lnorm", "relu_output", "gate_bias"),
 }
 """Settings of a model that do not change the shapes of its weights."""
 

@@ -1,0 +1,129 @@
+"""What joins the input x and the output y of a sublayer: their sum, or a gate of GTrXL.
+
+Parisotto et al. 2019, Stabilizing Transformers for Reinforcement Learning (https://arxiv.org/abs/1910.06764), section
+3.2. With `config.gate`, σ for the sigmoid and * for the product of elements:
+
+    none            x + y
+    input           σ(W x) * x + y
+    output          x + σ(W x - b) * y
+    highway         σ(W x + b) * x + (1 - σ(W x + b)) * y
+    sigmoid-tanh    x + σ(W y - b) * tanh(U y)
+    gru             (1 - z) * x + z * tanh(W_g y + U_g (r * x))
+                    r = σ(W_r y + U_r x),    z = σ(W_z y + U_z x - b)
+
+The vector b has the initial value `config.gate_bias`. The greater it is, the nearer to x a new model's sublayers are
+(except with `input`), so the model first depends on the newest input alone. With `config.relu_output` y goes through a
+ReLU before it is joined, as in the paper's identity map reordering (section 3.1), which also has `pre_lnorm`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..config.shape import TransformerXLConfig
+from .attention import Linear
+
+
+def build_join(config: TransformerXLConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """The function or new module that joins the x and y of a sublayer."""
+    if config.gate == "none":
+        return add_positive if config.relu_output else operator.add
+    return _GATES[config.gate](config)
+
+
+def add_positive(x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    """x + ReLU(y)."""
+    return x + F.relu(y)
+
+
+class Gate(nn.Module):
+    """Base class of the gates. W, U and b have the names of the vector that they apply to, and `gate_bias`."""
+
+    def __init__(self, config: TransformerXLConfig):
+        super().__init__()
+        self.relu: bool = config.relu_output
+
+    def forward(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return self.join(x, F.relu(y) if self.relu else y)
+
+    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """The gate's equation."""
+        raise NotImplementedError
+
+
+class InputGate(Gate):
+    """The gate closes x."""
+
+    def __init__(self, config: TransformerXLConfig):
+        super().__init__(config)
+        self.of_x: Linear = Linear(config.d_model, config.d_model, bias=False)
+
+    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return self.of_x(x).sigmoid() * x + y
+
+
+class OutputGate(Gate):
+    """The gate closes y."""
+
+    def __init__(self, config: TransformerXLConfig):
+        super().__init__(config)
+        self.of_x: Linear = Linear(config.d_model, config.d_model, bias=False)
+        self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
+
+    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return x + (self.of_x(x) - self.gate_bias).sigmoid() * y
+
+
+class HighwayGate(OutputGate):
+    """The result is between x and y."""
+
+    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        gate = (self.of_x(x) + self.gate_bias).sigmoid()
+        return gate * x + (1 - gate) * y
+
+
+class SigmoidTanhGate(Gate):
+    """y has a gate of its own, and is bounded. `of_y` has the rows of W, then of U."""
+
+    def __init__(self, config: TransformerXLConfig):
+        super().__init__(config)
+        self.of_y: Linear = Linear(config.d_model, 2 * config.d_model, bias=False)
+        self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
+
+    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        gate, bounded = self.of_y(y).chunk(2, dim=-1)
+        return x + (gate - self.gate_bias).sigmoid() * bounded.tanh()
+
+
+class GRUGate(Gate):
+    """A GRU whose state is x and whose input is y. `of_y` has the rows of W_r, W_z, W_g; `of_x` those of U_r, U_z."""
+
+    def __init__(self, config: TransformerXLConfig):
+        super().__init__(config)
+        width = config.d_model
+        self.of_y: Linear = Linear(width, 3 * width, bias=False)
+        self.of_x: Linear = Linear(width, 2 * width, bias=False)
+        self.of_reset: Linear = Linear(width, width, bias=False)
+        """U_g."""
+        self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(width))
+
+    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        r_y, z_y, new_y = self.of_y(y).chunk(3, dim=-1)
+        r_x, z_x = self.of_x(x).chunk(2, dim=-1)
+        r, z = (r_y + r_x).sigmoid(), (z_y + z_x - self.gate_bias).sigmoid()
+        return (1 - z) * x + z * (new_y + self.of_reset(r * x)).tanh()
+
+
+_GATES: dict[str, Callable[[TransformerXLConfig], Gate]] = {
+    "input": InputGate,
+    "output": OutputGate,
+    "highway": HighwayGate,
+    "sigmoid-tanh": SigmoidTanhGate,
+    "gru": GRUGate,
+}

@@ -1,0 +1,250 @@
+"""One step at a time, with shapes and memory that never change: `VectorStep` for a backbone, `Step` for tokens.
+
+A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the slot's
+index is a tensor. Position scores are computed in the order of distances, then moved to the order of the ring:
+
+    score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..config.settings import Lengths
+from ..mistake import Mistake
+from .inference import KVCache, check_state
+from .inputs import check_vectors
+from .memory import Memory, reset_tokens
+
+
+class Ring(NamedTuple):
+    """One layer's past in a step: keys and values of the last W positions."""
+
+    kv: Float[Tensor, "B 2 H W K"]
+    slot: Int[Tensor, " 1"]
+    """The slot of the new position."""
+    order: Int[Tensor, " W"]
+    """For each slot, the row of its distance in a table whose first row is the farthest distance."""
+    unseen: Bool[Tensor, "B 1 W"]
+
+    def append(
+        self, k: Float[Tensor, "B H 1 K"], v: Float[Tensor, "B H 1 K"]
+    ) -> tuple[Float[Tensor, "B H W K"], Float[Tensor, "B H W K"]]:
+        """Overwrite the oldest slot; return all of them."""
+        self.kv.index_copy_(3, self.slot, torch.stack([k, v], dim=1).to(self.kv.dtype))
+        return self.kv[:, 0], self.kv[:, 1]
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H 1 K"],
+        k: Float[Tensor, "B H W K"],
+        v: Float[Tensor, "B H W K"],
+        r: Float[Tensor, "H W K"],
+        content_bias: Float[Tensor, "H K"],
+        position_bias: Float[Tensor, "H K"],
+        **_: Any,
+    ) -> Float[Tensor, "B H 1 K"]:
+        """See `relative_attention`: one query per row, keys in the order of the ring; `unseen` is the only mask."""
+        q, scale = q[:, :, 0], q.shape[-1] ** -0.5
+        query = (q + position_bias.to(q.dtype)) * scale
+        scores = torch.bmm(r, query.permute(1, 2, 0).to(r.dtype)).permute(2, 0, 1).index_select(2, self.order)
+        scores = scores.masked_fill(self.unseen, torch.finfo(scores.dtype).min)[:, :, None]
+        query = (q + content_bias.to(q.dtype)).to(k.dtype)[:, :, None]
+        return F.scaled_dot_product_attention(query, k, v, scores, scale=scale)
+
+
+class VectorStep:
+    """Reads one more vector of each row with a backbone. It holds the past, and each call changes it.
+
+        step = VectorStep(backbone, backbone.empty_memory(rows, lengths), lengths)
+        output = step(x)        # [rows, 1, D] -> [rows, D]
+        step.reset(ended)       # empties these rows, where an episode ended
+
+    It returns the last output of `backbone(x, memory, lengths)` for the same past, to rounding. It keeps projections of
+    the past, so make a new one when the weights change. It consumes a `KVCache`.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        backbone: Any,
+        past: Memory | KVCache,
+        lengths: Lengths,
+        *,
+        compiled: bool = False,
+        head: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Begin after `past`.
+
+        Args:
+            compiled: replay a CUDA graph on CUDA, and use torch.compile elsewhere. This is faster if many steps follow.
+            head: what to compute from the output; its result is returned, and it is compiled too.
+
+        Raises:
+            Mistake: the backbone is in training mode or of another kind, `past` does not fit it, or a row of `past`
+                begins with padding.
+        """
+        cache = _cache_to_begin_with(backbone, past, lengths)
+        self.backbone: Any = backbone
+        self.head: Callable[[Tensor], Tensor] | None = head
+        self.compiled: bool = compiled
+        self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
+        self.ground: list[Tensor] | None = cache.ground
+        newest = cache.newest(self.window - 1)
+        length, device = newest[0].shape[3], newest[0].device
+        self.counts: Tensor = cache.counts.clamp(max=length)
+        self.rings: list[Tensor] = [pad(kv, (0, 0, 0, self.window - length)) for kv in newest]
+        self.slot: Tensor = torch.full((1,), length % self.window, device=device)
+        self.rows: Tensor | None = None
+        tables = zip(backbone.layers, backbone.positions(self.window, lengths.clamp_len, backbone.like), strict=True)
+        self.positions: list[Any] = [
+            own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()) for layer, own in tables
+        ]
+        self._run: Callable[[Tensor], Tensor] | None = None
+
+    @torch.no_grad()
+    def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
+        """The last layer's output at this position, or what `head` computes from it, in the caller's autocast."""
+        rows = len(self.counts) if self.rows is None else len(self.rows)
+        check_vectors(x, self.backbone.like)
+        if x.shape[:2] != (rows, 1):
+            raise Mistake(f"x must be one vector of each of the {rows} rows, [{rows}, 1, D], got {list(x.shape)}.")
+        if self.rows is not None:
+            x = x.new_zeros(len(self.counts), *x.shape[1:]).index_copy_(0, self.rows, x)
+        if self._run is None:
+            self._run = self._prepare(x)
+        out = self._run(x)
+        self.slot.add_(1).remainder_(self.window)
+        self.counts.add_(1).clamp_(max=self.window - 1)
+        return out if self.rows is None else out[self.rows]
+
+    def reset(self, rows: Bool[Tensor, " B"]) -> None:
+        """Empty the marked rows, where a document or episode ended; keep the others."""
+        marked = rows.to(self.counts.device)
+        if self.rows is not None:
+            marked = marked.new_zeros(len(self.counts)).index_copy_(0, self.rows, marked)
+        if self.ground is None:
+            self.counts.masked_fill_(marked, 0)
+            return
+        for kv, zeros in zip(self.rings, self.ground, strict=True):
+            kv[marked] = zeros
+
+    def select(self, rows: Int[Tensor, " R"]) -> VectorStep:
+        """A step with only these rows, each at most once. The compiled call stays, with as many rows as before."""
+        chosen = copy(self)
+        chosen.rows = rows if self.rows is None else self.rows[rows]
+        return chosen
+
+    def _prepare(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        if not self.compiled:
+            return self._next
+        return _capture_graph(self._next, x) if x.is_cuda else torch.compile(self._next, dynamic=False)
+
+    def _next(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
+        kind, backbone = x.device.type, self.backbone
+        slots = torch.arange(self.window, device=x.device)
+        order = (slots - self.slot - 1) % self.window
+        unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
+        # A graph must not use weights in autocast's cache, because they are freed later.
+        mixed = torch.is_autocast_enabled(kind)
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
+            for layer, kv, own in zip(backbone.layers, self.rings, self.positions, strict=True):
+                x = layer(x, Ring(kv, self.slot, order, unseen), own)
+            x = x if backbone.final_norm is None else backbone.final_norm(x)
+            return x[:, 0] if self.head is None else self.head(x[:, 0])
+
+
+def _cache_to_begin_with(backbone: Any, past: Memory | KVCache, lengths: Lengths) -> KVCache:
+    """`past` as a cache. Raise a `Mistake` if no step can begin after it."""
+    if backbone.training or backbone.config.kind != "transformer-xl":
+        mode = "training" if backbone.training else "eval"
+        raise Mistake(
+            "backbone must be in eval mode and of kind transformer-xl to read one step at a time, got one of kind "
+            f"{backbone.config.kind} in {mode} mode. Call its eval()."
+        )
+    rows = len(getattr(past, "counts", ()))
+    check_state(past, [backbone.config.d_model] * len(backbone.layers), backbone.like.expand(rows, 1, -1))
+    if (past.counts < 0).any():
+        raise Mistake("memory must not begin with padding in any row. Read the whole prompt before the first step.")
+    return past if isinstance(past, KVCache) else backbone.cached(past, lengths)
+
+
+class Step:
+    """Reads one more token of each row with a language model: its embedding, a `VectorStep` and its softmax.
+
+    It consumes a `KVCache`. On CUDA it replays a CUDA graph; elsewhere torch.compile compiles it, unless `compiled` is
+    False.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Any, cache: KVCache, lengths: Lengths, *, compiled: bool = True) -> None:
+        assert not model.training, "a Step needs the model that for_inference returns"
+        self.model = model
+        self.tokens: Tensor | None = cache.tokens
+        if model.ngrams is not None and cache.tokens is None:
+            self.tokens = model.ngrams.no_tokens(len(cache.buffers[0]), lengths.mem_len)
+        self.vectors: VectorStep = VectorStep(
+            model.backbone, cache, lengths, compiled=compiled, head=model.softmax.log_probs
+        )
+
+    @torch.no_grad()
+    def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
+        """Log-probabilities of the token after each of these, in the caller's autocast."""
+        x = self.model.embedding(ids)
+        if self.tokens is not None:
+            tokens = torch.cat([self.tokens, ids], 1)
+            x = x + self.model.ngrams(tokens, 1)
+            self.tokens = tokens[:, 1:]
+        return self.vectors(x)
+
+    def reset(self, rows: Bool[Tensor, " B"]) -> None:
+        """Empty the marked rows, where a document ended; keep the others."""
+        self.vectors.reset(rows)
+        self.tokens = reset_tokens(self.tokens, rows)
+
+    def select(self, rows: Int[Tensor, " R"]) -> Step:
+        """A step with only these rows, each at most once. The compiled call stays, with as many rows as before."""
+        chosen = copy(self)
+        chosen.vectors = self.vectors.select(rows)
+        chosen.tokens = None if self.tokens is None else self.tokens[rows]
+        return chosen
+
+
+def step_state(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False) -> Any:
+    """The state for reading one token at a time: a `Step` if one is possible and faster, otherwise `state` itself.
+
+    Only a `KVCache` of Transformer-XL, not of a baseline, becomes a `Step`: on CUDA, and on a CPU if `compiled`. Call
+    `log_probs` with other states.
+    """
+    if not isinstance(state, KVCache) or not hasattr(model, "backbone") or model.config.kind != "transformer-xl":
+        return state
+    return Step(model, state, lengths) if compiled or state.buffers[0].is_cuda else state
+
+
+def _capture_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
+    """A CUDA graph of `run` for inputs like `x`. The run before the capture writes only the token's own slot
+    in the rings, which the first replay writes again."""
+    entry, side = x.clone(), torch.cuda.Stream(x.device)
+    side.wait_stream(torch.cuda.current_stream(x.device))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run(entry)
+    torch.cuda.current_stream(x.device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(entry)
+
+    def replay(x: Tensor) -> Tensor:
+        entry.copy_(x)
+        graph.replay()
+        return out.clone()
+
+    return replay
