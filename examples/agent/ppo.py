@@ -1,9 +1,10 @@
 """PPO (Schulman et al. 2017) whose agent remembers with Transformer-XL, in GTrXL's form (Parisotto et al. 2019).
 
-    python examples/agent/ppo.py                                      a T-maze that only memory can solve
-    python examples/agent/ppo.py --env MiniGrid-MemoryS7-v0           a task of MiniGrid
-    python examples/agent/ppo.py --mem-len 0                          the same agent without memory
-    python examples/agent/ppo.py --backbone lstm                      the same with an LSTM
+    python examples/agent/ppo.py                                                a T-maze that only memory can solve
+    python examples/agent/ppo.py --mem-len 0                                    the same agent without memory
+    python examples/agent/ppo.py --backbone lstm                                the same with an LSTM
+    python examples/agent/ppo.py --env MiniGrid-MemoryS7-v0 --steps 500_000     a task of MiniGrid
+    python examples/agent/ppo.py --env popgym:popgym-RepeatPreviousEasy-v0      one of POPGym
 
 Many environments run side by side, one a row. Every row has its own memory, which is emptied where an episode begins.
 """
@@ -23,7 +24,7 @@ import torch
 import tyro
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import VectorEnv
-from gymnasium.wrappers import TransformAction
+from gymnasium.wrappers import FlattenObservation, TransformAction
 from jaxtyping import Bool, Float, Int, Shaped
 from PIL import Image
 from safetensors import safe_open
@@ -55,7 +56,7 @@ class Options:
     """Train an agent with a memory, score it on other seeds, and draw one episode."""
 
     env: str = "TMaze-v0"
-    """A task of Gymnasium or MiniGrid whose observations are vectors or pictures, and whose actions are numbered."""
+    """A task with numbered actions of Gymnasium, MiniGrid or POPGym; MODULE:NAME imports MODULE first."""
     corridor: int = 50
     """Smallest number of steps from the cue to the junction of the T-maze."""
     backbone: Literal["transformer-xl", "lstm"] = "transformer-xl"
@@ -73,7 +74,7 @@ class Options:
     resume: bool = False
     """Go on from the checkpoint in --out."""
     longer: bool = False
-    """Also double the corridor of the T-maze until the trained agent fails, with a memory that grows with it."""
+    """Also double the corridor of the T-maze until the agent fails, at most to 32 times, with a memory that grows."""
 
 
 class Policy(nn.Module):
@@ -95,11 +96,9 @@ class Policy(nn.Module):
     def forward(
         self, observations: Shaped[Tensor, "B T ..."], memory: Any, lengths: Lengths | None = None
     ) -> tuple[Float[Tensor, "B T A"], Float[Tensor, "B T"], Any]:
-        flat = observations.flatten(2)
+        flat = observations.flatten(2).to(self.second.weight.dtype)
         if isinstance(self.first, nn.EmbeddingBag):  # one row of its table for each value of each number
             flat = flat.long() + CATEGORIES * torch.arange(flat.shape[2])
-        else:
-            flat = flat.to(self.second.weight.dtype)
         x = self.second(self.first(flat.flatten(0, 1)).relu()).unflatten(0, flat.shape[:2])
         outputs, memory = self.backbone(x, memory, lengths or self.lengths)
         return self.actor(outputs[-1]), self.critic(outputs[-1])[..., 0], memory
@@ -123,10 +122,10 @@ def make_backbone(options: Options) -> nn.Module:
 
 def make_environments(options: Options, rows: int, render_mode: str | None = None) -> VectorEnv:
     """Environments that begin the next episode in the step after the end of one (Gymnasium's NEXT_STEP)."""
-    given: dict[str, Any] = {"num_envs": rows, "render_mode": render_mode}
+    given: dict[str, Any] = {"num_envs": rows} | ({"render_mode": render_mode} if render_mode else {})
     if options.env == "TMaze-v0":
         return gymnasium.make_vec(options.env, corridor=options.corridor, **given)
-    wrappers: list[Any] = []
+    wrappers: list[Any] = [FlattenObservation]
     if pictured := options.env.startswith("MiniGrid"):
         from minigrid.wrappers import ImgObsWrapper
 
@@ -138,7 +137,7 @@ def make_environments(options: Options, rows: int, render_mode: str | None = Non
     space, actions = environments.single_observation_space, environments.single_action_space
     if not isinstance(space, Box) or not isinstance(actions, Discrete) or (space.dtype == np.uint8) != pictured:
         seen = f"{options.env} has {space} and {actions}"
-        raise Mistake(f"--env must have vectors and numbered actions, or be a task of MiniGrid; {seen}.")
+        raise Mistake(f"--env must have numbered actions, and pictures only if it is of MiniGrid; {seen}.")
     return environments
 
 
@@ -356,25 +355,26 @@ def train(options: Options, writer: SummaryWriter) -> Policy:
 
 
 def draw(policy: Policy, options: Options) -> None:
-    """Write one held-out episode as a GIF."""
+    """Write one held-out episode as a GIF, if the environment can draw itself."""
+    if "rgb_array" not in make_environments(options, 1).metadata["render_modes"]:
+        return
     pictures: list[np.ndarray] = []
-    environments = make_environments(options, 1, "rgb_array")
-    score(policy, environments, policy.lengths, pictures)
-    environments.close()
+    score(policy, make_environments(options, 1, "rgb_array"), policy.lengths, pictures)
     first, *others = map(Image.fromarray, pictures)
     first.save(options.out / "episode.gif", save_all=True, append_images=others, duration=80, loop=0)
+    print(f"{options.out}/episode.gif shows one episode")
 
 
-def report_score(policy: Policy, options: Options) -> float:
+def report_score(policy: Policy, options: Options, episodes: int) -> float:
     """Print the score of held-out episodes; the share of them that succeeded."""
-    environments = make_environments(options, EPISODES)
+    environments = make_environments(options, episodes)
     # A longer memory encodes greater distances as the greatest one of training.
     returns, success = score(policy, environments, lengths(1, options.mem_len, policy.lengths.clamp_len))
     environments.close()
-    error = returns.std(ddof=1) / EPISODES**0.5
+    error = returns.std(ddof=1) / episodes**0.5
     where = f", corridor {options.corridor}" if options.env == "TMaze-v0" else ""
     shown = f"success {success.mean():.3f}, return {returns.mean():.3f} ± {error:.3f}"
-    print(f"{EPISODES} held-out episodes{where}: {shown}", flush=True)
+    print(f"{episodes} held-out episodes{where}: {shown}", flush=True)
     return float(success.mean())
 
 
@@ -382,14 +382,13 @@ def main(options: Options) -> None:
     began = time.perf_counter()
     with SummaryWriter(str(options.out)) as writer:
         policy = train(options, writer)
-        writer.add_scalar("held-out success", report_score(policy, options), options.steps)
+        writer.add_scalar("held-out success", report_score(policy, options, EPISODES), options.steps)
     draw(policy, options)
-    print(f"{time.perf_counter() - began:.0f} seconds; {options.out}/episode.gif shows one episode")
-    longer = options
-    while options.longer:
-        corridor = 2 * longer.corridor
-        longer = replace(longer, corridor=corridor, mem_len=corridor + 2 * tmaze.SLACK if options.mem_len else 0)
-        if report_score(policy, longer) < 0.95:
+    print(f"{time.perf_counter() - began:.0f} seconds", flush=True)
+    for factor in (2, 4, 8, 16, 32) if options.longer else ():
+        corridor = factor * options.corridor
+        longer = replace(options, corridor=corridor, mem_len=corridor + 2 * tmaze.SLACK if options.mem_len else 0)
+        if report_score(policy, longer, EPISODES // 4) < 0.95:
             break
 
 
