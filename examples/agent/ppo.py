@@ -278,7 +278,7 @@ def score(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The return of one held-out episode of each row, and whether it succeeded: whether its last reward was positive.
 
-    The agent takes the likeliest action. `pictures` receives those of the first row.
+    The agent takes the likeliest action. `pictures` receives those of the first row, with the one after the end.
     """
     observation, _ = environments.reset(seed=HELD_OUT)
     running = np.ones(environments.num_envs, bool)
@@ -292,6 +292,8 @@ def score(
         returns += reward * running
         success |= running & terminated & (reward > 0)
         running &= ~(terminated | truncated)
+    if pictures is not None:
+        pictures.append(environments.render()[0])
     return returns, success
 
 
@@ -350,7 +352,6 @@ def train(options: Options, writer: SummaryWriter) -> Policy:
             save_checkpoint(policy, optimizer, done, options)
             shown = ("reward per episode", "success", "entropy", "steps per second")
             print(f"{done:>9,} steps", *(f"{name} {report[name]:.4g}" for name in shown), sep="   ", flush=True)
-    environments.close()
     return policy
 
 
@@ -370,7 +371,6 @@ def report_score(policy: Policy, options: Options, episodes: int) -> float:
     environments = make_environments(options, episodes)
     # A longer memory encodes greater distances as the greatest one of training.
     returns, success = score(policy, environments, lengths(1, options.mem_len, policy.lengths.clamp_len))
-    environments.close()
     error = returns.std(ddof=1) / episodes**0.5
     where = f", corridor {options.corridor}" if options.env == "TMaze-v0" else ""
     shown = f"success {success.mean():.3f}, return {returns.mean():.3f} ± {error:.3f}"
