@@ -50,19 +50,20 @@ def cuts(draw: st.DrawFn, length: int) -> list[int]:
     return [b - a for a, b in pairwise([0, *inner, length])]
 
 
-@st.composite
-def calls(draw: st.DrawFn, *, window: bool = False) -> Lengths:
+def drawn_call(data: st.DataObject, *, window: bool = False) -> Lengths:
     """Lengths of a call; with `window` each query sees the same keys, however a sequence is cut."""
-    mem_len = draw(st.integers(0, 7))
-    attn_len = draw(st.integers(1, mem_len + 1) if window else st.none() | st.integers(1, mem_len + 1))
-    return lengths(mem_len, attn_len, draw(st.none() | st.integers(1, 9)))
+    mem_len = data.draw(st.integers(0, 7))
+    window_len = st.integers(1, mem_len + 1)
+    return lengths(
+        mem_len, data.draw(window_len if window else st.none() | window_len), data.draw(st.none() | st.integers(1, 9))
+    )
 
 
 @each_plain
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_with_a_window_cutting_changes_nothing(kind: dict, data: st.DataObject) -> None:
-    backbone, x, call = small_backbone(**kind), vectors(2, 13), data.draw(calls(window=True))
+    backbone, x, call = small_backbone(**kind), vectors(2, 13), drawn_call(data, window=True)
     whole, memory = read(backbone, x, call)
     found, after = read(backbone, x, call, data.draw(cuts(13)))
     torch.testing.assert_close(found, whole)
@@ -73,7 +74,7 @@ def test_with_a_window_cutting_changes_nothing(kind: dict, data: st.DataObject) 
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_rows_that_reset_and_begin_with_padding_equal_rows_alone(kind: dict, data: st.DataObject) -> None:
-    backbone, x, call = small_backbone(**kind), vectors(3, 12), data.draw(calls())
+    backbone, x, call = small_backbone(**kind), vectors(3, 12), drawn_call(data)
     sizes = data.draw(cuts(12))
     padding = data.draw(st.lists(st.integers(0, sizes[0]), min_size=3, max_size=3))
     rows = st.lists(st.booleans(), min_size=3, max_size=3)
@@ -100,7 +101,7 @@ def test_rows_that_reset_and_begin_with_padding_equal_rows_alone(kind: dict, dat
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_a_step_gives_the_numbers_of_memory_for_rows_that_reset(kind: dict, data: st.DataObject) -> None:
-    backbone, call = small_backbone(**kind), data.draw(calls())
+    backbone, call = small_backbone(**kind), drawn_call(data)
     _, memory = read(backbone, vectors(3, 9), call, data.draw(cuts(9)))
     if data.draw(st.booleans()):
         memory = backbone.empty_memory(3, call)

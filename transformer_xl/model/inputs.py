@@ -26,7 +26,7 @@ def as_targets(targets: Integer[Tensor, "*B"], shape: Sequence[int]) -> Int[Tens
     return _as_int64(targets, targets.shape == tuple(shape), f"targets must have the shape of ids, {list(shape)},")
 
 
-def check_vectors(x: Float[Tensor, "B T D"], like: Float[Tensor, " D"], name: str = "x") -> None:
+def check_vectors(x: Tensor, like: Float[Tensor, " D"], name: str = "x") -> None:
     """Raise a `Mistake` unless `x` is vectors for a backbone with the weight `like`. Autocast converts the dtype."""
     fits = x.ndim == 3 and x.shape[2] == len(like) and x.device == like.device
     if not fits or (x.dtype != like.dtype and not _is_cast(x)):
