@@ -385,7 +385,7 @@ def main(options: Options) -> None:
         writer.add_scalar("held-out success", report_score(policy, options, EPISODES), options.steps)
     draw(policy, options)
     print(f"{time.perf_counter() - began:.0f} seconds", flush=True)
-    for factor in (2, 4, 8, 16, 32) if options.longer else ():
+    for factor in (2, 4, 8, 16, 32) if options.longer and options.env == "TMaze-v0" else ():
         corridor = factor * options.corridor
         longer = replace(options, corridor=corridor, mem_len=corridor + 2 * tmaze.SLACK if options.mem_len else 0)
         if report_score(policy, longer, EPISODES // 4) < 0.95:
