@@ -121,7 +121,8 @@ def _both_directions(options: Options, pool: Pool) -> list[dict[str, Any]]:
     refused: dict[str, str] = {}
     for precision in options.precisions:
         for peer in _PEERS:
-            pair = [{"contender": name, "precision": precision} for name in (peer, f"ours for {peer}")]
+            names = (peer, f"ours for {peer}")
+            pair: list[dict[str, Any]] = [{"contender": name, "precision": precision} for name in names]
             for prefix in ("", "backward_"):
                 job = common | {"precision": precision, "peer": peer, "backward": bool(prefix)}
                 theirs, ours = (

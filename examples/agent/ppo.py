@@ -1,7 +1,6 @@
 """PPO (Schulman et al. 2017) whose agent remembers with Transformer-XL, in GTrXL's form (Parisotto et al. 2019).
 
     python examples/agent/ppo.py                                                a T-maze that only memory can solve
-    python examples/agent/ppo.py --mem-len 0                                    the same agent without memory
     python examples/agent/ppo.py --backbone lstm                                the same with an LSTM
     python examples/agent/ppo.py --env MiniGrid-MemoryS7-v0 --steps 500_000     a task of MiniGrid
     python examples/agent/ppo.py --env popgym:popgym-RepeatPreviousEasy-v0      one of POPGym
@@ -12,6 +11,7 @@ Many environments run side by side, one a row. Every row has its own memory, whi
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -396,4 +396,5 @@ if __name__ == "__main__":
     try:
         main(tyro.cli(Options))
     except Mistake as mistake:
-        raise SystemExit(f"ppo.py: {mistake}") from None
+        print(f"ppo.py: {mistake}", file=sys.stderr)
+        sys.exit(2)

@@ -136,7 +136,8 @@ def _from_conformer(weights: Mapping[str, Tensor], _: float) -> Converted:
     for kind in ("weight", "bias") if bias else ("weight",):
         found |= {f"query.{kind}": weights[f"linear_q.{kind}"], f"output.{kind}": weights[f"linear_out.{kind}"]}
         found[f"key_value.{kind}"] = torch.cat([weights[f"linear_{name}.{kind}"] for name in "kv"])
-    shape = (weights["linear_q.weight"].shape[1], *weights["pos_bias_u"].shape)
+    n_head, d_head = weights["pos_bias_u"].shape
+    shape = weights["linear_q.weight"].shape[1], n_head, d_head
     return found, shape, {"bias": bias, "encode": interleaved_sinusoids}
 
 
@@ -146,4 +147,5 @@ def _from_xlnet(weights: Mapping[str, Tensor], norm_epsilon: float) -> Converted
     found |= {"position.weight": position.mT, "output.weight": output}
     found |= {"content_bias": weights["r_w_bias"], "position_bias": weights["r_r_bias"]}
     found |= {f"norm.{kind}": weights[f"layer_norm.{kind}"] for kind in ("weight", "bias")}
-    return found, weights["q"].shape, {"bias": False, "norm_epsilon": norm_epsilon}  # type: ignore[return-value]
+    d_model, n_head, d_head = weights["q"].shape
+    return found, (d_model, n_head, d_head), {"bias": False, "norm_epsilon": norm_epsilon}
