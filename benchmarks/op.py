@@ -15,15 +15,6 @@ from .options import Options, finish, header, show
 from .race import Contender, Pool, race
 
 _PEERS = ("Wav2Vec2Conformer", "Wav2Vec2Conformer, eager", "XLNet")
-_SUBLAYERS = {
-    "contender": "",
-    "precision": "precision",
-    "milliseconds": "forward ms|.2f",
-    "backward_milliseconds": "and backward ms|.2f",
-    "ratio": "times|.2f",
-    "backward_ratio": "times|.2f",
-    "backward_peak_megabytes": "MB on top|,.0f",
-}
 _COLUMNS = {
     "contender": "",
     "precision": "precision",
@@ -35,6 +26,7 @@ _COLUMNS = {
     "backward_share_of_bound": "of the bound|.0%",
     "backward_peak_megabytes": "MB on top|,.0f",
 }
+_SUBLAYERS = {name: title for name, title in _COLUMNS.items() if "bound" not in name}
 
 
 def bench_op(options: Options, pool: Pool) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Rollout(NamedTuple):
         return Rollout(*(each[rows] for each in tensors), memory.select(rows))
 
 
-class Place(NamedTuple):
+class State(NamedTuple):
     """Where the environments are between two rollouts."""
 
     observation: Shaped[Tensor, "B ..."]
@@ -173,17 +173,17 @@ class Place(NamedTuple):
     memory: Memory
 
 
-def first_place(policy: Policy, environments: VectorEnv, seed: int) -> Place:
+def first_state(policy: Policy, environments: VectorEnv, seed: int) -> State:
     observation, _ = environments.reset(seed=seed)
     starts = torch.ones(len(observation), dtype=torch.bool)
     memory = policy.backbone.empty_memory(len(observation), policy.lengths)
-    return Place(torch.from_numpy(observation.copy()), starts, ~starts, memory)
+    return State(torch.from_numpy(observation.copy()), starts, ~starts, memory)
 
 
 @torch.no_grad()
-def collect(policy: Policy, environments: VectorEnv, place: Place, steps: int) -> tuple[Rollout, Tensor, Place]:
-    """A rollout of `steps` steps, the values after its last step, and the place where it ended."""
-    observation, starts, ignored, memory = place
+def collect(policy: Policy, environments: VectorEnv, state: State, steps: int) -> tuple[Rollout, Tensor, State]:
+    """A rollout of `steps` steps, the values after its last step, and the state after it."""
+    observation, starts, ignored, memory = state
     begin, taken = memory, []
     for _ in range(steps):
         logits, values, memory = policy(observation[:, None], memory.reset(starts))
@@ -197,7 +197,7 @@ def collect(policy: Policy, environments: VectorEnv, place: Place, steps: int) -
         observation, starts, ignored = torch.from_numpy(seen.copy()), ignored, done
     _, after, _ = policy(observation[:, None], memory.reset(starts))
     columns = (torch.stack(each, dim=1) for each in zip(*taken, strict=True))
-    return Rollout(*columns, begin), after[:, 0], Place(observation, starts, ignored, memory)
+    return Rollout(*columns, begin), after[:, 0], State(observation, starts, ignored, memory)
 
 
 def advantages(rollout: Rollout, after: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
@@ -335,11 +335,11 @@ def train(options: Options, writer: SummaryWriter) -> Policy:
     policy = Policy(environments.single_observation_space, int(environments.single_action_space.n), options)
     optimizer = torch.optim.Adam(policy.parameters(), lr=LR, eps=1e-5)
     done = first = load_checkpoint(policy, optimizer, options) if options.resume else 0
-    place = first_place(policy, environments, options.seed * 1_000_000 + done)
+    state = first_state(policy, environments, options.seed * 1_000_000 + done)
     began, batch = time.perf_counter(), options.rows * options.segment
     while done < options.steps:
         optimizer.param_groups[0]["lr"] = LR * (1 - done / options.steps)
-        rollout, after, place = collect(policy, environments, place, options.segment)
+        rollout, after, state = collect(policy, environments, state, options.segment)
         report = update(policy, optimizer, rollout, after)
         done += batch
         episodes = max(int(rollout.done.sum()), 1)

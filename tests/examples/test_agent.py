@@ -37,9 +37,9 @@ def rolled_out(
     environments = ppo.make_environments(settings, settings.rows)
     policy = ppo.Policy(environments.single_observation_space, 3, settings).to(dtype)
     torch.nn.init.normal_(policy.actor.weight, std=0.1)  # a fresh one hardly depends on the memory
-    place = ppo.first_place(policy, environments, seed=1)
+    state = ppo.first_state(policy, environments, seed=1)
     for _ in range(rollouts):
-        rollout, after, place = ppo.collect(policy, environments, place, settings.segment)
+        rollout, after, state = ppo.collect(policy, environments, state, settings.segment)
     return policy, rollout, after
 
 
@@ -116,7 +116,7 @@ def test_advantages_are_those_of_the_definition():
     )
     assert (done & ~rollout.terminated).any() and rollout.terminated.any()
     found = ppo.advantages(rollout, after)
-    expected = [[advantage_by_definition(rollout, after, *place) for place in np.ndindex(done.shape)]]
+    expected = [[advantage_by_definition(rollout, after, *index) for index in np.ndindex(done.shape)]]
     torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64)[0], **ROUNDING)
 
 
