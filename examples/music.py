@@ -8,7 +8,7 @@ The first sample is runs/music/chorale.mid, chorale.musicxml and chorale.svg
 
 The chorales are those in 4/4 of the package music21. Time is a grid of sixteenths. On each of its steps every voice has
 one token, from soprano to bass: a note begins, the note goes on, or the voice is silent. So a bar has 64 tokens, and a
-memory has a fixed length in bars. Training is in 12 keys; a melody is in one split. Measured once, on one busy core.
+memory has a fixed length in bars. Training is in 12 keys; a melody is in one split. Measured in parts, busy core.
 """
 
 import time

@@ -172,7 +172,7 @@ class _Work:
         return slice(end - next_multiple(block.memory + block.queries.stop - block.queries.start + block.ahead), end)
 
     def product(self, block: _Block) -> Tensor:
-        """A buffer for a block's queries times its distances, for each head."""
+        """A buffer of each head for the product of a block's queries and its distances."""
         heads, rows, queries, distances = (
             part.stop - part.start for part in (block.heads, block.rows, block.queries, self.distances(block))
         )
