@@ -163,7 +163,7 @@ class Textbook:
 
         self.job, sizes = job, job["model"]
         projected = sizes["div_val"] > 1 or sizes["d_embed"] not in (None, sizes["d_model"])
-        given = [name for name in ("pre_lnorm", "final_norm", "ngrams", "relu_output") if sizes[name]]
+        given = [name for name in ("pre_lnorm", "final_norm", "qk_norm", "ngrams", "relu_output") if sizes[name]]
         given += ["gate"] * (sizes["gate"] != "none")
         if lacks := ["projected embeddings"] * projected + given:
             raise NotImplementedError(f"the textbook model has no {' and no '.join(lacks)}")

@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pre-norm, final norm, own biases": {"pre_lnorm": True, "final_norm": True, "untie_r": True},
     "bands": {"cutoffs": (5, 11), "div_val": 2, "d_embed": 12, "tie_projs": (False, True, True), "untie_r": True},
     "projected": {"d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},
+    "QK-norm": {"qk_norm": True, "untie_r": True},
     "n-grams": {"ngrams": (2, 4), "ngram_rows": 997, "ngram_width": 6, "pre_lnorm": True},
     "matches": {"matches": (1, 2), "match_window": 5, "ngram_width": 6},
     "gated": {"gate": "gru", "gate_bias": 0.5, "relu_output": True, "pre_lnorm": True},

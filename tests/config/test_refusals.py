@@ -31,6 +31,7 @@ REFUSALS = (
     "--model.cutoffs 1 2 3 4 | --model.div-val 99",
     "--model.tie-projs true false",
     "--model.multiple-targets",
+    "--model.kind lstm --model.qk-norm",
     "--model.ngrams 3 2",
     "--model.ngrams 2 | --model.ngram-rows 0",
     "--model.ngram-rows 5",

@@ -146,6 +146,7 @@ def test_an_unreachable_hub_is_reported_in_one_sentence(monkeypatch, capsys):
     ("changes", "complaint"),
     [
         ({"zero_memory": True}, "its memory starts empty, and this one has model.zero_memory"),
+        ({"qk_norm": True}, "not normalised, and this one has model.qk_norm"),
         ({"ngrams": (2,)}, "no n-grams and matches, and this one has model.ngrams or model.matches"),
         ({"matches": (2,)}, "no n-grams and matches, and this one has model.ngrams or model.matches"),
         ({"gate": "output"}, "to its input, and this one has model.gate or model.relu_output"),

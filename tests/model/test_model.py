@@ -128,6 +128,21 @@ def test_pre_norm_normalises_the_input_of_a_sublayer() -> None:
     assert not torch.isclose(plain, x + attended).all(-1).any()
 
 
+@torch.no_grad()
+def test_qk_norm_normalises_queries_and_keys_of_each_head() -> None:
+    attention, plain = (layers_of(small_model(qk_norm=on))[0].attention for on in (True, False))
+    attention.qk_norm.fill_(1.7)
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    x, past = torch.randn(2, 2, 4, 14, dtype=torch.float64).unbind()
+    (q, k, v), (raw_q, raw_k, raw_v) = attention.heads(x, past), plain.heads(x, past)
+
+    def standard(heads: torch.Tensor) -> torch.Tensor:
+        centred = heads - heads.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    torch.testing.assert_close((q, k, v), (1.7 * standard(raw_q), standard(raw_k), raw_v))
+
+
 def test_a_final_norm_is_after_the_last_layer() -> None:
     model = small_model(pre_lnorm=True, final_norm=True)
     ids, norm = text(2, 5), model.backbone.final_norm

@@ -57,6 +57,9 @@ class TransformerXLConfig(Checked):
     """Initial bias of the gates (not of input). The greater, the less a new model's sublayers change their input."""
     relu_output: bool = False
     """Apply a ReLU to each sublayer's output before it is joined (GTrXL; there with pre_lnorm)."""
+    qk_norm: bool = False
+    """Normalise the queries and keys of each head (Henry et al. 2020, arXiv 2010.04245), with one learned gain a
+    layer."""
     ngrams: tuple[int, ...] = ()
     """For each n in this list, for example 2 3 4, the model adds a hashed embedding of the last n tokens to the
     embedding of each token. Empty: it adds none."""
@@ -205,7 +208,7 @@ _GATES = {"none": 0, "input": 1, "output": 1, "highway": 1, "sigmoid-tanh": 2, "
 """The gates and their `gate_matrices`."""
 RECURRENT = ("lstm", "qrnn")
 _ATTENTION = ("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon", "zero_memory", "dropatt", "init_std")
-_ATTENTION += ("gate", "gate_bias", "relu_output")
+_ATTENTION += ("gate", "gate_bias", "relu_output", "qk_norm")
 """Settings that recurrent networks do not use."""
 _OF_KINDS = {
     "untie_r": ("transformer-xl",),

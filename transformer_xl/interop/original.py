@@ -133,21 +133,26 @@ def _call(lengths: Lengths) -> dict[str, Any]:
     return sizes | {"clamp_len": lengths.clamp_len or -1, "same_length": lengths.attn_len is not None}
 
 
+_LACKS = {
+    "share_position_projection": "its positions have a projection of their own",
+    "final_norm": "it has no norm after the last layer",
+    "qk_norm": "its queries and keys are not normalised",
+    "zero_memory": "its memory starts empty",
+}
+
+
 def _inexpressible(config: TransformerXLConfig) -> Iterator[str]:
     if config.kind != "transformer-xl":
         yield f"its model.kind is transformer-xl, and this one's is {config.kind}"
-    if config.share_position_projection:
-        yield "its positions have a projection of their own, and this one has model.share_position_projection"
+    for name, lack in _LACKS.items():
+        if getattr(config, name):
+            yield f"{lack}, and this one has model.{name}"
     if config.untie_r and config.n_layer > 1:
         yield "all its layers share one pair of biases, and this one has model.untie_r"
-    if config.final_norm:
-        yield "it has no norm after the last layer, and this one has model.final_norm"
     if config.gate != "none" or config.relu_output:
         yield "it adds the output of a sublayer to its input, and this one has model.gate or model.relu_output"
     if config.ngram_sizes:
         yield "it has no n-grams and matches, and this one has model.ngrams or model.matches"
-    if config.zero_memory:
-        yield "its memory starts empty, and this one has model.zero_memory"
     if config.layer_norm_epsilon != DIALECTS["original"].layer_norm_epsilon:
         yield f"its model.layer_norm_epsilon is 1e-5, and this one's {config.layer_norm_epsilon}"
     if config.embedding_scale not in (None, config.d_model**0.5):

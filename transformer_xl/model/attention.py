@@ -85,7 +85,8 @@ class RelativeMultiheadAttention(nn.Module):
     """The attention sublayer without the op: norm, projections without bias, residual or gate.
 
     Keys and values come from memory and segment, queries from the segment alone. With `share_position` the projection
-    of the tokens also projects positions, and both biases are the query of distance 0.
+    of the tokens also projects positions, and both biases are the query of distance 0. With `qk_norm` the queries and
+    keys of each head have mean 0 and variance 1, and a learned gain multiplies the queries before biases are added.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class RelativeMultiheadAttention(nn.Module):
         locked: bool = False,
         share_position: bool = False,
         project_position: bool = True,
+        qk_norm: bool = False,
         join: Callable[[Tensor, Tensor], Tensor] = operator.add,
         backend: str = "auto",
     ):
@@ -117,12 +119,16 @@ class RelativeMultiheadAttention(nn.Module):
         self.norm: nn.LayerNorm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.dropout: Dropout = Dropout(dropout, locked=locked)
         self.join = join
+        self.qk_norm: nn.Parameter | None = nn.Parameter(torch.ones(())) if qk_norm else None
+        """The gain of normalised queries."""
 
     def heads(
         self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"] | Projected
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
         """Queries of the segment `x`; keys and values of the past and the segment."""
         q, k, v = self._split(self.qkv(self.norm(x) if self.pre_lnorm else x), 3)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm.to(q.dtype) * F.layer_norm(q, q.shape[-1:]), F.layer_norm(k, k.shape[-1:])
         if not isinstance(past, Tensor):
             k, v = past.append(k, v)
         elif past.shape[1]:
@@ -133,7 +139,7 @@ class RelativeMultiheadAttention(nn.Module):
         """Keys and values of memory. No gradient reaches the memory itself."""
         weight = self.qkv.weight[self.n_head * self.d_head :]
         k, v = self._split(F.linear(self.norm(past) if self.pre_lnorm else past, weight), 2)
-        return k, v
+        return (k if self.qk_norm is None else F.layer_norm(k, k.shape[-1:])), v
 
     def positions(
         self,

@@ -73,6 +73,7 @@ class DecoderLayer(nn.Module):
             locked=config.locked_dropout,
             share_position=config.share_position_projection,
             project_position=project_position,
+            qk_norm=config.qk_norm,
             join=build_join(config),
             backend=backend,
         )
