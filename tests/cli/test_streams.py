@@ -118,6 +118,8 @@ def test_analyses_and_the_page_show_ids(home: Path, capsys):
 
 
 def test_a_run_of_ids_resumes_and_its_vocabulary_may_be_larger(home: Path, capsys):
+    without_split = " ".join(["train", "text-fast", "--data", "chars", *TINY, *STATIC, "--out", "runs/wide"])
+    assert "eval.split must be train or valid for the corpus chars, got test." in refused(without_split, capsys)
     wide = ["train", "text-fast", "--data", "chars", *TINY, *STATIC, *words("--eval.split valid --out runs/wide")]
     assert main([*wide, "--model.vocab-size", "300"]) == 0
     assert len(load_model("runs/wide").vocab) == 300

@@ -233,8 +233,11 @@ def _change(run: Path, corpus: Corpus) -> str:
 
 def _check_splits(config: RunConfig, corpus: Corpus) -> None:
     """Refuse a corpus that lacks a split that is needed later. This comes before training, which may take hours."""
-    for split in ("train", "valid", config.eval.split):
+    for split in ("train", "valid"):
         corpus.split(split)
+    if config.eval.split not in corpus.header.splits:
+        got, splits = config.eval.split, " or ".join(corpus.header.splits)
+        raise Mistake(f"eval.split must be {splits} for the corpus {corpus.name}, got {got}. Give --eval.split valid.")
     if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
         raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
 
