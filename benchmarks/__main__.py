@@ -39,7 +39,8 @@ class Command:
     Table 9; memory: the peak memory of a training step; data: from text to ids; kernels: the fused kernels compiled for
     GPUs, without one; all: everything except data and kernels."""
     size: Literal["paper", "toy"] | None = None
-    """toy: the same code at sizes that take seconds; by default paper."""
+    """toy: the same code at sizes that take seconds; by default paper. kernels: by default with all masks only; paper:
+    with each choice of masks."""
     recipe: Annotated[str | None, arg(metavar="RECIPE")] = None
     """The recipe of the model; by default enwik8-12l."""
     peers: Annotated[str | None, arg(metavar="PYTHON")] = None
