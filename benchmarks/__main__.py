@@ -14,7 +14,7 @@ from tyro.conf import DisallowNone, Positional, arg
 
 from transformer_xl.mistake import Mistake
 
-Part = Literal["train", "eval", "decode", "op", "sliding", "memory", "data", "all"]
+Part = Literal["train", "eval", "decode", "op", "sliding", "memory", "data", "kernels", "all"]
 _ALWAYS = ("size", "recipe", "device", "precision", "repeats")
 TAKES = {
     "train": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
@@ -24,6 +24,7 @@ TAKES = {
     "sliding": (*_ALWAYS, "mem_len"),
     "memory": ("size", "recipe", "device", "precision", "peers", "batch_size", "tgt_len", "mem_len"),
     "data": ("megabytes", "counts", "repeats"),
+    "kernels": ("size", "results"),
     "all": (*_ALWAYS, "peers"),
 }
 """The options that each part uses."""
@@ -35,9 +36,11 @@ class Command:
 
     part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
     """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; sliding: the paper's
-    Table 9; memory: the peak memory of a training step; data: from text to ids; all: everything except data."""
+    Table 9; memory: the peak memory of a training step; data: from text to ids; kernels: the fused kernels compiled for
+    GPUs, without one; all: everything except data and kernels."""
     size: Literal["paper", "toy"] | None = None
-    """toy: the same code at sizes that take seconds; by default paper."""
+    """toy: the same code at sizes that take seconds; by default paper. kernels: by default with all masks only; paper:
+    with each choice of masks."""
     recipe: Annotated[str | None, arg(metavar="RECIPE")] = None
     """The recipe of the model; by default enwik8-12l."""
     peers: Annotated[str | None, arg(metavar="PYTHON")] = None
@@ -57,6 +60,8 @@ class Command:
     """data: size of the text in MB; by default 540, the size of WikiText-103."""
     counts: Annotated[Path | None, arg(metavar="FILE")] = None
     """data: draw words by the counts in this file; by default made-up words by Zipf's law."""
+    results: Annotated[Path | None, arg(metavar="FILE")] = None
+    """kernels: write each result into this file, and compile only what it lacks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,6 +94,11 @@ def bench(part: Part, given: dict[str, Any]) -> None:
 
         bench_data(**given)
         return
+    if part == "kernels":
+        from .kernels import bench_kernels
+
+        bench_kernels(**given)
+        return
     from .language import bench_language
     from .memory import bench_memory
     from .op import bench_op
@@ -99,7 +109,7 @@ def bench(part: Part, given: dict[str, Any]) -> None:
     options = Options(**given)
     own = {"op": bench_op, "sliding": bench_sliding, "memory": bench_memory}
     with Pool() as pool:
-        for name in [name for name in TAKES if name not in ("data", "all")] if part == "all" else [part]:
+        for name in [name for name in TAKES if name not in ("data", "kernels", "all")] if part == "all" else [part]:
             if name in own:
                 own[name](options, pool)
             else:

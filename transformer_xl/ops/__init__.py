@@ -6,6 +6,7 @@ from transformer_xl.ops import relative_attention
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -27,9 +28,10 @@ def _triton(*tensors: Tensor, **options: Any) -> Tensor:
     reason = triton_refusal(q.device, q.dtype, q.shape[-1])
     if reason is not None:
         raise Mistake(f"backend triton cannot serve this call: {reason}. Use auto, strided or sdpa.")
-    return import_module(".triton", __name__).attend(*tensors, **options)
+    return sys.modules[f"{__name__}.triton"].attend(*tensors, **options)
 
 
+@torch.compiler.assume_constant_result  # torch.compile would stop at the import
 def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Why the fused kernel cannot serve a call; None if it can."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":

@@ -3,21 +3,24 @@
 Query i scores key j with row T - 1 - i + j of r (the last row is distance 0), so a square tile of scores needs a
 strip of r two tiles long. The strip's product is computed tile by tile on the tensor cores. Then each row moves left by
 its own distance inside the tile. Two neighbouring tiles hold the BLOCK entries that it needs, in different columns, so
-one selection and one rotation (`_slide`) are enough. The example of Appendix B, BLOCK = 2, only the columns needed:
+one selection and one rotation (`_slide`) are enough, and both stay in registers. The example of Appendix B, BLOCK = 2,
+only the columns needed:
 
     first | second        selected        rotated by 1 - i
     . a   | b .           b a             a b
     c d   | . .           c d             c d
 
 The softmax is computed online and keeps the logarithm of its sum, from which backward computes the probabilities again.
-Backward has three launches, one for each result (queries, keys, distances). Nothing is added atomically, so a run
-repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key), computed where they are needed.
+Backward has three launches: queries with the biases, keys with the values, distances. Nothing is added atomically, so a
+run repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key), computed where they are needed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, no_type_check
 
 import torch
@@ -25,7 +28,6 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .masks import Mask, without_padding
 
@@ -58,14 +60,87 @@ def _store(base, first, high, stride, values, BLOCK: tl.constexpr, K: tl.constex
 
 @triton.jit
 @no_type_check
-def _slide(first, second, by, index, passed, axis: tl.constexpr, BLOCK: tl.constexpr):
-    """The BLOCK entries that begin at `by` along two neighbouring tiles; `index` counts along `axis`.
+def _slide(first, second, by, BLOCK: tl.constexpr):
+    """The BLOCK entries of row i that begin at by[i] along two neighbouring tiles."""
+    return _rotate(tl.where(tl.arange(0, BLOCK)[None, :] >= by, first, second), by, BLOCK)
 
-    `passed`, a multiple of BLOCK, changes no number. It makes the compiler compute masks and indices in each iteration.
-    Otherwise the compiler would keep two more tiles of them, for which there are no registers.
+
+@triton.jit
+@no_type_check
+def _rotate(x, by, BLOCK: tl.constexpr):
+    """Row i of `x`, rotated left by by[i].
+
+    A warp that has multiplied 16 rows holds each 8 columns in 4 lanes, two neighbours in each. So the lowest bit of
+    `by` exchanges registers of a lane, the next two move values between 4 lanes, and the others exchange registers. The
+    order of axes below is the one in which the compiler needs no shared memory for this; any other gives the same
+    numbers.
     """
-    index += passed
-    return tl.gather(tl.where(index >= by + passed, first, second), (index + by) & (BLOCK - 1), axis)
+    WARPS: tl.constexpr = BLOCK // 16
+    CHUNKS: tl.constexpr = BLOCK // 8
+    by = tl.reshape(tl.permute(tl.reshape(by, [WARPS, 2, 8]), [1, 0, 2]), [BLOCK, 1])
+    x = tl.permute(tl.reshape(x, [WARPS, 2, 8, CHUNKS, 4, 2]), [3, 1, 0, 2, 4, 5])
+    even, odd = tl.split(tl.reshape(x, [CHUNKS, BLOCK, 4, 2]))
+    is_odd = (by & 1)[None, :, :] != 0
+    pairs = (by >> 1) & 3
+    even, odd = tl.where(is_odd, odd, even), tl.where(is_odd, even, odd)
+    even = _rotate_pairs(even, by >> 3, pairs, BLOCK)
+    odd = _rotate_pairs(odd, by >> 3, pairs + (by & 1), BLOCK)
+    x = tl.reshape(tl.join(even, odd), [CHUNKS, 2, WARPS, 8, 4, 2])
+    return tl.reshape(tl.permute(x, [2, 1, 3, 0, 4, 5]), [BLOCK, BLOCK])
+
+
+@triton.jit
+@no_type_check
+def _rotate_pairs(x, chunks, by, BLOCK: tl.constexpr):
+    """`x` [chunk, row, lane], each row rotated left by `chunks` chunks and `by` lanes, at most 4."""
+    CHUNKS: tl.constexpr = BLOCK // 8
+    SIZE: tl.constexpr = BLOCK * 4
+    lane = tl.arange(0, 4)[None, :]
+    chunks = tl.reshape(chunks + (lane < by).to(tl.int32), [1, SIZE])
+    x = _rotate_chunks(tl.reshape(x, [CHUNKS, SIZE]), chunks, 1, CHUNKS, SIZE)
+    if CHUNKS > 2:
+        x = _rotate_chunks(x, chunks, 2, CHUNKS, SIZE)
+    if CHUNKS > 4:
+        x = _rotate_chunks(x, chunks, 4, CHUNKS, SIZE)
+    lane = tl.reshape((lane + by) & 3, [1, 2, BLOCK // 16, 8, 4])
+    lane = tl.reshape(tl.broadcast_to(lane, [CHUNKS, 2, BLOCK // 16, 8, 4]), [CHUNKS * 2, BLOCK // 16, 8, 4])
+    x = tl.gather(tl.reshape(x, [CHUNKS * 2, BLOCK // 16, 8, 4]), lane, 3)
+    return tl.reshape(x, [CHUNKS, BLOCK, 4])
+
+
+@triton.jit
+@no_type_check
+def _rotate_chunks(x, chunks, STEP: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr):
+    """`x` [CHUNKS, SIZE], each column rotated by STEP chunks where this bit of its `chunks` is set."""
+    first, second = _halves(x, STEP, CHUNKS, SIZE)
+    moved = tl.reshape(tl.broadcast_to((chunks & STEP) != 0, [STEP, SIZE]), [1, STEP * SIZE])
+    after = _next_chunks(first, STEP, CHUNKS // 2, SIZE)
+    return _joined(tl.where(moved, second, first), tl.where(moved, after, second), STEP, CHUNKS, SIZE)
+
+
+@triton.jit
+@no_type_check
+def _next_chunks(x, STEP: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr):
+    """`x` [CHUNKS / STEP, STEP * SIZE], rotated by one."""
+    if CHUNKS == STEP:
+        return x
+    else:
+        first, second = _halves(x, STEP, CHUNKS, SIZE)
+        x = _joined(second, _next_chunks(first, STEP, CHUNKS // 2, SIZE), STEP, CHUNKS, SIZE)
+        return tl.reshape(x, [CHUNKS // STEP, STEP * SIZE])
+
+
+@triton.jit
+@no_type_check
+def _halves(x, STEP: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr):
+    """The chunks whose bit STEP is 0, and the others."""
+    return tl.split(tl.permute(tl.reshape(x, [CHUNKS // (2 * STEP), 2, STEP * SIZE]), [0, 2, 1]))
+
+
+@triton.jit
+@no_type_check
+def _joined(first, second, STEP: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr):
+    return tl.reshape(tl.permute(tl.join(first, second), [0, 2, 1]), [CHUNKS, SIZE])
 
 
 @triton.jit
@@ -103,6 +178,12 @@ def _distances(S, ahead, BOTH: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _product(rows, columns, PRECISION: tl.constexpr):
+    return tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
+
+
+@triton.jit
+@no_type_check
 def _queries(
     q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead,
     BOTH: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
@@ -126,37 +207,40 @@ def _queries(
 
 @triton.jit
 @no_type_check
+def _seen(i, j, oldest, newest, T, S, window, ahead, BOTH: tl.constexpr):
+    """Whether query i sees key j. The keys [oldest, newest) are no padding."""
+    own = S - T + i
+    last = tl.minimum(own + ahead, newest - 1) if BOTH else own
+    return (j <= last) & (j >= tl.maximum(own - window + 1, oldest))
+
+
+@triton.jit
+@no_type_check
 def _scores(
     content_q, position_q, near, k_rows, r, r_s, first, key, low, high, T, S, window, ahead, factor,
     BOTH: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of scores in base 2 (-inf: hidden), the indices of its queries and keys, and the strip's far tile."""
     r_rows = _load(r, T - first + key, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
-    far = tl.dot(position_q, tl.trans(r_rows), input_precision=PRECISION)
-    index = tl.arange(0, BLOCK)[None, :]
-    i = tl.arange(0, BLOCK)[:, None]
-    score = _slide(near, far, BLOCK - 1 - i, index, key - low, 1, BLOCK)
-    score += tl.dot(content_q, tl.trans(k_rows), input_precision=PRECISION)
-    i += first
-    j = key + index
-    if BOTH:
-        seen = (j <= S - T + i + ahead) & (j > S - T + i - window) & (j < high)
-    else:
-        seen = (j <= S - T + i) & (j > S - T + i - window)
+    far = _product(position_q, r_rows, PRECISION)
+    score = _slide(near, far, BLOCK - 1 - tl.arange(0, BLOCK)[:, None], BLOCK)
+    score += _product(content_q, k_rows, PRECISION)
+    i = first + tl.arange(0, BLOCK)[:, None]
+    j = key + tl.arange(0, BLOCK)[None, :]
+    seen = _seen(i, j, low, high, T, S, window, ahead, BOTH)
     return tl.where(seen, score * factor, float("-inf")), i, j, far
 
 
 @triton.jit
 @no_type_check
-def _move_rows(
-    base, first, low, high, stride, rows, by, passed,
+def _slid_product(
+    rows, base, first, low, high, stride, by,
     PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply two blocks of a matrix by `rows`; return each column's BLOCK entries that begin at `by`."""
-    rows = tl.trans(rows)
-    near = tl.dot(_load(base, first, low, high, stride, BLOCK, K, BLOCK_K), rows, input_precision=PRECISION)
-    far = tl.dot(_load(base, first + BLOCK, low, high, stride, BLOCK, K, BLOCK_K), rows, input_precision=PRECISION)
-    return _slide(near, far, by, tl.arange(0, BLOCK)[:, None], passed, 0, BLOCK)
+    """Multiply `rows` by two blocks of a matrix; return each row's BLOCK entries that begin at `by`."""
+    near = _product(rows, _load(base, first, low, high, stride, BLOCK, K, BLOCK_K), PRECISION)
+    far = _product(rows, _load(base, first + BLOCK, low, high, stride, BLOCK, K, BLOCK_K), PRECISION)
+    return _slide(near, far, by, BLOCK)
 
 
 @_jit
@@ -172,8 +256,8 @@ def _forward(
         q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead, BOTH, K, BLOCK_K, BLOCK
     )
     k, v, r = k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
-    r_rows = tl.trans(_load(r, T - BLOCK - first + low, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K))
-    near = tl.dot(position_q, r_rows, input_precision=PRECISION)
+    r_rows = _load(r, T - BLOCK - first + low, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
+    near = _product(position_q, r_rows, PRECISION)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     result = tl.zeros([BLOCK, BLOCK_K], tl.float32)
@@ -206,11 +290,11 @@ def _forward(
 @no_type_check
 def _backward_queries(
     q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
-    H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale, out, d_q,
-    BOTH: tl.constexpr,
+    H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale,
+    out, d_q, d_bias, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries: `d_q` [B, T, H, K] and `delta` [B, H, T]."""
+    """One block of queries: `d_q` [B, T, H, K], `delta` [B, H, T], and a part of the biases' gradients in `d_bias`."""
     head, b, h, first, low, high, content_q, position_q = _queries(
         q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead, BOTH, K, BLOCK_K, BLOCK
     )
@@ -221,17 +305,18 @@ def _backward_queries(
     d_rows = _load(d_out + b * o_b + h * o_h, first, 0, T, o_t, BLOCK, K, BLOCK_K)
     out_rows = _load(out + own, first, 0, T, H * K, BLOCK, K, BLOCK_K)
     index = tl.arange(0, BLOCK)[None, :]
-    by = BLOCK - 1 - tl.arange(0, BLOCK)[:, None]
+    row = tl.arange(0, BLOCK)[:, None]
     # Computed by the same product as d_probability, so where one key has all the probability, they are equal.
-    every = tl.dot(d_rows, tl.trans(out_rows), input_precision=PRECISION)
-    delta_row = tl.sum(tl.where(by + index == BLOCK - 1, every, 0.0), 1)
+    every = _product(d_rows, out_rows, PRECISION)
+    delta_row = tl.sum(tl.where(row == index, every, 0.0), 1)
     query = first + tl.arange(0, BLOCK)
     tl.store(delta + head.to(tl.int64) * T + query, delta_row, mask=query < T)
     lse_row = tl.load(lse + head.to(tl.int64) * T + query, mask=query < T, other=float("inf"))
     r_rows = _load(r, strip + low, 0, R, r_s, BLOCK, K, BLOCK_K)
-    near = tl.dot(position_q, tl.trans(r_rows), input_precision=PRECISION)
+    near = _product(position_q, r_rows, PRECISION)
     d_near = tl.zeros([BLOCK, BLOCK], tl.float32)
-    d_query = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    d_content = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    d_position = tl.zeros([BLOCK, BLOCK_K], tl.float32)
     for key in range(low, high, BLOCK):
         k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
         score, i, j, near = _scores(
@@ -240,23 +325,27 @@ def _backward_queries(
         )  # fmt: skip
         probability = tl.exp2(score - lse_row[:, None])
         v_rows = _load(v, key, low, high, v_s, BLOCK, K, BLOCK_K)
-        d_probability = tl.dot(d_rows, tl.trans(v_rows), input_precision=PRECISION)
+        d_probability = _product(d_rows, v_rows, PRECISION)
         if DROPOUT:
-            d_probability = tl.where(_keep_mask(seed, head, i, j, threshold), d_probability * keep_scale, 0.0)
+            kept = _keep_mask(seed, head, i, j, threshold)
+            d_probability = tl.where(kept, d_probability * keep_scale, 0.0)
         d_score = probability * (d_probability - delta_row[:, None])
-        d_query = tl.dot(d_score.to(k_rows.dtype), k_rows, d_query, input_precision=PRECISION)
+        d_content = tl.dot(d_score.to(k_rows.dtype), k_rows, d_content, input_precision=PRECISION)
         # Undo `_slide`: the gradient for the first tile of r is complete, the rest waits for the next keys.
-        passed = key - low
-        rotated = tl.gather(d_score, (index + passed - by) & (BLOCK - 1), 1)
-        ready = tl.where(index + passed >= by + passed, rotated, 0.0)
+        rotated = _rotate(d_score, (row + 1) & (BLOCK - 1), BLOCK)
+        ready = tl.where(index + row >= BLOCK - 1, rotated, 0.0)
         d_near += ready
         r_rows = _load(r, strip + key, 0, R, r_s, BLOCK, K, BLOCK_K)
-        d_query = tl.dot(d_near.to(r_rows.dtype), r_rows, d_query, input_precision=PRECISION)
+        d_position = tl.dot(d_near.to(r_rows.dtype), r_rows, d_position, input_precision=PRECISION)
         d_near = rotated - ready
     last = strip + low + tl.cdiv(tl.maximum(high - low, 0), BLOCK) * BLOCK
     r_rows = _load(r, last, 0, R, r_s, BLOCK, K, BLOCK_K)
-    d_query = tl.dot(d_near.to(r_rows.dtype), r_rows, d_query, input_precision=PRECISION)
-    _store(d_q + own, first, T, H * K, d_query * scale, BLOCK, K, BLOCK_K)
+    d_position = tl.dot(d_near.to(r_rows.dtype), r_rows, d_position, input_precision=PRECISION)
+    _store(d_q + own, first, T, H * K, (d_content + d_position) * scale, BLOCK, K, BLOCK_K)
+    part = 2 * tl.program_id(0)  # the caller adds these up in a fixed order
+    parts = 2 * tl.num_programs(0)
+    _store(d_bias, part, parts, K, tl.sum(d_content * scale, 0)[None, :], 1, K, BLOCK_K)
+    _store(d_bias, part + 1, parts, K, tl.sum(d_position * scale, 0)[None, :], 1, K, BLOCK_K)
 
 
 @_jit
@@ -264,14 +353,13 @@ def _backward_queries(
 def _backward_rows(
     q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
     H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale,
-    d_rows, d_v, d_bias, DISTANCES: tl.constexpr, BOTH: tl.constexpr,
+    d_rows, d_v, DISTANCES: tl.constexpr, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one block of keys or distances, and a part of the gradient of their bias.
+    """The gradient of one block of keys and values, [B, S, H, K], or of distances, [B, R, H, K].
 
-    Results are [B, S, H, K], of distances [B, R, H, K]. Keys: tiles are keys by queries, and r's product is moved.
-    Distances: tiles are distances by queries, and the products of the keys and the values are moved; the caller adds up
-    `d_rows` over B.
+    Keys: a tile is queries by keys, and r's product slides. Distances: a tile is queries by distances, and the products
+    of the keys and the values slide; the caller adds up `d_rows` over B.
     """
     R = _distances(S, ahead, BOTH)
     length = R if DISTANCES else S
@@ -285,135 +373,227 @@ def _backward_rows(
     newest = S
     if end is not None:
         newest = tl.load(end + b)
-    index = tl.arange(0, BLOCK)[:, None]
-    by = tl.arange(0, BLOCK)[None, :]
+    row = tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
     if DISTANCES:
         low = tl.maximum(oldest + T - BLOCK - first, 0)
         high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
         rows = _load(r, first, 0, R, r_s, BLOCK, K, BLOCK_K)
-        seen_row = (first + index < R) & (first + index >= S - window)
     else:
         low = tl.maximum(tl.maximum(first, oldest) - (S - T) - (ahead if BOTH else 0), 0)
         hidden = (first + BLOCK <= oldest) | (first >= newest) if BOTH else first + BLOCK <= oldest
         high = tl.where(hidden, low, tl.minimum(first + BLOCK - 1 - (S - T) + window, T))
         rows = _load(k, first, oldest, newest, k_s, BLOCK, K, BLOCK_K)
         v_rows = _load(v, first, oldest, newest, v_s, BLOCK, K, BLOCK_K)
-        by = BLOCK - 1 - by
-        strip = T - BLOCK + first
     d_row = tl.zeros([BLOCK, BLOCK_K], tl.float32)
-    d_sum = tl.zeros([BLOCK, 1], tl.float32)
     d_value = tl.zeros([BLOCK, BLOCK_K], tl.float32)
-    content_bias_row = _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
-    position_bias_row = _load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
+    content_bias_row = _load(content_bias, h, 0, H, K, 1, K, BLOCK_K).to(tl.float32)
+    position_bias_row = _load(position_bias, h, 0, H, K, 1, K, BLOCK_K).to(tl.float32)
     for query in range(low, high, BLOCK):
         q_rows = _load(q, query, low, high, q_t, BLOCK, K, BLOCK_K)
-        content_q = q_rows + content_bias_row
-        position_q = q_rows + position_bias_row
+        # In fp32 and times `factor`, because the compiler then keeps these tiles in shared memory, not in registers.
+        content_q = ((q_rows + content_bias_row) * factor).to(q.dtype.element_ty)
+        position_q = ((q_rows + position_bias_row) * factor).to(q.dtype.element_ty)
         d_out_rows = _load(d_out, query, low, high, o_t, BLOCK, K, BLOCK_K)
-        i = query + tl.arange(0, BLOCK)[None, :]
-        own_q = position_q if DISTANCES else content_q
+        i = query + row
         if DISTANCES:
+            own_q = position_q
             key = first - (T - 1) + query
-            j = key + index + by
-            seen = seen_row & (j >= oldest) & (j < newest) if BOTH else seen_row & (j >= oldest)
-            score = _move_rows(k, key, oldest, newest, k_s, content_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
-            d_probability = _move_rows(
-                v, key, oldest, newest, v_s, d_out_rows, by, query - low, PRECISION, K, BLOCK_K, BLOCK
-            )
+            j = key + row + column
+            score = _slid_product(content_q, k, key, oldest, newest, k_s, row, PRECISION, K, BLOCK_K, BLOCK)
+            d_probability = _slid_product(d_out_rows, v, key, oldest, newest, v_s, row, PRECISION, K, BLOCK_K, BLOCK)
         else:
-            j = first + index
-            seen = (j <= S - T + i + (ahead if BOTH else 0)) & (j > S - T + i - window) & (j >= oldest)
-            if BOTH:
-                seen = seen & (j < newest)
-            score = _move_rows(r, strip - query, 0, R, r_s, position_q, by, query - low, PRECISION, K, BLOCK_K, BLOCK)
-            d_probability = tl.dot(v_rows, tl.trans(d_out_rows), input_precision=PRECISION)
-        score += tl.dot(rows, tl.trans(own_q), input_precision=PRECISION)
+            own_q = content_q
+            j = first + column
+            strip = T - BLOCK + first - query
+            score = _slid_product(position_q, r, strip, 0, R, r_s, BLOCK - 1 - row, PRECISION, K, BLOCK_K, BLOCK)
+            d_probability = _product(d_out_rows, v_rows, PRECISION)
+        score += _product(own_q, rows, PRECISION)
+        seen = _seen(i, j, oldest, newest, T, S, window, ahead, BOTH)
         lse_row = tl.load(lse + i, mask=i < high, other=float("inf"))
-        probability = tl.exp2(tl.where(seen, score * factor - lse_row, float("-inf")))
+        probability = tl.exp2(tl.where(seen, score - lse_row, float("-inf")))
         dropped = probability
         if DROPOUT:
             kept = _keep_mask(seed, head, i, j, threshold)
             d_probability = tl.where(kept, d_probability * keep_scale, 0.0)
             dropped = tl.where(kept, probability * keep_scale, 0.0)
         if not DISTANCES:
-            d_value = tl.dot(dropped.to(d_out_rows.dtype), d_out_rows, d_value, input_precision=PRECISION)
+            d_value = tl.dot(tl.trans(dropped.to(d_out_rows.dtype)), d_out_rows, d_value, input_precision=PRECISION)
         delta_row = tl.load(delta + i, mask=i < high, other=0.0)
         d_score = probability * (d_probability - delta_row)
-        d_sum += tl.sum(d_score, 1)[:, None]
-        d_row = tl.dot(d_score.to(own_q.dtype), own_q, d_row, input_precision=PRECISION)
+        d_row = tl.dot(tl.trans(d_score.to(own_q.dtype)), own_q, d_row, input_precision=PRECISION)
     own = (b * length * H + h) * K
-    _store(d_rows + own, first, length, H * K, d_row * scale, BLOCK, K, BLOCK_K)
+    # The queries were multiplied by `factor`, which is scale / log(2).
+    _store(d_rows + own, first, length, H * K, d_row * 0.6931471805599453, BLOCK, K, BLOCK_K)
     if not DISTANCES:
         _store(d_v + own, first, S, H * K, d_value, BLOCK, K, BLOCK_K)
-    d_bias_row = tl.sum(d_sum * rows * scale, 0)[None, :]  # the caller adds these up in a fixed order
-    _store(d_bias, tl.program_id(0), tl.num_programs(0), K, d_bias_row, 1, K, BLOCK_K)
 
 
-def _tile(dtype: torch.dtype, head_size: int) -> dict[str, int]:
-    """The largest tiles that compile for compute capabilities 8.0 to 9.0 with few registers spilled.
+KERNELS: dict[str, tuple[Any, dict[str, bool]]] = {
+    "forward": (_forward, {}),
+    "queries": (_backward_queries, {}),
+    "keys": (_backward_rows, {"DISTANCES": False}),
+    "distances": (_backward_rows, {"DISTANCES": True}),
+}
+"""The four launches: a kernel and its own constants."""
 
-    They are fixed, not tuned at run time: another tile changes the order of sums, and a run must repeat. Shared memory
-    stays below the 99 KiB of the small cards of 8.6, and below half of the 227 KiB of 9.0.
-    """
-    wide = head_size > 64
-    if dtype == torch.float32:
-        return {"BLOCK": 16 if wide else 32, "num_warps": 4 if wide else 8, "num_stages": 2}
-    return {"BLOCK": 32 if wide else 64, "num_warps": 4, "num_stages": 2}
+_SMALL = (86, 89, 120)
+"""Capabilities with 99 KiB of shared memory a program and 100 KiB a multiprocessor."""
+_BACKWARD = ("queries", "keys", "distances")
+_ROWS = ("keys", "distances")
+_TILES: list[tuple[tuple[str, ...], int, int, tuple[int | str, ...], tuple[int, int, int]]] = [
+    # launches, bytes a number, largest head, targets (none: all others), (BLOCK, warps, stages)
+    (("forward",), 2, 64, (), (64, 4, 2)),
+    (_BACKWARD, 2, 64, (100,), (64, 8, 2)),  # products accumulate in tensor memory, so 8 warps have registers enough
+    (("queries",), 2, 64, (), (32, 4, 2)),  # six tiles of 64 would spill 600 bytes a thread
+    (_ROWS, 2, 64, _SMALL, (32, 2, 2)),  # tiles of 64 take 74 KiB, and two programs must fit
+    (_ROWS, 2, 64, ("gfx942",), (32, 4, 2)),  # 64 KiB
+    (("distances",), 2, 64, (90,), (64, 8, 2)),  # 121 KiB, so one program of 8 warps instead of two of 4
+    (_ROWS, 2, 64, (), (64, 4, 2)),
+    (("forward",), 2, 128, (90,), (64, 4, 2)),
+    (("queries",), 2, 128, (100,), (64, 8, 2)),
+    (("queries",), 2, 128, (), (16, 2, 2)),
+    (("keys",), 2, 128, ("gfx942",), (16, 4, 2)),
+    (("forward", *_BACKWARD), 2, 128, (), (32, 4, 2)),
+    # In fp32 a thread multiplies whole rows, which it holds in registers. Without tensor cores small tiles lose little.
+    (("forward", *_BACKWARD), 4, 64, ("gfx942",), (32, 4, 2)),
+    (("forward", *_BACKWARD), 4, 32, (), (32, 8, 2)),
+    (("forward",), 4, 64, (), (32, 8, 1)),
+    (("queries",), 4, 64, (), (16, 4, 2)),
+    (_ROWS, 4, 64, (), (32, 8, 2)),
+    (("forward", *_BACKWARD), 4, 128, ("gfx942",), (16, 4, 2)),
+    (_ROWS, 4, 128, (), (16, 8, 2)),
+    (("forward", "queries"), 4, 128, (), (16, 8, 1)),
+]
+"""The tile of each launch: the largest that spills at most 64 bytes a thread and fits the shared memory, twice if a
+smaller one would fit twice. The first row that matches counts.
+
+`python -m benchmarks kernels` checks this from the binaries. Tiles are fixed, not tuned at run time: another tile
+changes the order of sums, and a run must repeat.
+"""
 
 
-def _launch(kernel: Any, length: int, inputs: Sequence[Any], numbers: tuple[Any, ...], *rest: Any) -> None:
-    """Run `kernel` once for each head of each row and each block of `length`."""
+def tile_of(name: str, dtype: torch.dtype, head_size: int, target: int | str) -> dict[str, int]:
+    """The tile of a launch, by the compute capability (90) or the architecture (gfx942)."""
+    for names, size, largest, targets, tile in _TILES:
+        if name in names and dtype.itemsize == size and head_size <= largest and target in (targets or (target,)):
+            return dict(zip(("BLOCK", "num_warps", "num_stages"), tile, strict=True))
+    raise ValueError(f"no tile for {name}, {dtype} and heads of {head_size}")
+
+
+def _target(device: torch.device) -> int | str:
+    """The compute capability, for instance 80, or the architecture of an AMD card."""
+    if device.type != "cuda":
+        return 80  # the interpreter
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def _launch(name: str, length: int, inputs: Sequence[Any], numbers: tuple[Any, ...], *rest: Any) -> None:
+    """Run a kernel once for each head of each row and each block of `length`."""
+    kernel, choices = KERNELS[name]
     q, k, v, r = inputs[:4]
     B, H, _, K = q.shape
-    tile = _tile(q.dtype, K)
+    tile = tile_of(name, q.dtype, K, _target(q.device))
     exact = torch.get_float32_matmul_precision() == "highest"
     both = numbers[4] > 0 or inputs[7] is not None
     constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers[-1] != 1, "BOTH": both, "K": K}
-    constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile
+    constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile | choices
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *r.stride()[:2]
     programs = B * H * triton.cdiv(length, tile["BLOCK"])
     with torch.cuda.device_of(q):
         kernel[(programs,)](*inputs, *strides, *numbers, *rest, **constants)
 
 
-class _Attention(torch.autograd.Function):
-    """The kernels as an autograd function. First derivatives only."""
+_OWN = hashlib.sha256(__name__.encode() + Path(__file__).read_bytes()).hexdigest()[:16]
+"""Part of the operators' names. If two copies of this file registered one name, PyTorch would call the second for both,
+without a warning: for instance an exported folder of another version."""
 
-    @staticmethod
-    def forward(ctx: Any, q, k, v, r, content_bias, position_bias, start, end, window, scale, dropout_p, seed):
-        q, k, v, r = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, r))
-        inputs = q, k, v, r, content_bias.contiguous(), position_bias.contiguous(), start, end
-        B, H, T, K = q.shape
-        ahead = r.shape[1] - k.shape[2]
-        dropped = seed, int(dropout_p * 2**31), 1 / (1 - dropout_p)
-        numbers = H, T, k.shape[2], window, ahead, scale / math.log(2), *dropped
-        out = q.new_empty(B, T, H, K)
-        lse = q.new_empty(B, H, T, dtype=torch.float32)
-        _launch(_forward, T, inputs, numbers, out, lse)
-        ctx.save_for_backward(*inputs, out, lse)
-        ctx.numbers, ctx.scale = numbers, float(scale)
-        return out.transpose(1, 2)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out):
-        *inputs, out, lse = ctx.saved_tensors
-        q, k = inputs[:2]
-        (B, H, T, K), S, R = q.shape, k.shape[2], inputs[3].shape[1]
-        d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-        d_q = torch.empty_like(out)
-        d_k, d_v = q.new_empty(2, B, S, H, K).unbind()
-        d_r = q.new_empty(B, R, H, K, dtype=torch.float32)
-        blocks = (triton.cdiv(length, _tile(q.dtype, K)["BLOCK"]) for length in (S, R))
-        d_biases = [q.new_empty(B, H, block, K, dtype=torch.float32) for block in blocks]
-        delta = torch.empty_like(lse)
-        shared = lse, d_out, *d_out.stride()[:3], delta, ctx.scale
-        _launch(_backward_queries, T, inputs, ctx.numbers, *shared, out, d_q)  # first, because it writes delta
-        _launch(_backward_rows, S, inputs, ctx.numbers, *shared, d_k, d_v, d_biases[0], False)
-        _launch(_backward_rows, R, inputs, ctx.numbers, *shared, d_r, None, d_biases[1], True)
-        d_u, d_w = (each.sum((0, 2)).to(q.dtype) for each in d_biases)
-        d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
-        return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(q.dtype), d_u, d_w, None, None, None, None, None, None
+def _arguments(
+    q: Tensor, k: Tensor, r: Tensor, window: int, scale: float, dropout_p: float, seed: Tensor | None
+) -> tuple[Any, ...]:
+    """What all kernels take after the strides."""
+    (_, H, T, _), S = q.shape, k.shape[2]
+    dropped = 0 if seed is None else int(seed), int(dropout_p * 2**31), 1 / (1 - dropout_p)
+    return H, T, S, window, r.shape[1] - S, scale / math.log(2), *dropped
+
+
+def _even(x: Tensor) -> Tensor:
+    """`x` with neighbouring elements in its last axis."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@torch.library.custom_op(f"transformer_xl_{_OWN}::attend", mutates_args=())
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
+    start: Tensor | None, end: Tensor | None, seed: Tensor | None, window: int, scale: float, dropout_p: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The result [B, T, H, K], and the logarithms of the softmax's sums [B, H, T]."""
+    inputs = *map(_even, (q, k, v, r)), content_bias.contiguous(), position_bias.contiguous(), start, end
+    out, lse = _empty_results(q)
+    _launch("forward", q.shape[2], inputs, _arguments(q, k, r, window, scale, dropout_p, seed), out, lse)
+    return out, lse
+
+
+def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    B, H, T, K = q.shape
+    return q.new_empty(B, T, H, K), q.new_empty(B, H, T, dtype=torch.float32)
+
+
+@torch.library.custom_op(f"transformer_xl_{_OWN}::attend_backward", mutates_args=())
+def _attend_backward(
+    d_out: Tensor, out: Tensor, lse: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
+    start: Tensor | None, end: Tensor | None, seed: Tensor | None, window: int, scale: float, dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k and v [B, _, H, K], of r [B, R, H, K], and of the biases, the last three in fp32."""
+    inputs = *map(_even, (q, k, v, r)), content_bias.contiguous(), position_bias.contiguous(), start, end
+    (B, H, T, K), S, R = q.shape, k.shape[2], r.shape[1]
+    d_out = _even(d_out.transpose(1, 2))
+    d_q, d_k, d_v, d_r, d_u, d_w = _empty_gradients(d_out, out, lse, q, k, v, r)
+    blocks = -(-T // tile_of("queries", q.dtype, K, _target(q.device))["BLOCK"])
+    d_biases = q.new_empty(B, H, blocks, 2, K, dtype=torch.float32)
+    delta = torch.empty_like(lse)
+    numbers = _arguments(q, k, r, window, scale, dropout_p, seed)
+    shared = lse, d_out, *d_out.stride()[:3], delta, scale
+    _launch("queries", T, inputs, numbers, *shared, out, d_q, d_biases)  # first, because it writes delta
+    _launch("keys", S, inputs, numbers, *shared, d_k, d_v)
+    _launch("distances", R, inputs, numbers, *shared, d_r, None)
+    torch.sum(d_biases[:, :, :, 0], (0, 2), out=d_u)
+    torch.sum(d_biases[:, :, :, 1], (0, 2), out=d_w)
+    return d_q, d_k, d_v, d_r, d_u, d_w
+
+
+def _empty_gradients(d_out, out, lse, q, k, v, r, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (B, H, _, K), S, R = q.shape, k.shape[2], r.shape[1]
+    d_k, d_v = q.new_empty(B, S, H, K), q.new_empty(B, S, H, K)
+    d_r = q.new_empty(B, R, H, K, dtype=torch.float32)
+    d_u, d_w = d_r.new_empty(H, K), d_r.new_empty(H, K)
+    return torch.empty_like(out), d_k, d_v, d_r, d_u, d_w
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs[:9])
+    ctx.numbers = inputs[9:]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, d_out: Tensor | None, d_lse: None) -> tuple[Tensor | None, ...]:
+    """First derivatives only: the backward operator has none itself."""
+    if d_out is None:
+        return (None,) * 12
+    dtype = ctx.saved_tensors[2].dtype
+    d_q, d_k, d_v, d_r, d_u, d_w = _attend_backward(d_out, *ctx.saved_tensors, *ctx.numbers)
+    d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
+    return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(dtype), d_u.to(dtype), d_w.to(dtype), *(None,) * 6
+
+
+_attend.register_fake(_empty_results)
+_attend.register_autograd(_gradients, setup_context=_keep)
+_attend_backward.register_fake(_empty_gradients)
 
 
 def attend(
@@ -435,7 +615,8 @@ def attend(
     end = None if mask.end is None else (memory + mask.end).to(torch.int32).contiguous()
     window = S if mask.attn_len is None else min(mask.attn_len, S)
     # From the CPU's generator, so that `torch.manual_seed` repeats a run and the host waits for no device.
-    seed = int(torch.randint(2**31, (), device="cpu")) if dropout_p else 0
-    out = _Attention.apply(q, k, v, r, content_bias, position_bias, start, end, window, scale, dropout_p, seed)
+    seed = torch.randint(2**31, (), device="cpu") if dropout_p else None
+    out, _ = _attend(q, k, v, r, content_bias, position_bias, start, end, seed, window, scale, dropout_p)
+    out = out.transpose(1, 2)
     # A causal query that is padding on the left sees no key, and its result is 0 already.
     return without_padding(out.transpose(0, 1), mask).transpose(0, 1) if mask.ahead or end is not None else out
