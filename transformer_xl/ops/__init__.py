@@ -30,6 +30,22 @@ def _triton(*tensors: Tensor, **options: Any) -> Tensor:
     return import_module(".triton", __name__).attend(*tensors, **options)
 
 
+def _native(*tensors: Tensor, **options: Any) -> Tensor:
+    q = tensors[0]
+    reason = native_refusal(q.device, q.dtype)
+    if reason is not None:
+        raise Mistake(f"backend native cannot serve this call: {reason}. Use auto, chunked or sdpa.")
+    return import_module(".native", __name__).attend(*tensors, **options)
+
+
+def native_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels in C++ cannot serve a call; None if they can."""
+    try:
+        return import_module(".native", __name__).refusal(device, dtype)
+    except ImportError:
+        return "its files are not here"
+
+
 def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Why the fused kernel cannot serve a call; None if it can."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -50,6 +66,7 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
     "chunked": chunked.attend,
     "sdpa": sdpa.attend,
     "triton": _triton,
+    "native": _native,
 }
 
 
