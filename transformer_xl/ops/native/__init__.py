@@ -77,7 +77,7 @@ def library() -> Path:
 
 @cache
 def _module(path: Path) -> tuple[Any, str | None]:
-    """The built kernels, or None and the reason. The file ends with its SHA-256: a damaged one could end the process."""
+    """The kernels, or None and the reason. The file ends with its SHA-256: a damaged one could end the process."""
     try:
         content = path.read_bytes()
         if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
@@ -102,13 +102,13 @@ def build(say: Callable[[str], None]) -> None:
     """
     if unsupported() is not None or _module_quietly() is not None:
         return
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
+    command = compiler()
+    if command is None:
         say("Attention on this CPU would be faster with a C++ compiler: install g++.")
         return
     say("Building the attention kernels for this CPU, once, in about half a minute (TXL_NATIVE=0: never).")
     try:
-        _compile(compiler, library())
+        _compile(command, library())
     except (OSError, subprocess.CalledProcessError) as error:
         output = (getattr(error, "stderr", None) or str(error)).splitlines()
         reason = next((line for line in output if "error" in line), output[-1] if output else "")
@@ -116,6 +116,11 @@ def build(say: Callable[[str], None]) -> None:
     _module.cache_clear()
     if library().exists() and _module_quietly() is None:
         say("The attention kernels were built but cannot be loaded, so the slower ones serve.")
+
+
+def compiler() -> str | None:
+    """The C++ compiler to build with, if there is one."""
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
 def _module_quietly() -> Any:
@@ -131,7 +136,10 @@ def _compile(compiler: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder, path.name)
         includes = [f"-I{each}" for each in (*include_paths(), sysconfig.get_paths()["include"])]
-        names = f"-DTORCH_EXTENSION_NAME={path.stem}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+        names = (
+            f"-DTORCH_EXTENSION_NAME={path.stem}",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        )
         links = *(f"-L{each}" for each in library_paths()), "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"
         command = [compiler, *FLAGS, *names, *includes, str(SOURCE), "-o", str(built), *links]
         subprocess.run(command, check=True, capture_output=True, text=True)

@@ -390,7 +390,7 @@ Tensor ready(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 template <typename T>
 void run_forward(const Call& call, const Tensor& out, float* lse) {
-  int64_t chunk = std::min(CHUNK, up(call.T, call.m));
+  int64_t chunk = std::clamp(up(call.T, call.m), call.m, CHUNK);
   auto units = [&] { return call.B * call.H * ((call.T + chunk - 1) / chunk); };
   while (chunk > call.m && units() < at::get_num_threads()) chunk = up(chunk / 2, call.m);
   auto table = packed_table<T>(call);
@@ -404,6 +404,11 @@ Call call_of(Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor
   return {ready(q), ready(k), ready(v), ready(r), content_bias.contiguous(), position_bias.contiguous(),
           start,    end,      window,   ahead,    scale,                     dropout_p,
           seed,     m,        n};
+}
+
+template <typename... Others>
+int64_t key_count(const Tensor&, const Tensor& k, const Others&...) {
+  return k.size(2);
 }
 
 Tensor new_heads(const Tensor& x) {  // [B, H, L, K] as [B, L, H, K] in memory
@@ -610,9 +615,11 @@ void run_backward(const Call& call, int64_t groups, const Tensor& d_out, const T
 template <typename... Arguments>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor d_out, Tensor out, Tensor lse,
                                                                     Arguments... arguments) {
-  Call call = call_of(arguments..., 64, 128);
+  int64_t T = out.size(2), S = key_count(arguments...), panels = (S + 255) / 256;
+  int64_t m = up(T, 32) * 6 < up(T, 64) * 5 ? 32 : 64;  // smaller blocks where a sixth or more of the rows would be padding
+  Call call = call_of(arguments..., m, up((S + panels - 1) / panels, WIDE));
   d_out = ready(d_out);
-  int64_t groups = std::clamp<int64_t>(UNITS / call.H, 1, call.B);
+  int64_t groups = std::max<int64_t>(1, std::min(UNITS / call.H, call.B));
   Tensor d_q = new_heads(call.q), d_k = new_heads(call.k), d_v = new_heads(call.v);
   auto wide = out.options().dtype(at::kFloat);
   Tensor d_table = at::empty({groups, call.H, call.Kp, call.ld}, wide);
