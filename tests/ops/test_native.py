@@ -311,6 +311,11 @@ def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert not calls
     build_native(CPU)
     assert len(calls) == 1
+    monkeypatch.delenv("TXL_NATIVE")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    build_native(CPU)
+    assert len(calls) == 1, "built on a processor on which it was not measured"
+    assert resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)[0] == "sdpa"
 
 
 def test_importing_the_op_loads_nothing(elsewhere: Path) -> None:

@@ -78,6 +78,11 @@ tensors again each time.
 """
 
 
+def native_was_measured() -> bool:
+    """Whether this processor is of the kind for which `native_wins` holds: one with AMX. TXL_NATIVE=1 says yes."""
+    return torch.cpu._is_amx_tile_supported() or os.environ.get("TXL_NATIVE") == "1"
+
+
 def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: bool, many: bool) -> bool:
     """Whether the native kernels were at least 1.2 times as fast as the other backends where this was measured.
 
@@ -126,7 +131,7 @@ def resolve_backend(
     many = training and scores > STRIDED_SCORES
     wins = native_wins(dtype, head_size, queries, training=training, many=many)
     note = ""
-    if device.type == "cpu" and not compiled and wins:
+    if device.type == "cpu" and not compiled and wins and native_was_measured():
         reason = native_refusal(device, dtype)
         if reason is None:
             return "native", "the kernels in C++ for this processor"

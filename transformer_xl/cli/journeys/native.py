@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from ...ops import native
+from ...ops import native, native_was_measured
 
 
 def build_native(device: torch.device | None) -> None:
-    """Build them once, on a CPU that runs them. Lines go to standard error, because a result may be JSON."""
-    if device is not None and device.type == "cpu":
+    """Build them once, where `auto` takes them. Lines go to standard error, because a result may be JSON."""
+    if device is not None and device.type == "cpu" and native_was_measured():
         native.build(partial(print, file=sys.stderr, flush=True))
