@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TXL_NATIVE", "0")  # no command compiles; tests/ops/test_native.py switches it on
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ from transformer_xl.ops.masks import (
 )
 from transformer_xl.train import choices
 
-BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton"})]  # tested in test_triton.py
+BACKENDS = ["auto", *sorted(ops.BACKENDS.keys() - {"triton", "native"})]  # tested in test_triton.py and test_native.py
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)

@@ -31,6 +31,23 @@ def _triton(*tensors: Tensor, **options: Any) -> Tensor:
     return sys.modules[f"{__name__}.triton"].attend(*tensors, **options)
 
 
+def _native(*tensors: Tensor, **options: Any) -> Tensor:
+    q = tensors[0]
+    compiling = torch.compiler.is_compiling()
+    reason = "torch.compile cannot trace it" if compiling else native_refusal(q.device, q.dtype)
+    if reason is not None:
+        raise Mistake(f"backend native cannot serve this call: {reason}. Use auto, chunked or sdpa.")
+    return import_module(".native", __name__).attend(*tensors, **options)
+
+
+def native_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels in C++ cannot serve a call; None if they can."""
+    try:
+        return import_module(".native", __name__).refusal(device, dtype)
+    except ImportError:
+        return "its files are not here"
+
+
 @torch.compiler.assume_constant_result  # torch.compile would stop at the import
 def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Why the fused kernel cannot serve a call; None if it can."""
@@ -52,6 +69,7 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
     "chunked": chunked.attend,
     "sdpa": sdpa.attend,
     "triton": _triton,
+    "native": _native,
 }
 
 
@@ -62,6 +80,22 @@ tensors again each time.
 """
 
 
+def native_was_measured() -> bool:
+    """Whether this processor is of the kind for which `native_wins` holds: one with AMX. TXL_NATIVE=1 says yes."""
+    return torch.cpu._is_amx_tile_supported() or os.environ.get("TXL_NATIVE") == "1"
+
+
+def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: bool, many: bool) -> bool:
+    """Whether the native kernels were at least 1.2 times as fast as the other backends where this was measured.
+
+    Blocks are multiples of 32 queries, and heads are padded to a multiple of 32. `many`: more than `STRIDED_SCORES`.
+    """
+    whole = head_size % 32 == 0
+    if dtype == torch.bfloat16:
+        return queries >= (64 if many else 128) and (many or whole) if training else queries >= 16
+    return training and many and whole and queries >= 512
+
+
 def check_backend(backend: str) -> str:
     """The name, or a `Mistake` if there is no such backend."""
     if backend != "auto" and backend not in BACKENDS:
@@ -70,27 +104,45 @@ def check_backend(backend: str) -> str:
 
 
 def resolve_backend(
-    backend: str, device: torch.device, dtype: torch.dtype, head_size: int, *, training: bool, scores: int
+    backend: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    *,
+    training: bool,
+    scores: int,
+    queries: int = 1,
+    compiled: bool = False,
 ) -> tuple[str, str]:
     """The backend that serves a call, and why.
 
     Args:
         training: whether gradients are needed.
         scores: B H T S of all rows of a call.
+        queries: T.
+        compiled: whether torch.compile will trace the call.
 
     Raises:
         ValueError: there is no such backend.
     """
     if check_backend(backend) != "auto":
         return backend, "as the settings say"
-    if not training:
-        return "sdpa", "without gradients PyTorch's fused attention takes the position term as its mask"
-    if device.type == "cuda":
+    if device.type == "cuda" and training:
         reason = triton_refusal(device, dtype, head_size)
         return ("strided", f"the fused kernel cannot serve: {reason}") if reason else ("triton", "the fused kernel")
-    if scores > STRIDED_SCORES:
-        return "chunked", f"more than {STRIDED_SCORES:,} scores a layer are computed twice and never all kept"
-    return "strided", f"up to {STRIDED_SCORES:,} scores a layer are all kept"
+    many = training and scores > STRIDED_SCORES
+    wins = native_wins(dtype, head_size, queries, training=training, many=many)
+    note = ""
+    if device.type == "cpu" and not compiled and wins and native_was_measured():
+        reason = native_refusal(device, dtype)
+        if reason is None:
+            return "native", "the kernels in C++ for this processor"
+        note = f" (native cannot serve: {reason})"
+    if not training:
+        return "sdpa", f"without gradients PyTorch's fused attention takes the position term as its mask{note}"
+    if many:
+        return "chunked", f"more than {STRIDED_SCORES:,} scores a layer are computed twice and never all kept{note}"
+    return "strided", f"up to {STRIDED_SCORES:,} scores a layer are all kept{note}"
 
 
 def relative_attention(
@@ -150,7 +202,9 @@ def relative_attention(
         inputs = (q, k, v, r, content_bias, position_bias)
         training = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
         scores = q.shape[:3].numel() * k.shape[2]
-        name, _ = resolve_backend(name, q.device, q.dtype, q.shape[-1], training=training, scores=scores)
+        call = {"training": training, "scores": scores, "queries": q.shape[2]}
+        call["compiled"] = torch.compiler.is_compiling()
+        name, _ = resolve_backend(name, q.device, q.dtype, q.shape[-1], **call)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     ahead = later if look_ahead is None else min(look_ahead, later)
     r = r[:, : r.shape[1] - (later - ahead)]

@@ -10,7 +10,7 @@ from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..model.inference import has_compiler
-from ..ops import resolve_backend
+from ..ops import native_refusal, resolve_backend
 from ..runtime.device import resolve_device, resolve_precision
 
 
@@ -44,7 +44,13 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
     scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
-    backend, why_backend = resolve_backend(config.backend, device, dtype, model.d_head, training=True, scores=scores)
+    asked, why_not = config.backend, None
+    if asked == "native":  # a run may go on where the kernels are not built
+        why_not = "torch.compile cannot trace it" if config.compile else native_refusal(device, dtype)
+    call = {"training": True, "scores": scores, "queries": config.tgt_len, "compiled": config.compile}
+    backend, why_backend = resolve_backend("auto" if why_not else asked, device, dtype, model.d_head, **call)
+    if why_not:
+        why_backend = f"native cannot serve: {why_not}; {why_backend}"
     found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
     return {
         "device": {"name": str(device), "why": found if config.device == "auto" else "as the settings say"},

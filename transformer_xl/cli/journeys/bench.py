@@ -30,11 +30,12 @@ from ...evaluation.generate import Sampling, stream
 from ...interop import local
 from ...mistake import Mistake
 from ...model.baselines import build_model
-from ...runtime.device import autocast, prepare_process
+from ...runtime.device import autocast, prepare_process, resolve_device
 from ...runtime.terminal import report_progress, show_table
 from ...train import Trainer, choices
 from ..options.measure import Bench
 from .env import environment
+from .native import build_native
 
 
 class Unit(NamedTuple):
@@ -90,6 +91,7 @@ def _settings(target: str, device: str, precision: str | None) -> RunConfig:
 def on_this_machine(config: RunConfig, device: str, precision: str | None) -> RunConfig:
     """`config` with everything chosen for this machine. The precision is by default its own."""
     train = replace(config.train, device=device, precision=precision or config.train.precision)
+    build_native(resolve_device(device))
     chosen = {name: choice["name"] for name, choice in choices(train, config.model).items()}
     return replace(config, train=replace(train, **chosen, random_tgt_len=False, short_share=0))
 

@@ -31,7 +31,9 @@ def env(options: Env) -> None:
     model = TransformerXLConfig(vocab_size=0)
     auto = choices(TrainConfig(), model)
     device = torch.device(auto["device"]["name"])
-    name, why = resolve_backend("auto", device, torch.float32, model.d_head, training=False, scores=0)
+    dtype = torch.bfloat16 if auto["precision"]["name"] == "bf16" else torch.float32
+    call = {"training": False, "scores": 0, "queries": TrainConfig().tgt_len}
+    name, why = resolve_backend("auto", device, dtype, model.d_head, **call)
     auto["backend for inference"] = {"name": name, "why": why}
     facts = environment() | {"auto": auto, "cache": below_home(cache_folder())}
     if options.json:

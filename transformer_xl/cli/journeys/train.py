@@ -39,7 +39,7 @@ from ...interop import local
 from ...mistake import Mistake
 from ...model.baselines import build_model
 from ...model.transformer_xl import TransformerXL
-from ...runtime.device import prepare_process
+from ...runtime.device import prepare_process, resolve_device
 from ...runtime.files import LOCK, explain_write_error, holds_anything, lock_folder, refuse_odd_name, write_whole
 from ...runtime.ranks import Ranks, join_ranks, launch_id
 from ...runtime.terminal import LastingOutput
@@ -49,6 +49,7 @@ from ...train.trackers import Trackers, open_trackers, require_installed
 from ..options.train import Train
 from .env import environment, recorded_fact
 from .evaluate import score_split, show_results
+from .native import build_native
 from .report import finish_page
 from .texts import changed_splits
 from .trained import Text
@@ -202,6 +203,8 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
         )
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
+    if ranks.first:  # the others wait until this is done
+        build_native(resolve_device(config.train.device))
     chosen = choices(config.train, config.model)
     config = settle(config, corpus)
     torch.manual_seed(config.train.seed)

@@ -17,6 +17,7 @@ from ...data.vocab import Vocab
 from ...interop import local
 from ...runtime.device import prepare_process, resolve_device, resolve_precision
 from ..options.command import Part
+from .native import build_native
 from .texts import corpus_for
 
 
@@ -60,6 +61,7 @@ class Trained:
     def load(self) -> LoadedModel:
         """Load the model. If there are problems, raise `Mistake` before that."""
         self.problems.refuse()
+        build_native(self.device)
         return load_model(self.run, device=self.device or "cpu")
 
     def text(self, vocab: Vocab, data: str | None, asked: Part | None, default: Part) -> Text:

@@ -1,0 +1,323 @@
+"""The kernels in C++: the contract on blocks of all sizes, dropout, repeatability, and what is said without them.
+
+They are built once for each machine, in its folder of temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from benchmarks.contract import CASES, NAMES, Case, assert_contract, make_inputs, masks, plain, visible
+from transformer_xl import ops
+from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
+from transformer_xl.ops import native, native_refusal, relative_attention, resolve_backend
+from transformer_xl.train import choices
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CPU = torch.device("cpu")
+HOME = Path(tempfile.gettempdir(), f"txl-native-{os.getuid()}")
+
+# Several chunks of queries and panels of keys, the last ones not full.
+CASES = CASES | {
+    "several panels": Case(queries=131, memory=421, batch=2, heads=2, head_size=32, strided=True),
+    "several panels, all masks": Case(193, 331, attn_len=277, valid=(331, 13, -83), heads=1, head_size=41),
+    "several panels, both directions": Case(167, 131, causal=False, valid=(131, -43), end=(167, 149), batch=2, heads=1),
+    "several panels, look-ahead": Case(149, 173, causal=False, look_ahead=29, attn_len=83, batch=1, heads=2),
+    "many heads and rows": Case(queries=5, memory=3, heads=19, batch=7, valid=(3, 0, 1, -2, 3, -5, 2)),
+}
+
+
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels are on, and their folder has none. `built` gives the folder that has them."""
+    monkeypatch.setenv("TXL_NATIVE", "1")
+    native.library.cache_clear()
+    native._module.cache_clear()
+    yield
+    native.library.cache_clear()
+    native._module.cache_clear()
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the built kernels."""
+    if reason := native.unsupported():
+        pytest.skip(f"the kernels do not run here: {reason}")
+    monkeypatch.setenv("TXL_HOME", str(HOME))
+    HOME.mkdir(exist_ok=True)
+    lines: list[str] = []
+    with FileLock(HOME / "lock"):
+        native.build(lines.append)
+    if (reason := native_refusal(CPU, torch.float32)) is not None:
+        missing = "compiler" in "".join(lines)
+        pytest.skip("no C++ compiler to build the kernels with") if missing else pytest.fail(f"{lines}: {reason}")
+    return native.library()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache on a machine that can run the kernels."""
+    if reason := native.unsupported():
+        pytest.skip(f"the kernels do not run here: {reason}")
+    monkeypatch.setenv("TXL_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backward", [True, False], ids=["backward", "forward"])
+@pytest.mark.parametrize("case", CASES)
+def test_contract(case: str, backward: bool, dtype: str, built: Path) -> None:
+    assert_contract("native", CASES[case], DTYPES[dtype], backward=backward)
+
+
+@pytest.mark.parametrize("case", ["several panels, all masks", "several panels, look-ahead"])
+def test_gradients_equal_the_reference(case: str, built: Path) -> None:
+    shape = CASES[case]
+    inputs = make_inputs(shape, torch.float32)
+    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(3))
+    found, expected = (
+        torch.autograd.grad(relative_attention(**inputs, **masks(shape), backend=b), list(inputs.values()), cotangent)
+        for b in ("native", "reference")
+    )
+    for name, value, truth in zip(inputs, found, expected, strict=True):
+        torch.testing.assert_close(value, truth, rtol=1e-4, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["causal", "both directions"])
+def test_dropout(both: bool, built: Path) -> None:
+    """Dropout repeats bit by bit under a seed, scales what it keeps, and backward uses the forward's mask."""
+    case = Case(queries=71, memory=57, attn_len=119, valid=(57, -2), batch=2, head_size=128)
+    case = replace(case, causal=False, look_ahead=9, end=(71, 53)) if both else case
+    inputs = make_inputs(case, torch.float32)
+    identity = {"v": torch.eye(case.head_size).expand_as(inputs["v"])}
+
+    def attend(x: dict[str, Any], dropout_p: float = 0.3, seed: int = 5) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return relative_attention(**x, **masks(case), dropout_p=dropout_p, backend="native")
+
+    with torch.no_grad():  # with the identity as values the output is the probability of each key, dropped or kept
+        kept, other, whole = (attend(inputs | identity, *choice) for choice in ((0.3, 5), (0.3, 6), (0.0, 5)))
+    seen = visible(case)[:, None].expand_as(kept)
+    drop = torch.where(seen & (kept != 0), 1 / 0.7, 0.0)
+    torch.testing.assert_close(kept, whole * drop)
+    dropped = (kept == 0) & seen
+    share, count = float(dropped.sum() / seen.sum()), int(seen.sum())
+    assert abs(share - 0.3) < 5 * (0.3 * 0.7 / count) ** 0.5, f"dropped a share of {share}"
+    for axis, name in enumerate(("rows", "heads", "queries", "keys")):
+        there = seen.narrow(axis, 1, seen.shape[axis] - 1) & seen.narrow(axis, 0, seen.shape[axis] - 1)
+        pair = dropped.narrow(axis, 1, seen.shape[axis] - 1) & dropped.narrow(axis, 0, seen.shape[axis] - 1)
+        rate, pairs = float(pair[there].double().mean()), int(there.sum())
+        assert abs(rate - 0.09) < 5 * (0.09 * 0.91 / pairs) ** 0.5, f"neighbouring {name} depend on each other: {rate}"
+    assert not torch.equal(kept == 0, other == 0), "two seeds give one mask"
+
+    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7))
+    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    expected = torch.autograd.grad(plain(exact, case, drop.double()), [exact[n] for n in NAMES], cotangent.double())
+    found, again = (torch.autograd.grad(attend(inputs), [inputs[n] for n in NAMES], cotangent) for _ in range(2))
+    assert all(map(torch.equal, found, again)), "a run does not repeat bit by bit"
+    for name, value, truth in zip(NAMES, found, expected, strict=True):
+        torch.testing.assert_close(value.double(), truth, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_run_repeats_with_several_threads(dtype: torch.dtype, built: Path) -> None:
+    case = Case(queries=97, memory=61, batch=5, heads=3, head_size=32)
+    inputs = make_inputs(case, dtype)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        runs = []
+        for _ in range(4):
+            out = relative_attention(**inputs, backend="native")
+            runs.append([out, *torch.autograd.grad(out.sum(), list(inputs.values()))])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(run, runs[0], strict=True))
+
+
+def test_a_number_that_is_not_finite_shows(built: Path) -> None:
+    for name in "qkv":
+        inputs = {n: x.detach() for n, x in make_inputs(Case(), torch.bfloat16).items()}
+        inputs[name][0, 0, 3, 1] = float("nan")
+        out = relative_attention(**inputs, backend="native")
+        reference = relative_attention(**inputs, backend="reference")
+        assert torch.equal(out.isnan(), reference.isnan()), name
+
+
+def test_memory_is_linear_in_length(built: Path) -> None:
+    """Backward keeps the inputs, the result and a number per query."""
+    kept = []
+    for length in (256, 512):
+        inputs = make_inputs(Case(length, length, batch=1, heads=2, head_size=32), torch.bfloat16)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.nbytes) or x, lambda x: x):
+            relative_attention(**inputs, backend="native")
+        kept.append(sum(sizes))
+    assert kept[1] <= 2 * kept[0]
+
+
+def test_no_second_derivative(built: Path) -> None:
+    inputs = make_inputs(Case(batch=1, heads=1), torch.float32)
+    out = relative_attention(**inputs, backend="native")
+    (gradient,) = torch.autograd.grad(out.square().sum(), inputs["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_empty_calls(built: Path) -> None:
+    inputs = {name: x[:0] if name in "qkv" else x for name, x in make_inputs(Case(), torch.float32).items()}
+    assert relative_attention(**inputs, backend="native").shape == (0, 2, 7, 5)
+
+
+def test_auto_takes_it_where_it_is_faster(built: Path) -> None:
+    def chosen(dtype: torch.dtype = torch.bfloat16, size: int = 64, backend: str = "auto", **call: Any) -> str:
+        return resolve_backend(backend, CPU, dtype, size, **{"training": False, "scores": 1, "queries": 128} | call)[0]
+
+    many = ops.STRIDED_SCORES + 1
+    assert chosen() == "native"
+    assert chosen(queries=1) == "sdpa"
+    assert chosen(torch.float32) == "sdpa"
+    assert chosen(torch.float16) == "sdpa"
+    assert chosen(compiled=True) == "sdpa"
+    assert chosen(training=True) == "native"
+    assert chosen(training=True, queries=32) == "strided"
+    assert chosen(torch.float32, training=True) == "strided"
+    assert chosen(torch.float32, training=True, scores=many, queries=512) == "native"
+    assert chosen(torch.float64, training=True, scores=many, queries=512) == "chunked"
+    x = make_inputs(Case(queries=16, heads=1), torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(relative_attention(**x), relative_attention(**x, backend="native"))
+
+
+def test_compiled_calls_use_the_other_backends(built: Path) -> None:
+    x = make_inputs(Case(queries=128, heads=1, head_size=32), torch.bfloat16)
+    attend: Callable[..., torch.Tensor] = torch.compile(relative_attention, backend="eager", fullgraph=True)
+    assert torch.equal(attend(**x), relative_attention(**x, backend="strided"))
+    assert not torch.equal(attend(**x), relative_attention(**x)), "eagerly, auto takes the kernels"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "said"),
+    [("float64", "cpu", "float64"), ("float16", "cpu", "float16"), ("float32", "meta", "meta")],
+)
+def test_what_it_cannot_serve_is_refused(dtype: str, device: str, said: str) -> None:
+    inputs = {n: x.to(device, getattr(torch, dtype)) for n, x in make_inputs(Case(), torch.float64).items()}
+    with pytest.raises(ValueError, match=rf"(?s)native.*{said}.*auto"):
+        relative_attention(**inputs, backend="native")
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_NATIVE", "0")
+    assert "TXL_NATIVE" in str(native_refusal(CPU, torch.bfloat16))
+    native.build(pytest.fail)
+
+
+def test_a_call_never_compiles(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled"))
+    x = make_inputs(Case(queries=16), torch.bfloat16)
+    with pytest.raises(ValueError, match=r"not built.*txl train"):
+        relative_attention(**x, backend="native")
+    with torch.no_grad():
+        assert torch.equal(relative_attention(**x), relative_attention(**x, backend="sdpa"))
+    name, why = resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)
+    assert name == "sdpa" and "not built" in why
+
+
+def test_without_a_compiler_one_line_says_so(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    lines: list[str] = []
+    native.build(lines.append)
+    assert len(lines) == 1 and "g++" in lines[0]
+    assert "not built" in str(native_refusal(CPU, torch.bfloat16))
+
+
+def test_a_failed_build_is_said_in_a_line(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = elsewhere / "attention.cpp"
+    broken.write_text("this is no C++\n")
+    monkeypatch.setattr(native, "SOURCE", broken)
+    if native.compiler() is None:
+        pytest.skip("no C++ compiler")
+    lines: list[str] = []
+    native.build(lines.append)
+    assert len(lines) == 2 and "error" in lines[1] and "slower" in lines[1]
+    assert not list(native.library().parent.iterdir()), "the failed build left files"
+
+
+@pytest.mark.parametrize("damage", ["emptied", "cut", "changed"])
+def test_a_damaged_build_is_not_loaded(
+    damage: str, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytearray(built.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged = {"emptied": b"", "cut": bytes(built.read_bytes()[:-1000]), "changed": bytes(content)}[damage]
+    monkeypatch.setenv("TXL_HOME", str(tmp_path))
+    native.library.cache_clear()
+    native._module.cache_clear()
+    native.library().parent.mkdir()
+    native.library().write_bytes(damaged)
+    with pytest.warns(UserWarning, match="are not used: .*damaged"):
+        assert resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)[0] == "sdpa"
+    assert "damaged" in str(native_refusal(CPU, torch.bfloat16))
+
+
+def test_a_change_of_source_or_version_needs_another_build(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {native.library()}
+    changed = tmp_path / "attention.cpp"
+    changed.write_text(native.SOURCE.read_text() + "\n")
+    flags = tmp_path / "cpuinfo"
+    flags.write_text("flags : avx512f\n")
+    for owner, name, value in (
+        (native, "SOURCE", changed),
+        (torch, "__version__", "9.9"),
+        (native, "CPUINFO", flags),
+    ):
+        monkeypatch.setattr(owner, name, value)
+        native.library.cache_clear()
+        names.add(native.library())
+    assert len(names) == 4
+
+
+def test_a_run_that_names_it_goes_on_elsewhere(elsewhere: Path) -> None:
+    chosen = choices(TrainConfig(device="cpu", backend="native"), TransformerXLConfig(vocab_size=0))["backend"]
+    assert chosen["name"] in ("strided", "chunked") and "native cannot serve: it is not built" in chosen["why"]
+
+
+def test_two_copies_in_one_process(built: Path) -> None:
+    """An exported folder or a second version of the package may load the same file again, or another one."""
+    first, again = (native._module.__wrapped__(built)[0] for _ in range(2))
+    for module in (first, again):
+        assert module.__name__ == built.stem and module.forward
+
+
+def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_xl.cli.journeys.native import build_native
+
+    calls: list[Any] = []
+    monkeypatch.setattr(native, "build", calls.append)
+    build_native(torch.device("cuda"))
+    assert not calls
+    build_native(CPU)
+    assert len(calls) == 1
+    monkeypatch.delenv("TXL_NATIVE")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    build_native(CPU)
+    assert len(calls) == 1, "built on a processor on which it was not measured"
+    assert resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)[0] == "sdpa"
+
+
+def test_importing_the_op_loads_nothing(elsewhere: Path) -> None:
+    code = "import sys, transformer_xl.ops; assert 'transformer_xl.ops.native' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,192 @@
+"""A CPU with AVX-512: attention in C++, forward and backward, in blocks that stay in the cache.
+
+`attention.cpp` has the kernels. The commands of `txl` build them once for each machine and version of torch (`build`);
+a call of the op never compiles, it only uses what is built. Products are oneDNN's, with AMX where there is one, and sum
+in float32. The softmax is computed online and keeps the logarithm of its sum, from which backward computes the
+probabilities again. Nothing is added in the order of threads, so a run repeats bit by bit. Dropout's masks are a
+function of (seed, row, head, query, key).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..masks import Mask
+
+DTYPES = torch.float32, torch.bfloat16
+SOURCE = Path(__file__).with_name("attention.cpp")
+COMPILERS = "c++", "g++", "clang++"
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-shared", "-w"),
+    *("-DCPU_CAPABILITY_AVX512", "-DCPU_CAPABILITY=AVX512"),
+)
+CPUINFO = Path("/proc/cpuinfo")
+_DIGEST = hashlib.sha256().digest_size
+
+
+def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot serve a call; None if they can."""
+    if device.type != "cpu":
+        return f"it runs on a CPU, got {device}"
+    if dtype not in DTYPES:
+        return f"it takes fp32 and bf16, got {str(dtype).removeprefix('torch.')}"
+    return unsupported(dtype) or _module(library())[1]
+
+
+def unsupported(dtype: torch.dtype = torch.bfloat16) -> str | None:
+    """Why this machine cannot run the kernels, built or not; None if it can."""
+    if os.environ.get("TXL_NATIVE") == "0":
+        return "TXL_NATIVE=0 switches it off"
+    if sys.platform != "linux" or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return "it needs Linux and a processor with AVX-512"
+    if dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
+        return "in bf16 it needs a processor with AVX512-BF16 or AMX"
+    return None if torch.backends.mkldnn.enabled else "it needs oneDNN, which torch.backends.mkldnn switches off"
+
+
+@cache
+def library() -> Path:
+    """The file of the built kernels: its name changes with the source, the versions and the processor.
+
+    The folder is that of `transformer_xl.data.datasets.cache_folder`.
+    """
+    processor = {line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")}
+    parts = SOURCE.read_text(), torch.__version__, sysconfig.get_config_var("SOABI"), *FLAGS, *sorted(processor)
+    key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+    home, caches = os.environ.get("TXL_HOME"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home or Path(caches, "txl")).expanduser() / "native" / f"txl_native_{key}.so"
+
+
+@cache
+def _module(path: Path) -> tuple[Any, str | None]:
+    """The kernels, or None and the reason. The file ends with its SHA-256: a damaged one could end the process."""
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
+            raise ImportError("it is damaged")
+        spec = spec_from_loader(path.stem, ExtensionFileLoader(path.stem, str(path)))
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module, None
+    except FileNotFoundError:
+        return None, "it is not built for this machine; txl train and txl eval build it"
+    except (ImportError, OSError) as error:
+        reason = f"its build {path} cannot be loaded ({error}); txl train and txl eval build it again"
+        warnings.warn(f"The attention kernels for this CPU are not used: {reason}.", stacklevel=2)
+        return None, reason
+
+
+def build(say: Callable[[str], None]) -> None:
+    """Build the kernels, unless they are there or this machine cannot use them. `say` gets a line before and a failure.
+
+    After a failure the other backends serve.
+    """
+    if unsupported() is not None or _module_quietly() is not None:
+        return
+    command = compiler()
+    if command is None:
+        say("Attention on this CPU would be faster with a C++ compiler: install g++.")
+        return
+    say("Building the attention kernels for this CPU, once, in about half a minute (TXL_NATIVE=0: never).")
+    try:
+        _compile(command, library())
+    except (OSError, subprocess.CalledProcessError) as error:
+        output = (getattr(error, "stderr", None) or str(error)).splitlines()
+        reason = next((line for line in output if "error" in line), output[-1] if output else "")
+        say(f"The attention kernels could not be built, so the slower ones serve: {reason[:300]}")
+    _module.cache_clear()
+    if library().exists() and _module_quietly() is None:
+        say("The attention kernels were built but cannot be loaded, so the slower ones serve.")
+
+
+def compiler() -> str | None:
+    """The C++ compiler to build with, if there is one."""
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+def _module_quietly() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _module(library())[0]
+
+
+def _compile(compiler: str, path: Path) -> None:
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder, path.name)
+        includes = [f"-I{each}" for each in (*include_paths(), sysconfig.get_paths()["include"])]
+        names = (
+            f"-DTORCH_EXTENSION_NAME={path.stem}",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        )
+        links = *(f"-L{each}" for each in library_paths()), "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"
+        command = [compiler, *FLAGS, *names, *includes, str(SOURCE), "-o", str(built), *links]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        content = built.read_bytes()
+        built.write_bytes(content + hashlib.sha256(content).digest())
+        built.replace(path)
+
+
+class _Attention(torch.autograd.Function):
+    """The kernels as an autograd function. First derivatives only."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments):
+        out, lse = _module(library())[0].forward(True, *arguments)
+        *tensors, window, ahead, scale, dropout_p, seed = arguments
+        ctx.save_for_backward(out, lse, *tensors)
+        ctx.options = window, ahead, scale, dropout_p, seed
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor):
+        gradients = _module(library())[0].backward(d_out, *ctx.saved_tensors, *ctx.options)
+        return *gradients, *[None] * 7
+
+
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B H S K"],
+    v: Float[Tensor, "B H S K"],
+    r: Float[Tensor, "H R K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    mask: Mask,
+    dropout_p: float,
+    scale: float,
+) -> Float[Tensor, "B H T K"]:
+    """See `relative_attention`."""
+    S = k.shape[2]
+    memory, r = S - q.shape[2], r[:, r.shape[1] - S - mask.ahead :]
+    start = None if mask.valid is None else (memory - mask.valid).long()
+    end = None if mask.end is None else (memory + mask.end).long()
+    window = S if mask.attn_len is None else min(mask.attn_len, S)
+    seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
+    tensors = q, k, v, r, content_bias, position_bias
+    arguments = *tensors, start, end, window, mask.ahead, scale, dropout_p, seed
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return _Attention.apply(*arguments)
+    return _module(library())[0].forward(False, *arguments)[0]
