@@ -52,7 +52,7 @@ def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the built kernels."""
-    if reason := native.unsupported():
+    if reason := native.machine_refusal():
         pytest.skip(f"the kernels do not run here: {reason}")
     monkeypatch.setenv("TXL_HOME", str(HOME))
     HOME.mkdir(exist_ok=True)
@@ -68,7 +68,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache on a machine that can run the kernels."""
-    if reason := native.unsupported():
+    if reason := native.machine_refusal():
         pytest.skip(f"the kernels do not run here: {reason}")
     monkeypatch.setenv("TXL_HOME", str(tmp_path))
     return tmp_path

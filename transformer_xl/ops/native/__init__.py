@@ -48,10 +48,10 @@ def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"it runs on a CPU, got {device}"
     if dtype not in DTYPES:
         return f"it takes fp32 and bf16, got {str(dtype).removeprefix('torch.')}"
-    return unsupported(dtype) or _module(library())[1]
+    return machine_refusal(dtype) or _module(library())[1]
 
 
-def unsupported(dtype: torch.dtype = torch.bfloat16) -> str | None:
+def machine_refusal(dtype: torch.dtype = torch.bfloat16) -> str | None:
     """Why this machine cannot run the kernels, built or not; None if it can."""
     if os.environ.get("TXL_NATIVE") == "0":
         return "TXL_NATIVE=0 switches it off"
@@ -100,7 +100,7 @@ def build(say: Callable[[str], None]) -> None:
 
     After a failure the other backends serve.
     """
-    if unsupported() is not None or _module_quietly() is not None:
+    if machine_refusal() is not None or _module_quietly() is not None:
         return
     command = compiler()
     if command is None:

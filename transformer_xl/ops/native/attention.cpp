@@ -443,14 +443,14 @@ struct Backward {
   int64_t Kp = call.Kp, m = call.m, most_n = call.most_n, Sp = up(call.S, most_n);
   Buffer<T> table_rows = buffer<T>(call.ld * Kp), room = buffer<T>(std::max(m, most_n) * Kp);
   Buffer<T> k_columns = buffer<T>(Sp * Kp), k_rows = buffer<T>(Sp * Kp), v_columns = buffer<T>(Sp * Kp);
-  Buffer<float> sum_k = buffer<float>(Sp * Kp), sum_v = buffer<float>(Sp * Kp), moved = buffer<float>(2 * Kp);
+  Buffer<float> sum_k = buffer<float>(Sp * Kp), sum_v = buffer<float>(Sp * Kp), moved = buffer<float>(most_n * Kp);
   Buffer<T> content_q = buffer<T>(m * Kp), position_q = buffer<T>(m * Kp), d_rows = buffer<T>(m * Kp);
   Buffer<T> content_qT = buffer<T>(m * Kp), position_qT = buffer<T>(m * Kp), d_rowsT = buffer<T>(m * Kp);
   Buffer<float> sum_content = buffer<float>(m * Kp), sum_position = buffer<float>(m * Kp), delta = buffer<float>(m);
   Buffer<float> score = buffer<float>(m * most_n), strip = buffer<float>(m * (m + most_n));
   Buffer<float> d_probability = buffer<float>(m * most_n), keep = buffer<float>(most_n);
   Buffer<T> probability = buffer<T>(m * most_n), d_score = buffer<T>(m * most_n), d_strip = buffer<T>(m * (m + most_n));
-  Buffer<T> packed = buffer<T>(std::max(m * (m + most_n), most_n * Kp));
+  Buffer<T> packed = buffer<T>(m * (m + most_n));
   Buffer<int64_t> low = buffer<int64_t>(m), high = buffer<int64_t>(m);
 
   void operator()(int64_t unit) {
@@ -594,12 +594,10 @@ struct Backward {
     }
   }
 
-  void put(const float* sum, int64_t key, T* to, int64_t stride) {  // [Kp, most_n] to rows
-    int64_t rows = std::min(most_n, call.S - key);
-    for (int64_t c = 0; c < Kp * most_n; c += WIDE) store(room.get() + c, load(sum + c));
-    pack_rows(Rows<T>{room.get(), most_n}, Kp, most_n, packed.get());
-    pack_columns(Rows<T>{packed.get(), most_n * PAIR<T>}, Kp / PAIR<T>, most_n * PAIR<T>, room.get(), Kp / PAIR<T>);
-    for (int64_t n = 0; n < rows; ++n) std::copy_n(room.get() + n * Kp, call.K, to + (key + n) * stride);
+  void put(const float* sum, int64_t key, T* to, int64_t stride) {
+    pack_columns(Rows<float>{sum, most_n}, Kp, most_n, moved.get(), Kp);
+    for (int64_t n = 0; n < std::min(most_n, call.S - key); ++n)
+      at::vec::convert(moved.get() + n * Kp, to + (key + n) * stride, call.K);
   }
 };
 
