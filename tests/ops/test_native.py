@@ -251,7 +251,10 @@ def test_a_failed_build_is_said_in_a_line(elsewhere: Path, monkeypatch: pytest.M
     lines: list[str] = []
     native.build(lines.append)
     assert len(lines) == 2 and "error" in lines[1] and "slower" in lines[1]
-    assert not list(native.library().parent.iterdir()), "the failed build left files"
+    [note] = native.library().parent.iterdir()
+    assert "error" in note.read_text()
+    native.build(lines.append)
+    assert len(lines) == 3 and str(note) in lines[2], "a build that failed is tried again"
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "changed"])

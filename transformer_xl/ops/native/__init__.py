@@ -18,6 +18,7 @@ import sysconfig
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -98,24 +99,29 @@ def _module(path: Path) -> tuple[Any, str | None]:
 def build(say: Callable[[str], None]) -> None:
     """Build the kernels, unless they are there or this machine cannot use them. `say` gets a line before and a failure.
 
-    After a failure the other backends serve.
+    After a failure the other backends serve, and the reason stays beside `library()`, so no later command tries again.
     """
     if machine_refusal() is not None or _module_quietly() is not None:
         return
-    command = compiler()
+    command, failure = compiler(), library().with_suffix(".txt")
     if command is None:
         say("Attention on this CPU would be faster with a C++ compiler: install g++.")
+        return
+    if failure.exists():
+        say(f"The slower attention kernels serve, because a build failed. {failure} says why; remove it to try again.")
         return
     say("Building the attention kernels for this CPU, once, in about half a minute (TXL_NATIVE=0: never).")
     try:
         _compile(command, library())
+        _module.cache_clear()
+        reason = "" if _module_quietly() is not None else "They were built but cannot be loaded."
     except (OSError, subprocess.CalledProcessError) as error:
-        output = (getattr(error, "stderr", None) or str(error)).splitlines()
-        reason = next((line for line in output if "error" in line), output[-1] if output else "")
-        say(f"The attention kernels could not be built, so the slower ones serve: {reason[:300]}")
-    _module.cache_clear()
-    if library().exists() and _module_quietly() is None:
-        say("The attention kernels were built but cannot be loaded, so the slower ones serve.")
+        reason = getattr(error, "stderr", None) or str(error)
+    if reason:
+        line = next((line for line in reason.splitlines() if "error" in line), reason)
+        say(f"The attention kernels could not be built, so the slower ones serve: {line[:300]}")
+        with suppress(OSError):
+            failure.write_text(reason)
 
 
 def compiler() -> str | None:
