@@ -2,13 +2,13 @@
 
 $ python examples/music.py
 ...
-transformer-xl: 0.5515 nats per token of test with memory, 0.6022 without (887,532 parameters, 676 seconds of training)
-lstm: 0.5606 nats per token of test with memory, 0.5804 without (895,340 parameters, 724 seconds of training)
+transformer-xl: 0.5515 nats per token of test with memory, 0.6022 without (887,532 parameters, 230 seconds of training)
+lstm: 0.5606 nats per token of test with memory, 0.5804 without (895,340 parameters, 113 seconds of training)
 The first sample is runs/music/chorale.mid, chorale.musicxml and chorale.svg
 
 The chorales are those in 4/4 of the package music21. Time is a grid of sixteenths. On each of its steps every voice has
 one token, from soprano to bass: a note begins, the note goes on, or the voice is silent. So a bar has 64 tokens, and a
-memory has a fixed length in bars. Training is in 12 keys; a melody is in one split. Measured in parts, busy core.
+memory has a fixed length in bars. Training is in 12 keys; a melody is in one split. Measured on one busy core.
 """
 
 import time
