@@ -527,6 +527,7 @@ def _even(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op(f"transformer_xl_{_OWN}::attend", mutates_args=())
+@no_type_check
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
     start: Tensor | None, end: Tensor | None, seed: Tensor | None, window: int, scale: float, dropout_p: float,
@@ -544,6 +545,7 @@ def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op(f"transformer_xl_{_OWN}::attend_backward", mutates_args=())
+@no_type_check
 def _attend_backward(
     d_out: Tensor, out: Tensor, lse: Tensor,
     q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
