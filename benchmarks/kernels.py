@@ -165,7 +165,7 @@ def _print_usage(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_stack(rows: list[dict[str, Any]]) -> None:
-    """The largest stack of all masks, for each head size in ascending order."""
+    """For each head size, in ascending order: the largest stack, in bytes, of any choice of masks."""
     print("\nbytes of stack a thread, K = " + ", ".join(map(str, sorted({row["case"][2] for row in rows}))))
     print("| target | dtype | " + " | ".join(fused.KERNELS) + " |")
     print("|---|---|" + "---:|" * len(fused.KERNELS))

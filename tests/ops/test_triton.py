@@ -173,7 +173,7 @@ def test_offsets_beyond_32_bits(axis: int) -> None:
     far, moved = torch.empty(2**31 + 4096, dtype=torch.float16, device=DEVICE), {}
     for n, name in enumerate("qkvr"):
         x = inputs[name].detach()
-        strides = [2**30 if place == x.ndim + axis else stride for place, stride in enumerate(x.stride())]
+        strides = [2**30 if position == x.ndim + axis else stride for position, stride in enumerate(x.stride())]
         moved[name] = far.as_strided(x.shape, strides, 1024 * n).copy_(x).requires_grad_()
     assert all(map(torch.equal, _run_all(inputs | moved), _run_all(inputs)))
 
