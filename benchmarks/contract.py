@@ -9,7 +9,7 @@ on the BLAS, the processor or the number of threads.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -317,3 +317,17 @@ def assert_dropout(backend: str, device: str = "cpu", dropout_p: float = 0.3, **
         found = _run(inputs, cotangent, attend)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def assert_dropout_gradients(
+    attend: Callable[[dict[str, Tensor]], Tensor], inputs: dict[str, Tensor], case: Case, drop: Tensor
+) -> None:
+    """Assert that the gradients in float32 repeat bit by bit, and are those under `drop`, the factors of forward."""
+    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7)).to(drop.device)
+    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    expected = torch.autograd.grad(plain(exact, case, drop.double()), [exact[n] for n in NAMES], cotangent.double())
+    found, again = (torch.autograd.grad(attend(inputs), [inputs[n] for n in NAMES], cotangent) for _ in range(2))
+    assert all(map(torch.equal, found, again)), "a run does not repeat bit by bit"
+    for name, value, truth in zip(NAMES, found, expected, strict=True):
+        # Float32 sums of a hundred products of unit size.
+        torch.testing.assert_close(value.double(), truth, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

@@ -18,7 +18,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from benchmarks.contract import CASES, NAMES, Case, assert_contract, make_inputs, masks, plain, visible
+from benchmarks.contract import CASES, Case, assert_contract, assert_dropout_gradients, make_inputs, masks, visible
 from transformer_xl import ops
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import native, native_refusal, relative_attention, resolve_backend
@@ -121,13 +121,7 @@ def test_dropout(both: bool, built: Path) -> None:
         assert abs(rate - 0.09) < 5 * (0.09 * 0.91 / pairs) ** 0.5, f"neighbouring {name} depend on each other: {rate}"
     assert not torch.equal(kept == 0, other == 0), "two seeds give one mask"
 
-    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7))
-    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    expected = torch.autograd.grad(plain(exact, case, drop.double()), [exact[n] for n in NAMES], cotangent.double())
-    found, again = (torch.autograd.grad(attend(inputs), [inputs[n] for n in NAMES], cotangent) for _ in range(2))
-    assert all(map(torch.equal, found, again)), "a run does not repeat bit by bit"
-    for name, value, truth in zip(NAMES, found, expected, strict=True):
-        torch.testing.assert_close(value.double(), truth, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    assert_dropout_gradients(attend, inputs, case, drop)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

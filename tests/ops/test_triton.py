@@ -22,7 +22,16 @@ import torch
 triton = pytest.importorskip("triton", reason="needs pip install triton")
 
 from benchmarks import kernels  # noqa: E402
-from benchmarks.contract import CASES, NAMES, Case, assert_contract, make_inputs, masks, plain, visible  # noqa: E402
+from benchmarks.contract import (  # noqa: E402
+    CASES,
+    NAMES,
+    Case,
+    assert_contract,
+    assert_dropout_gradients,
+    make_inputs,
+    masks,
+    visible,
+)
 from transformer_xl.ops import relative_attention, triton_refusal  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402
 
@@ -140,14 +149,7 @@ def test_dropout() -> None:
         assert not torch.equal(first[both], second[both]), f"two {name} share one mask"
     assert not torch.equal(kept == 0, other == 0), "two seeds give one mask"
 
-    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7)).to(DEVICE)
-    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    expected = torch.autograd.grad(plain(exact, case, drop.double()), [exact[n] for n in NAMES], cotangent.double())
-    found, again = (torch.autograd.grad(attend(inputs), [inputs[n] for n in NAMES], cotangent) for _ in range(2))
-    assert all(map(torch.equal, found, again)), "a run does not repeat bit by bit"
-    for name, value, truth in zip(NAMES, found, expected, strict=True):
-        # Float32 sums of a hundred products of unit size.
-        torch.testing.assert_close(value.double(), truth, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    assert_dropout_gradients(attend, inputs, case, drop)
 
 
 @runs
