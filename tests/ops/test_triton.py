@@ -252,7 +252,7 @@ def test_copies_of_the_package_run_their_own_operator(tmp_path: Path, monkeypatc
         (tmp_path / name).mkdir()
         shutil.copy(package / "mistake.py", tmp_path / name)
         shutil.copytree(package / "ops", tmp_path / name / "ops")
-        source = tmp_path / name / "ops/triton.py"
+        source = tmp_path / name / "ops/kernels.py"
         before, after = "result *= (keep_scale", f"result *= ({factor} * keep_scale"
         text = source.read_text()
         assert before in text

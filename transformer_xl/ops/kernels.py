@@ -1,0 +1,417 @@
+"""Fused kernels of relative attention for a GPU, in Triton. `ops/triton.py` launches them.
+
+Query i scores key j with row T - 1 - i + j of r (the last row is distance 0), so a square tile of scores needs a
+strip of r two tiles long. The strip's product is computed tile by tile on the tensor cores. Then each row moves left by
+its own distance inside the tile. Two neighbouring tiles hold the BLOCK entries that it needs, in different columns, so
+one selection and one rotation (`_slide`) are enough, and both stay in registers. The example of Appendix B, BLOCK = 2,
+only the columns needed:
+
+    first | second        selected        rotated by 1 - i
+    . a   | b .           b a             a b
+    c d   | . .           c d             c d
+
+The softmax is computed online and keeps the logarithm of its sum, from which backward computes the probabilities again.
+Backward has three launches: queries with the biases, keys with the values, distances. Nothing is added atomically, so a
+run repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key), computed where they are needed.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+# S grows with memory, so a kernel specialised for multiples of 16 would be compiled twice. Triton reads the source of
+# kernels, so a type checker must not wrap them.
+_jit = triton.jit(do_not_specialize=["T", "S", "window", "ahead", "seed", "threshold"])
+
+
+@triton.jit
+@no_type_check
+def _load(base, first, low, high, stride, BLOCK: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Rows first, ..., first + BLOCK - 1 of a matrix; rows outside [low, high) are 0 and not read."""
+    row = first + tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK_K)[None, :]
+    inside = (row >= low) & (row < high) & (column < K)
+    return tl.load(base + row.to(tl.int64) * stride + column, mask=inside, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _store(base, first, high, stride, values, BLOCK: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    row = first + tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK_K)[None, :]
+    at = base + row.to(tl.int64) * stride + column
+    tl.store(at, values.to(base.dtype.element_ty), mask=(row < high) & (column < K))
+
+
+@triton.jit
+@no_type_check
+def _slide(first, second, by, BLOCK: tl.constexpr):
+    """The BLOCK entries of row i that begin at by[i] along two neighbouring tiles."""
+    return _rotate(tl.where(tl.arange(0, BLOCK)[None, :] >= by, first, second), by, BLOCK)
+
+
+@triton.jit
+@no_type_check
+def _rotate(x, by, BLOCK: tl.constexpr):
+    """Row i of `x`, rotated left by by[i].
+
+    A warp that has multiplied 16 rows holds each 8 columns in 4 lanes, two neighbours in each. So the lowest bit of
+    `by` exchanges registers of a lane, the next two move values between 4 lanes, and the others exchange registers. The
+    order of axes below is the one in which the compiler needs no shared memory for this; any other gives the same
+    numbers.
+    """
+    WARPS: tl.constexpr = BLOCK // 16
+    CHUNKS: tl.constexpr = BLOCK // 8
+    by = tl.reshape(tl.permute(tl.reshape(by, [WARPS, 2, 8]), [1, 0, 2]), [BLOCK, 1])
+    x = tl.permute(tl.reshape(x, [WARPS, 2, 8, CHUNKS, 4, 2]), [3, 1, 0, 2, 4, 5])
+    even, odd = tl.split(tl.reshape(x, [CHUNKS, BLOCK, 4, 2]))
+    is_odd = (by & 1)[None, :, :] != 0
+    pairs = (by >> 1) & 3
+    even, odd = tl.where(is_odd, odd, even), tl.where(is_odd, even, odd)
+    even = _rotate_pairs(even, by >> 3, pairs, BLOCK)
+    odd = _rotate_pairs(odd, by >> 3, pairs + (by & 1), BLOCK)
+    x = tl.reshape(tl.join(even, odd), [CHUNKS, 2, WARPS, 8, 4, 2])
+    return tl.reshape(tl.permute(x, [2, 1, 3, 0, 4, 5]), [BLOCK, BLOCK])
+
+
+@triton.jit
+@no_type_check
+def _rotate_pairs(x, chunks, by, BLOCK: tl.constexpr):
+    """`x` [chunk, row, lane], each row rotated left by `chunks` chunks and `by` lanes, at most 4."""
+    CHUNKS: tl.constexpr = BLOCK // 8
+    SIZE: tl.constexpr = BLOCK * 4
+    lane = tl.arange(0, 4)[None, :]
+    chunks = tl.reshape(chunks + (lane < by).to(tl.int32), [1, SIZE])
+    x = _rotate_chunks(tl.reshape(x, [CHUNKS, SIZE]), chunks, 1, CHUNKS, SIZE)
+    if CHUNKS > 2:
+        x = _rotate_chunks(x, chunks, 2, CHUNKS, SIZE)
+    if CHUNKS > 4:
+        x = _rotate_chunks(x, chunks, 4, CHUNKS, SIZE)
+    lane = tl.reshape((lane + by) & 3, [1, 2, BLOCK // 16, 8, 4])
+    lane = tl.reshape(tl.broadcast_to(lane, [CHUNKS, 2, BLOCK // 16, 8, 4]), [CHUNKS * 2, BLOCK // 16, 8, 4])
+    x = tl.gather(tl.reshape(x, [CHUNKS * 2, BLOCK // 16, 8, 4]), lane, 3)
+    return tl.reshape(x, [CHUNKS, BLOCK, 4])
+
+
+@triton.jit
+@no_type_check
+def _rotate_chunks(x, chunks, STEP: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr):
+    """`x` [CHUNKS, SIZE], each column rotated by STEP chunks where this bit of its `chunks` is set."""
+    first, second = _halves(x, STEP, CHUNKS, SIZE)
+    moved = tl.reshape(tl.broadcast_to((chunks & STEP) != 0, [STEP, SIZE]), [1, STEP * SIZE])
+    after = _next_chunks(first, STEP, CHUNKS // 2, SIZE)
+    return _joined(tl.where(moved, second, first), tl.where(moved, after, second), STEP, CHUNKS, SIZE)
+
+
+@triton.jit
+@no_type_check
+def _next_chunks(x, STEP: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr):
+    """`x` [CHUNKS / STEP, STEP * SIZE], rotated by one."""
+    if CHUNKS == STEP:
+        return x
+    else:
+        first, second = _halves(x, STEP, CHUNKS, SIZE)
+        x = _joined(second, _next_chunks(first, STEP, CHUNKS // 2, SIZE), STEP, CHUNKS, SIZE)
+        return tl.reshape(x, [CHUNKS // STEP, STEP * SIZE])
+
+
+@triton.jit
+@no_type_check
+def _halves(x, STEP: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr):
+    """The chunks whose bit STEP is 0, and the others."""
+    return tl.split(tl.permute(tl.reshape(x, [CHUNKS // (2 * STEP), 2, STEP * SIZE]), [0, 2, 1]))
+
+
+@triton.jit
+@no_type_check
+def _joined(first, second, STEP: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr):
+    return tl.reshape(tl.permute(tl.join(first, second), [0, 2, 1]), [CHUNKS, SIZE])
+
+
+@triton.jit
+@no_type_check
+def _keep_mask(seed, head, i, j, threshold):
+    """Whether dropout keeps query i's probability of key j.
+
+    Philox gives each query two random numbers, and a hash of two multiplications mixes the key's index into them,
+    because Philox for each element would cost more than the products.
+    """
+    zero = i * 0
+    key, other_key, _, _ = tl.philox(seed, i, zero + head, zero, zero)
+    x = j.to(tl.uint32) * 0x9E3779B9 + key
+    x = (x ^ (x >> 16)) * 0x7FEB352D ^ other_key
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    x = x ^ (x >> 16)
+    return (x >> 1).to(tl.int32) >= threshold
+
+
+@triton.jit
+@no_type_check
+def _program(length, H, BLOCK: tl.constexpr):
+    """This program's index among all heads of all rows, its row and head in 64 bits, and the start of its block."""
+    blocks = tl.cdiv(length, BLOCK)
+    head = tl.program_id(0) // blocks
+    return head, (head // H).to(tl.int64), (head % H).to(tl.int64), tl.program_id(0) % blocks * BLOCK
+
+
+@triton.jit
+@no_type_check
+def _distances(S, ahead, BOTH: tl.constexpr):
+    """The number of rows of r."""
+    return S + ahead if BOTH else S
+
+
+@triton.jit
+@no_type_check
+def _product(rows, columns, PRECISION: tl.constexpr):
+    return tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
+
+
+@triton.jit
+@no_type_check
+def _queries(
+    q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead,
+    BOTH: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program's block of queries: `_program`, the keys [low, high) that they may see, and queries plus each bias."""
+    head, b, h, first = _program(T, H, BLOCK)
+    first = (tl.cdiv(T, BLOCK) - 1) * BLOCK - first  # the longest rows start first
+    low = tl.maximum(S - T + first - window + 1, 0)
+    if start is not None:
+        low = tl.maximum(low, tl.load(start + b))
+    high = S - T + first + BLOCK
+    if BOTH:
+        high += ahead
+        if end is not None:
+            high = tl.minimum(high, tl.load(end + b))
+    rows = _load(q + b * q_b + h * q_h, first, 0, T, q_t, BLOCK, K, BLOCK_K)
+    content_q = rows + _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
+    position_q = rows + _load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
+    return head, b, h, first, low, tl.minimum(high, S), content_q, position_q
+
+
+@triton.jit
+@no_type_check
+def _seen(i, j, oldest, newest, T, S, window, ahead, BOTH: tl.constexpr):
+    """Whether query i sees key j. The keys [oldest, newest) are no padding."""
+    own = S - T + i
+    last = tl.minimum(own + ahead, newest - 1) if BOTH else own
+    return (j <= last) & (j >= tl.maximum(own - window + 1, oldest))
+
+
+@triton.jit
+@no_type_check
+def _scores(
+    content_q, position_q, near, k_rows, r, r_s, first, key, low, high, T, S, window, ahead, factor,
+    BOTH: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of scores in base 2 (-inf: hidden), the indices of its queries and keys, and the strip's far tile."""
+    r_rows = _load(r, T - first + key, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
+    far = _product(position_q, r_rows, PRECISION)
+    score = _slide(near, far, BLOCK - 1 - tl.arange(0, BLOCK)[:, None], BLOCK)
+    score += _product(content_q, k_rows, PRECISION)
+    i = first + tl.arange(0, BLOCK)[:, None]
+    j = key + tl.arange(0, BLOCK)[None, :]
+    seen = _seen(i, j, low, high, T, S, window, ahead, BOTH)
+    return tl.where(seen, score * factor, float("-inf")), i, j, far
+
+
+@triton.jit
+@no_type_check
+def _slid_product(
+    rows, base, first, low, high, stride, by,
+    PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Multiply `rows` by two blocks of a matrix; return each row's BLOCK entries that begin at `by`."""
+    near = _product(rows, _load(base, first, low, high, stride, BLOCK, K, BLOCK_K), PRECISION)
+    far = _product(rows, _load(base, first + BLOCK, low, high, stride, BLOCK, K, BLOCK_K), PRECISION)
+    return _slide(near, far, by, BLOCK)
+
+
+@_jit
+@no_type_check
+def forward(
+    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    H, T, S, window, ahead, factor, seed, threshold, keep_scale, out, lse,
+    BOTH: tl.constexpr,
+    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head: `out` [B, T, H, K] and `lse` [B, H, T], in base 2."""
+    head, b, h, first, low, high, content_q, position_q = _queries(
+        q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead, BOTH, K, BLOCK_K, BLOCK
+    )
+    k, v, r = k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
+    r_rows = _load(r, T - BLOCK - first + low, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
+    near = _product(position_q, r_rows, PRECISION)
+    largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    result = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    for key in range(low, high, BLOCK):
+        k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
+        score, i, j, near = _scores(
+            content_q, position_q, near, k_rows, r, r_s, first, key, low, high,
+            T, S, window, ahead, factor, BOTH, PRECISION, K, BLOCK_K, BLOCK,
+        )  # fmt: skip
+        before = largest
+        largest = tl.maximum(largest, tl.max(score, 1))
+        shift = tl.where(largest == float("-inf"), 0.0, largest)  # a row that has seen no key yet
+        probability = tl.exp2(score - shift[:, None])
+        shrink = tl.exp2(before - shift)
+        total = total * shrink + tl.sum(probability, 1)
+        if DROPOUT:
+            probability = tl.where(_keep_mask(seed, head, i, j, threshold), probability, 0.0)
+        v_rows = _load(v, key, low, high, v_s, BLOCK, K, BLOCK_K)
+        result = tl.dot(probability.to(v_rows.dtype), v_rows, result * shrink[:, None], input_precision=PRECISION)
+    sees_none = total == 0
+    total = tl.where(sees_none, 1.0, total)
+    result *= (keep_scale / total)[:, None]
+    _store(out + (b * T * H + h) * K, first, T, H * K, result, BLOCK, K, BLOCK_K)
+    query = first + tl.arange(0, BLOCK)
+    logarithm = tl.where(sees_none, 0.0, largest + tl.log2(total))
+    tl.store(lse + head.to(tl.int64) * T + query, logarithm, mask=query < T)
+
+
+@_jit
+@no_type_check
+def backward_queries(
+    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale,
+    out, d_q, d_bias, BOTH: tl.constexpr,
+    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of queries: `d_q` [B, T, H, K], `delta` [B, H, T], and a part of the biases' gradients in `d_bias`."""
+    head, b, h, first, low, high, content_q, position_q = _queries(
+        q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead, BOTH, K, BLOCK_K, BLOCK
+    )
+    k, v, r = k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
+    strip = T - BLOCK - first
+    R = _distances(S, ahead, BOTH)
+    own = (b * T * H + h) * K
+    d_rows = _load(d_out + b * o_b + h * o_h, first, 0, T, o_t, BLOCK, K, BLOCK_K)
+    out_rows = _load(out + own, first, 0, T, H * K, BLOCK, K, BLOCK_K)
+    index = tl.arange(0, BLOCK)[None, :]
+    row = tl.arange(0, BLOCK)[:, None]
+    # Computed by the same product as d_probability, so where one key has all the probability, they are equal.
+    every = _product(d_rows, out_rows, PRECISION)
+    delta_row = tl.sum(tl.where(row == index, every, 0.0), 1)
+    query = first + tl.arange(0, BLOCK)
+    tl.store(delta + head.to(tl.int64) * T + query, delta_row, mask=query < T)
+    lse_row = tl.load(lse + head.to(tl.int64) * T + query, mask=query < T, other=float("inf"))
+    r_rows = _load(r, strip + low, 0, R, r_s, BLOCK, K, BLOCK_K)
+    near = _product(position_q, r_rows, PRECISION)
+    d_near = tl.zeros([BLOCK, BLOCK], tl.float32)
+    d_content = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    d_position = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    for key in range(low, high, BLOCK):
+        k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
+        score, i, j, near = _scores(
+            content_q, position_q, near, k_rows, r, r_s, first, key, low, high,
+            T, S, window, ahead, factor, BOTH, PRECISION, K, BLOCK_K, BLOCK,
+        )  # fmt: skip
+        probability = tl.exp2(score - lse_row[:, None])
+        v_rows = _load(v, key, low, high, v_s, BLOCK, K, BLOCK_K)
+        d_probability = _product(d_rows, v_rows, PRECISION)
+        if DROPOUT:
+            kept = _keep_mask(seed, head, i, j, threshold)
+            d_probability = tl.where(kept, d_probability * keep_scale, 0.0)
+        d_score = probability * (d_probability - delta_row[:, None])
+        d_content = tl.dot(d_score.to(k_rows.dtype), k_rows, d_content, input_precision=PRECISION)
+        # Undo `_slide`: the gradient for the first tile of r is complete, the rest waits for the next keys.
+        rotated = _rotate(d_score, (row + 1) & (BLOCK - 1), BLOCK)
+        ready = tl.where(index + row >= BLOCK - 1, rotated, 0.0)
+        d_near += ready
+        r_rows = _load(r, strip + key, 0, R, r_s, BLOCK, K, BLOCK_K)
+        d_position = tl.dot(d_near.to(r_rows.dtype), r_rows, d_position, input_precision=PRECISION)
+        d_near = rotated - ready
+    last = strip + low + tl.cdiv(tl.maximum(high - low, 0), BLOCK) * BLOCK
+    r_rows = _load(r, last, 0, R, r_s, BLOCK, K, BLOCK_K)
+    d_position = tl.dot(d_near.to(r_rows.dtype), r_rows, d_position, input_precision=PRECISION)
+    _store(d_q + own, first, T, H * K, (d_content + d_position) * scale, BLOCK, K, BLOCK_K)
+    part = 2 * tl.program_id(0)  # the caller adds these up in a fixed order
+    parts = 2 * tl.num_programs(0)
+    _store(d_bias, part, parts, K, tl.sum(d_content * scale, 0)[None, :], 1, K, BLOCK_K)
+    _store(d_bias, part + 1, parts, K, tl.sum(d_position * scale, 0)[None, :], 1, K, BLOCK_K)
+
+
+@_jit
+@no_type_check
+def backward_rows(
+    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale,
+    d_rows, d_v, DISTANCES: tl.constexpr, BOTH: tl.constexpr,
+    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one block of keys and values, [B, S, H, K], or of distances, [B, R, H, K].
+
+    Keys: a tile is queries by keys, and r's product slides. Distances: a tile is queries by distances, and the products
+    of the keys and the values slide; the caller adds up `d_rows` over B.
+    """
+    R = _distances(S, ahead, BOTH)
+    length = R if DISTANCES else S
+    head, b, h, first = _program(length, H, BLOCK)
+    q, k, v, r = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
+    d_out += b * o_b + h * o_h
+    lse, delta = lse + head.to(tl.int64) * T, delta + head.to(tl.int64) * T
+    oldest = 0
+    if start is not None:
+        oldest = tl.load(start + b)
+    newest = S
+    if end is not None:
+        newest = tl.load(end + b)
+    row = tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    if DISTANCES:
+        low = tl.maximum(oldest + T - BLOCK - first, 0)
+        high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
+        rows = _load(r, first, 0, R, r_s, BLOCK, K, BLOCK_K)
+    else:
+        low = tl.maximum(tl.maximum(first, oldest) - (S - T) - (ahead if BOTH else 0), 0)
+        hidden = (first + BLOCK <= oldest) | (first >= newest) if BOTH else first + BLOCK <= oldest
+        high = tl.where(hidden, low, tl.minimum(first + BLOCK - 1 - (S - T) + window, T))
+        rows = _load(k, first, oldest, newest, k_s, BLOCK, K, BLOCK_K)
+        v_rows = _load(v, first, oldest, newest, v_s, BLOCK, K, BLOCK_K)
+    d_row = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    d_value = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    content_bias_row = _load(content_bias, h, 0, H, K, 1, K, BLOCK_K).to(tl.float32)
+    position_bias_row = _load(position_bias, h, 0, H, K, 1, K, BLOCK_K).to(tl.float32)
+    for query in range(low, high, BLOCK):
+        q_rows = _load(q, query, low, high, q_t, BLOCK, K, BLOCK_K)
+        # In fp32 and times `factor`, because the compiler then keeps these tiles in shared memory, not in registers.
+        content_q = ((q_rows + content_bias_row) * factor).to(q.dtype.element_ty)
+        position_q = ((q_rows + position_bias_row) * factor).to(q.dtype.element_ty)
+        d_out_rows = _load(d_out, query, low, high, o_t, BLOCK, K, BLOCK_K)
+        i = query + row
+        if DISTANCES:
+            own_q = position_q
+            key = first - (T - 1) + query
+            j = key + row + column
+            score = _slid_product(content_q, k, key, oldest, newest, k_s, row, PRECISION, K, BLOCK_K, BLOCK)
+            d_probability = _slid_product(d_out_rows, v, key, oldest, newest, v_s, row, PRECISION, K, BLOCK_K, BLOCK)
+        else:
+            own_q = content_q
+            j = first + column
+            strip = T - BLOCK + first - query
+            score = _slid_product(position_q, r, strip, 0, R, r_s, BLOCK - 1 - row, PRECISION, K, BLOCK_K, BLOCK)
+            d_probability = _product(d_out_rows, v_rows, PRECISION)
+        score += _product(own_q, rows, PRECISION)
+        seen = _seen(i, j, oldest, newest, T, S, window, ahead, BOTH)
+        lse_row = tl.load(lse + i, mask=i < high, other=float("inf"))
+        probability = tl.exp2(tl.where(seen, score - lse_row, float("-inf")))
+        dropped = probability
+        if DROPOUT:
+            kept = _keep_mask(seed, head, i, j, threshold)
+            d_probability = tl.where(kept, d_probability * keep_scale, 0.0)
+            dropped = tl.where(kept, probability * keep_scale, 0.0)
+        if not DISTANCES:
+            d_value = tl.dot(tl.trans(dropped.to(d_out_rows.dtype)), d_out_rows, d_value, input_precision=PRECISION)
+        delta_row = tl.load(delta + i, mask=i < high, other=0.0)
+        d_score = probability * (d_probability - delta_row)
+        d_row = tl.dot(tl.trans(d_score.to(own_q.dtype)), own_q, d_row, input_precision=PRECISION)
+    own = (b * length * H + h) * K
+    # The queries were multiplied by `factor`, which is scale / log(2).
+    _store(d_rows + own, first, length, H * K, d_row * 0.6931471805599453, BLOCK, K, BLOCK_K)
+    if not DISTANCES:
+        _store(d_v + own, first, S, H * K, d_value, BLOCK, K, BLOCK_K)
