@@ -131,7 +131,7 @@ def _segments(options: Options, precision: str, attn_len: int, folder: Path, poo
     """Our model with a window, at its fastest tgt_len. The losses do not depend on tgt_len."""
     contender = Contender("ours", precision, "benchmarks.ours", "Ours")
     best: tuple[float, int] = (float("inf"), 0)
-    candidates = (8, 16) if options.toy else (64, 128, 256, 512)
+    candidates = (8, 16) if options.toy else (64, 128, 256, 512, 1024, 2048)
     for tgt_len in (*candidates, 0):
         chosen = tgt_len or best[1]
         task = job(options.config(), options, folder, "eval", batch=1, tgt_len=chosen, mem_len=attn_len - 1)

@@ -174,7 +174,10 @@ def test_empty_calls(built: Path) -> None:
     assert relative_attention(**inputs, backend="native").shape == (0, 2, 7, 5)
 
 
-def test_auto_takes_it_where_it_is_faster(built: Path) -> None:
+@pytest.mark.parametrize("amx", [True, False])
+def test_auto_takes_it_where_it_is_faster(amx: bool, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+
     def chosen(dtype: torch.dtype = torch.bfloat16, size: int = 64, backend: str = "auto", **call: Any) -> str:
         return resolve_backend(backend, CPU, dtype, size, **{"training": False, "scores": 1, "queries": 128} | call)[0]
 
@@ -184,7 +187,11 @@ def test_auto_takes_it_where_it_is_faster(built: Path) -> None:
     assert chosen(torch.float32) == "sdpa"
     assert chosen(torch.float16) == "sdpa"
     assert chosen(compiled=True) == "sdpa"
-    assert chosen(training=True) == "native"
+    assert chosen(training=True) == ("native" if amx else "strided")
+    assert chosen(training=True, queries=512) == "native"
+    assert chosen(training=True, queries=512, size=41) == "strided"
+    assert chosen(training=True, queries=64, scores=many) == "native"
+    assert chosen(training=True, queries=64, scores=many, size=41) == ("native" if amx else "chunked")
     assert chosen(training=True, queries=32) == "strided"
     assert chosen(torch.float32, training=True) == "strided"
     assert chosen(torch.float32, training=True, scores=many, queries=512) == "native"
@@ -196,7 +203,7 @@ def test_auto_takes_it_where_it_is_faster(built: Path) -> None:
 
 @pytest.mark.skipif(hasattr(relative_attention, "__wrapped__"), reason="checks of shapes cannot be compiled")
 def test_compiled_calls_use_the_other_backends(built: Path) -> None:
-    x = make_inputs(Case(queries=128, heads=1, head_size=32), torch.bfloat16)
+    x = make_inputs(Case(queries=512, heads=1, head_size=32), torch.bfloat16)
     attend: Callable[..., torch.Tensor] = torch.compile(relative_attention, backend="eager", fullgraph=True)
     assert torch.equal(attend(**x), relative_attention(**x, backend="strided"))
     assert not torch.equal(attend(**x), relative_attention(**x)), "eagerly, auto takes the kernels"
@@ -311,6 +318,7 @@ def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(calls) == 1
     monkeypatch.delenv("TXL_NATIVE")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(ops, "_is_amd", lambda: False)
     build_native(CPU)
     assert len(calls) == 1, "built on a processor on which it was not measured"
     assert resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)[0] == "sdpa"

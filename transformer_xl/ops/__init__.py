@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,8 +83,18 @@ tensors again each time.
 
 
 def native_was_measured() -> bool:
-    """Whether this processor is of the kind for which `native_wins` holds: one with AMX. TXL_NATIVE=1 says yes."""
-    return torch.cpu._is_amx_tile_supported() or os.environ.get("TXL_NATIVE") == "1"
+    """Whether this processor is of a kind that `native_wins` knows: with AMX, or AMD's with AVX512-BF16.
+
+    TXL_NATIVE=1 says yes for all others.
+    """
+    known = torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and _is_amd())
+    return known or os.environ.get("TXL_NATIVE") == "1"
+
+
+@cache
+def _is_amd() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text()
 
 
 def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: bool, many: bool) -> bool:
@@ -90,10 +102,12 @@ def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: b
 
     Blocks are multiples of 32 queries, and heads are padded to a multiple of 32. `many`: more than `STRIDED_SCORES`.
     """
-    whole = head_size % 32 == 0
-    if dtype == torch.bfloat16:
-        return queries >= (64 if many else 128) and (many or whole) if training else queries >= 16
-    return training and many and whole and queries >= 512
+    whole, amx = head_size % 32 == 0, torch.cpu._is_amx_tile_supported()
+    if dtype != torch.bfloat16:
+        return training and many and whole and queries >= 512
+    if not training:
+        return queries >= 16
+    return queries >= 64 and (whole or amx) if many else queries >= (128 if amx else 512) and whole
 
 
 def check_backend(backend: str) -> str:
@@ -131,9 +145,8 @@ def resolve_backend(
         reason = triton_refusal(device, dtype, head_size)
         return ("strided", f"the fused kernel cannot serve: {reason}") if reason else ("triton", "the fused kernel")
     many = training and scores > STRIDED_SCORES
-    wins = native_wins(dtype, head_size, queries, training=training, many=many)
-    note = ""
-    if device.type == "cpu" and not compiled and wins and native_was_measured():
+    measured, note = device.type == "cpu" and not compiled and native_was_measured(), ""
+    if measured and native_wins(dtype, head_size, queries, training=training, many=many):
         reason = native_refusal(device, dtype)
         if reason is None:
             return "native", "the kernels in C++ for this processor"
