@@ -630,7 +630,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor d_out
   Tensor d_biases = at::empty({groups, call.H, 2, call.Kp}, wide);
   auto run = out.scalar_type() == at::kFloat ? run_backward<float> : run_backward<BFloat16>;
   run(call, groups, d_out, out, lse, d_q, d_k, d_v, d_table, d_biases);
-  auto d_r = d_table.sum(0).narrow(1, 0, call.K).narrow(2, call.before, call.R).transpose(1, 2).to(out.scalar_type());
+  d_table = groups == 1 ? d_table[0] : d_table.sum(0);
+  auto d_r = d_table.narrow(1, 0, call.K).narrow(2, call.before, call.R).transpose(1, 2).to(out.scalar_type());
   auto biases = d_biases.sum(0).narrow(2, 0, call.K).to(out.scalar_type());
   return {d_q, d_k, d_v, d_r, biases.select(1, 0), biases.select(1, 1)};
 }
