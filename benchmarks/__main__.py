@@ -99,6 +99,10 @@ def bench(part: Part, given: dict[str, Any]) -> None:
 
         bench_kernels(**given)
         return
+    import torch
+
+    from transformer_xl.cli.journeys.native import build_native
+
     from .language import bench_language
     from .memory import bench_memory
     from .op import bench_op
@@ -107,6 +111,7 @@ def bench(part: Part, given: dict[str, Any]) -> None:
     from .sliding import bench_sliding
 
     options = Options(**given)
+    build_native(torch.device(options.torch_device))
     own = {"op": bench_op, "sliding": bench_sliding, "memory": bench_memory}
     with Pool() as pool:
         for name in [name for name in TAKES if name not in ("data", "kernels", "all")] if part == "all" else [part]:

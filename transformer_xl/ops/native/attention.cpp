@@ -438,14 +438,14 @@ template <typename T>
 struct Backward {
   const Call& call;
   int64_t groups;
-  const T* table;
   const Tensor &d_out_, &out_, &d_q_, &d_k_, &d_v_;
   const float* lse;                 // [B, H, T]
   float *d_table, *d_biases;        // [groups, H, Kp, ld], [groups, H, 2, Kp]
   Heads<const T> q{call.q}, k{call.k}, v{call.v}, r{call.r}, d_out{d_out_}, out{out_};
   Heads<T> d_q{d_q_}, d_k{d_k_}, d_v{d_v_};
   int64_t Kp = call.Kp, m = call.m, most_n = call.most_n, Sp = up(call.S, most_n);
-  Buffer<T> table_rows = buffer<T>(call.ld * Kp), room = buffer<T>(std::max(m, most_n) * Kp);
+  Buffer<T> table_rows = buffer<T>(call.ld * Kp), table_columns = buffer<T>(call.ld * Kp);
+  Buffer<T> room = buffer<T>(std::max(m, most_n) * Kp);
   Buffer<T> k_columns = buffer<T>(Sp * Kp), k_rows = buffer<T>(Sp * Kp), v_columns = buffer<T>(Sp * Kp);
   Buffer<float> sum_k = buffer<float>(Sp * Kp), sum_v = buffer<float>(Sp * Kp), moved = buffer<float>(most_n * Kp);
   Buffer<T> content_q = buffer<T>(m * Kp), position_q = buffer<T>(m * Kp), d_rows = buffer<T>(m * Kp);
@@ -459,18 +459,19 @@ struct Backward {
 
   void operator()(int64_t unit) {
     int64_t h = unit % call.H, group = unit / call.H;
-    const T* columns = table + h * Kp * call.ld;
     float* d_columns = d_table + unit * Kp * call.ld;
     float* d_bias = d_biases + unit * 2 * Kp;
     std::fill_n(d_columns, Kp * call.ld, 0.0f);
     std::fill_n(d_bias, 2 * Kp, 0.0f);
-    for (int64_t n = 0; n < call.ld; n += W)
-      pack_rows(padded_rows(r.at(0, h), r.position, n - call.before, 0, call.R, W, call.K, Kp, room.get()), W, Kp,
-                table_rows.get() + n * Kp);
-    for (int64_t b = group * call.B / groups; b < (group + 1) * call.B / groups; ++b) row(b, h, columns, d_columns, d_bias);
+    for (int64_t n = 0; n < call.ld; n += W) {
+      auto rows = padded_rows(r.at(0, h), r.position, n - call.before, 0, call.R, W, call.K, Kp, room.get());
+      pack_rows(rows, W, Kp, table_rows.get() + n * Kp);
+      pack_columns(rows, W, Kp, table_columns.get() + n * PAIR<T>, call.ld);
+    }
+    for (int64_t b = group * call.B / groups; b < (group + 1) * call.B / groups; ++b) row(b, h, d_columns, d_bias);
   }
 
-  void row(int64_t b, int64_t h, const T* columns, float* d_columns, float* d_bias) {
+  void row(int64_t b, int64_t h, float* d_columns, float* d_bias) {
     auto [begin, end] = seen(b, 0, call.T);
     std::fill_n(sum_k.get(), Sp * Kp, 0.0f);
     std::fill_n(sum_v.get(), Sp * Kp, 0.0f);
@@ -485,7 +486,7 @@ struct Backward {
       begin_block(b, h, first);
       auto [begin, end] = seen(b, first, m);
       for (int64_t key = begin / most_n * most_n; key < end; key += most_n)
-        block(b, h, first, key, std::min(most_n, up(end - key, WIDE)), columns, d_columns);
+        block(b, h, first, key, std::min(most_n, up(end - key, WIDE)), d_columns);
       finish(b, h, first, d_bias);
     }
     for (int64_t key = 0; key < call.S; key += most_n) {
@@ -532,11 +533,12 @@ struct Backward {
     transpose_rows(d_rows.get(), d_rowsT.get());
   }
 
-  void block(int64_t b, int64_t h, int64_t first, int64_t key, int64_t n, const T* columns, float* d_columns) {
+  void block(int64_t b, int64_t h, int64_t first, int64_t key, int64_t n, float* d_columns) {
     int64_t at = call.strip(first, key), offset = key * Kp, width = n + m;
     product(m, n, Kp, content_q.get(), Kp, k_columns.get() + offset, most_n, score.get(), n, false);
     product(m, n, Kp, d_rows.get(), Kp, v_columns.get() + offset, most_n, d_probability.get(), n, false);
-    product(m, width, Kp, position_q.get(), Kp, columns + at * PAIR<T>, call.ld, strip.get(), width, false);
+    product(m, width, Kp, position_q.get(), Kp, table_columns.get() + at * PAIR<T>, call.ld, strip.get(), width,
+            false);
     for (int64_t a = 0; a < m; ++a) differentiate(b, h, first + a, a, key, n);
     product(m, Kp, n, d_score.get(), n, k_rows.get() + offset, Kp, sum_content.get(), Kp, true);
     product(m, Kp, width, d_strip.get(), width, table_rows.get() + at * Kp, Kp, sum_position.get(), Kp, true);
@@ -608,9 +610,8 @@ struct Backward {
 template <typename T>
 void run_backward(const Call& call, int64_t groups, const Tensor& d_out, const Tensor& out, const Tensor& lse,
                   const Tensor& d_q, const Tensor& d_k, const Tensor& d_v, const Tensor& d_table, const Tensor& d_biases) {
-  auto table = packed_table<T>(call);
   share_out<T>(groups * call.H, [&] {
-    return Backward<T>{call, groups, table.get(), d_out, out, d_q, d_k, d_v, lse.const_data_ptr<float>(),
+    return Backward<T>{call, groups, d_out, out, d_q, d_k, d_v, lse.const_data_ptr<float>(),
                        d_table.data_ptr<float>(), d_biases.data_ptr<float>()};
   });
 }
