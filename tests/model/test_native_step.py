@@ -126,22 +126,22 @@ def test_windows_of_several_pieces(window: int) -> None:
 @torch.no_grad()
 def test_the_bits_of_a_row_are_its_own(kind: dict, precision: str) -> None:
     """They depend neither on the other rows nor on the number of threads."""
-    model, call, prompt, ids = inference_model(precision, **kind), lengths(270), text(11, 9), text(11, 300, seed=1)
+    model, call, prompt = inference_model(precision, **kind), lengths(270), text(11, 265)
+    choices = (1, range(11)), (2, range(11)), (3, [4, 9, 2, 7, 0, 10]), (2, [10, 4]), (1, [7])
     before, found = torch.get_num_threads(), []
-    try:
-        with mixed(precision):
-            cache = model.log_probs(prompt, model.empty_cache(11, call), call)[1]
-            x = model.embedding(ids)
-            for threads, rows in ((1, range(11)), (2, range(11)), (3, [4, 9, 2, 7, 0, 10]), (2, [10, 4]), (1, [7])):
+    with mixed(precision):
+        cache = model.log_probs(prompt, model.empty_cache(11, call), call)[1]
+        x = model.embedding(text(11, 12, seed=1))
+        chosen = [torch.tensor(list(rows)) for _, rows in choices]
+        readers = [VectorStep(model.backbone, cache.fork(rows), call) for rows in chosen]
+        try:
+            for (threads, _), rows, step in zip(choices, chosen, readers, strict=True):
                 torch.set_num_threads(threads)
-                chosen = torch.tensor(list(rows))
-                step = VectorStep(model.backbone, cache.fork(chosen), call)
-                out = torch.stack([step(one) for one in x[chosen].split(1, dim=1)], 1)
-                found.append((chosen, out))
-    finally:
-        torch.set_num_threads(before)
-    for chosen, out in found[1:]:
-        assert torch.equal(out, found[0][1][chosen]), f"rows {chosen.tolist()}"
+                found.append(torch.stack([step(one) for one in x[rows].split(1, dim=1)], 1))
+        finally:
+            torch.set_num_threads(before)
+    for rows, out in zip(chosen, found, strict=True):
+        assert torch.equal(out, found[0][rows]), f"rows {rows.tolist()}"
 
 
 @pytest.mark.parametrize("kind", ["post-norm", "attended zeros"])
