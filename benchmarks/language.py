@@ -181,10 +181,7 @@ class Bounds:
         self.runners: dict[str, Prepared] = {}
         for precision in options.precisions:
             common = {"device": device, "precision": precision}
-            if part == "decode":
-                sizes = {"bytes": self.bytes[precision], "d_model": model.d_model, "d_head": model.d_head}
-                self.runners |= pool.prepare_rate(f"matrix-vector {precision}", "MatrixVector", common | sizes)
-            else:
+            if part != "decode":
                 products = {"products": [tuple(product[1:]) for product in self.products]}
                 self.runners |= pool.prepare_rate(f"products {precision}", "Products", common | products)
             self.runners |= pool.prepare_rate(f"peak {precision}", "Products", common | {"products": [(*cube, 1)]})
@@ -193,9 +190,8 @@ class Bounds:
 
     def seconds(self, timings: Mapping[str, Timing], precision: str) -> float:
         """The least time of one unit of work."""
-        if self.part == "decode":
-            return self.bytes[precision] * timings[f"matrix-vector {precision}"].median
-        return timings[f"products {precision}"].median + self.bytes[precision] * timings["bandwidth fp32"].median
+        products = 0.0 if self.part == "decode" else timings[f"products {precision}"].median
+        return products + self.bytes[precision] * timings["bandwidth fp32"].median
 
     def machine(self, timings: Mapping[str, Timing]) -> dict[str, Any]:
         """The measured rates."""
@@ -204,8 +200,6 @@ class Bounds:
         found["gigabytes_per_second"] = 1e-9 / timings["bandwidth fp32"].median
         for precision in self.options.precisions:
             found[f"peak_gflops_{precision}"] = self.cube_flop / timings[f"peak {precision}"].median / 1e9
-            if self.part == "decode":
-                found[f"matrix_vector_gigabytes_{precision}"] = 1e-9 / timings[f"matrix-vector {precision}"].median
-            else:
+            if self.part != "decode":
                 found[f"product_gflops_{precision}"] = self.flop / timings[f"products {precision}"].median / 1e9
         return found

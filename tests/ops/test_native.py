@@ -5,10 +5,8 @@ They are built once for each machine, in its folder of temporary files.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
+from native_build import build_or_skip, without_build
 
 from benchmarks.contract import CASES, Case, assert_contract, assert_dropout_gradients, make_inputs, masks, visible
 from transformer_xl import ops
@@ -26,7 +24,6 @@ from transformer_xl.train import choices
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
-HOME = Path(tempfile.gettempdir(), f"txl-native-{os.getuid()}")
 
 # Several chunks of queries and panels of keys, the last ones not full.
 CASES = CASES | {
@@ -41,28 +38,13 @@ CASES = CASES | {
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels are on, and their folder has none. `built` gives the folder that has them."""
-    monkeypatch.setenv("TXL_NATIVE", "1")
-    native.library.cache_clear()
-    native._module.cache_clear()
-    yield
-    native.library.cache_clear()
-    native._module.cache_clear()
+    yield from without_build(monkeypatch)
 
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the built kernels."""
-    if reason := native.machine_refusal():
-        pytest.skip(f"the kernels do not run here: {reason}")
-    monkeypatch.setenv("TXL_HOME", str(HOME))
-    HOME.mkdir(exist_ok=True)
-    lines: list[str] = []
-    with FileLock(HOME / "lock"):
-        native.build(lines.append)
-    if (reason := native_refusal(CPU, torch.float32)) is not None:
-        missing = "compiler" in "".join(lines)
-        pytest.skip("no C++ compiler to build the kernels with") if missing else pytest.fail(f"{lines}: {reason}")
-    return native.library()
+    return build_or_skip(monkeypatch)
 
 
 @pytest.fixture
@@ -247,7 +229,7 @@ def test_without_a_compiler_one_line_says_so(elsewhere: Path, monkeypatch: pytes
 def test_a_failed_build_is_said_in_a_line(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = elsewhere / "attention.cpp"
     broken.write_text("this is no C++\n")
-    monkeypatch.setattr(native, "SOURCE", broken)
+    monkeypatch.setattr(native, "SOURCES", (broken,))
     if native.compiler() is None:
         pytest.skip("no C++ compiler")
     lines: list[str] = []
@@ -280,19 +262,18 @@ def test_a_change_of_source_or_version_needs_another_build(
     elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {native.library()}
-    changed = tmp_path / "attention.cpp"
-    changed.write_text(native.SOURCE.read_text() + "\n")
     flags = tmp_path / "cpuinfo"
     flags.write_text("flags : avx512f\n")
-    for owner, name, value in (
-        (native, "SOURCE", changed),
-        (torch, "__version__", "9.9"),
-        (native, "CPUINFO", flags),
-    ):
+    changes: list[tuple[Any, str, Any]] = [(torch, "__version__", "9.9"), (native, "CPUINFO", flags)]
+    for number, source in enumerate(native.SOURCES):
+        changed = tmp_path / source.name
+        changed.write_text(source.read_text() + "\n")
+        changes.append((native, "SOURCES", (*native.SOURCES[:number], changed, *native.SOURCES[number + 1 :])))
+    for owner, name, value in changes:
         monkeypatch.setattr(owner, name, value)
         native.library.cache_clear()
         names.add(native.library())
-    assert len(names) == 4
+    assert len(names) == 6
 
 
 def test_a_run_that_names_it_goes_on_elsewhere(elsewhere: Path) -> None:

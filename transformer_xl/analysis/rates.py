@@ -70,35 +70,10 @@ class Bandwidth:
     """Measures the seconds to read a byte, by summing a large array."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self.array: torch.Tensor = torch.ones(job["bytes"] // 4, device=job["device"])
+        self.array: torch.Tensor = torch.ones(job.get("bytes", 1 << 29) // 4, device=job["device"])
 
     def seconds(self) -> float:
         return min(_seconds(self.array.sum, 1) for _ in range(3)) / (self.array.numel() * 4)
-
-
-class MatrixVector:
-    """Measures the seconds to read a byte in products with one row: the best of five ways to read all bytes once."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        dtype, device = _DTYPES[job["precision"]], job["device"]
-        size, width, head = dtype.itemsize, job["d_model"], job["d_head"]
-        count = max(1, job["bytes"] // (size * 4 * width * width))
-        weights = torch.randn(count, 4 * width, width, device=device).to(dtype)
-        self.bytes: int = weights.numel() * size
-        turned, flat = weights.mT.contiguous(), weights.view(-1, width)
-        keys = weights.view(count, 4 * width * width // head, head)
-        x, query = torch.randn(1, width, device=device).to(dtype), torch.randn(count, 1, head, device=device).to(dtype)
-        by_values = torch.randn(count, 1, keys.shape[1], device=device).to(dtype)
-        self.ways: list[Callable[[], Any]] = [
-            lambda: [torch.nn.functional.linear(x, w) for w in weights],
-            lambda: [x @ w for w in turned],
-            lambda: torch.mv(flat, x[0]),
-            lambda: torch.bmm(query, keys.mT),
-            lambda: torch.bmm(by_values, keys),
-        ]
-
-    def seconds(self) -> float:
-        return min(_seconds(way, 1) for way in self.ways) / self.bytes
 
 
 def least_seconds(
@@ -109,7 +84,7 @@ def least_seconds(
     products = Products({"device": device, "precision": precision, "products": listed})
     if not training:
         return products.seconds
-    bandwidth, moved = Bandwidth({"device": device, "bytes": 1 << 29}), bound.optimizer_bytes(config)
+    bandwidth, moved = Bandwidth({"device": device}), bound.optimizer_bytes(config)
     return lambda: products.seconds() + moved * bandwidth.seconds()
 
 
@@ -118,7 +93,5 @@ def least_token_seconds(
 ) -> Callable[[], float]:
     """A function that measures the bound of one generated token of each row: reading weights and cache once."""
     keys = work.mem_len if work.attn_len is None else work.attn_len - 1
-    count = bound.token_bytes(config, work.batch, keys, precision)
-    sizes = {"bytes": count, "d_model": config.d_model, "d_head": config.d_head}
-    product = MatrixVector({"device": device, "precision": precision, **sizes})
-    return lambda: count * product.seconds()
+    count, bandwidth = bound.token_bytes(config, work.batch, keys, precision), Bandwidth({"device": device})
+    return lambda: count * bandwidth.seconds()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from ..mistake import Mistake
 from .inference import KVCache, check_state
 from .inputs import check_vectors
 from .memory import Memory, reset_tokens
+from .native import can_step, native_step
 
 
 class Ring(NamedTuple):
@@ -69,7 +71,8 @@ class VectorStep:
         step.reset(ended)       # empties these rows, where an episode ended
 
     It returns the last output of `backbone(x, memory, lengths)` for the same past, to rounding. It keeps projections of
-    the past, so make a new one when the weights change. It consumes a `KVCache`.
+    the past, so make a new one when the weights change. It consumes a `KVCache`. On a CPU the step in C++ reads if it is
+    built and can (see `native`).
     """
 
     @torch.no_grad()
@@ -85,7 +88,8 @@ class VectorStep:
         """Begin after `past`.
 
         Args:
-            compiled: replay a CUDA graph on CUDA, and use torch.compile elsewhere. This is faster if many steps follow.
+            compiled: replay a CUDA graph on CUDA, and use torch.compile elsewhere. This is faster if many steps follow
+                and no step in C++ serves.
             head: what to compute from the output; its result is returned, and it is compiled too.
 
         Raises:
@@ -108,7 +112,7 @@ class VectorStep:
         self.positions: list[Any] = [
             own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()) for layer, own in tables
         ]
-        self._run: Callable[[Tensor], Tensor] | None = None
+        self._run: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
@@ -117,14 +121,12 @@ class VectorStep:
         check_vectors(x, self.backbone.like)
         if x.shape[:2] != (rows, 1):
             raise Mistake(f"x must be one vector of each of the {rows} rows, [{rows}, 1, D], got {list(x.shape)}.")
-        if self.rows is not None:
-            x = x.new_zeros(len(self.counts), *x.shape[1:]).index_copy_(0, self.rows, x)
         if self._run is None:
             self._run = self._prepare(x)
-        out = self._run(x)
+        out = self._run(x, self.rows)
         self.slot.add_(1).remainder_(self.window)
         self.counts.add_(1).clamp_(max=self.window - 1)
-        return out if self.rows is None else out[self.rows]
+        return out
 
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
         """Empty the marked rows, where a document or episode ended; keep the others."""
@@ -143,10 +145,23 @@ class VectorStep:
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
 
-    def _prepare(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        if not self.compiled:
-            return self._next
-        return _capture_graph(self._next, x) if x.is_cuda else torch.compile(self._next, dynamic=False)
+    def _prepare(self, x: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+        if not self.compiled and can_step(self.backbone, self.rings[0]):
+            return partial(self._read_natively, native_step(self.backbone, self.positions))
+        run: Callable[[Tensor], Tensor] = self._next
+        if self.compiled:
+            run = _capture_graph(run, x.new_zeros(len(self.counts), *x.shape[1:])) if x.is_cuda else torch.compile(run, dynamic=False)
+        return partial(self._read, run)
+
+    def _read_natively(self, read: Callable[..., Tensor], x: Tensor, rows: Tensor | None) -> Tensor:
+        out = read(x[:, 0], self.rings, self.slot, self.counts, rows).to(x.dtype)
+        return out if self.head is None else self.head(out)
+
+    def _read(self, run: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor | None) -> Tensor:
+        """Read zeros in the rows that were not selected, because shapes must not change."""
+        if rows is None:
+            return run(x)
+        return run(x.new_zeros(len(self.counts), *x.shape[1:]).index_copy_(0, rows, x))[rows]
 
     def _next(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
         kind, backbone = x.device.type, self.backbone
@@ -221,12 +236,14 @@ class Step:
 def step_state(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False) -> Any:
     """The state for reading one token at a time: a `Step` if one is possible and faster, otherwise `state` itself.
 
-    Only a `KVCache` of Transformer-XL, not of a baseline, becomes a `Step`: on CUDA, and on a CPU if `compiled`. Call
-    `log_probs` with other states.
+    Only a `KVCache` of Transformer-XL, not of a baseline, becomes a `Step`: on CUDA, and on a CPU if `compiled` or if
+    the step in C++ can read. Call `log_probs` with other states.
     """
     if not isinstance(state, KVCache) or not hasattr(model, "backbone") or model.config.kind != "transformer-xl":
         return state
-    return Step(model, state, lengths) if compiled or state.buffers[0].is_cuda else state
+    compiled = compiled or state.buffers[0].is_cuda
+    possible = compiled or can_step(model.backbone, state.buffers[0])
+    return Step(model, state, lengths, compiled=compiled) if possible else state
 
 
 def _capture_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:

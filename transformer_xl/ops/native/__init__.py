@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from ..masks import Mask
 
 DTYPES = torch.float32, torch.bfloat16
-SOURCE = Path(__file__).with_name("attention.cpp")
+SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h")))
 COMPILERS = "c++", "g++", "clang++"
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-shared", "-w"),
@@ -70,7 +70,8 @@ def library() -> Path:
     The folder is that of `transformer_xl.data.datasets.cache_folder`.
     """
     processor = {line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")}
-    parts = SOURCE.read_text(), torch.__version__, sysconfig.get_config_var("SOABI"), *FLAGS, *sorted(processor)
+    sources = (source.read_text() for source in SOURCES)
+    parts = *sources, torch.__version__, sysconfig.get_config_var("SOABI"), *FLAGS, *sorted(processor)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
     home, caches = os.environ.get("TXL_HOME"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home or Path(caches, "txl")).expanduser() / "native" / f"txl_native_{key}.so"
@@ -147,11 +148,17 @@ def _compile(compiler: str, path: Path) -> None:
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         )
         links = *(f"-L{each}" for each in library_paths()), "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"
-        command = [compiler, *FLAGS, *names, *includes, str(SOURCE), "-o", str(built), *links]
+        units = [str(source) for source in SOURCES if source.suffix == ".cpp"]
+        command = [compiler, *FLAGS, *names, *includes, *units, "-o", str(built), *links]
         subprocess.run(command, check=True, capture_output=True, text=True)
         content = built.read_bytes()
         built.write_bytes(content + hashlib.sha256(content).digest())
         built.replace(path)
+
+
+def make_step(*arguments: Any) -> Callable[..., Tensor]:
+    """See `model.native.native_step`, which gives the weights."""
+    return _module(library())[0].make_step(*arguments)
 
 
 class _Attention(torch.autograd.Function):

@@ -1,0 +1,44 @@
+"""The kernels in C++ for tests: built once for each machine, in its folder of temporary files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+
+from transformer_xl.ops import native, native_refusal
+
+HOME = Path(tempfile.gettempdir(), f"txl-native-{os.getuid()}")
+
+
+def without_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Switch the kernels on, and forget the loaded ones before and after a test."""
+    monkeypatch.setenv("TXL_NATIVE", "1")
+    _forget()
+    yield
+    _forget()
+
+
+def build_or_skip(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the built kernels. The test is skipped where they cannot be built."""
+    if reason := native.machine_refusal():
+        pytest.skip(f"the kernels do not run here: {reason}")
+    monkeypatch.setenv("TXL_HOME", str(HOME))
+    HOME.mkdir(exist_ok=True)
+    lines: list[str] = []
+    with FileLock(HOME / "lock"):
+        native.build(lines.append)
+    if (reason := native_refusal(torch.device("cpu"), torch.float32)) is not None:
+        missing = "compiler" in "".join(lines)
+        pytest.skip("no C++ compiler to build the kernels with") if missing else pytest.fail(f"{lines}: {reason}")
+    return native.library()
+
+
+def _forget() -> None:
+    native.library.cache_clear()
+    native._module.cache_clear()

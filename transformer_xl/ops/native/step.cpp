@@ -1,0 +1,438 @@
+// One token of each row through all layers on a CPU, at the speed of reading the weights and the past once.
+//
+// All threads share one parallel region; a spin barrier ends each phase. A phase divides output features, rows, or pieces
+// of the ring. Each sum is computed by one thread in a fixed order, so the bits of a row depend neither on the other rows
+// nor on the number of threads. The ring and the order of its slots are described in model/step.py.
+
+#include "common.h"
+
+#include <immintrin.h>
+#include <omp.h>
+#include <sched.h>
+
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int64_t PIECE = 256;  // most slots in a unit of attention
+constexpr int64_t AHEAD = 8192;  // bytes between a read and its prefetch
+constexpr float NORM_EPSILON = 1e-5f;  // of normalised queries and keys
+constexpr int SPINS = 4096;
+
+#define INLINE __attribute__((always_inline))
+
+// ---- Numbers ----------------------------------------------------------------------------------------------------
+
+template <typename T>
+constexpr int64_t CHUNK = 64 / sizeof(T);  // numbers in a register
+
+INLINE inline __m512 chunk(const float* at) { return _mm512_loadu_ps(at); }
+INLINE inline __m512 chunk(const float* at, int64_t n) { return _mm512_maskz_loadu_ps((1u << n) - 1, at); }
+INLINE inline __m512i chunk(const BFloat16* at) { return _mm512_loadu_si512(at); }
+INLINE inline __m512i chunk(const BFloat16* at, int64_t n) { return _mm512_maskz_loadu_epi16((1u << n) - 1, at); }
+
+INLINE inline __m512 add_products(__m512 sum, __m512 x, __m512 y) { return _mm512_fmadd_ps(x, y, sum); }
+INLINE inline __m512 add_products(__m512 sum, __m512i x, __m512i y) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
+#else
+  const __m512i odd = _mm512_set1_epi32(0xffff0000);
+  auto even = [](__m512i z) { return _mm512_castsi512_ps(_mm512_slli_epi32(z, 16)); };
+  sum = _mm512_fmadd_ps(even(x), even(y), sum);
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(x, odd)), _mm512_castsi512_ps(_mm512_and_si512(y, odd)), sum);
+#endif
+}
+
+INLINE inline __m512 wide(const float* at, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, at); }
+INLINE inline __m512 wide(const BFloat16* at, __mmask16 mask) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at)), 16));
+}
+
+// Up to four numbers.
+INLINE inline __m128 four(const float* at, int64_t n) { return _mm_maskz_loadu_ps((1u << n) - 1, at); }
+INLINE inline __m128 four(const BFloat16* at, int64_t n) {
+  return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_maskz_loadu_epi16((1u << n) - 1, at)), 16));
+}
+INLINE inline void put(float* at, __m128 x, int64_t n) { _mm_mask_storeu_ps(at, (1u << n) - 1, x); }
+INLINE inline void put(BFloat16* at, __m128 x, int64_t n) {
+#ifdef __AVX512BF16__
+  _mm_mask_storeu_epi16(at, (1u << n) - 1, reinterpret_cast<__m128i>(_mm_cvtneps_pbh(x)));
+#else
+  for (int64_t i = 0; i < n; ++i) at[i] = x[i];
+#endif
+}
+
+// As PyTorch rounds the result of a product.
+template <typename T>
+INLINE inline __m128 rounded(__m128 x) {
+  T numbers[8];
+  put(numbers, x, 4);
+  return four(numbers, 4);
+}
+
+// The sums of the lanes of four registers, and then of four such results: [a, b, c, d] of each 128 bits. All lanes are
+// added in the same order.
+INLINE inline __m512 add_quarters(const __m512 (&x)[4]) {
+  __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+  __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+  __m512d low = _mm512_castps_pd(ab), high = _mm512_castps_pd(cd);
+  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+}
+INLINE inline __m512 add_halves(__m512 x, __m512 y) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+}
+INLINE inline __m512 add_lanes(const __m512 (&x)[4]) { return add_halves(add_halves(x[0], x[1]), add_halves(x[2], x[3])); }
+
+// sums[r][i] += the products of row r of x with w[i]. Rows of x are padded with zeros to whole chunks.
+template <int R, typename T>
+INLINE inline void add_dots(__m512 (&sums)[R][4], const T* x, int64_t ld, const T* const (&w)[4], int64_t n, bool fetch) {
+  auto add = [&](auto load, int64_t c) INLINE {
+    decltype(chunk(x)) y[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) y[i] = load(w[i] + c);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      auto z = chunk(x + r * ld + c);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) sums[r][i] = add_products(sums[r][i], z, y[i]);
+    }
+  };
+  int64_t c = 0;
+  for (; c + CHUNK<T> <= n; c += CHUNK<T>) {
+    if (fetch)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(w[i] + c) + AHEAD, _MM_HINT_T0);
+    add([](const T* at) INLINE { return chunk(at); }, c);
+  }
+  if (c < n) add([&](const T* at) INLINE { return chunk(at, n - c); }, c);
+}
+
+// ---- Threads ----------------------------------------------------------------------------------------------------
+
+class Barrier {
+  alignas(64) std::atomic<int> arrived{0};
+  alignas(64) std::atomic<int> turn{0};
+
+ public:
+  void wait(int threads) {
+    int now = turn.load(std::memory_order_relaxed);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+      arrived.store(0, std::memory_order_relaxed);
+      turn.store(now + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; turn.load(std::memory_order_acquire) == now; ++spins)
+      spins < SPINS ? _mm_pause() : static_cast<void>(sched_yield());
+  }
+};
+
+// ---- A call -----------------------------------------------------------------------------------------------------
+
+// The tensors of a layer, in the order of model/native.py. Only models with QK-norm have a gain.
+enum Name {
+  NORM, NORM_BIAS, QKV, OUTPUT, NEXT_NORM, NEXT_NORM_BIAS, INNER, INNER_BIAS, OUTER, OUTER_BIAS,
+  TABLE, CONTENT_BIAS, POSITION_BIAS, GAIN
+};
+using Layer = std::vector<Tensor>;
+
+struct Model {
+  std::vector<Layer> layers;
+  std::vector<Tensor> final_norm;  // weight and bias, or nothing
+  bool pre_norm, relu_output;
+  double epsilon;
+};
+
+template <typename T>
+struct Call {
+  const Model& model;
+  const std::vector<Tensor>& rings;  // [B, 2, H, window, K]
+  const int64_t* counts;
+  const int64_t* chosen;  // the row of the ring of each row of the call, or null
+  int64_t slot, rows;
+  float* out;  // [rows, D]; first the input
+
+  int64_t H = rings[0].size(2), window = rings[0].size(3), K = rings[0].size(4);
+  int64_t D = model.layers[0][QKV].size(1), F = model.layers[0][INNER].size(0), HK = H * K;
+  int64_t pieces = (window + PIECE - 1) / PIECE, piece = up((window + pieces - 1) / pieces, W);
+  int64_t ld_x = up(D, CHUNK<T>), ld_heads = up(HK, CHUNK<T>), ld_inner = up(F, CHUNK<T>);
+  int64_t Kp = up(K, 64), ld_part = Kp + W;
+  Buffer<T> x = zeros<T>(rows * ld_x), attended = zeros<T>(rows * ld_heads), inner = zeros<T>(rows * ld_inner);
+  Buffer<float> heads = buffer<float>(rows * 3 * HK);
+  Buffer<float> parts = buffer<float>(rows * H * pieces * ld_part);  // the largest score, the sum, and at W the values
+  Barrier barrier;
+
+  template <typename Number>
+  static Buffer<Number> zeros(int64_t count) {
+    auto made = buffer<Number>(count);
+    std::fill_n(made.get(), count, Number(0));
+    return made;
+  }
+
+  static const T* weight(const Layer& layer, Name name) { return layer[name].template const_data_ptr<T>(); }
+
+  void operator()() {
+#pragma omp parallel num_threads(at::get_num_threads())
+    Thread{*this, omp_get_thread_num(), omp_get_num_threads()}();
+  }
+
+  struct Thread {
+    Call& call;
+    int thread, threads;
+    int64_t D = call.D, H = call.H, K = call.K, HK = call.HK, rows = call.rows;
+    Buffer<float> row = zeros<float>(std::max(D, call.Kp)), score = buffer<float>(call.piece + 3 * W);
+    Buffer<T> content = zeros<T>(call.Kp), position = zeros<T>(call.Kp);
+
+    void operator()() {
+      bool pre_norm = call.model.pre_norm;
+      if (!pre_norm) each_row([&](int64_t b) { at::vec::convert(call.out + b * D, call.x.get() + b * call.ld_x, D); });
+      for (size_t l = 0; l < call.model.layers.size(); ++l) {
+        const Layer& layer = call.model.layers[l];
+        if (pre_norm) norm(layer[NORM], layer[NORM_BIAS]);
+        product(call.x.get(), call.ld_x, D, weight(layer, QKV), 3 * HK, [&](int64_t b, int64_t o, __m128 y, int64_t n) INLINE {
+          put(call.heads.get() + b * 3 * HK + o, rounded<T>(y), n);
+        });
+        T* ring = call.rings[l].template data_ptr<T>();
+        phase(H * call.pieces * rows, [&](int64_t unit) {
+          attend(layer, ring, unit / rows / call.pieces, unit / rows % call.pieces, unit % rows);
+        });
+        phase(rows * H, [&](int64_t unit) { merge(unit / H, unit % H); });
+        product(call.attended.get(), call.ld_heads, HK, weight(layer, OUTPUT), D,
+                [&](int64_t b, int64_t o, __m128 y, int64_t n) INLINE { join(b, o, y, n); });
+        pre_norm ? norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]) : norm(layer[NORM], layer[NORM_BIAS]);
+        const T *inner_bias = weight(layer, INNER_BIAS), *outer_bias = weight(layer, OUTER_BIAS);
+        product(call.x.get(), call.ld_x, D, weight(layer, INNER), call.F, [&](int64_t b, int64_t o, __m128 y, int64_t n) INLINE {
+          y = _mm_max_ps(_mm_setzero_ps(), _mm_add_ps(y, four(inner_bias + o, n)));
+          put(call.inner.get() + b * call.ld_inner + o, y, n);
+        });
+        product(call.inner.get(), call.ld_inner, call.F, weight(layer, OUTER), D,
+                [&](int64_t b, int64_t o, __m128 y, int64_t n) INLINE { join(b, o, _mm_add_ps(y, four(outer_bias + o, n)), n); });
+        if (!pre_norm) norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]);
+      }
+      if (!call.model.final_norm.empty())
+        each_row([&](int64_t b) {
+          normalise(call.out + b * D, D, call.model.epsilon, call.out + b * D);
+          affine(call.out + b * D, call.model.final_norm[0], call.model.final_norm[1]);
+        });
+    }
+
+    template <typename Work>
+    void phase(int64_t units, Work work) {
+      for (int64_t n = units * thread / threads; n < units * (thread + 1) / threads; ++n) work(n);
+      if (threads > 1) call.barrier.wait(threads);
+    }
+
+    template <typename Work>
+    void each_row(Work work) {
+      phase(rows, work);
+    }
+
+    // Each row of x times each row of w; `done` gets up to four neighbouring results.
+    template <typename Done>
+    void product(const T* x, int64_t ld, int64_t in, const T* w, int64_t out, Done done) {
+      phase((out + 3) / 4, [&](int64_t unit) {
+        int64_t o = 4 * unit, n = std::min<int64_t>(4, out - o);
+        const T* const at[4] = {w + o * in, w + std::min(o + 1, out - 1) * in, w + std::min(o + 2, out - 1) * in,
+                                w + std::min(o + 3, out - 1) * in};
+        auto tile = [&](auto count, int64_t b) INLINE {
+          constexpr int R = decltype(count)::value;
+          __m512 sums[R][4] = {}, quarters[4] = {};
+          add_dots<R>(sums, x + b * ld, ld, at, in, b == 0);
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) quarters[r] = add_quarters(sums[r]);
+          alignas(64) float results[16];
+          _mm512_store_ps(results, add_lanes(quarters));
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) done(b + r, o, _mm_load_ps(results + 4 * r), n);
+        };
+        int64_t b = 0;
+        for (; b + 4 <= rows; b += 4) tile(std::integral_constant<int, 4>{}, b);
+        if (rows - b == 1) tile(std::integral_constant<int, 1>{}, b);
+        if (rows - b == 2) tile(std::integral_constant<int, 2>{}, b);
+        if (rows - b == 3) tile(std::integral_constant<int, 3>{}, b);
+      });
+    }
+
+    void join(int64_t b, int64_t o, __m128 y, int64_t n) {
+      y = rounded<T>(y);
+      if (call.model.relu_output) y = _mm_max_ps(_mm_setzero_ps(), y);
+      float* at = call.out + b * D + o;
+      put(at, _mm_add_ps(four(at, n), y), n);
+    }
+
+    // The input of the next product. After a sublayer (not before it, pre_norm) the norm also changes its sum.
+    void norm(const Tensor& weight, const Tensor& bias) {
+      each_row([&](int64_t b) {
+        float* to = call.model.pre_norm ? row.get() : call.out + b * D;
+        normalise(call.out + b * D, D, call.model.epsilon, to);
+        affine(to, weight, bias);
+        at::vec::convert(to, call.x.get() + b * call.ld_x, D);
+      });
+    }
+
+    static void normalise(const float* from, int64_t n, float epsilon, float* to) {
+      auto add = [](Vec x, Vec y) { return x + y; };
+      float mean = at::vec::reduce_all<float>(add, from, n) / n;
+      float variance = at::vec::map_reduce_all<float>([mean](Vec x) { return (x - Vec(mean)) * (x - Vec(mean)); }, add, from, n) / n;
+      Vec scale(1 / std::sqrt(variance + epsilon));
+      at::vec::map<float>([mean, scale](Vec x) { return (x - Vec(mean)) * scale; }, to, from, n);
+    }
+
+    void affine(float* x, const Tensor& weight, const Tensor& bias) {
+      at::vec::map3<float>([](Vec x, Vec w, Vec b) { return x * w + b; }, x, x, weight.const_data_ptr<float>(),
+                           bias.const_data_ptr<float>(), D);
+    }
+
+    // One head's attention of row b to the p-th piece of its ring.
+    void attend(const Layer& layer, T* ring, int64_t h, int64_t p, int64_t b) {
+      int64_t window = call.window, slot = call.slot, at = call.chosen ? call.chosen[b] : b, count = call.counts[at];
+      int64_t begin = p * call.piece, end = std::min(window, begin + call.piece);
+      T *k = ring + (2 * at * H + h) * window * K, *v = k + HK * window;
+      const float* q = call.heads.get() + b * 3 * HK + h * K;
+      if (begin <= slot && slot < end) {
+        head(q + HK, layer, k + slot * K, false);
+        at::vec::convert(q + 2 * HK, v + slot * K, K);
+      }
+      head(q, layer, content.get(), true);
+      std::copy_n(content.get(), K, position.get());
+      add_bias(content.get(), weight(layer, CONTENT_BIAS) + h * K);
+      add_bias(position.get(), weight(layer, POSITION_BIAS) + h * K);
+
+      // The new position is at the slot; older ones come before it, then from the end of the ring backwards. In each
+      // range the rows of the table are in the order of the slots.
+      const T* table = weight(layer, TABLE) + h * window * K;
+      const std::pair<int64_t, int64_t> ranges[2] = {{std::max(begin, slot - count), std::min(end, slot + 1)},
+                                                     {std::max(begin, slot + window - count), end}};
+      const int64_t shifts[2] = {window - 1 - slot, -slot - 1};
+      int64_t n = 0;
+      for (int i = 0; i < 2; ++i) {
+        auto [low, high] = ranges[i];
+        if (low >= high) continue;
+        scores(k + low * K, table + (low + shifts[i]) * K, high - low, score.get() + n);
+        n += high - low;
+      }
+      float* part = call.parts.get() + ((b * H + h) * call.pieces + p) * call.ld_part;
+      softmax(n, part);
+      n = 0;
+      std::fill_n(part + W, call.Kp, 0.0f);
+      for (auto [low, high] : ranges) {
+        if (low >= high) continue;
+        add_values(v + low * K, high - low, score.get() + n, part + W);
+        n += high - low;
+      }
+    }
+
+    // A query or key as the model uses it, with QK-norm normalised.
+    void head(const float* from, const Layer& layer, T* to, bool query) {
+      if (layer.size() > GAIN) {
+        normalise(from, K, NORM_EPSILON, row.get());
+        at::vec::convert(row.get(), to, K);
+        if (!query) return;
+        float gain = *weight(layer, GAIN);
+        for (int64_t c = 0; c < K; ++c) to[c] = static_cast<float>(to[c]) * gain;
+      } else {
+        at::vec::convert(from, to, K);
+      }
+    }
+
+    void add_bias(T* x, const T* bias) {
+      for (int64_t c = 0; c < K; ++c) x[c] = static_cast<float>(x[c]) + static_cast<float>(bias[c]);
+    }
+
+    void scores(const T* k, const T* r, int64_t n, float* to) {
+      for (int64_t first = 0; first < n; first += W) {
+        __m512 quarters[4];
+        for (int quarter = 0; quarter < 4; ++quarter) {
+          const T *keys[4], *distances[4];
+          for (int i = 0; i < 4; ++i) {
+            int64_t j = std::min(first + 4 * quarter + i, n - 1);
+            keys[i] = k + j * K;
+            distances[i] = r + j * K;
+          }
+          __m512 sums[1][4] = {};
+          add_dots<1>(sums, content.get(), 0, keys, K, true);
+          add_dots<1>(sums, position.get(), 0, distances, K, true);
+          quarters[quarter] = add_quarters(sums[0]);
+        }
+        _mm512_storeu_ps(to + first, add_lanes(quarters));
+      }
+    }
+
+    // Scores to exponentials relative to the largest, which comes first in `part`, before their sum.
+    void softmax(int64_t n, float* part) {
+      part[0] = -INFINITE;
+      part[1] = 0;
+      if (n == 0) return;
+      std::fill_n(score.get() + n, W, -INFINITE);
+      Vec most(-INFINITE), sum(0.0f), scale(1 / std::sqrt(static_cast<float>(K)));
+      for (int64_t c = 0; c < n; c += W) most = at::vec::maximum(most, Vec::loadu(score.get() + c));
+      float largest = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, most);
+      for (int64_t c = 0; c < n; c += W) {
+        Vec share = exponential<T>((Vec::loadu(score.get() + c) - Vec(largest)) * scale);
+        share.store(score.get() + c);
+        sum = sum + share;
+      }
+      part[0] = largest;
+      part[1] = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sum);
+    }
+
+    void add_values(const T* v, int64_t n, const float* shares, float* to) {
+      for (int64_t c = 0; c < K; c += 4 * W) {
+        __m512 sums[4];
+        __mmask16 masks[4];
+        for (int i = 0; i < 4; ++i) {
+          sums[i] = _mm512_loadu_ps(to + c + i * W);
+          masks[i] = (1u << std::clamp<int64_t>(K - c - i * W, 0, W)) - 1;
+        }
+        for (int64_t j = 0; j < n; ++j) {
+          __m512 share = _mm512_set1_ps(shares[j]);
+          const T* at = v + j * K + c;
+          _mm_prefetch(reinterpret_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
+          _mm_prefetch(reinterpret_cast<const char*>(at) + AHEAD + 64, _MM_HINT_T0);
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i) sums[i] = _mm512_fmadd_ps(share, wide(at + i * W, masks[i]), sums[i]);
+        }
+        for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + c + i * W, sums[i]);
+      }
+    }
+
+    void merge(int64_t b, int64_t h) {
+      const float* first = call.parts.get() + (b * H + h) * call.pieces * call.ld_part;
+      float scale = 1 / std::sqrt(static_cast<float>(K)), most = -INFINITE, sum = 0;
+      for (int64_t p = 0; p < call.pieces; ++p) most = std::max(most, first[p * call.ld_part]);
+      std::fill_n(row.get(), K, 0.0f);
+      for (int64_t p = 0; p < call.pieces; ++p) {
+        const float* part = first + p * call.ld_part;
+        float share = std::exp((part[0] - most) * scale);
+        sum += share * part[1];
+        at::vec::map2<float>([share](Vec x, Vec y) { return x + Vec(share) * y; }, row.get(), row.get(), part + W, K);
+      }
+      at::vec::map<float>([sum](Vec x) { return x / Vec(sum); }, row.get(), row.get(), K);
+      at::vec::convert(row.get(), call.attended.get() + b * call.ld_heads + h * K, K);
+    }
+  };
+};
+
+// A function that reads one vector of each row, writes its key and value into the rings, and returns the outputs.
+template <typename... Options>
+py::cpp_function make_step(Options... options) {
+  auto run = [model = Model{std::move(options)...}](const Tensor& x, const std::vector<Tensor>& rings, const Tensor& slot,
+                                                    const Tensor& counts, const std::optional<Tensor>& rows) {
+    Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat)).copy_(x);
+    auto read = [&](auto number) {
+      using T = decltype(number);
+      Call<T>{model, rings, counts.const_data_ptr<int64_t>(), rows ? rows->const_data_ptr<int64_t>() : nullptr,
+              *slot.const_data_ptr<int64_t>(), out.size(0), out.data_ptr<float>()}();
+    };
+    rings[0].scalar_type() == at::kFloat ? read(float{}) : read(BFloat16{});
+    return out;
+  };
+  return py::cpp_function(run, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_step(py::module_& m) {
+  m.def("make_step", &make_step<std::vector<Layer>, std::vector<Tensor>, bool, bool, double>);
+}
