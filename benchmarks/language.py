@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from transformer_xl.analysis import bound
+from transformer_xl.cli.journeys.native import build_native
 from transformer_xl.config.settings import RunConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.inference import has_compiler
@@ -46,6 +49,7 @@ def bench_language(part: str, options: Options, pool: Pool) -> dict[str, Any]:
         ChildProcessError: a contender's process failed.
     """
     config = options.config()
+    build_native(torch.device(options.torch_device), step=part == "decode")
     check_op(["auto"], options.precisions, options.torch_device, backward=part == "train")
     result = header(part, options) | {"cases": []}
     for case in cases(part, options, config):
