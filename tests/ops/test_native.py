@@ -210,7 +210,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_call_never_compiles(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled"))
     x = make_inputs(Case(queries=16), torch.bfloat16)
-    with pytest.raises(ValueError, match=r"not built.*txl train"):
+    with pytest.raises(ValueError, match=r"not built.*txl generate"):
         relative_attention(**x, backend="native")
     with torch.no_grad():
         assert torch.equal(relative_attention(**x), relative_attention(**x, backend="sdpa"))
@@ -302,6 +302,8 @@ def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ops, "_is_amd", lambda: False)
     build_native(CPU)
     assert len(calls) == 1, "built on a processor on which it was not measured"
+    build_native(CPU, step=True)
+    assert len(calls) == 2
     assert resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)[0] == "sdpa"
 
 

@@ -1,5 +1,7 @@
 """One step at a time, with shapes and memory that never change: `VectorStep` for a backbone, `Step` for tokens.
 
+On a CPU the step in C++ reads where it can; see `native`.
+
 A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the slot's
 index is a tensor. Position scores are computed in the order of distances, then moved to the order of the ring:
 
@@ -71,8 +73,7 @@ class VectorStep:
         step.reset(ended)       # empties these rows, where an episode ended
 
     It returns the last output of `backbone(x, memory, lengths)` for the same past, to rounding. It keeps projections of
-    the past, so make a new one when the weights change. It consumes a `KVCache`. On a CPU the step in C++ reads if it is
-    built and can (see `native`).
+    the past, so make a new one when the weights change. It consumes a `KVCache`.
     """
 
     @torch.no_grad()
@@ -150,7 +151,8 @@ class VectorStep:
             return partial(self._read_natively, native_step(self.backbone, self.positions))
         run: Callable[[Tensor], Tensor] = self._next
         if self.compiled:
-            run = _capture_graph(run, x.new_zeros(len(self.counts), *x.shape[1:])) if x.is_cuda else torch.compile(run, dynamic=False)
+            whole = x.new_zeros(len(self.counts), *x.shape[1:])
+            run = _capture_graph(run, whole) if x.is_cuda else torch.compile(run, dynamic=False)
         return partial(self._read, run)
 
     def _read_natively(self, read: Callable[..., Tensor], x: Tensor, rows: Tensor | None) -> Tensor:

@@ -45,7 +45,7 @@ def generate(options: Generate) -> None:
     problems.refuse()
     assert sampling is not None, "what is refused has a problem"
     read = [_read_prompt(prompt) for prompt in options.prompt]
-    loaded = trained.load()
+    loaded = trained.load(step=not options.compile)
     texts = _prompts(options, read, trained, loaded)
     report_unknown(loaded.vocab, texts, "the prompt")
     texts = [text for text in texts or [""] for _ in range(options.n)]

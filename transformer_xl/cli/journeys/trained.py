@@ -58,10 +58,10 @@ class Trained:
             found.append(self.problems.attempt(partial(Lengths, **call), worded))
         return [lengths for lengths in found if lengths is not None]
 
-    def load(self) -> LoadedModel:
-        """Load the model. If there are problems, raise `Mistake` before that."""
+    def load(self, *, step: bool = False) -> LoadedModel:
+        """Load the model, to read token by token if `step`. If there are problems, raise `Mistake` before that."""
         self.problems.refuse()
-        build_native(self.device)
+        build_native(self.device, step=step)
         return load_model(self.run, device=self.device or "cpu")
 
     def text(self, vocab: Vocab, data: str | None, asked: Part | None, default: Part) -> Text:

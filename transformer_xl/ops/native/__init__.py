@@ -1,10 +1,12 @@
-"""A CPU with AVX-512: attention in C++, forward and backward, in blocks that stay in the cache.
+"""A CPU with AVX-512: attention in C++, forward and backward, in blocks that stay in the cache; and reading one token.
 
-`attention.cpp` has the kernels. The commands of `txl` build them once for each machine and version of torch (`build`);
-a call of the op never compiles, it only uses what is built. Products are oneDNN's, with AMX where there is one, and sum
-in float32. The softmax is computed online and keeps the logarithm of its sum, from which backward computes the
-probabilities again. Nothing is added in the order of threads, so a run repeats bit by bit. Dropout's masks are a
-function of (seed, row, head, query, key).
+`attention.cpp` and `step.cpp` have the kernels, in one extension. The commands of `txl` build it once for each machine
+and version of torch (`build`); a call never compiles, it only uses what is built. The step is described in its file and
+in `model/native.py`.
+
+In attention products are oneDNN's, with AMX where there is one, and sum in float32. The softmax is computed online and
+keeps the logarithm of its sum, from which backward computes the probabilities again. Nothing is added in the order of
+threads, so a run repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key).
 """
 
 from __future__ import annotations
@@ -90,10 +92,10 @@ def _module(path: Path) -> tuple[Any, str | None]:
         spec.loader.exec_module(module)
         return module, None
     except FileNotFoundError:
-        return None, "it is not built for this machine; txl train and txl eval build it"
+        return None, "it is not built for this machine; txl generate and txl bench build it"
     except (ImportError, OSError) as error:
-        reason = f"its build {path} cannot be loaded ({error}); txl train and txl eval build it again"
-        warnings.warn(f"The attention kernels for this CPU are not used: {reason}.", stacklevel=2)
+        reason = f"its build {path} cannot be loaded ({error}); txl generate and txl bench build it again"
+        warnings.warn(f"The kernels for this CPU are not used: {reason}.", stacklevel=2)
         return None, reason
 
 
@@ -106,12 +108,12 @@ def build(say: Callable[[str], None]) -> None:
         return
     command, failure = compiler(), library().with_suffix(".txt")
     if command is None:
-        say("Attention on this CPU would be faster with a C++ compiler: install g++.")
+        say("This CPU would be faster with a C++ compiler: install g++.")
         return
     if failure.exists():
-        say(f"The slower attention kernels serve, because a build failed. {failure} says why; remove it to try again.")
+        say(f"PyTorch's slower kernels serve, because a build failed. {failure} says why; remove it to try again.")
         return
-    say("Building the attention kernels for this CPU, once, in about half a minute (TXL_NATIVE=0: never).")
+    say("Building the kernels for this CPU, once, in less than a minute (TXL_NATIVE=0: never).")
     try:
         _compile(command, library())
         _module.cache_clear()
@@ -120,7 +122,7 @@ def build(say: Callable[[str], None]) -> None:
         reason = getattr(error, "stderr", None) or str(error)
     if reason:
         line = next((line for line in reason.splitlines() if "error" in line), reason)
-        say(f"The attention kernels could not be built, so the slower ones serve: {line[:300]}")
+        say(f"The kernels could not be built, so PyTorch's slower ones serve: {line[:300]}")
         with suppress(OSError):
             failure.write_text(reason)
 

@@ -1,8 +1,9 @@
 // One token of each row through all layers on a CPU, at the speed of reading the weights and the past once.
 //
-// All threads share one parallel region; a spin barrier ends each phase. A phase divides output features, rows, or pieces
-// of the ring. Each sum is computed by one thread in a fixed order, so the bits of a row depend neither on the other rows
-// nor on the number of threads. The ring and the order of its slots are described in model/step.py.
+// All threads share one parallel region. In each phase they take parts of the output features, rows, or pieces of the
+// ring, and spin until all are done. Each sum is computed by one thread in a fixed order, so the bits of a row depend
+// neither on the other rows nor on the number of threads. The ring and the order of its slots are described in
+// model/step.py.
 
 #include "common.h"
 
@@ -19,6 +20,7 @@ namespace {
 constexpr int64_t PIECE = 256;  // most slots in a unit of attention
 constexpr int64_t AHEAD = 8192;  // bytes between a read and its prefetch
 constexpr float NORM_EPSILON = 1e-5f;  // of normalised queries and keys
+constexpr int64_t PARTS = 4;  // of a phase, for each thread
 constexpr int SPINS = 4096;
 
 #define INLINE __attribute__((always_inline))
@@ -39,9 +41,10 @@ INLINE inline __m512 add_products(__m512 sum, __m512i x, __m512i y) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
 #else
   const __m512i odd = _mm512_set1_epi32(0xffff0000);
-  auto even = [](__m512i z) { return _mm512_castsi512_ps(_mm512_slli_epi32(z, 16)); };
-  sum = _mm512_fmadd_ps(even(x), even(y), sum);
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(x, odd)), _mm512_castsi512_ps(_mm512_and_si512(y, odd)), sum);
+  auto first = [](__m512i z) { return _mm512_castsi512_ps(_mm512_slli_epi32(z, 16)); };
+  sum = _mm512_fmadd_ps(first(x), first(y), sum);
+  auto second = [=](__m512i z) { return _mm512_castsi512_ps(_mm512_and_si512(z, odd)); };
+  return _mm512_fmadd_ps(second(x), second(y), sum);
 #endif
 }
 
@@ -85,7 +88,8 @@ INLINE inline __m512 add_halves(__m512 x, __m512 y) {
 }
 INLINE inline __m512 add_lanes(const __m512 (&x)[4]) { return add_halves(add_halves(x[0], x[1]), add_halves(x[2], x[3])); }
 
-// sums[r][i] += the products of row r of x with w[i]. Rows of x are padded with zeros to whole chunks.
+// sums[r][i] += the products of row r of x with w[i]. Rows of x are padded with zeros to whole chunks. Prefetches are in
+// the order of memory, where the four w follow each other.
 template <int R, typename T>
 INLINE inline void add_dots(__m512 (&sums)[R][4], const T* x, int64_t ld, const T* const (&w)[4], int64_t n, bool fetch) {
   auto add = [&](auto load, int64_t c) INLINE {
@@ -101,9 +105,11 @@ INLINE inline void add_dots(__m512 (&sums)[R][4], const T* x, int64_t ld, const 
   };
   int64_t c = 0;
   for (; c + CHUNK<T> <= n; c += CHUNK<T>) {
-    if (fetch)
+    if (fetch) {
+      auto* ahead = reinterpret_cast<const char*>(w[0] + 4 * c) + AHEAD;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(w[i] + c) + AHEAD, _MM_HINT_T0);
+      for (int i = 0; i < 4; ++i) _mm_prefetch(ahead + 64 * i, _MM_HINT_T0);
+    }
     add([](const T* at) INLINE { return chunk(at); }, c);
   }
   if (c < n) add([&](const T* at) INLINE { return chunk(at, n - c); }, c);
@@ -111,19 +117,19 @@ INLINE inline void add_dots(__m512 (&sums)[R][4], const T* x, int64_t ld, const 
 
 // ---- Threads ----------------------------------------------------------------------------------------------------
 
-class Barrier {
-  alignas(64) std::atomic<int> arrived{0};
-  alignas(64) std::atomic<int> turn{0};
+// A thread that comes late finds the parts of a phase taken, so the others need not wait until the system runs it.
+struct Phase {
+  alignas(64) std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int64_t> done{0};
 
- public:
-  void wait(int threads) {
-    int now = turn.load(std::memory_order_relaxed);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
-      arrived.store(0, std::memory_order_relaxed);
-      turn.store(now + 1, std::memory_order_release);
-      return;
+  template <typename Work>
+  void run(int64_t units, int threads, Work work) {
+    int64_t parts = std::min<int64_t>(units, PARTS * threads);
+    for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
+      for (int64_t n = units * part / parts; n < units * (part + 1) / parts; ++n) work(n);
+      done.fetch_add(1, std::memory_order_release);
     }
-    for (int spins = 0; turn.load(std::memory_order_acquire) == now; ++spins)
+    for (int spins = 0; done.load(std::memory_order_acquire) < parts; ++spins)
       spins < SPINS ? _mm_pause() : static_cast<void>(sched_yield());
   }
 };
@@ -161,7 +167,7 @@ struct Call {
   Buffer<T> x = zeros<T>(rows * ld_x), attended = zeros<T>(rows * ld_heads), inner = zeros<T>(rows * ld_inner);
   Buffer<float> heads = buffer<float>(rows * 3 * HK);
   Buffer<float> parts = buffer<float>(rows * H * pieces * ld_part);  // the largest score, the sum, and at W the values
-  Barrier barrier;
+  std::vector<Phase> phases = std::vector<Phase>(8 * model.layers.size() + 2);
 
   template <typename Number>
   static Buffer<Number> zeros(int64_t count) {
@@ -174,12 +180,13 @@ struct Call {
 
   void operator()() {
 #pragma omp parallel num_threads(at::get_num_threads())
-    Thread{*this, omp_get_thread_num(), omp_get_num_threads()}();
+    Thread{*this, omp_get_num_threads()}();
   }
 
   struct Thread {
     Call& call;
-    int thread, threads;
+    int threads;
+    size_t done = 0;  // phases
     int64_t D = call.D, H = call.H, K = call.K, HK = call.HK, rows = call.rows;
     Buffer<float> row = zeros<float>(std::max(D, call.Kp)), score = buffer<float>(call.piece + 3 * W);
     Buffer<T> content = zeros<T>(call.Kp), position = zeros<T>(call.Kp);
@@ -190,7 +197,7 @@ struct Call {
       for (size_t l = 0; l < call.model.layers.size(); ++l) {
         const Layer& layer = call.model.layers[l];
         if (pre_norm) norm(layer[NORM], layer[NORM_BIAS]);
-        product(call.x.get(), call.ld_x, D, weight(layer, QKV), 3 * HK, [&](int64_t b, int64_t o, __m128 y, int64_t n) INLINE {
+        product(call.x.get(), call.ld_x, D, weight(layer, QKV), 3 * HK, [&](int64_t b, int64_t o, __m128 y, int64_t n) {
           put(call.heads.get() + b * 3 * HK + o, rounded<T>(y), n);
         });
         T* ring = call.rings[l].template data_ptr<T>();
@@ -199,15 +206,15 @@ struct Call {
         });
         phase(rows * H, [&](int64_t unit) { merge(unit / H, unit % H); });
         product(call.attended.get(), call.ld_heads, HK, weight(layer, OUTPUT), D,
-                [&](int64_t b, int64_t o, __m128 y, int64_t n) INLINE { join(b, o, y, n); });
+                [&](int64_t b, int64_t o, __m128 y, int64_t n) { join(b, o, y, n); });
         pre_norm ? norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]) : norm(layer[NORM], layer[NORM_BIAS]);
         const T *inner_bias = weight(layer, INNER_BIAS), *outer_bias = weight(layer, OUTER_BIAS);
-        product(call.x.get(), call.ld_x, D, weight(layer, INNER), call.F, [&](int64_t b, int64_t o, __m128 y, int64_t n) INLINE {
+        product(call.x.get(), call.ld_x, D, weight(layer, INNER), call.F, [&](int64_t b, int64_t o, __m128 y, int64_t n) {
           y = _mm_max_ps(_mm_setzero_ps(), _mm_add_ps(y, four(inner_bias + o, n)));
           put(call.inner.get() + b * call.ld_inner + o, y, n);
         });
         product(call.inner.get(), call.ld_inner, call.F, weight(layer, OUTER), D,
-                [&](int64_t b, int64_t o, __m128 y, int64_t n) INLINE { join(b, o, _mm_add_ps(y, four(outer_bias + o, n)), n); });
+                [&](int64_t b, int64_t o, __m128 y, int64_t n) { join(b, o, _mm_add_ps(y, four(outer_bias + o, n)), n); });
         if (!pre_norm) norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]);
       }
       if (!call.model.final_norm.empty())
@@ -219,8 +226,7 @@ struct Call {
 
     template <typename Work>
     void phase(int64_t units, Work work) {
-      for (int64_t n = units * thread / threads; n < units * (thread + 1) / threads; ++n) work(n);
-      if (threads > 1) call.barrier.wait(threads);
+      call.phases[done++].run(units, threads, work);
     }
 
     template <typename Work>
@@ -274,7 +280,8 @@ struct Call {
     static void normalise(const float* from, int64_t n, float epsilon, float* to) {
       auto add = [](Vec x, Vec y) { return x + y; };
       float mean = at::vec::reduce_all<float>(add, from, n) / n;
-      float variance = at::vec::map_reduce_all<float>([mean](Vec x) { return (x - Vec(mean)) * (x - Vec(mean)); }, add, from, n) / n;
+      auto square = [mean](Vec x) { return (x - Vec(mean)) * (x - Vec(mean)); };
+      float variance = at::vec::map_reduce_all<float>(square, add, from, n) / n;
       Vec scale(1 / std::sqrt(variance + epsilon));
       at::vec::map<float>([mean, scale](Vec x) { return (x - Vec(mean)) * scale; }, to, from, n);
     }
