@@ -73,4 +73,3 @@ def _frame_line(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray,
     except ValueError as error:
         raise Mistake(f"Line {number}: {error}") from error
     return np.concatenate([ends, ids, ends]).astype(np.int64)
-

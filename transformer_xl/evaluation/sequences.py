@@ -6,19 +6,19 @@ causality makes it harmless, so the figure of a sequence does not depend on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
-from numpy import ndarray
 from torch import Tensor, nn
 
 from ..config.settings import Lengths
 from ..runtime.terminal import report_progress
 from .score import MOST_SCORES, Scoring, device_of, inference
 
-Score = TypeVar("Score")
 BATCH_TOKENS = 8192
 """Number of positions in a segment of a batch, by default."""
 
@@ -32,9 +32,27 @@ class Continuation(NamedTuple):
     """Whether each of its ids is the likeliest one there."""
 
 
+class _Segment(NamedTuple):
+    """One segment of a batch."""
+
+    rows: list[int]
+    """Indices of the sequences that still have targets; the longest one is first."""
+    start: int
+    window: Int[Tensor, "R T"]
+    """The ids of the segment and the next one, which is only a target; -1 is padding."""
+    fewer: bool
+    """Whether the segment before has more rows. They were last."""
+
+    def memory(self, model: Any, before: Any, lengths: Lengths) -> Any:
+        """The state of these rows; `before` is the state after the segment before."""
+        if self.start == 0:
+            return model.empty_cache(len(self.rows), lengths)
+        return before.select(slice(len(self.rows))) if self.fewer else before
+
+
 def score_sequences(
     model: Scoring,
-    sequences: Sequence[Integer[ndarray, " _"]],
+    sequences: Sequence[Integer[np.ndarray, " _"]],
     lengths: Lengths,
     *,
     batch_tokens: int = BATCH_TOKENS,
@@ -42,18 +60,20 @@ def score_sequences(
     title: str = "scoring",
 ) -> list[float]:
     """The nats of each sequence. The model reads at most two positions per target, padding included."""
-
-    def nats_of(model: Any, batch: Sequence[int]) -> list[float]:
-        return _nats(model, [_tensor(sequences[i]) for i in batch], lengths)
-
-    counts = [len(ids) - 1 for ids in sequences]
-    found = _by_batch(model, batches_of(counts, lengths.tgt_len, batch_tokens), nats_of, precision, title)
-    return [found.get(i, 0.0) for i in range(len(sequences))]
+    device, memory = device_of(model), None
+    nats = torch.zeros(len(sequences), dtype=torch.float64, device=device)
+    with inference(model, precision) as model:
+        for segment in _segments(sequences, lengths.tgt_len, batch_tokens, title):
+            memory = segment.memory(model, memory, lengths)
+            window = segment.window.to(device)
+            nll, memory = model(window[:, :-1].clamp(min=0), window[:, 1:], memory, lengths)
+            nats[segment.rows] += nll.sum(dim=1, dtype=torch.float64)
+    return nats.tolist()
 
 
 def score_continuations(
     model: Scoring,
-    pairs: Sequence[tuple[Integer[ndarray, " _"], Integer[ndarray, " _"]]],
+    pairs: Sequence[tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"]]],
     lengths: Lengths,
     *,
     batch_tokens: int = BATCH_TOKENS,
@@ -62,67 +82,22 @@ def score_continuations(
 ) -> list[Continuation]:
     """Score the second part of each pair after the first, which holds at least one id."""
     assert all(len(context) for context, _ in pairs), "a context must hold at least one id"
-
-    def continuations_of(model: Any, batch: Sequence[int]) -> list[Continuation]:
-        sequences = [torch.cat([*map(_tensor, pairs[i])]) for i in batch]
-        return _continuations(model, sequences, [len(pairs[i][0]) for i in batch], lengths)
-
-    counts = [len(context) + len(rest) - 1 for context, rest in pairs]
-    found = _by_batch(model, batches_of(counts, lengths.tgt_len, batch_tokens), continuations_of, precision, title)
-    return [found.get(i, Continuation(0.0, True)) for i in range(len(pairs))]
-
-
-def _by_batch(
-    model: Scoring,
-    batches: Iterable[list[int]],
-    score: Callable[[Any, Sequence[int]], Sequence[Score]],
-    precision: str,
-    title: str,
-) -> dict[int, Score]:
-    """The score of each sequence by its index, without those that are in no batch."""
-    found: dict[int, Score] = {}
-    with inference(model, precision) as model:
-        for batch in report_progress(list(batches), title):
-            found |= zip(batch, score(model, batch), strict=True)
-    return found
-
-
-def _nats(model: Any, sequences: Sequence[Int[Tensor, " _"]], lengths: Lengths) -> list[float]:
-    """The nats of each sequence of a batch, which begins with the longest."""
-    device, rows = device_of(model), len(sequences)
-    nats = torch.zeros(rows, dtype=torch.float64, device=device)
-    memory = model.empty_cache(rows, lengths)
-    for _, window in _windows(sequences, lengths.tgt_len):
-        rows, memory = _keep_rows(memory, rows, len(window))
-        window = window.to(device)
-        nll, memory = model(window[:, :-1].clamp(min=0), window[:, 1:], memory, lengths)
-        nats[:rows] += nll.sum(dim=1, dtype=torch.float64)
-    return nats.tolist()
-
-
-def _continuations(
-    model: Any, sequences: Sequence[Int[Tensor, " _"]], begins: Sequence[int], lengths: Lengths
-) -> list[Continuation]:
-    """The score of each sequence of a batch from position `begins` on; the batch begins with the longest."""
-    device, rows = device_of(model), len(sequences)
-    log_probs = torch.zeros(rows, dtype=torch.float64, device=device)
-    greedy = torch.ones(rows, dtype=torch.bool, device=device)
-    first = torch.tensor(begins, device=device)[:, None]
-    memory = model.empty_cache(rows, lengths)
-    for start, window in _windows(sequences, lengths.tgt_len):
-        rows, memory = _keep_rows(memory, rows, len(window))
-        ids, targets = window[:, :-1].clamp(min=0).to(device), window[:, 1:].to(device)
-        hidden, memory = model.hidden(ids, memory, lengths)
-        position = start + 1 + torch.arange(targets.shape[1], device=device)
-        scores, likeliest = _judge(model, hidden, targets, (targets >= 0) & (position >= first[:rows]))
-        log_probs[:rows] += scores.sum(dim=1)
-        greedy[:rows] &= likeliest.all(dim=1)
+    device, memory = device_of(model), None
+    begins = torch.tensor([len(context) for context, _ in pairs], device=device)
+    log_probs = torch.zeros(len(pairs), dtype=torch.float64, device=device)
+    greedy = torch.ones(len(pairs), dtype=torch.bool, device=device)
+    with inference(model, precision) as reader:
+        for segment in _segments([*map(np.concatenate, pairs)], lengths.tgt_len, batch_tokens, title):
+            memory = segment.memory(reader, memory, lengths)
+            window, rows = segment.window.to(device), segment.rows
+            ids, targets = window[:, :-1].clamp(min=0), window[:, 1:]
+            hidden, memory = cast(Any, reader).hidden(ids, memory, lengths)
+            position = segment.start + 1 + torch.arange(targets.shape[1], device=device)
+            wanted = (targets >= 0) & (position >= begins[rows, None])
+            scores, likeliest = _judge(reader, hidden, targets, wanted)
+            log_probs[rows] += scores.sum(dim=1)
+            greedy[rows] &= likeliest.all(dim=1)
     return [Continuation(*each) for each in zip(log_probs.tolist(), greedy.tolist(), strict=True)]
-
-
-def _keep_rows(memory: Any, rows: int, kept: int) -> tuple[int, Any]:
-    """The number of rows to keep, and their memory. It is copied only if rows leave the batch."""
-    return kept, memory if kept == rows else memory.select(slice(kept))
 
 
 def _judge(
@@ -153,13 +128,22 @@ def batches_of(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Itera
         first += len(batch)
 
 
-def _windows(sequences: Sequence[Int[Tensor, " _"]], tgt_len: int) -> Iterator[tuple[int, Int[Tensor, "R T"]]]:
-    """The start of each segment, and the ids of the rows that still have targets, padded by -1; the last id of a row
-    is only a target. `sequences` begins with the longest, so a row that ends leaves at the end of the batch."""
-    for start in range(0, len(sequences[0]) - 1, tgt_len):
-        parts = [ids[start : start + tgt_len + 1] for ids in sequences if len(ids) - 1 > start]
-        yield start, nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-1)
+def _segments(
+    sequences: Sequence[Integer[np.ndarray, " _"]], tgt_len: int, batch_tokens: int, title: str
+) -> Iterator[_Segment]:
+    """The segments of all batches, with a report of progress."""
+    targets = [len(ids) - 1 for ids in sequences]
+    batches = list(batches_of(targets, tgt_len, batch_tokens))
+    total = sum(math.ceil(targets[batch[0]] / tgt_len) for batch in batches)
+    parts = (segment for batch in batches for segment in _segments_of(sequences, batch, tgt_len))
+    return report_progress(parts, title, total)
 
 
-def _tensor(ids: Integer[ndarray, " n"]) -> Int[Tensor, " n"]:
-    return torch.from_numpy(ids.astype("int64"))
+def _segments_of(sequences: Sequence[Integer[np.ndarray, " _"]], batch: Sequence[int], tgt_len: int) -> Iterator[_Segment]:
+    rows = list(batch)
+    ids = {i: torch.from_numpy(np.asarray(sequences[i], np.int64)) for i in rows}
+    for start in range(0, len(ids[rows[0]]) - 1, tgt_len):
+        before, rows = len(rows), [i for i in rows if len(ids[i]) - 1 > start]
+        parts = [ids[i][start : start + tgt_len + 1] for i in rows]
+        window = nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-1)
+        yield _Segment(rows, start, window, fewer=len(rows) < before)
