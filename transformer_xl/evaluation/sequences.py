@@ -139,7 +139,9 @@ def _segments(
     return report_progress(parts, title, total)
 
 
-def _segments_of(sequences: Sequence[Integer[np.ndarray, " _"]], batch: Sequence[int], tgt_len: int) -> Iterator[_Segment]:
+def _segments_of(
+    sequences: Sequence[Integer[np.ndarray, " _"]], batch: Sequence[int], tgt_len: int
+) -> Iterator[_Segment]:
     rows = list(batch)
     ids = {i: torch.from_numpy(np.asarray(sequences[i], np.int64)) for i in rows}
     for start in range(0, len(ids[rows[0]]) - 1, tgt_len):

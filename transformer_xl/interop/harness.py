@@ -119,8 +119,8 @@ def refuse_unknown(vocab: Vocab, text: str, ids: Ids) -> None:
     strange = [part for part in parts if part != unk and vocab.ids_of([part])[0] == vocab.unk]
     if strange:
         raise Mistake(
-            f"The texts of a task must have only {vocab.unit}s that the model knows, got {strange[0]!r} and "
-            f"{len(strange) - 1:,} others in one text. Use a model of bytes or byte pairs, or another task."
+            f"The texts of a task must have only {vocab.unit}s that the model knows, and {len(strange):,} of "
+            f"{len(parts):,} in one text are others, such as {strange[0]!r}. Use a model of bytes or byte pairs."
         )
 
 
