@@ -161,7 +161,8 @@ def harness_model(
             return text_model.encode(string).tolist()
 
         def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-            return [tuple(score) for score in text_model.continuations(pair for _, *pair in requests)]
+            scores = text_model.continuations((first, rest) for _, first, rest in requests)
+            return [(score.log_prob, score.greedy) for score in scores]
 
         def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
             return text_model.log_probs([request.args[0] for request in requests])

@@ -72,11 +72,13 @@ def task_manager(names: Sequence[str], include: Path | None) -> Any:
     """
     if include is not None and not include.is_dir():
         raise FileNotFoundError(f"There is no folder {include} (--include). Name one with YAML files of tasks.")
-    own = [name for name in names if name in TASKS]
-    folders = [str(write_task(name, corpus_of(name))) for name in own]
+    folders = [str(write_task(name, corpus_of(name))) for name in names if name in TASKS]
     folders += [] if include is None else [str(include)]
-    tasks = import_module("lm_eval.tasks")
-    manager = tasks.TaskManager(include_path=folders, include_defaults=len(own) < len(names))
+    index = import_module("lm_eval.tasks").TaskManager
+    manager = index(include_path=folders, include_defaults=False)
+    if set(names) <= set(manager.all_subtasks):
+        return manager
+    manager = index(include_path=folders)  # reads thousands of files
     for name in names:
         if name not in manager.all_tasks:
             near = get_close_matches(name, [*TASKS, *manager.all_tasks], n=1)
