@@ -304,7 +304,7 @@ def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, m
         nll, memory = Tempered(model, temperature)(ids, targets, None, LENGTHS)
         torch.testing.assert_close(nll, expected.masked_fill(targets < 0, 0))
         torch.testing.assert_close(memory.layers, model(ids, targets, None, LENGTHS)[1].layers)
-        monkeypatch.setattr("transformer_xl.evaluation.score._SCORES", 4 * 23)  # four positions at a time
+        monkeypatch.setattr("transformer_xl.evaluation.score.MOST_SCORES", 4 * 23)  # four positions at a time
         torch.testing.assert_close(Tempered(model, temperature)(ids, targets, None, LENGTHS)[0], nll)
 
 

@@ -27,7 +27,7 @@ from ..runtime.device import autocast
 from ..runtime.files import write_whole
 from .measures import bits, figure, perplexity
 
-_SCORES = 1 << 24
+MOST_SCORES = 1 << 24
 """Maximum number of scores held at once."""
 
 
@@ -155,7 +155,7 @@ class Tempered(nn.Module):
         """Nats of each target (0 where it is -1), and the state for the next segment."""
         targets = as_targets(targets, ids.shape)
         hidden, memory = self.model.hidden(ids, memory, lengths)
-        rows = max(_SCORES // self.model.config.vocab_size, 1)
+        rows = max(MOST_SCORES // self.model.config.vocab_size, 1)
         parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         return torch.cat([self._nll(*part) for part in parts]).view_as(targets), memory
 

@@ -1,4 +1,4 @@
-"""Commands that use a trained model: `txl eval`, `txl score`, `txl generate`, `txl convert`."""
+"""Commands that use a trained model: `txl eval`, `txl score`, `txl harness`, `txl generate`, `txl convert`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from .command import Command, Part, Precision, RunFolder, Size, Sizes, SizesOrNone, Text
+from .command import Command, Folder, Part, Precision, RunFolder, Size, Sizes, SizesOrNone, Text
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,37 @@ class Score(Command):
     """Print one JSON object per line."""
 
     journey = "evaluate.score"
+
+
+@dataclass(frozen=True)
+class Harness(Command):
+    """Score a model on tasks of lm-evaluation-harness.
+
+    txl_ptb and txl_wikitext2 are made from corpora that `txl data` prepared; they need no network."""
+
+    folder: RunFolder
+    tasks: Annotated[tuple[str, ...], arg(metavar="NAME,...")] = ()
+    """Names of tasks or groups of tasks."""
+    include: Folder = None
+    """A folder with more tasks, as YAML files."""
+    limit: Size = None
+    """Use only the first N documents of each task."""
+    num_fewshot: Size = None
+    """Number of solved examples before each question; by default the task's."""
+    tgt_len: Size = None
+    """Tokens per forward pass. All lengths default to the run's."""
+    mem_len: Size = None
+    """Tokens of memory within a document. It is empty at the start of each document."""
+    batch_tokens: Annotated[int, arg(metavar="N")] = 8192
+    """Number of positions in a forward pass, over all rows."""
+    device: str = "auto"
+    precision: Precision = "fp32"
+    output: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write everything that the harness reports to a JSON file."""
+    json: bool = False
+    """Print one JSON object."""
+
+    journey = "harness.harness"
 
 
 @dataclass(frozen=True)

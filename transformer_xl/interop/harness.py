@@ -1,0 +1,184 @@
+"""lm-evaluation-harness (lm_eval): a trained model as one of its models, in this process.
+
+Every text is read after a line end: its own if it begins with one, otherwise one is put before it. A vocabulary without
+line ends puts its most frequent token there. The memory is empty at the start of each text and then continues to its
+end, so a document of any length is read once and each of its tokens is scored once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer
+
+from ..checkpoint import LoadedModel
+from ..config.settings import Lengths
+from ..data.vocab import Vocab, split_words
+from ..evaluation.generate import Sampling, generate
+from ..evaluation.sequences import BATCH_TOKENS, Continuation, score_continuations, score_sequences
+from ..mistake import Mistake
+
+_PROMPTS = 32
+"""Number of prompts that are continued in one batch."""
+_MAX_TOKENS = 256
+"""Number of tokens to generate if a task sets none; the harness has the same default."""
+_SEED = 1234
+"""Tasks that sample give the same texts in each run; the harness seeds torch with the same number."""
+
+Ids = Integer[np.ndarray, " _"]
+
+
+class TextModel:
+    """Scores and continues texts as the harness asks for them, in plain values.
+
+    Raises:
+        Mistake: a text has a word or character that the model does not know.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        lengths: Lengths | None = None,
+        *,
+        precision: str = "fp32",
+        batch_tokens: int = BATCH_TOKENS,
+    ):
+        """By default the lengths of the run's evaluation. A batch has about `batch_tokens` positions per segment."""
+        self.loaded: LoadedModel = loaded
+        self.vocab: Vocab = loaded.vocab
+        self.lengths: Lengths = lengths or loaded.config.eval_lengths
+        self.precision: str = precision
+        self._batches: dict[str, Any] = {"batch_tokens": batch_tokens, "precision": precision}
+
+    @property
+    def opening_id(self) -> int:
+        """The token after which a text is read."""
+        return self.vocab.line_end or 0
+
+    def encode(self, text: str) -> Ids:
+        """The ids of a text without the opening token."""
+        ids = self.vocab.encode(text)
+        refuse_unknown(self.vocab, text, ids)
+        return ids
+
+    def open(self, ids: Ids) -> Ids:
+        """The ids with the opening token, which is not repeated."""
+        own = len(ids) and ids[0] == self.vocab.line_end
+        return ids if own else np.concatenate([np.array([self.opening_id]), ids]).astype(np.int64)
+
+    def log_probs(self, texts: Sequence[str]) -> list[float]:
+        """The log-probability of each text in nats: each token once, in one pass with memory."""
+        sequences = [self.open(self.encode(text)) for text in texts]
+        how: dict[str, Any] = {**self._batches, "title": "scoring documents"}
+        return [-nats for nats in score_sequences(self.loaded.model, sequences, self.lengths, **how)]
+
+    def continuations(self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[Continuation]:
+        """The score of the second ids of each pair after the first ones."""
+        arrays = [(self.open(np.array(first, np.int64)), np.array(rest, np.int64)) for first, rest in pairs]
+        how: dict[str, Any] = {**self._batches, "title": "scoring answers"}
+        return score_continuations(self.loaded.model, arrays, self.lengths, **how)
+
+    def write(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """The text after each prompt, with the harness's settings for it: until, max_gen_toks, do_sample, ..."""
+        prompts = [self._prompt(text) for text, _ in requests]
+        alike: defaultdict[str, list[int]] = defaultdict(list)
+        for i, (_, settings) in enumerate(requests):
+            alike[json.dumps(settings, sort_keys=True)].append(i)
+        texts = [""] * len(requests)
+        lengths = self.loaded.config.writing_lengths(self.lengths)
+        for rows in alike.values():
+            settings = requests[rows[0]][1]
+            sampling, tokens = sampling_of(settings), settings.get("max_gen_toks", _MAX_TOKENS)
+            for batch in _parts(sorted(rows, key=lambda i: len(prompts[i])), _PROMPTS):
+                how = (lengths, sampling, tokens)
+                given = [prompts[i] for i in batch]
+                written = generate(self.loaded.model, self.vocab, given, *how, precision=self.precision)
+                for i, text in zip(batch, written, strict=True):
+                    texts[i] = text
+        return texts
+
+    def _prompt(self, text: str) -> str:
+        """The prompt after a line end, as texts are scored. `generate` itself puts `<S>` before a sentence."""
+        ids, end = self.encode(text), self.vocab.line_end
+        opens = end is None or len(self.vocab.opening_ids) or (len(ids) and ids[0] == end)
+        return text if opens else "\n" + text
+
+
+def refuse_unknown(vocab: Vocab, text: str, ids: Ids) -> None:
+    """Refuse a text with words or characters that the model does not know, unless it spells `<unk>` itself."""
+    if vocab.unk is None or not (ids == vocab.unk).any():
+        return
+    unk = str(vocab.symbols[vocab.unk])
+    parts = split_words(text, vocab.newlines) if vocab.unit == "word" else list(text)
+    strange = [part for part in parts if part != unk and vocab.ids_of([part])[0] == vocab.unk]
+    if strange:
+        raise Mistake(
+            f"The texts of a task must have only {vocab.unit}s that the model knows, and {len(strange):,} of "
+            f"{len(parts):,} in one text are others, such as {strange[0]!r}. Use a model of bytes or byte pairs."
+        )
+
+
+def sampling_of(settings: Mapping[str, Any]) -> Sampling:
+    """The sampling that a task sets. Without `do_sample` the likeliest token is taken each time."""
+    until = settings.get("until") or ()
+    stop = tuple(filter(None, [until] if isinstance(until, str) else until))
+    if not settings.get("do_sample"):
+        return Sampling(temperature=0, stop=stop)
+    given = {name: settings[name] for name in ("temperature", "top_k", "top_p") if settings.get(name) is not None}
+    return Sampling(**{"top_k": 0} | given, stop=stop, seed=_SEED)
+
+
+def harness_model(
+    loaded: LoadedModel,
+    lengths: Lengths | None = None,
+    *,
+    precision: str = "fp32",
+    batch_tokens: int = BATCH_TOKENS,
+) -> Any:
+    """A trained model for `lm_eval.simple_evaluate(model=...)`; see `TextModel` for the arguments.
+
+    Raises:
+        Mistake: lm_eval is not installed.
+    """
+    require_harness()
+    base: Any = import_module("lm_eval.api.model").TemplateLM
+    text_model = TextModel(loaded, lengths, precision=precision, batch_tokens=batch_tokens)
+
+    class TransformerXLHarness(base):
+        """Translates requests of the harness. `loglikelihood` is its own: it calls `_loglikelihood_tokens`."""
+
+        @property
+        def eot_token_id(self) -> int:
+            return text_model.opening_id
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            return text_model.encode(string).tolist()
+
+        def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+            scores = text_model.continuations((first, rest) for _, first, rest in requests)
+            return [(score.log_prob, score.greedy) for score in scores]
+
+        def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+            return text_model.log_probs([request.args[0] for request in requests])
+
+        def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+            return text_model.write([request.args for request in requests])
+
+    return TransformerXLHarness()
+
+
+def require_harness() -> None:
+    """Refuse to go on without lm_eval. A folder of that name is not the package."""
+    found = find_spec("lm_eval")
+    if found is None or found.origin is None:
+        raise Mistake("lm-evaluation-harness must be installed for this: run `pip install 'transformer-xl[harness]'`.")
+
+
+def _parts(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
