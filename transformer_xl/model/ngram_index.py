@@ -7,6 +7,8 @@ newest, so an older one of the same slot is forgotten.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from jaxtyping import Int64, Integer
 
@@ -22,11 +24,11 @@ class NgramIndex:
         index = NgramIndex(model.ngrams, streams)
         rows = index.add(ids)
 
-    The rows are those of `rows_of`, except where slots collide. With `shared` a match may be in any stream, and the
-    window counts the steps since then.
+    The rows are those of `rows_of`, except where slots collide, and except that a match of n tokens may be in any stream
+    if n is in `shared`. The window counts the steps since then.
     """
 
-    def __init__(self, ngrams: NgramEmbedding, streams: int, *, shared: bool = False, slot_bits: int = 20):
+    def __init__(self, ngrams: NgramEmbedding, streams: int, *, shared: Collection[int] = (), slot_bits: int = 20):
         longest = max(*ngrams.lengths, *ngrams.matches, 1)
         self.lengths: list[int] = [*ngrams.lengths, *ngrams.matches]
         self.own: int = len(ngrams.lengths)
@@ -36,7 +38,9 @@ class NgramIndex:
         self.powers = np.array([pow(BASE, i + 1, PRIME) for i in range(longest)], np.int64)
         self.codes = np.zeros((streams, longest), np.int64)
         """The last codes of each stream, newest first: ids plus one, 0 before the first token."""
-        self.salt = np.zeros((streams, 1), np.int64) if shared else np.arange(streams)[:, None] << 31
+        apart = np.array([n not in shared for n in ngrams.matches], np.int64)
+        self.salt = (np.arange(streams)[:, None] << 31) * apart
+        """Added to a hash that finds matches in its own stream only."""
         self.shift = np.uint64(64 - slot_bits)
         self.tables = np.arange(len(ngrams.matches)) << slot_bits
         slots = len(ngrams.matches) << slot_bits
