@@ -138,8 +138,8 @@ class TrainedPredictor:
         space = int(np.argmax(self.known == ord(" ")))
         self.ids = np.full(256, space, np.int64)
         self.ids[self.known] = np.arange(len(self.known))
-        self.counts = np.full(len(self.unknown), 1 / 64)
-        """How often each unknown byte occurred, plus a start."""
+        self.counts = np.full(len(self.unknown), 1 / 64 / max(len(self.unknown), 1))
+        """How often each unknown byte occurred, plus a start that lets the first one occur."""
         self.total = 1.0
         with autocast(precision, CPU):
             model = model.for_inference(precision)
@@ -183,5 +183,5 @@ def library() -> Any:
     try:
         import constriction
     except ImportError as error:
-        raise Mistake("Compression needs the package constriction: pip install constriction>=0.5.") from error
+        raise Mistake("Compression needs the package constriction: pip install constriction (the extra compress).") from error
     return constriction

@@ -24,8 +24,8 @@ class NgramIndex:
         index = NgramIndex(model.ngrams, streams)
         rows = index.add(ids)
 
-    The rows are those of `rows_of`, except where slots collide, and except that a match of n tokens may be in any stream
-    if n is in `shared`. The window counts the steps since then.
+    The rows are those of `rows_of`, except where slots collide, and except that a match of n tokens may be in any
+    stream if n is in `shared`. The window counts the steps since then.
     """
 
     def __init__(self, ngrams: NgramEmbedding, streams: int, *, shared: Collection[int] = (), slot_bits: int = 20):
@@ -48,7 +48,7 @@ class NgramIndex:
         self.ends = np.full(slots, -1 - self.window, np.int64)
         self.step = 0
         self.pending: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        """The n-grams that ended at the last token: slots, keys, and which streams have them. Their follower is next."""
+        """The n-grams that ended at the last token, whose follower comes next: slots, keys, which streams have them."""
 
     def add(self, ids: Integer[np.ndarray, " B"]) -> Int64[np.ndarray, "B N"]:
         """Rows for the token of each stream: one of each n-gram, then one of each match."""

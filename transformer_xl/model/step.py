@@ -150,11 +150,7 @@ class VectorStep:
             return partial(self._read_natively, native_step(self.backbone, self.positions))
         run: Callable[[Tensor], Tensor] = self._next
         if self.compiled:
-            run = (
-                _capture_graph(run, x.new_zeros(len(self.counts), *x.shape[1:]))
-                if x.is_cuda
-                else torch.compile(run, dynamic=False)
-            )
+            run = _capture_graph(run, x.new_zeros(len(self.counts), *x.shape[1:])) if x.is_cuda else torch.compile(run, dynamic=False)
         return partial(self._read, run)
 
     def _read_natively(self, read: Callable[..., Tensor], x: Tensor, rows: Tensor | None) -> Tensor:

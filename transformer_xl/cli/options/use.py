@@ -151,13 +151,15 @@ class Compress(Command):
     model: Annotated[Path | None, arg(metavar="RUN")] = None
     """A trained run with a vocabulary of bytes. Decompressing needs the same run."""
     learn: bool = False
-    """Start with an untrained model, which learns from the file while it is coded. Decompressing needs only the archive."""
+    """Start with an untrained model, which learns from the file while it is coded. The archive is then enough to
+    decompress."""
     output: Annotated[str | None, arg(metavar="FILE|-")] = None
     """The archive; by default FILE.txlz, and standard output for standard input."""
     force: bool = False
     """Replace the archive if it exists."""
     rows: Size = None
-    """Number of streams that are coded side by side; by default by the size, at most 32. Fewer are slower and smaller."""
+    """Number of streams that are coded side by side; by default at most 32, by the size. With fewer it takes longer and
+    the archive is smaller."""
     threads: Size = None
     """Threads of the computation, also for decompressing; by default as many as PyTorch takes."""
     json: bool = False
