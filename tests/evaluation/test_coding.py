@@ -72,7 +72,9 @@ def test_a_code_is_as_long_as_the_model_says():
     ids[0, 0] = 0
     segments = [Segment(ids[:, i : i + 1], ids[:, i + 1 : i + 2], None) for i in range(899)]
     nats = evaluate(model, segments, LENGTHS, unit="byte").nats
-    code = BlockCoder(TrainedPredictor(model, vocab, LENGTHS, 1, "fp32")).encode(vocab.decode_bytes(ids[0, 1:].tolist()))
+    code = BlockCoder(TrainedPredictor(model, vocab, LENGTHS, 1, "fp32")).encode(
+        vocab.decode_bytes(ids[0, 1:].tolist())
+    )
     assert not code.raw and abs(len(code.content) - nats / math.log(2) / 8) <= 0.002 * len(code.content) + 8
 
 
@@ -152,8 +154,10 @@ def test_every_change_of_an_archive_is_refused():
 
 @pytest.mark.parametrize(
     "values",
-    [{"rows": 0}, {"rows": True}, {"block": 1 << 40}, {"threads": 10**6}, {"machine": []}, {"machine": {"a": []}}]
-    + [{"model": "x"}, {"new": 1}, {"test": None}, {"lengths": {"mem_len": None}}],
+    [
+        *({"rows": 0}, {"rows": True}, {"block": 1 << 40}, {"threads": 10**6}, {"machine": []}, {"machine": {"a": []}}),
+        *({"model": "x"}, {"new": 1}, {"test": None}, {"lengths": {"mem_len": None}}),
+    ],
 )
 def test_a_header_that_no_encoder_writes_is_refused(values):
     packed = zlib.compress(json.dumps(asdict(HEADER) | values).encode())

@@ -143,6 +143,11 @@ class Archive:
         if self.stream.read(1):
             raise Mistake(f"{self.name} has more bytes after its end. Restore it from a copy.")
 
+    def check(self) -> None:
+        """Read all blocks and compare every checksum."""
+        for _ in self.blocks():
+            pass
+
     def _header(self, packed: bytes) -> Header:
         try:
             unpacker = zlib.decompressobj()

@@ -183,5 +183,5 @@ def library() -> Any:
     try:
         import constriction
     except ImportError as error:
-        raise Mistake("Compression needs the package constriction: pip install constriction (the extra compress).") from error
+        raise Mistake("Compression needs the package constriction. Install it: pip install constriction.") from error
     return constriction

@@ -7,6 +7,8 @@ take the same steps. Here the model has hashed n-grams and matches, which learn 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -14,40 +16,47 @@ from torch import Tensor, nn
 
 from ..config.settings import Lengths, TrainConfig, TransformerXLConfig
 from ..evaluation.coding import CPU, Reader
+from ..model.memory import Memory
 from ..model.ngram_index import NgramIndex
 from ..model.transformer_xl import TransformerXL
 from ..runtime.device import autocast
 from .optim import NGRAM_TABLE, build_optimizers, set_rates
 
-MODEL = TransformerXLConfig(
-    vocab_size=256,
-    n_layer=2,
-    n_head=2,
-    d_head=64,
-    d_model=128,
-    d_inner=512,
-    ngrams=(1, 2, 3, 4, 5, 6, 8),
-    matches=(3, 5, 8, 12, 20),
-    match_window=1 << 24,
-    ngram_rows=1 << 16,
-    qk_norm=True,
-    pre_lnorm=True,
-    final_norm=True,
+
+class Learning(NamedTuple):
+    """The settings of a model that learns while it codes."""
+
+    name: str
+    """In an archive. It changes with the settings, so a decoder refuses archives of others."""
+    model: TransformerXLConfig
+    train: TrainConfig
+    shared: tuple[int, ...]
+    """The matches that may be in any row (see `NgramIndex`)."""
+    slot_bits: int
+
+
+LEARNING = Learning(
+    "1",
+    TransformerXLConfig(
+        vocab_size=256,
+        n_layer=2,
+        n_head=2,
+        d_head=64,
+        d_model=128,
+        d_inner=512,
+        ngrams=(1, 2, 3, 4, 5, 6, 8),
+        matches=(3, 5, 8, 12, 20),
+        match_window=1 << 24,
+        ngram_rows=1 << 16,
+        qk_norm=True,
+        pre_lnorm=True,
+        final_norm=True,
+    ),
+    TrainConfig(tgt_len=32, mem_len=64, lr=5e-3, betas=(0.0, 0.999), schedule="constant", warmup_steps=20, clip=1.0),
+    shared=(12, 20),
+    slot_bits=20,
 )
-TRAIN = TrainConfig(
-    tgt_len=32,
-    mem_len=64,
-    optimizer="adam",
-    lr=5e-3,
-    betas=(0.0, 0.999),
-    schedule="constant",
-    warmup_steps=20,
-    clip=1.0,
-)
-SHARED, SLOT_BITS = (12, 20), 20
-"""The matches that may be in any row, and the size of the table of matches (see `NgramIndex`)."""
-LEARNER = "1"
-"""The name of these settings in an archive. It changes with them, so a decoder refuses archives of others."""
+"""Chosen on the first bytes of enwik8 (docs/compress.md)."""
 
 
 class OnlinePredictor:
@@ -57,29 +66,22 @@ class OnlinePredictor:
     computed, in one call, so both have the same past and matches.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        precision: str,
-        *,
-        model: TransformerXLConfig = MODEL,
-        train: TrainConfig = TRAIN,
-        slot_bits: int = SLOT_BITS,
-    ):
+    def __init__(self, rows: int, precision: str, learning: Learning | None = None):
+        learning = learning or LEARNING
         self.rows: int = rows
         self.precision: str = precision
-        self.train: TrainConfig = train
+        self.train: TrainConfig = learning.train
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(train.seed)
-            self.model: TransformerXL = TransformerXL(model).eval()
+            torch.manual_seed(self.train.seed)
+            self.model: TransformerXL = TransformerXL(learning.model).eval()
         ngrams = self.model.ngrams
         assert ngrams is not None, "a model that learns fast has n-grams"
         ngrams.table.sparse = True
-        self.index: NgramIndex = NgramIndex(ngrams, rows, shared=SHARED, slot_bits=slot_bits)
-        self.optimizers = build_optimizers(self.model, train)
+        self.index: NgramIndex = NgramIndex(ngrams, rows, shared=learning.shared, slot_bits=learning.slot_bits)
+        self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.train)
         self.clipped: list[nn.Parameter] = [p for name, p in self.model.named_parameters() if name != NGRAM_TABLE]
-        self.memory = self.model.backbone.empty_memory(rows, train.lengths)
-        self.steps = 0
+        self.memory: Memory = self.model.backbone.empty_memory(rows, self.train.lengths)
+        self.steps: int = 0
         self._begin(np.zeros(rows, np.int64))
 
     def probs(self) -> Float[np.ndarray, "B 256"]:

@@ -24,7 +24,7 @@ from ...evaluation.coding import CPU, BlockCoder, Predictor, TrainedPredictor, l
 from ...mistake import Mistake
 from ...runtime.device import prepare_process, resolve_precision
 from ...runtime.files import digest_of, whole_file
-from ...train.online import LEARNER, OnlinePredictor
+from ...train import online
 from ..options.use import Compress, Decompress
 from .native import build_native
 from .trained import Trained
@@ -74,6 +74,9 @@ def decompress(options: Decompress) -> None:
     problems.refuse()
     prepare_process()
     with _source(options.archive) as source:
+        if options.archive != "-":  # a damaged file is refused before the work
+            Archive(source, options.archive).check()
+            source.seek(0)
         archive = Archive(source, "standard input" if options.archive == "-" else options.archive)
         with exact_arithmetic(archive.header.threads):
             predictor = _repeat(archive, options.model)
@@ -117,7 +120,7 @@ def _prepare(run: Path | None, rows: int, threads: int) -> tuple[Header, Predict
     precision = resolve_precision("auto", CPU)[0]
     header = Header(rows=rows, block=BLOCK, threads=threads, precision=precision, machine=arithmetic(precision))
     if loaded is None or trained is None:
-        header = replace(header, learner=LEARNER)
+        header = replace(header, learner=online.LEARNING.name)
     else:
         own = trained.config.eval_lengths
         lengths = replace(own, mem_len=own.mem_len or own.tgt_len)
@@ -134,8 +137,10 @@ def _repeat(archive: Archive, run: Path | None) -> Predictor:
             "was made with a model: name its run by --model." if header.model else "needs no model: leave out --model."
         )
         raise Mistake(f"{name} {advice}")
-    if header.learner not in ("", LEARNER):
-        raise Mistake(f"{name} was made with the learner {header.learner}, and this version has {LEARNER}.")
+    if header.learner not in ("", online.LEARNING.name):
+        raise Mistake(
+            f"{name} was made with the learner {header.learner}, and this version has {online.LEARNING.name}."
+        )
     loaded, trained = _load(run)
     if loaded is not None and trained is not None and model_digest(trained.run, loaded) != header.model:
         raise Mistake(f"{name} was made with another model than {run}. Name the run that it was made with by --model.")
@@ -172,7 +177,7 @@ def _load(run: Path | None) -> tuple[LoadedModel, Trained] | tuple[None, None]:
 
 def _predictor(header: Header, loaded: LoadedModel | None) -> Predictor:
     if loaded is None:
-        return OnlinePredictor(header.rows, header.precision)
+        return online.OnlinePredictor(header.rows, header.precision)
     lengths = Lengths(**header.lengths)
     return TrainedPredictor(loaded.model, loaded.vocab, lengths, header.rows, header.precision)
 
