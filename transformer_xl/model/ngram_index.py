@@ -45,7 +45,7 @@ class NgramIndex:
         self.tables = np.arange(len(ngrams.matches)) << slot_bits
         slots = len(ngrams.matches) << slot_bits
         self.keys, self.followers = np.zeros(slots, np.uint32), np.zeros(slots, np.int16)
-        self.ends = np.full(slots, -1 - self.window, np.int64)
+        self.ends = np.full(slots, -1 - self.window, np.int32)
         self.step = 0
         self.pending: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
         """The n-grams that ended at the last token, whose follower comes next: slots, keys, which streams have them."""

@@ -52,9 +52,19 @@ LEARNING = Learning(
         pre_lnorm=True,
         final_norm=True,
     ),
-    TrainConfig(tgt_len=32, mem_len=64, lr=5e-3, betas=(0.0, 0.999), schedule="constant", warmup_steps=20, clip=1.0),
+    TrainConfig(
+        tgt_len=32,
+        mem_len=64,
+        optimizer="muon",
+        momentum=0.9,
+        lr=1e-2,
+        betas=(0.0, 0.98),
+        schedule="constant",
+        warmup_steps=20,
+        clip=1.0,
+    ),
     shared=(12, 20),
-    slot_bits=20,
+    slot_bits=21,
 )
 """Chosen on the first bytes of enwik8 (docs/compress.md)."""
 
