@@ -123,7 +123,10 @@ class TestOptions:
     }
     """A command that ends soon, behind which one more option is given."""
     NEEDED: typing.ClassVar[dict[str, list[str]]] = {
-        **{name: ["x"] for name in ("data", "train", "eval", "generate", "recl", "length", "attention")},
+        **{
+            name: ["x"]
+            for name in ("data", "train", "eval", "generate", "compress", "decompress", "recl", "length", "attention")
+        },
         **{"score": ["run", "file"], "convert": ["run", "--to", "new"], "bench": ["text8-small"]},
     }
 
