@@ -188,7 +188,8 @@ class Zeros:
         self.left -= count
         return bytes(count)
 sys.stdin = type("In", (), {"buffer": Zeros()})
-assert main(["compress", "-", "--model", sys.argv[1] + "/run", "--rows", "256", "--output", sys.argv[1] + "/" + sys.argv[2]]) == 0
+run, archive = sys.argv[1] + "/run", sys.argv[1] + "/" + sys.argv[2]
+assert main(["compress", "-", "--model", run, "--rows", "256", "--output", archive]) == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     peaks = []

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
@@ -40,16 +41,14 @@ def _processor() -> dict[str, str]:
 @contextmanager
 def exact_arithmetic(threads: int) -> Iterator[None]:
     """Compute with this many threads, and only in ways that repeat bit by bit. Restores both settings."""
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    filled, torch.utils.deterministic.fill_uninitialized_memory = (
-        torch.utils.deterministic.fill_uninitialized_memory,
-        False,  # PyTorch would fill every new tensor, in order to show mistakes
-    )
+    filling: Any = torch.utils.deterministic
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
+    filling.fill_uninitialized_memory = False  # PyTorch would fill every new tensor, in order to show mistakes
     try:
         yield
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = filled
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
+        filling.fill_uninitialized_memory = before[2]

@@ -71,7 +71,6 @@ class NgramEmbedding(nn.Module):
         """
         return self.vectors(self.rows_of(tokens, count), dropout)
 
-    @torch.compiler.disable
     def vectors(self, rows: Int[Tensor, "B T N"], dropout: float = 0.0) -> Float[Tensor, "B T D"]:
         """Vectors for the rows that `rows_of` returns."""
         vectors = self.table(rows)

@@ -18,6 +18,7 @@ from ..config.settings import Lengths, TrainConfig, TransformerXLConfig
 from ..evaluation.coding import CPU, Reader
 from ..model.memory import Memory
 from ..model.ngram_index import NgramIndex
+from ..model.ngrams import NgramEmbedding
 from ..model.transformer_xl import TransformerXL
 from ..runtime.device import autocast
 from .optim import NGRAM_TABLE, build_optimizers, set_rates
@@ -84,10 +85,10 @@ class OnlinePredictor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
             self.model: TransformerXL = TransformerXL(learning.model).eval()
-        ngrams = self.model.ngrams
-        assert ngrams is not None, "a model that learns fast has n-grams"
-        ngrams.table.sparse = True
-        self.index: NgramIndex = NgramIndex(ngrams, rows, shared=learning.shared, slot_bits=learning.slot_bits)
+        assert self.model.ngrams is not None, "a model that learns fast has n-grams"
+        self.embedding: NgramEmbedding = self.model.ngrams
+        self.embedding.table.sparse = True
+        self.index: NgramIndex = NgramIndex(self.embedding, rows, shared=learning.shared, slot_bits=learning.slot_bits)
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.train)
         self.clipped: list[nn.Parameter] = [p for name, p in self.model.named_parameters() if name != NGRAM_TABLE]
         self.memory: Memory = self.model.backbone.empty_memory(rows, self.train.lengths)
@@ -125,7 +126,7 @@ class OnlinePredictor:
         model, (ids, targets) = self.model, (torch.from_numpy(np.stack(x, 1)) for x in (self.ids, self.targets))
         model.zero_grad()
         with autocast(self.precision, CPU):
-            x = model.embedding(ids) + model.ngrams.vectors(torch.cat(self.ngrams, 1))
+            x = model.embedding(ids) + self.embedding.vectors(torch.cat(self.ngrams, 1))
             outputs, memory = model.backbone(x, self.memory, self.train.lengths)
             nll = model.softmax.nll(outputs[-1], targets)
         (nll.sum() / (targets >= 0).sum().clamp(min=1)).backward()
