@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ..config.settings import Lengths
 from .inference import check_state
 
-_PRIME, _BASE = (1 << 31) - 1, 1_540_483_477
+PRIME, BASE = (1 << 31) - 1, 1_540_483_477
 """The hash is a polynomial modulo a prime. No product exceeds 2^62, so it is the same on every device."""
 
 
@@ -69,7 +69,11 @@ class NgramEmbedding(nn.Module):
 
         In training each n-gram, but no match, is left out with probability `dropout`.
         """
-        vectors = self.table(self.rows_of(tokens, count))
+        return self.vectors(self.rows_of(tokens, count), dropout)
+
+    def vectors(self, rows: Int[Tensor, "B T N"], dropout: float = 0.0) -> Float[Tensor, "B T D"]:
+        """Vectors for the rows that `rows_of` returns."""
+        vectors = self.table(rows)
         if self.training and dropout:
             kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(self.lengths)), dropout)
             vectors = vectors * F.pad(kept, (0, len(self.matches)), value=1.0)[..., None]
@@ -123,13 +127,13 @@ def joined_tokens(ids: Integer[Tensor, "B T"], memory: Any) -> Int[Tensor, "B L"
 
 def _hashes(codes: Int[Tensor, "B L"], lengths: Iterable[int]) -> dict[int, Int[Tensor, "B _"]]:
     """For each n in `lengths` the hash of the last n codes, at each position but the first n - 1."""
-    known = {1: _remainder(codes * _BASE)}
+    known = {1: _remainder(codes * BASE)}
 
     def hash_of(n: int) -> Int[Tensor, "B _"]:
         if n not in known:
             newer = 1 << (n - 1).bit_length() - 1
             later, earlier = hash_of(newer)[:, n - newer :], hash_of(n - newer)[:, : codes.shape[1] - n + 1]
-            known[n] = _remainder(later + pow(_BASE, newer, _PRIME) * earlier)
+            known[n] = _remainder(later + pow(BASE, newer, PRIME) * earlier)
         return known[n]
 
     return {n: hash_of(n) for n in lengths}
@@ -138,8 +142,8 @@ def _hashes(codes: Int[Tensor, "B L"], lengths: Iterable[int]) -> dict[int, Int[
 def _remainder(x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
     """x % (2^31 - 1), several times as fast."""
     for _ in range(2):
-        x = (x & _PRIME) + (x >> 31)
-    return x.where(x < _PRIME, x - _PRIME)
+        x = (x & PRIME) + (x >> 31)
+    return x.where(x < PRIME, x - PRIME)
 
 
 def _followers(

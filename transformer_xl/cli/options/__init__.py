@@ -5,9 +5,10 @@ from __future__ import annotations
 from .analyse import Analyse, Report
 from .measure import Bench, Env, Recipes
 from .train import Data, Demo, Train
-from .use import Convert, Eval, Generate, Harness, Score
+from .use import Compress, Convert, Decompress, Eval, Generate, Harness, Score
 
+_USE = Eval, Score, Harness, Generate, Compress, Decompress
 COMMANDS = {
     command.__name__.lower(): command
-    for command in (Demo, Data, Recipes, Train, Eval, Score, Harness, Generate, Analyse, Report, Convert, Bench, Env)
+    for command in (Demo, Data, Recipes, Train, *_USE, Analyse, Report, Convert, Bench, Env)
 }
