@@ -5,9 +5,9 @@ from __future__ import annotations
 from .analyse import Analyse, Report
 from .measure import Bench, Env, Recipes
 from .train import Data, Demo, Train
-from .use import Convert, Eval, Generate, Score
+from .use import Convert, Eval, Generate, Score, Serve
 
 COMMANDS = {
     command.__name__.lower(): command
-    for command in (Demo, Data, Recipes, Train, Eval, Score, Generate, Analyse, Report, Convert, Bench, Env)
+    for command in (Demo, Data, Recipes, Train, Eval, Score, Generate, Serve, Analyse, Report, Convert, Bench, Env)
 }
