@@ -124,7 +124,7 @@ class TestOptions:
     """A command that ends soon, behind which one more option is given."""
     NEEDED: typing.ClassVar[dict[str, list[str]]] = {
         **{name: ["x"] for name in ("data", "train", "eval", "generate", "recl", "length", "attention")},
-        **{"score": ["run", "file"], "convert": ["run", "--to", "new"], "bench": ["text8-small"]},
+        **{"score": ["run", "file"], "serve": ["run"], "convert": ["run", "--to", "new"], "bench": ["text8-small"]},
     }
 
     @staticmethod

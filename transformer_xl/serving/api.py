@@ -30,7 +30,7 @@ PAGE = Path(__file__).parent / "page"
 GONE = 499
 """The status, seen only in metrics, of a request whose client left."""
 SAFE = {
-    b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'",
+    b"content-security-policy": b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
 }

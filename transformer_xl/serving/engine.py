@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,8 +57,7 @@ class Reading:
     """A prompt of which the first `done` tokens have been read."""
 
     job: Job
-    ids: Int[Tensor, "1 T"]
-    state: Any
+    state: Any = None
     done: int = 0
 
 
@@ -124,6 +124,8 @@ class Engine:
             self._step: Step = Step(self.model, cache, lengths, compiled=self.device.type == "cuda")
         if self._native:
             self._step.vectors.head = None
+        if self.model.config.cutoffs:
+            self._step.embedding = partial(_one_by_one, self.model.embedding)
 
     def start(self) -> Engine:
         self._thread.start()
@@ -211,27 +213,27 @@ class Engine:
                 job = self._queue.next()
             if job is None:
                 return
-            state = self.model.empty_cache(1, job.lengths) if job.past is None else job.past.cache.fork()
-            ids = torch.from_numpy(job.ids.astype("int64")).to(self.device)[None]
-            self._reading.append(Reading(job, ids, state))
+            self._reading.append(Reading(job))
 
     def _read(self) -> None:
         """Read one segment of the prompt whose turn it is."""
         if not self._reading:
             return
-        reading = self._reading.popleft()
+        reading = self._reading[0]
         job, end = reading.job, len(reading.job.ids) - 1
-        if job.cancelled:
-            return
-        if reading.done < end:
-            window = reading.ids[:, reading.done : reading.done + job.lengths.tgt_len + 1]
+        if reading.state is None:
+            reading.state = self.model.empty_cache(1, job.lengths) if job.past is None else job.past.cache.fork()
+        if reading.done < end and not job.cancelled:
+            ids = job.ids[reading.done : reading.done + job.lengths.tgt_len + 1]
+            window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
             reading.state = self._read_segment(job, window, reading.state)
-            reading.done += window.shape[1] - 1
-            self.counts.read += window.shape[1] - 1
-        if reading.done < end:
-            self._reading.append(reading)
-            return
-        self._begin(job, Past(reading.state.fork(), int(job.ids[-1]), job.lengths))
+            reading.done += len(ids) - 1
+            self.counts.read += len(ids) - 1
+        self._reading.rotate(-1)
+        if reading.done == end or job.cancelled:
+            self._reading.pop()
+        if reading.done == end and not job.cancelled:
+            self._begin(job, Past(reading.state.fork(), int(job.ids[-1]), job.lengths))
 
     def _begin(self, job: Job, past: Past) -> None:
         """Put the continuations of a prompt that was read where they wait for a row."""
@@ -266,8 +268,8 @@ class Engine:
             while holder is None and self._ready:
                 next_one = self._ready.popleft()
                 if not next_one.job.cancelled:
-                    self._step.put(row, next_one.past.cache.fork(), next_one.past.reach)
                     self._writing[row] = holder = next_one
+                    self._step.put(row, holder.past.cache.fork(), holder.past.reach)
 
     def _write(self) -> None:
         """Write one token in each row that has a text."""
@@ -312,8 +314,8 @@ class Engine:
         top = tops_of(log_probs, job.top)[0] if job.top else []
         job.emit(Wrote(holder.index, token, text, float(log_probs[0, token]), top))
         if holder.writer.ended or holder.written == job.max_tokens:
-            self._writing[row] = None
             past = Past(self._step.take(row), token, job.lengths)
+            self._writing[row] = None
             self._end(holder, "stop" if holder.writer.ended else "length", past)
 
     def _end(self, holder: Writing, reason: str, past: Past) -> None:
@@ -330,6 +332,11 @@ class Engine:
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):
             job.emit(Failed(error))
+
+
+def _one_by_one(embedding: Any, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
+    """Embeddings that do not depend on the other rows. The adaptive embedding computes the rows of a band together."""
+    return torch.cat([embedding(row) for row in ids.split(1)])
 
 
 def tops_of(log_probs: Float[Tensor, "B V"], count: int) -> list[Top]:
