@@ -237,7 +237,6 @@ class Step:
     def __init__(self, model: Any, cache: KVCache, lengths: Lengths, *, compiled: bool = True) -> None:
         assert not model.training, "a Step needs the model that for_inference returns"
         self.model = model
-        self.embedding: Callable[[Tensor], Tensor] = model.embedding
         self.tokens: Tensor | None = cache.tokens
         if model.ngrams is not None and cache.tokens is None:
             self.tokens = model.ngrams.no_tokens(len(cache.buffers[0]), lengths.mem_len)
@@ -252,7 +251,7 @@ class Step:
 
     def embed(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
         """What the backbone reads of the next token of each row."""
-        x = self.embedding(ids)
+        x = self.model.embedding(ids)
         if self.tokens is not None:
             tokens = torch.cat([self.tokens, ids], 1)
             x = x + self.model.ngrams(tokens, 1)

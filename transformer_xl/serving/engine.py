@@ -2,7 +2,8 @@
 
 A text is written in a row of one `Step`. Rows come and go while others go on. Between two steps the engine reads one
 segment of one prompt, so a long prompt delays each token by at most one segment. A prompt is read alone and cut from
-its start into segments of `tgt_len`, as `txl score` does. So the numbers of a text do not depend on other texts.
+its start into segments of `tgt_len`, as `txl score` does. So a text does not depend on other texts: with the
+step in C++ and a vocabulary without bands (`model.cutoffs`) to the last bit, otherwise to rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -124,8 +124,6 @@ class Engine:
             self._step: Step = Step(self.model, cache, lengths, compiled=self.device.type == "cuda")
         if self._native:
             self._step.vectors.head = None
-        if self.model.config.cutoffs:
-            self._step.embedding = partial(_one_by_one, self.model.embedding)
 
     def start(self) -> Engine:
         self._thread.start()
@@ -332,11 +330,6 @@ class Engine:
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):
             job.emit(Failed(error))
-
-
-def _one_by_one(embedding: Any, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
-    """Embeddings that do not depend on the other rows. The adaptive embedding computes the rows of a band together."""
-    return torch.cat([embedding(row) for row in ids.split(1)])
 
 
 def tops_of(log_probs: Float[Tensor, "B V"], count: int) -> list[Top]:
