@@ -41,9 +41,9 @@ class Live(NamedTuple):
         assert answer.status_code == status, answer.text
         return answer.json()
 
-    def settle(self) -> None:
+    def settle(self, seconds: float = 20) -> None:
         """Wait until the engine has nothing to do."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + seconds
         while not self.service.engine.idle:
             assert time.monotonic() < end, "the engine is still busy"
             time.sleep(0.01)

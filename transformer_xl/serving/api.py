@@ -50,7 +50,6 @@ def build_app(service: Service, tokens: Sequence[str] = ()) -> FastAPI:
         QueueFull: _queue_full,
         Closing: _closing,
         ClientGone: _gone,
-        Exception: _our_error,
     }.items():
         app.add_exception_handler(kind, answer)
     _add_routes(app)
@@ -244,8 +243,3 @@ def _closing(_: Request, error: Any) -> Response:
 
 def _gone(_: Request, __: Any) -> Response:
     return Response(status_code=GONE)
-
-
-def _our_error(_: Request, __: Any) -> Response:
-    """The traceback is in the log."""
-    return _error(500, "The server made a mistake. Its log says which one.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,13 @@ def error_json(message: str, status: int, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+LOG = logging.getLogger("transformer_xl.serving")
 ENDURED = 4
 """A body may be this many times too large to be read to its end."""
 
 
 class Envelope:
-    """ASGI middleware: adds headers to each answer, and counts it by route and status."""
+    """ASGI middleware: adds headers to each answer, counts it by route and status, and answers 500 to our mistakes."""
 
     def __init__(self, app: Any, headers: dict[bytes, bytes], count: Callable[[str, int], None]) -> None:
         self.app, self.headers, self.count = app, headers, count
@@ -30,18 +32,23 @@ class Envelope:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        begun = False
 
         async def stamp(message: Any) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 message["headers"] = [*message.get("headers", ()), *self.headers.items()]
                 self.count(self._route(scope), message["status"])
             await send(message)
 
         try:
-            return await self.app(scope, receive, stamp)
+            await self.app(scope, receive, stamp)
         except Exception:
-            self.count(self._route(scope), 500)
-            raise
+            LOG.exception("A request failed.")
+            if begun:
+                raise
+            await _refuse(stamp, 500, "The server made a mistake. Its log says which one.")
 
     @staticmethod
     def _route(scope: Any) -> str:
