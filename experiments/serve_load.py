@@ -1,11 +1,11 @@
 """Load `txl serve` with clients, and print how it holds: tokens a second, waiting times, memory, a long session.
 
-    python -m experiments.serve_load                       # a random model of bytes, half a minute for each number of clients
+    python -m experiments.serve_load              # a random model of bytes, half a minute for each number of clients
     python -m experiments.serve_load --run runs/my --minutes 10
 
-Each client sends one request after another: prompts of 16 to 512 bytes, 16 to 128 new tokens, streamed. A mixed batch of 200
-texts must also have the bits of the same texts alone. The slope of the memory is of a straight line through the resident
-sizes of the second half, with its standard error.
+Each client sends one request after another: prompts of 16 to 512 bytes, 16 to 128 new tokens, streamed. A mixed batch
+of 200 texts must also have the bits of the same texts alone. The slope of the memory is that of a straight line through
+the resident sizes of the second half, with its standard error.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ def load(url: str, pid: int, count: int, seconds: float) -> str:
     took = time.perf_counter() - began
     slope, error = line_through(np.array(sizes[len(sizes) // 2 :]))
     return (
-        f"{count:3} clients, {took:.0f} s: {times.tokens / took:,.0f} tokens/s; first token p50 {ms(times.first, 50)} p95 "
-        f"{ms(times.first, 95)}; a token p50 {ms(times.gaps, 50)} p95 {ms(times.gaps, 95)}; {len(times.first)} texts, "
+        f"{count:3} clients, {took:.0f} s: {times.tokens / took:,.0f} tokens/s; first token p50 {ms(times.first, 50)} "
+        f"p95 {ms(times.first, 95)}; a token p50 {ms(times.gaps, 50)} p95 {ms(times.gaps, 95)}; "
+        f"{len(times.first)} texts, "
         f"{times.refused} refused; RSS {sizes[-1][1]:.0f} MB, slope {slope:+.2f} +- {error:.2f} MB/minute"
     )
 

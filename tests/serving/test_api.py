@@ -231,9 +231,10 @@ def test_a_full_queue_asks_to_wait() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_stops_the_work(live: Live, stream: bool) -> None:
     asked = {"prompt": "a", "max_tokens": 16_384, "stream": stream, "n": 8}
-    with httpx.Client(base_url=live.url, timeout=0.5) as client, suppress(httpx.ReadTimeout):
-        with client.stream("POST", "/v1/completions", json=asked) as answer:
-            next(answer.iter_text())
+    with httpx.Client(base_url=live.url, timeout=0.5) as client:
+        answer = client.stream("POST", "/v1/completions", json=asked)
+        with suppress(httpx.ReadTimeout), answer as begun:
+            next(begun.iter_text())
     live.settle(seconds=5)
     assert live.service.engine.counts.steps < 16_384
 

@@ -1,4 +1,4 @@
-"""Continuous batching: a text has the same bits alone as among others, clients take turns, nobody waits for a reader."""
+"""Continuous batching: a text has the same bits alone as among others, and clients take turns."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One step at a time, with shapes and memory that never change: `VectorStep` for a backbone, `Step` for tokens.
 
 A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the index
-of each row's slot is in a tensor. Position scores are computed in the order of distances, then moved to the order of the
-ring:
+of each row's slot is in a tensor. Position scores are computed in the order of distances, then moved to the order of
+the ring:
 
     score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
 """
