@@ -37,8 +37,11 @@ def can_step(backbone: Any, kv: Float[Tensor, "B 2 H L K"]) -> bool:
 
 
 def native_step(backbone: Any, positions: Sequence[Any]) -> Callable[..., Float[Tensor, "B D"]]:
-    """A function of `(x, rings, slots, counts, rows)`. It writes the keys and values of the vectors x into the rings, and
-    returns the last output of the backbone. Vector i follows row `rows[i]` of the rings; None: row i."""
+    """A function of `(x, rings, slots, counts, rows)` that returns the last output of the backbone.
+
+    It writes the keys and values of the vectors x into the rings. Vector i follows row `rows[i]` of the rings; `rows`
+    None: row i.
+    """
     config, norm = backbone.config, backbone.final_norm
     layers = [_weights(layer, own) for layer, own in zip(backbone.layers, positions, strict=True)]
     final = [] if norm is None else [norm.weight, norm.bias]

@@ -1,5 +1,7 @@
 """One step at a time, with shapes and memory that never change: `VectorStep` for a backbone, `Step` for tokens.
 
+On a CPU the step in C++ reads where it can; see `native`.
+
 A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the index
 of each row's slot is in a tensor. Position scores are computed in the order of distances, then moved to the order of
 the ring:
@@ -75,8 +77,7 @@ class VectorStep:
         step.reset(ended)       # empties these rows, where an episode ended
 
     It returns the last output of `backbone(x, memory, lengths)` for the same past, to rounding. It keeps projections of
-    the past, so make a new one when the weights change. It consumes a `KVCache`. On a CPU the step in C++ reads if it is
-    built and can (see `native`).
+    the past, so make a new one when the weights change. It consumes a `KVCache`.
     """
 
     @torch.no_grad()

@@ -58,7 +58,8 @@ def build_app(service: Service, tokens: Sequence[str] = ()) -> FastAPI:
 
 def _add_routes(app: FastAPI) -> None:
     locked: Any = {"dependencies": [Depends(owner_of)]}
-    for path, call, method, options in (
+    hidden: Any = {"include_in_schema": False}
+    routes: Any = (
         ("/v1/models", models, "GET", locked),
         ("/v1/completions", completions, "POST", {}),
         ("/tokenizer_info", tokenizer_info, "GET", locked),
@@ -66,8 +67,9 @@ def _add_routes(app: FastAPI) -> None:
         ("/detokenize", detokenize, "POST", locked),
         ("/metrics", metrics, "GET", locked),
         ("/health", health, "GET", {}),
-        ("/docs", docs, "GET", {"include_in_schema": False}),
-    ):
+        ("/docs", docs, "GET", hidden),
+    )
+    for path, call, method, options in routes:
         app.add_api_route(path, call, methods=[method], response_model=None, **options)
     for path, name in {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}.items():
         app.add_api_route(path, _sender(PAGE / name), methods=["GET"], include_in_schema=False)

@@ -40,7 +40,7 @@ function memory() {
 
 function showMemory() {
   const value = memory();
-  const words = value === null ? "tokens of its whole memory" : value === 1 ? "1 token" : `${value} tokens`;
+  const words = value === null ? "as far back as the model can" : value === 1 ? "the token before it" : `${value} tokens before it`;
   byId("memory").textContent = words;
   byId("mem_len").setAttribute("aria-valuetext", words);
 }
@@ -153,7 +153,7 @@ function choose(index) {
   showDetail(tokens[chosen]);
 }
 
-function visible(name) { return JSON.stringify(name).slice(1, -1).replace(/ /g, "␣"); }
+function visible(name) { return name.startsWith("bytes:") ? name : JSON.stringify(name).slice(1, -1).replace(/ /g, "␣"); }
 
 function showDetail(token) {
   const title = document.createElement("p");
