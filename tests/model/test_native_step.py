@@ -1,4 +1,4 @@
-"""The step in C++: the model's own numbers in a ring, bits of the row alone, and what it leaves to PyTorch."""
+"""The step in C++: the model's numbers in a ring, bits that depend on the row alone, and what PyTorch keeps."""
 
 from __future__ import annotations
 

@@ -248,9 +248,9 @@ class Step:
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
         """Log-probabilities of the token after each of these, in the caller's autocast."""
-        return self.vectors(self.embed(ids))
+        return self.vectors(self.inputs(ids))
 
-    def embed(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
+    def inputs(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
         """What the backbone reads of the next token of each row."""
         x = self.model.embedding(ids)
         if self.tokens is not None:

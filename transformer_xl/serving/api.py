@@ -49,7 +49,7 @@ def build_app(service: Service, tokens: Sequence[str] = ()) -> FastAPI:
         RequestValidationError: _form_error,
         QueueFull: _queue_full,
         Closing: _closing,
-        ClientGone: _gone,
+        ClientGone: _client_gone,
     }.items():
         app.add_exception_handler(kind, answer)
     _add_routes(app)
@@ -243,5 +243,5 @@ def _closing(_: Request, error: Any) -> Response:
     return _error(503, str(error), code="shutting_down", **{"Retry-After": "10"})
 
 
-def _gone(_: Request, __: Any) -> Response:
+def _client_gone(_: Request, __: Any) -> Response:
     return Response(status_code=GONE)

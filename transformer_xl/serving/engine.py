@@ -296,7 +296,7 @@ class Engine:
         ids = self._ids.to(self.device)
         if not self._native:
             return self._step(ids)
-        x = self._step.embed(ids)
+        x = self._step.inputs(ids)
         out = self._step.vectors.select(rows)(x[rows])
         return self.model.softmax.log_probs(out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out))
 
