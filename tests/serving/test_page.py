@@ -1,4 +1,4 @@
-"""The page in a browser: it reads, writes, and shows what else was expected. Without Playwright and Chromium: skipped."""
+"""The page in a browser: it reads, writes, and shows what else was expected. Needs Playwright and Chromium."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "strin
 COLDEST = 1e-4
 """Smallest temperature above 0."""
 
+LARGE = 10**30
+
 
 class Refused(Exception):
     """An answer that is an error: its status, a sentence, and the field that is wrong."""
@@ -189,5 +191,7 @@ def _is_id(value: object) -> bool:
 
 def short(value: object) -> str:
     """At most 40 characters of a value, none of them a control character."""
-    text = ascii(value) if isinstance(value, str) else str(value) if abs(float(value)) < 1e30 else "more"  # type: ignore[arg-type]
+    if isinstance(value, int) and not -LARGE < value < LARGE:  # Python does not print integers of thousands of digits
+        return "more"
+    text = ascii(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
