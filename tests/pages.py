@@ -46,6 +46,7 @@ ONLY_READ = {
     r"^txl convert .*--from ": "the file of another program is large; tests/interop converts small ones",
     r"\bwt103\b": "it needs a converted checkpoint of another program; tests/interop has small ones",
     r"^txl bench (?!runs/)": "a recipe has its full size; tests/cli/test_bench.py runs small ones",
+    r"^txl serve ": "it runs until a signal ends it; tests/serving/test_api.py starts it",
     r"--compile|--train\.compile": "it needs a C++ compiler and a minute",
     r"--train\.trackers": "it needs another package; tests/train/test_trackers.py runs it",
     r"^torchrun ": "it needs several processes; tests/train/test_distributed.py starts them",

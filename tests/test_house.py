@@ -23,7 +23,7 @@ FLOORS = (
     {"checkpoint"},
     {"evaluation"},
     {"train"},
-    {"report", "analysis", "interop"},
+    {"report", "analysis", "interop", "serving"},
     {"cli"},
 )
 ROOF = {"__init__", "__main__", "hf"}

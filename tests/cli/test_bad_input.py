@@ -125,7 +125,7 @@ class TestOptions:
     NEEDED: typing.ClassVar[dict[str, list[str]]] = {
         **{name: ["x"] for name in ("data", "train", "eval", "harness", "generate", "compress", "decompress")},
         **{name: ["x"] for name in ("recl", "length", "attention")},
-        **{"score": ["run", "file"], "convert": ["run", "--to", "new"], "bench": ["text8-small"]},
+        **{"score": ["run", "file"], "serve": ["run"], "convert": ["run", "--to", "new"], "bench": ["text8-small"]},
     }
 
     @staticmethod

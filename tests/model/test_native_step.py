@@ -212,3 +212,23 @@ def test_a_number_that_is_not_finite_shows() -> None:
     x[1, 0, 3] = float("nan")
     assert step(x).isnan().all(1).tolist() == [False, True]
     assert step(torch.randn(2, 1, 14)).isnan().any(1).tolist() == [False, True]
+
+
+@each_precision
+@torch.no_grad()
+def test_the_bits_of_a_row_do_not_depend_on_when_it_came(precision: str) -> None:
+    """Each row has a slot of its own, so its sums have the same order in every row of a step of any age."""
+    model, call, ids = inference_model(precision), lengths(40), text(3, 60, seed=1)
+    found = []
+    with mixed(precision):
+        x = model.embedding(ids)
+        for age, row in ((1, 0), (7, 2), (59, 1)):
+            step = VectorStep(model.backbone, model.empty_cache(3, call), call)
+            for vector in x[:, :age].split(1, dim=1):
+                step(vector)
+            step.put(row, model.log_probs(text(1, 33), model.empty_cache(1, call), call)[1])
+            own = x.clone()
+            own[row] = x[0]
+            found.append(torch.stack([step(vector)[row] for vector in own.split(1, dim=1)]))
+            assert can_step(model.backbone, step.rings[0])
+    assert all(torch.equal(each, found[0]) for each in found)

@@ -122,7 +122,7 @@ def test_nothing_grows_or_moves() -> None:
     addresses = set()
     for token in text(2, 12).split(1, dim=1):
         step(token)
-        addresses.add(tuple(x.data_ptr() for x in (*step.vectors.rings, step.vectors.slot, step.vectors.counts)))
+        addresses.add(tuple(x.data_ptr() for x in (*step.vectors.rings, step.vectors.slots, step.vectors.counts)))
     assert len(addresses) == 1
 
 
@@ -205,3 +205,41 @@ def test_compiling_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     assert "captured anyway" in sentence
     kind, window, _ = _compiling_problems(torch.device("cpu"), Lengths(tgt_len=4, mem_len=0), "shaw")
     assert "got" not in kind and "shaw" in kind and "needs a memory" in window
+
+
+@each_kind
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_a_row_put_into_a_running_step_goes_on_and_can_be_taken_out(kind: dict, data: st.DataObject) -> None:
+    """Rows come and go at any time; each equals a memory of its own, and others do not change."""
+    model, mem_len = small_model(**kind), data.draw(st.integers(1, 7))
+    call = lengths(mem_len, tgt_len=4)
+    with torch.no_grad():
+        step = Step(model, model.empty_cache(3, call), call, compiled=False)
+    memories: list[Any] = [model.empty_memory(1, call) for _ in range(3)]
+    for seed in range(data.draw(st.integers(1, 6))):
+        row, size = data.draw(st.integers(0, 2)), data.draw(st.integers(1, 9))
+        if data.draw(st.booleans()):
+            cache, memories[row] = states_after(model, text(1, size, seed=seed), call)
+        else:
+            cache = step.take(row)
+        step.put(row, cache)
+        ids = text(3, data.draw(st.integers(1, 2 * mem_len)), seed=9 + seed)
+        found = steps(step, ids)
+        for other, own in enumerate(ids):
+            expected, memories[other] = follow(model, own[None], memories[other], call)
+            torch.testing.assert_close(found[other : other + 1], expected)
+
+
+@pytest.mark.parametrize("kind", [{}, VARIANTS["n-grams"]], ids=["plain", "n-grams"])
+def test_a_row_may_see_less_than_the_step_allows(kind: dict) -> None:
+    model, call, short = small_model(**kind), lengths(6), lengths(2, 3)
+    prompt, ids = text(1, 9), text(2, 11, seed=1)
+    with torch.no_grad():
+        step = Step(model, model.empty_cache(2, call), call, compiled=False)
+    cache, memory = states_after(model, prompt, short)
+    step.put(1, cache, reach=2)
+    found = steps(step, ids)
+    torch.testing.assert_close(found[1:], follow(model, ids[1:], memory, short)[0])
+    torch.testing.assert_close(found[:1], follow(model, ids[:1], model.empty_memory(1, call), call)[0])
+    assert step.take(1).length == 2

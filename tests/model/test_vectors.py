@@ -133,7 +133,7 @@ def test_nothing_of_a_step_grows_or_moves() -> None:
     for number, x in enumerate(vectors(2, 60).split(1, dim=1)):
         step(x)
         step.reset(torch.tensor([number % 7 == 0, number % 11 == 0]))
-        held = (*step.rings, step.slot, step.counts, *(each.r for each in step.positions))
+        held = (*step.rings, step.slots, step.counts, *(each.r for each in step.positions))
         seen.add(tuple((kept.data_ptr(), kept.shape) for kept in held))
     assert len(seen) == 1
     assert not any(isinstance(value, Tensor) and value.requires_grad for value in vars(step).values())

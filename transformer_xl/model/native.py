@@ -37,7 +37,7 @@ def can_step(backbone: Any, kv: Float[Tensor, "B 2 H L K"]) -> bool:
 
 
 def native_step(backbone: Any, positions: Sequence[Any]) -> Callable[..., Float[Tensor, "B D"]]:
-    """A function of `(x, rings, slot, counts, rows)` that returns the last output of the backbone.
+    """A function of `(x, rings, slots, counts, rows)` that returns the last output of the backbone.
 
     It writes the keys and values of the vectors x into the rings. Vector i follows row `rows[i]` of the rings; `rows`
     None: row i.

@@ -2,8 +2,9 @@
 
 On a CPU the step in C++ reads where it can; see `native`.
 
-A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the slot's
-index is a tensor. Position scores are computed in the order of distances, then moved to the order of the ring:
+A step keeps keys and values in a ring as long as the window W. The new position overwrites the oldest slot; the index
+of each row's slot is in a tensor. Position scores are computed in the order of distances, then moved to the order of
+the ring:
 
     score_j = scale * ((q + u) . k_j + (q + v) . r_d),    d = (slot - j) mod W,    seen while d <= count
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,9 +35,9 @@ class Ring(NamedTuple):
     """One layer's past in a step: keys and values of the last W positions."""
 
     kv: Float[Tensor, "B 2 H W K"]
-    slot: Int[Tensor, " 1"]
-    """The slot of the new position."""
-    order: Int[Tensor, " W"]
+    slots: Int[Tensor, " B"]
+    """The slot of each row's new position."""
+    order: Int[Tensor, "B W"]
     """For each slot, the row of its distance in a table whose first row is the farthest distance."""
     unseen: Bool[Tensor, "B 1 W"]
 
@@ -43,7 +45,8 @@ class Ring(NamedTuple):
         self, k: Float[Tensor, "B H 1 K"], v: Float[Tensor, "B H 1 K"]
     ) -> tuple[Float[Tensor, "B H W K"], Float[Tensor, "B H W K"]]:
         """Overwrite the oldest slot; return all of them."""
-        self.kv.index_copy_(3, self.slot, torch.stack([k, v], dim=1).to(self.kv.dtype))
+        at = self.slots[:, None, None, None, None].expand(*self.kv.shape[:3], 1, self.kv.shape[4])
+        self.kv.scatter_(3, at, torch.stack([k, v], dim=1).to(self.kv.dtype))
         return self.kv[:, 0], self.kv[:, 1]
 
     def attend(
@@ -59,7 +62,8 @@ class Ring(NamedTuple):
         """See `relative_attention`: one query per row, keys in the order of the ring; `unseen` is the only mask."""
         q, scale = q[:, :, 0], q.shape[-1] ** -0.5
         query = (q + position_bias.to(q.dtype)) * scale
-        scores = torch.bmm(r, query.permute(1, 2, 0).to(r.dtype)).permute(2, 0, 1).index_select(2, self.order)
+        scores = torch.bmm(r, query.permute(1, 2, 0).to(r.dtype)).permute(2, 0, 1)
+        scores = scores.gather(2, self.order[:, None].expand(scores.shape))
         scores = scores.masked_fill(self.unseen, torch.finfo(scores.dtype).min)[:, :, None]
         query = (q + content_bias.to(q.dtype)).to(k.dtype)[:, :, None]
         return F.scaled_dot_product_attention(query, k, v, scores, scale=scale)
@@ -101,13 +105,15 @@ class VectorStep:
         self.backbone: Any = backbone
         self.head: Callable[[Tensor], Tensor] | None = head
         self.compiled: bool = compiled
+        self.lengths: Lengths = lengths
         self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
         self.ground: list[Tensor] | None = cache.ground
         newest = cache.newest(self.window - 1)
-        length, device = newest[0].shape[3], newest[0].device
+        length = newest[0].shape[3]
         self.counts: Tensor = cache.counts.clamp(max=length)
+        self.most: Tensor = torch.full_like(self.counts, self.window - 1)
         self.rings: list[Tensor] = [pad(kv, (0, 0, 0, self.window - length)) for kv in newest]
-        self.slot: Tensor = torch.full((1,), length % self.window, device=device)
+        self.slots: Tensor = torch.full_like(self.counts, length % self.window)
         self.rows: Tensor | None = None
         tables = zip(backbone.layers, backbone.positions(self.window, lengths.clamp_len, backbone.like), strict=True)
         self.positions: list[Any] = [
@@ -125,8 +131,8 @@ class VectorStep:
         if self._run is None:
             self._run = self._prepare(x)
         out = self._run(x, self.rows)
-        self.slot.add_(1).remainder_(self.window)
-        self.counts.add_(1).clamp_(max=self.window - 1)
+        self.slots.add_(1).remainder_(self.window)
+        torch.minimum(self.counts.add_(1), self.most, out=self.counts)
         return out
 
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
@@ -146,6 +152,30 @@ class VectorStep:
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
 
+    @torch.no_grad()
+    def put(self, row: int, cache: KVCache, reach: int | None = None) -> None:
+        """Let a row go on after the past of a cache of one row, which this consumes.
+
+        From now on the row sees at most `reach` earlier positions; None: all that the lengths of the step allow. Its
+        outputs do not depend on what the row held before.
+        """
+        assert len(cache.counts) == 1 and self.rows is None, "one row goes into one row of the whole step"
+        most = self.window - 1 if reach is None else min(reach, self.window - 1)
+        count, newest = cache.counts[0], cache.newest(most)
+        length = newest[0].shape[3]
+        for ring, kv in zip(self.rings, newest, strict=True):
+            ring[row, ..., :length, :] = kv[0]
+        self.most[row], self.slots[row], self.counts[row] = most, length % self.window, count.clamp(max=length)
+
+    @torch.no_grad()
+    def take(self, row: int) -> KVCache:
+        """A copy of a row's past as a cache of one row. The row does not change."""
+        assert self.rows is None, "one row of the whole step"
+        count, slot = int(self.counts[row]), int(self.slots[row])
+        held = torch.arange(slot - count, slot, device=self.slots.device) % self.window
+        buffers = [ring[row : row + 1].index_select(3, held) for ring in self.rings]
+        return KVCache(buffers, self.lengths, count, ground=self.ground)
+
     def _prepare(self, x: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
         if not self.compiled and can_step(self.backbone, self.rings[0]):
             return partial(self._read_natively, native_step(self.backbone, self.positions))
@@ -156,7 +186,7 @@ class VectorStep:
         return partial(self._read, run)
 
     def _read_natively(self, read: Callable[..., Tensor], x: Tensor, rows: Tensor | None) -> Tensor:
-        out = read(x[:, 0], self.rings, self.slot, self.counts, rows).to(x.dtype)
+        out = read(x[:, 0], self.rings, self.slots, self.counts, rows).to(x.dtype)
         return out if self.head is None else self.head(out)
 
     def _read(self, run: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor | None) -> Tensor:
@@ -168,13 +198,13 @@ class VectorStep:
     def _next(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
         kind, backbone = x.device.type, self.backbone
         slots = torch.arange(self.window, device=x.device)
-        order = (slots - self.slot - 1) % self.window
+        order = (slots - self.slots[:, None] - 1) % self.window
         unseen = (self.window - 1 - order > self.counts[:, None])[:, None]
         # A graph must not use weights in autocast's cache, because they are freed later.
         mixed = torch.is_autocast_enabled(kind)
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
             for layer, kv, own in zip(backbone.layers, self.rings, self.positions, strict=True):
-                x = layer(x, Ring(kv, self.slot, order, unseen), own)
+                x = layer(x, Ring(kv, self.slots, order, unseen), own)
             x = x if backbone.final_norm is None else backbone.final_norm(x)
             return x[:, 0] if self.head is None else self.head(x[:, 0])
 
@@ -215,17 +245,34 @@ class Step:
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
         """Log-probabilities of the token after each of these, in the caller's autocast."""
+        return self.vectors(self.inputs(ids))
+
+    def inputs(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
+        """What the backbone reads of the next token of each row."""
         x = self.model.embedding(ids)
         if self.tokens is not None:
             tokens = torch.cat([self.tokens, ids], 1)
             x = x + self.model.ngrams(tokens, 1)
             self.tokens = tokens[:, 1:]
-        return self.vectors(x)
+        return x
 
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
         """Empty the marked rows, where a document ended; keep the others."""
         self.vectors.reset(rows)
         self.tokens = reset_tokens(self.tokens, rows)
+
+    def put(self, row: int, cache: KVCache, reach: int | None = None) -> None:
+        """Let a row go on after the past of a cache; see `VectorStep.put`."""
+        if self.tokens is not None:
+            kept = self.tokens.shape[1]
+            tokens = self.tokens.new_empty(1, 0) if cache.tokens is None else cache.tokens
+            self.tokens[row] = pad(tokens, (kept, 0), value=-1)[0, tokens.shape[1] :]
+        self.vectors.put(row, cache, reach)
+
+    def take(self, row: int) -> KVCache:
+        """A copy of a row's past, with its tokens; see `VectorStep.take`."""
+        tokens = None if self.tokens is None else self.tokens[row : row + 1].clone()
+        return replace(self.vectors.take(row), tokens=tokens)
 
     def select(self, rows: Int[Tensor, " R"]) -> Step:
         """A step with only these rows, each at most once. The compiled call stays, with as many rows as before."""

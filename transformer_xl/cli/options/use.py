@@ -1,4 +1,4 @@
-"""Commands that use a trained model: eval, score, harness, generate, compress, decompress and convert."""
+"""Commands that use a trained model: eval, score, harness, generate, serve, compress, decompress and convert."""
 
 from __future__ import annotations
 
@@ -144,6 +144,41 @@ class Generate(Command):
     """Print one JSON object per continuation, after all of them are done."""
 
     journey = "generate.generate"
+
+
+@dataclass(frozen=True)
+class Serve(Command):
+    """Answer requests over HTTP in the form of OpenAI's completions, and show a page to read and write texts."""
+
+    folder: RunFolder
+    port: int = 8000
+    """0: any free port, which is printed."""
+    host: str = "127.0.0.1"
+    """The address to listen at. Any other lets other machines in: give a token."""
+    token: Annotated[tuple[str, ...], arg(metavar="TEXT ...")] = ()
+    """Answer only requests with one of these tokens. By default those in the variable TXL_SERVE_TOKEN, if it is set."""
+    rows: int = 16
+    """Number of texts that are written at the same time, rounded up to a multiple of 8."""
+    queue: int = 256
+    """Number of prompts that may wait; more are answered 429."""
+    max_prompt: Annotated[int, arg(metavar="N")] = 131_072
+    """Tokens of a prompt, at most."""
+    max_tokens: Annotated[int, arg(metavar="N")] = 16_384
+    """Tokens of an answer, at most."""
+    session_minutes: float = 60.0
+    """How long a text can be continued after its last use."""
+    sessions: Annotated[int, arg(metavar="N")] = 1000
+    """Number of texts that can be continued, at most; the least recently used go first."""
+    session_mb: int = 1024
+    """Their memory in megabytes, at most."""
+    grace: float = 30.0
+    """Seconds for running texts after a signal to end."""
+    mem_len: Size = None
+    """Tokens of memory; by default as in evaluation."""
+    device: str = "auto"
+    precision: Precision = "auto"
+
+    journey = "serve.serve"
 
 
 @dataclass(frozen=True)

@@ -154,9 +154,9 @@ template <typename T>
 struct Call {
   const Model& model;
   const std::vector<Tensor>& rings;  // [B, 2, H, window, K]
-  const int64_t* counts;
+  const int64_t *slots, *counts;  // of each row of the ring
   const int64_t* chosen;  // the row of the ring of each row of the call, or null
-  int64_t slot, rows;
+  int64_t rows;
   float* out;  // [rows, D]; first the input
 
   int64_t H = rings[0].size(2), window = rings[0].size(3), K = rings[0].size(4);
@@ -293,7 +293,7 @@ struct Call {
 
     // One head's attention of row b to the p-th piece of its ring.
     void attend(const Layer& layer, T* ring, int64_t h, int64_t p, int64_t b) {
-      int64_t window = call.window, slot = call.slot, at = call.chosen ? call.chosen[b] : b, count = call.counts[at];
+      int64_t window = call.window, at = call.chosen ? call.chosen[b] : b, slot = call.slots[at], count = call.counts[at];
       int64_t begin = p * call.piece, end = std::min(window, begin + call.piece);
       T *k = ring + (2 * at * H + h) * window * K, *v = k + HK * window;
       const float* q = call.heads.get() + b * 3 * HK + h * K;
@@ -424,13 +424,13 @@ struct Call {
 // A function that reads one vector of each row, writes its key and value into the rings, and returns the outputs.
 template <typename... Options>
 py::cpp_function make_step(Options... options) {
-  auto run = [model = Model{std::move(options)...}](const Tensor& x, const std::vector<Tensor>& rings, const Tensor& slot,
+  auto run = [model = Model{std::move(options)...}](const Tensor& x, const std::vector<Tensor>& rings, const Tensor& slots,
                                                     const Tensor& counts, const std::optional<Tensor>& rows) {
     Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat)).copy_(x);
     auto read = [&](auto number) {
       using T = decltype(number);
-      Call<T>{model, rings, counts.const_data_ptr<int64_t>(), rows ? rows->const_data_ptr<int64_t>() : nullptr,
-              *slot.const_data_ptr<int64_t>(), out.size(0), out.data_ptr<float>()}();
+      Call<T>{model, rings, slots.const_data_ptr<int64_t>(), counts.const_data_ptr<int64_t>(),
+              rows ? rows->const_data_ptr<int64_t>() : nullptr, out.size(0), out.data_ptr<float>()}();
     };
     rings[0].scalar_type() == at::kFloat ? read(float{}) : read(BFloat16{});
     return out;

@@ -1,0 +1,213 @@
+"""Load `txl serve` with clients, and print how it holds: tokens a second, waiting times, memory, a long session.
+
+    python -m experiments.serve_load              # a random model of bytes, half a minute for each number of clients
+    python -m experiments.serve_load --run runs/my --minutes 10
+
+Each client sends one request after another: prompts of 16 to 512 bytes, 16 to 128 new tokens, streamed. A mixed batch
+of 200 texts must also have the bits of the same texts alone. The slope of the memory is that of a straight line through
+the resident sizes of the second half, with its standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import torch
+import tyro
+
+from transformer_xl import RunConfig, TransformerXL, TransformerXLConfig, save_checkpoint
+from transformer_xl.config.settings import TrainConfig
+from transformer_xl.data.vocab import Vocab
+
+SIZES = {"n_layer": 6, "n_head": 8, "d_head": 32, "d_model": 256, "d_inner": 1024}
+
+
+@dataclass
+class Options:
+    """Load a server with clients."""
+
+    run: Path | None = None
+    """A trained run; by default a random model of bytes (6 layers, d_model 256, T = 128, M = 512)."""
+    clients: tuple[int, ...] = (1, 16, 64)
+    minutes: float = 0.5
+    """Time for each number of clients."""
+    session: int = 100_000
+    """Tokens of the long session; 0: none."""
+    texts: int = 200
+    """Texts of the mixed batch; 0: none."""
+    precision: str = "fp32"
+
+
+@dataclass
+class Times:
+    """What the clients saw."""
+
+    first: list[float] = field(default_factory=list)
+    """Seconds to the first token of each text."""
+    gaps: list[float] = field(default_factory=list)
+    """Seconds per token of each text after its first."""
+    tokens: int = 0
+    refused: int = 0
+
+
+def main() -> None:
+    options = tyro.cli(Options)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served(options.run or random_run(Path(folder)), options) as (url, pid),
+    ):
+        for count in options.clients:
+            print(load(url, pid, count, 60 * options.minutes), flush=True)
+        if options.texts:
+            print(mixed(url, options.texts), flush=True)
+        if options.session:
+            print(long_session(url, options.session), flush=True)
+
+
+def random_run(folder: Path) -> Path:
+    torch.manual_seed(0)
+    vocab = Vocab.build("byte", [])
+    model = TransformerXL(TransformerXLConfig(vocab_size=len(vocab), **SIZES))
+    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=128, mem_len=512))
+    return save_checkpoint(folder / "random", model=model, vocab=vocab, config=config)
+
+
+@contextmanager
+def served(run: Path, options: Options) -> Iterator[tuple[str, int]]:
+    """The address and the process of a server."""
+    words = ["serve", str(run), "--port", "0", "--precision", options.precision, "--max-tokens", "200000"]
+    command = [sys.executable, "-m", "transformer_xl", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        print(line, end="")
+        yield re.findall(r"http://\S+", line)[0], server.pid
+        server.terminate()
+
+
+def load(url: str, pid: int, count: int, seconds: float) -> str:
+    times, sizes = Times(), []
+    began = time.perf_counter()
+    asyncio.run(clients(url, pid, count, seconds, times, sizes))
+    took = time.perf_counter() - began
+    slope, error = line_through(np.array(sizes[len(sizes) // 2 :]))
+    return (
+        f"{count:3} clients, {took:.0f} s: {times.tokens / took:,.0f} tokens/s; first token p50 {ms(times.first, 50)} "
+        f"p95 {ms(times.first, 95)}; a token p50 {ms(times.gaps, 50)} p95 {ms(times.gaps, 95)}; "
+        f"{len(times.first)} texts, "
+        f"{times.refused} refused; RSS {sizes[-1][1]:.0f} MB, slope {slope:+.2f} +- {error:.2f} MB/minute"
+    )
+
+
+def ms(values: list[float], percent: int) -> str:
+    return f"{1000 * np.percentile(values, percent):.1f} ms" if values else "-"
+
+
+async def clients(
+    url: str, pid: int, count: int, seconds: float, times: Times, sizes: list[tuple[float, float]]
+) -> None:
+    end, limits = time.perf_counter() + seconds, httpx.Limits(max_connections=None)
+
+    async def watch() -> None:
+        while time.perf_counter() < end:
+            sizes.append((time.perf_counter() / 60, resident(pid)))
+            await asyncio.sleep(0.5)
+
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as session:
+        await asyncio.gather(watch(), *(client(session, number, end, times) for number in range(count)))
+
+
+async def client(session: httpx.AsyncClient, number: int, end: float, times: Times) -> None:
+    dice = np.random.default_rng(number)
+    while time.perf_counter() < end:
+        prompt = bytes(dice.integers(97, 123, size=int(dice.integers(16, 513)))).decode()
+        asked = {"prompt": prompt, "max_tokens": int(dice.integers(16, 129)), "stream": True, "logprobs": 0}
+        began, seen = time.perf_counter(), []
+        async with session.stream("POST", "/v1/completions", json=asked) as answer:
+            if answer.status_code == 429:
+                times.refused += 1
+                await answer.aread()
+                await asyncio.sleep(1)
+                continue
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    seen += [time.perf_counter()] * len(json.loads(line[6:])["choices"][0]["logprobs"]["tokens"])
+        times.first.append(seen[0] - began)
+        times.gaps.append((seen[-1] - seen[0]) / (len(seen) - 1))
+        times.tokens += len(seen)
+
+
+def resident(pid: int) -> float:
+    """Resident memory of a process in MB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def line_through(points: np.ndarray) -> tuple[float, float]:
+    """The slope of a straight line through the points, and its standard error."""
+    x, y = points.T - points.T.mean(1, keepdims=True)
+    slope = (x @ y) / (x @ x)
+    return float(slope), float(np.sqrt(((y - slope * x) ** 2).sum() / max(len(x) - 2, 1) / (x @ x)))
+
+
+def mixed(url: str, count: int) -> str:
+    """Compare texts written together with the same texts alone."""
+    dice = np.random.default_rng(1)
+    asked = [
+        {
+            "prompt": dice.integers(256, size=int(dice.integers(1, 700))).tolist(),
+            "max_tokens": int(dice.integers(1, 60)),
+            "seed": int(dice.integers(1000)),
+            "logprobs": 2,
+            "echo": bool(dice.integers(2)),
+            "store": False,
+        }
+        for _ in range(count)
+    ]
+
+    async def together() -> list[dict]:
+        async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as session:
+            return [
+                answer.json()
+                for answer in await asyncio.gather(*(session.post("/v1/completions", json=each) for each in asked))
+            ]
+
+    among = asyncio.run(together())
+    with httpx.Client(base_url=url, timeout=600) as session:
+        alone = [session.post("/v1/completions", json=each).json() for each in asked]
+    keep = lambda answer: [(each["text"], each["logprobs"]) for each in answer["choices"]]  # noqa: E731
+    same = sum(keep(one) == keep(other) for one, other in zip(among, alone, strict=True))
+    return f"{same} of {count} texts have the same bits alone as among the others"
+
+
+def long_session(url: str, tokens: int, piece: int = 1000) -> str:
+    """Go on with one text; compare the time of its last piece with that of its first."""
+    took, last = [], None
+    with httpx.Client(base_url=url, timeout=600) as session:
+        for _ in range(tokens // piece):
+            asked = {"prompt": "" if last else "a", "max_tokens": piece, "previous_response_id": last}
+            began = time.perf_counter()
+            last = session.post("/v1/completions", json=asked).raise_for_status().json()["id"]
+            took.append(time.perf_counter() - began)
+    first, end = took[0], took[-1]
+    middle = float(np.median(took))
+    return (
+        f"a session of {tokens:,} tokens: first {piece:,} in {first:.2f} s, last in {end:.2f} s, median {middle:.2f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""The HTTP interface: OpenAI's client, lm-evaluation-harness's requests, streams, limits, errors, the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from serving_live import BYTES, LENGTHS, WORDS, Live, language_model, live_server
+
+from transformer_xl.checkpoint import save_checkpoint
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.evaluation.lines import score_lines
+from transformer_xl.serving.choices import token_name
+from transformer_xl.serving.requests import Limits
+
+openai = pytest.importorskip("openai")
+TEXT = "A bird sang twice, and twice again, until it was evening."
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with live_server(language_model()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_openai_lists_the_model(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == ["toy"]
+
+
+@pytest.mark.parametrize("prompt", [TEXT, "", [65, 66, 67], ["a", "b"], [[65], [66, 10, 13]]], ids=str)
+def test_openai_completes_every_form_of_prompt(client: Any, prompt: Any) -> None:
+    many = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    options = {"model": "toy", "prompt": prompt, "max_tokens": 7, "n": 2, "seed": 1, "logprobs": 3}
+    answer = client.completions.create(**options)
+    assert [choice.index for choice in answer.choices] == list(range(2 * many))
+    assert answer.usage.completion_tokens == 14 * many
+    for choice in answer.choices:
+        assert choice.finish_reason == "length" and len(choice.logprobs.tokens) == 7
+        assert all(len(top) in (3, 4) for top in choice.logprobs.top_logprobs)
+    again = client.completions.create(**options)
+    assert [choice.text for choice in again.choices] == [choice.text for choice in answer.choices]
+    assert answer.choices[0].text != answer.choices[1].text
+
+
+def joined(chunks: list[Any]) -> dict[int, dict[str, Any]]:
+    """The choices of a stream, put together."""
+    found: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            whole = found.setdefault(choice["index"], {"text": "", "logprobs": {}})
+            whole["text"] += choice["text"]
+            whole["finish_reason"] = choice["finish_reason"]
+            for name, values in (choice["logprobs"] or {}).items():
+                whole["logprobs"].setdefault(name, []).extend(values or [])
+    return found
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("stop", [None, "e", ["\u00e9", "t"]])
+def test_a_stream_gives_the_same_as_one_piece(live: Live, echo: bool, stop: Any) -> None:
+    asked = {
+        "prompt": ["ab\u00e9", TEXT],
+        "n": 2,
+        "seed": 5,
+        "max_tokens": 60,
+        "logprobs": 2,
+        "echo": echo,
+        "stop": stop,
+    }
+    whole = live.post(**asked)
+    options = {"include_usage": True}
+    with live.client.stream(
+        "POST", "/v1/completions", json={**asked, "stream": True, "stream_options": options}
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = "".join(answer.iter_text()).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert chunks[-1]["usage"] == whole["usage"]
+    expected = {choice.pop("index"): choice for choice in whole["choices"]}
+    found = joined(chunks)
+    for index, choice in expected.items():
+        choice.pop("id")
+        assert found[index]["text"] == choice["text"] and found[index]["finish_reason"] == choice["finish_reason"]
+        assert found[index]["logprobs"]["tokens"] == choice["logprobs"]["tokens"]
+        costs = (each["logprobs"]["token_logprobs"] for each in (found[index], choice))
+        np.testing.assert_allclose(*(np.array(list(each), float) for each in costs), atol=1e-4)
+        if stop is not None:
+            stops = [stop] if isinstance(stop, str) else stop
+            written = choice["text"].removeprefix(["ab\u00e9", TEXT][index // 2] if echo else "")
+            assert not any(one in written for one in stops)
+
+
+@pytest.mark.parametrize("vocab", [BYTES, WORDS, Vocab.build("byte", [], newlines="drop")], ids=str)
+def test_echo_gives_the_log_probabilities_of_txl_score(vocab: Vocab) -> None:
+    model, text = language_model(vocab), "a bird sang twice a bird sang " * 4
+    with live_server(model) as live:
+        answer = live.post(prompt=text, max_tokens=0, echo=True, logprobs=1)
+    found = answer["choices"][0]["logprobs"]["token_logprobs"]
+    costs = -model.score(text).nats
+    if vocab.line_end is None:
+        assert found.pop(0) is None
+    np.testing.assert_allclose(found, costs, rtol=0, atol=1e-6)
+    assert answer["choices"][0]["text"] == text
+    [line] = score_lines(model.model, vocab, [text], LENGTHS)
+    last = 0.0 if vocab.line_end is None else line.nats + sum(found)  # txl score also scores the line end
+    assert last >= -1e-4 and line.nats == pytest.approx(last - sum(found), rel=1e-5)
+
+
+def test_the_harness_gets_what_it_reads(live: Live) -> None:
+    """The requests of lm-evaluation-harness's `local-completions`."""
+    info = live.client.get("/tokenizer_info").json()
+    assert info["eos_token"] == "\n"
+    encode = lambda text: live.post("/tokenize", prompt=text, add_special_tokens=False)["tokens"]  # noqa: E731
+    assert encode(info["eos_token"]) == [10]
+    context, more = encode("A bird \u00e9"), encode(" sang")
+    assert live.post("/detokenize", tokens=context + more)["prompt"] == "A bird \u00e9 sang"
+    asked = {"model": "toy", "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0, "seed": 1234}
+    answer = live.post(prompt=[[10, *context, *more], [10, *more]], **asked)
+    for choice, start in zip(answer["choices"], (1 + len(context), 1), strict=True):
+        logprobs = choice["logprobs"]
+        costs, tops = logprobs["token_logprobs"][start:-1], logprobs["top_logprobs"][start:-1]
+        assert len(costs) == len(more) and logprobs["token_logprobs"][0] is None
+        for token, cost, top in zip(logprobs["tokens"][start:-1], costs, tops, strict=True):
+            assert top[token] == cost and max(top.values()) >= cost
+    whole = live.model.score("A bird \u00e9 sang").nats[-5:]
+    np.testing.assert_allclose(answer["choices"][0]["logprobs"]["token_logprobs"][-6:-1], -whole, atol=1e-6)
+
+
+def test_the_names_of_tokens_are_unique() -> None:
+    assert len({token_name(BYTES, i) for i in range(256)}) == 256
+    assert token_name(BYTES, 0xE2) == "bytes:\\xe2" and token_name(BYTES, 65) == "A"
+    assert token_name(WORDS, 0) == "<eos>"
+
+
+def test_a_shorter_memory_forgets(live: Live) -> None:
+    """With `mem_len`, a token sees exactly as many tokens before it: what is earlier changes nothing."""
+    costs = [
+        live.post(prompt=text, max_tokens=0, echo=True, logprobs=0, mem_len=3)["choices"][0]["logprobs"]
+        for text in ("first " + TEXT, "other " + TEXT)
+    ]
+    first, other = (np.array(each["token_logprobs"]) for each in costs)
+    reach = 3 * 3  # three layers
+    np.testing.assert_allclose(first[6 + reach :], other[6 + reach :], atol=1e-5)
+    assert abs(first[6] - other[6]) > 1e-3
+    live.post(prompt="a", mem_len=16)
+    assert "from 1 to 16" in live.post(prompt="a", mem_len=17, status=400)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("max_tokens", -1, "from 0 to"),
+        ("max_tokens", 10**30, "got more"),
+        ("max_tokens", 2.5, "a whole number"),
+        ("n", 0, "from 1 to 16"),
+        ("temperature", 1e-320, "at least 0.0001"),
+        ("temperature", -1, "from 0 to"),
+        ("top_p", 0, "above 0"),
+        ("top_k", -1, "at least 0"),
+        ("seed", "x", "a whole number"),
+        ("logprobs", 21, "from 0 to 20"),
+        ("logprobs", True, "a whole number"),
+        ("stop", ["a"] * 17, "at most 16"),
+        ("stop", "", "not empty"),
+        ("stop", [1], "not empty"),
+        ("prompt", None, "a text, a list"),
+        ("prompt", [], "from 1 to 64"),
+        ("prompt", [[]], "from 1 to"),
+        ("prompt", [256], "ids from 0 to 255"),
+        ("prompt", [-1], "ids from 0 to 255"),
+        ("prompt", [1, "a"], "a text, a list"),
+        ("prompt", [[1], "a", [True]], "a text, a list"),
+        ("prompt", "x" * 140_000, "at most 131,072 tokens"),
+        ("stream", "yes", "true or false"),
+        ("best_of", 3, "not supported"),
+        ("presence_penalty", 0.5, "not supported"),
+        ("logit_bias", {"5": 1.0}, "not supported"),
+        ("mem_len", 0, "from 1 to"),
+    ],
+)
+def test_a_wrong_field_is_refused_in_a_sentence(live: Live, field: str, value: Any, told: str) -> None:
+    error = live.post(status=400, **{"prompt": "a", field: value})["error"]
+    assert told in error["message"] and error["param"] == field and error["type"] == "invalid_request_error"
+    assert error["message"].startswith(field) and error["message"].endswith(".")
+
+
+def test_other_mistakes_have_openais_form(live: Live) -> None:
+    assert live.post(model="gpt", status=404)["error"]["code"] == "model_not_found"
+    assert "no field" in live.post(prompt="a", words=5, status=400)["error"]["message"]
+    assert "Leave it out" in live.post(previous_response_id="x", mem_len=3, status=400)["error"]["message"]
+    for method, path, status in (("GET", "/nothing", 404), ("PUT", "/v1/completions", 405), ("GET", "/../etc", 404)):
+        error = live.client.request(method, path)
+        assert error.status_code == status and error.json()["error"]["message"].endswith(".")
+
+
+def test_a_large_body_is_refused() -> None:
+    with live_server(language_model(), limits=Limits(body_bytes=1000)) as live:
+        live.post(prompt="a" * 900)
+        for size in (1001, 3900, 10**6):
+            answer = live.client.post("/v1/completions", content=b"a" * size)
+            assert answer.status_code == 413 and "1,000 bytes" in answer.json()["error"]["message"]
+        live.post(prompt="a")
+
+
+def test_a_full_queue_asks_to_wait() -> None:
+    with live_server(language_model(), start=False, most=2) as live:
+        answer = live.client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
+        assert answer.status_code == 429 and 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_stops_the_work(live: Live, stream: bool) -> None:
+    asked = {"prompt": "a", "max_tokens": 16_384, "stream": stream, "n": 8}
+    with httpx.Client(base_url=live.url, timeout=0.5) as client:
+        answer = client.stream("POST", "/v1/completions", json=asked)
+        with suppress(httpx.ReadTimeout), answer as begun:
+            next(begun.iter_text())
+    live.settle(seconds=5)
+    assert live.service.engine.counts.steps < 16_384
+
+
+def test_a_mistake_of_ours_is_a_500_with_a_traceback_in_the_log(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise KeyError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.service.engine, "_seat", fail)
+        error = live.post(prompt="a", status=500)["error"]
+    assert error["type"] == "server_error" and "broken" not in error["message"]
+    assert "KeyError: 'broken'" in caplog.text
+    live.post(prompt="a")
+
+
+def test_metrics_count(live: Live) -> None:
+    live.post(prompt="abc", max_tokens=5)
+    found = live.client.get("/metrics").text
+    assert "txl_tokens_written_total" in found and 'route="/v1/completions",status="200"' in found
+    assert live.client.get("/health").json() == {"status": "ok"}
+
+
+def test_the_page_loads_nothing_from_elsewhere(live: Live) -> None:
+    for path in ("/", "/page.css", "/page.js", "/docs"):
+        answer = live.client.get(path)
+        assert answer.status_code == 200 and "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "://" not in answer.text, path
+    paths = live.client.get("/openapi.json").json()["paths"]
+    assert {"/v1/completions", "/v1/models", "/tokenize"} <= paths.keys()
+
+
+def test_the_command_serves_and_ends_gracefully(tmp_path: Path) -> None:
+    """After SIGTERM a running text is finished, a new one gets 503, and the status is 0."""
+    model = language_model()
+    save_checkpoint(tmp_path / "toy", model=model.model, vocab=BYTES, config=model.config)
+    command = [sys.executable, "-m", "transformer_xl", "serve", str(tmp_path / "toy"), "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TXL_SERVE_TOKEN": "t"}
+    ) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-3]
+        with httpx.Client(base_url=url, timeout=60, headers={"Authorization": "Bearer t"}) as client:
+            asked = {"prompt": "a", "max_tokens": 3000, "stream": True, "logprobs": 0}
+            with client.stream("POST", "/v1/completions", json=asked) as answer:
+                chunks = answer.iter_text()
+                next(chunks)
+                server.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+                refused = client.post("/v1/completions", json={"prompt": "a"})
+                text = "".join(chunks)
+        assert refused.status_code == 503 and "shutting down" in refused.text
+        assert text.endswith("data: [DONE]\n\n")
+        assert server.wait(timeout=30) == 0
+
+
+def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformer_xl.cli.main import main
+
+    model = language_model()
+    run = save_checkpoint(tmp_path / "toy", model=model.model, vocab=BYTES, config=model.config)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for words, told in (
+            ([f"--port={port}"], "in use"),
+            (["--port=70000"], "--port must be"),
+            (["--rows=0"], "--rows must be"),
+            (["--mem-len=0"], "remembers"),
+            (["--token", ""], "not empty"),
+            (["--host", "nowhere.invalid"], "nowhere.invalid"),
+        ):
+            assert main(["serve", str(run), *words]) == 2
+            assert told in capsys.readouterr().err

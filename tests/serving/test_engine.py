@@ -1,0 +1,250 @@
+"""Continuous batching: a text has the same bits alone as among others, and clients take turns."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from native_build import build_or_skip, without_build
+from serving_live import BYTES, LENGTHS, language_model
+from small_models import VARIANTS
+
+from transformer_xl.config.settings import Lengths
+from transformer_xl.evaluation.generate import Sampling
+from transformer_xl.serving.engine import Closing, Engine, QueueFull, refusal
+from transformer_xl.serving.texts import Ended, Failed, Job, Past, Scored, Wrote, shorter_memory
+from transformer_xl.serving.turns import Turns
+
+
+class Written:
+    """Collects the events of a job."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[Any] = queue.Queue()
+
+    def all(self, n: int = 1) -> list[Any]:
+        """All events until the n-th end."""
+        found: list[Any] = []
+        while sum(isinstance(event, Ended | Failed) for event in found) < n:
+            found.append(self.events.get(timeout=30))
+        return found
+
+
+def job(ids: np.ndarray, written: Written, *, seed: int = 0, past: Past | None = None, **options: Any) -> Job:
+    sampling = Sampling(seed=seed, top_k=options.pop("top_k", 0), stop=options.pop("stop", ()))
+    sizes = {"lengths": LENGTHS if past is None else past.lengths, "max_tokens": 5} | options
+    return Job(ids=ids, past=past, sampling=sampling, emit=written.events.put, **sizes)
+
+
+def plain(events: list[Any]) -> list[Any]:
+    """Events without the state that they carry."""
+    return [
+        (event.log_probs.tolist(), event.tops)
+        if isinstance(event, Scored)
+        else tuple(event)[: 3 if isinstance(event, Ended) else 5]
+        for event in events
+    ]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    model = language_model()
+    made = Engine(model.model, BYTES, LENGTHS, rows=8)
+    yield made.start()
+    made.stop()
+
+
+def mixed_jobs(count: int, seed: int) -> list[dict[str, Any]]:
+    """Arguments of very different jobs."""
+    dice = np.random.default_rng(seed)
+    return [
+        {
+            "ids": dice.integers(256, size=int(dice.integers(1, 60))),
+            "seed": int(dice.integers(1000)),
+            "max_tokens": int(dice.integers(0, 40)),
+            "top_k": int(dice.choice([0, 5])),
+            "n": int(dice.choice([1, 1, 3])),
+            "echo": bool(dice.integers(2)),
+            "top": int(dice.integers(3)),
+            "client": str(dice.integers(3)),
+            "lengths": LENGTHS if dice.integers(2) else shorter_memory(LENGTHS, int(dice.integers(1, 16))),
+        }
+        for _ in range(count)
+    ]
+
+
+def texts_of(engine: Engine, wanted: list[dict[str, Any]], *, together: bool) -> list[list[Any]]:
+    """The events of each job, sorted by their continuation."""
+    outs = [Written() for _ in wanted]
+    found = []
+    for out, each in zip(outs, wanted, strict=True):
+        engine.submit([job(written=out, **each)])
+        if not together:
+            found.append(out.all(each["n"]))
+    if together:
+        found = [out.all(each["n"]) for out, each in zip(outs, wanted, strict=True)]
+    order = lambda event: -1 if isinstance(event, Scored) else event.index  # noqa: E731
+    return [plain(sorted(events, key=order)) for events in found]
+
+
+@pytest.fixture
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from without_build(monkeypatch)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["post-norm", "n-grams", "QK-norm"])
+def test_a_text_has_the_same_bits_alone_as_among_others(
+    kind: str, precision: str, switched_on: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the step in C++."""
+    build_or_skip(monkeypatch)
+    model = language_model(**VARIANTS[kind])
+    wanted = mixed_jobs(40, seed=3)
+    engine = Engine(model.model, BYTES, LENGTHS, rows=8, precision=precision).start()
+    assert engine._native
+    try:
+        assert texts_of(engine, wanted, together=True) == texts_of(engine, wanted, together=False)
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize("kind", ["post-norm", "bands"])
+def test_otherwise_a_text_is_the_same_to_rounding(kind: str) -> None:
+    """PyTorch's attention, and products with few columns, round in another way in each row."""
+    wanted = mixed_jobs(40, seed=4)
+    engine = Engine(language_model(**VARIANTS[kind]).model, BYTES, LENGTHS, rows=8).start()
+    assert not engine._native
+    try:
+        runs = [texts_of(engine, wanted, together=which) for which in (False, True)]
+    finally:
+        engine.stop()
+    for alone, among in zip(*runs, strict=True):
+        costs = [[event[3] for event in events if len(event) == 5] for events in (alone, among)]
+        np.testing.assert_allclose(*costs, atol=1e-4)
+
+
+def test_an_engine_writes_what_the_model_expects(engine: Engine) -> None:
+    """At temperature 0, each token is the likeliest one after all before it."""
+    out, model = Written(), language_model()
+    ids = np.frombuffer(b"\nsome text", np.uint8)
+    sampling = Sampling(temperature=0)
+    engine.submit([Job(ids=ids, past=None, lengths=LENGTHS, sampling=sampling, max_tokens=20, emit=out.events.put)])
+    *wrote, ended = out.all()
+    text = bytes(event.token for event in wrote)
+    whole = torch.tensor([[*ids, *text]])
+    with torch.no_grad():
+        memory, expected = None, []
+        for start in range(0, len(ids) - 1, 8):  # as the engine reads, then token by token
+            _, memory = model.model.log_probs(whole[:, start : min(start + 8, len(ids) - 1)], memory, LENGTHS)
+        for at in range(len(ids) - 1, whole.shape[1] - 1):
+            log_probs, memory = model.model.log_probs(whole[:, at : at + 1], memory, LENGTHS)
+            expected.append(float(log_probs[0, -1, whole[0, at + 1]]))
+            assert int(log_probs[0, -1].argmax()) == whole[0, at + 1]
+    np.testing.assert_allclose([event.log_prob for event in wrote], expected, rtol=1e-4)
+    assert ended.past.last == text[-1] and ended.reason == "length"
+
+
+def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
+    """The short text is complete when the long one has not been read."""
+    long, short = Written(), Written()
+    ids = np.zeros(8 * 2000, np.int64)
+    engine.submit([job(ids, long, max_tokens=1)])
+    engine.submit([job(ids[:20], short, max_tokens=20)])
+    short.all()
+    assert long.events.empty()
+    assert isinstance(long.all()[-1], Ended)
+
+
+def test_clients_take_turns() -> None:
+    turns, out = Turns(), Written()
+    turns.add(job(np.array([i]), out, client="many") for i in range(5))
+    turns.add([job(np.array([9]), out, client="one")])
+    first = turns.next()
+    assert first is not None and first.client == "many"
+    second = turns.next()
+    assert second is not None and second.client == "one" and len(turns) == 4
+
+
+def test_a_cancelled_text_frees_its_row(engine: Engine) -> None:
+    outs = [Written() for _ in range(engine.rows)]
+    endless = [job(np.array([1]), out, max_tokens=10**9) for out in outs]
+    engine.submit(endless)
+    for out in outs:
+        out.events.get(timeout=30)
+    late = Written()
+    engine.submit([job(np.array([1]), late)])
+    for each in endless:
+        each.cancelled = True
+    assert len(late.all()) == 6
+    assert not [row for row in engine._writing if row is not None]
+
+
+def test_a_full_queue_refuses_all_or_nothing() -> None:
+    model = language_model()
+    engine = Engine(model.model, BYTES, LENGTHS, rows=8, most=3)
+    jobs = [job(np.array([1]), Written()) for _ in range(4)]
+    with pytest.raises(QueueFull, match=r"Try again in \d+ s"):
+        engine.submit(jobs)
+    assert engine.waiting == 0
+    engine.submit(jobs[:3])
+    engine.close()
+    with pytest.raises(Closing):
+        engine.submit(jobs[:1])
+    assert not engine.idle
+    engine.stop()
+
+
+def test_a_failure_ends_the_texts_and_not_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, fine = Written(), Written()
+    monkeypatch.setattr(engine, "_step", None)
+    engine.submit([job(np.array([1]), broken)])
+    [failed] = broken.all()
+    assert isinstance(failed, Failed)
+    monkeypatch.undo()
+    engine.submit([job(np.array([1]), fine)])
+    assert len(fine.all()) == 6
+
+
+def test_no_numbers_end_one_text(engine: Engine) -> None:
+    weight = engine.model.embedding.tables[0] if hasattr(engine.model.embedding, "tables") else None
+    assert weight is not None
+    bad, good = Written(), Written()
+    with torch.no_grad():
+        kept = weight[7].clone()
+        weight[7] = torch.nan
+    sampling_ids = np.array([7])
+    engine.submit([job(sampling_ids, bad, max_tokens=3)])
+    assert isinstance(bad.all()[-1], Failed)
+    with torch.no_grad():
+        weight[7] = kept
+    engine.submit([job(np.array([1]), good)])
+    assert isinstance(good.all()[-1], Ended)
+
+
+def test_models_that_do_not_remember_are_refused() -> None:
+    config = language_model().model.config
+    assert refusal(config, LENGTHS) is None
+    assert "remembers" in str(refusal(config, Lengths(tgt_len=4, mem_len=0)))
+    assert "shaw" in str(refusal(language_model(kind="shaw", positions=64).model.config, LENGTHS))
+
+
+def test_a_text_that_was_written_goes_on(engine: Engine) -> None:
+    """Written in two answers, greedily, it is the text of one answer, because both are steps in the same window."""
+    whole, first, second = Written(), Written(), Written()
+    ids = np.arange(30)
+    engine.submit([job(ids, whole, top_k=1, max_tokens=40)])
+    engine.submit([job(ids, first, top_k=1, max_tokens=13)])
+    *begun, ended = first.all()
+    engine.submit([job(np.array([ended.past.last]), second, past=ended.past, top_k=1, max_tokens=27)])
+    *rest, _ = second.all()
+    *expected, _ = whole.all()
+    found = [*begun, *rest]
+    assert [event.token for event in found] == [event.token for event in expected]
+    costs = ([event.log_prob for event in events] for events in (found, expected))
+    np.testing.assert_allclose(*costs, atol=1e-4)
+    assert all(isinstance(event, Wrote) for event in found)

@@ -1,0 +1,137 @@
+"""Texts that are continued: exactly, in several ways, for a limited time, by their owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from serving_live import LENGTHS, Live, language_model, live_server
+
+from transformer_xl.config.settings import Lengths
+from transformer_xl.model.inference import KVCache
+from transformer_xl.serving.sessions import Sessions, new_id
+from transformer_xl.serving.texts import Past
+
+WINDOW = Lengths(tgt_len=8, mem_len=16, attn_len=17)
+"""Lengths at which a result does not depend on where a text is cut."""
+PARTS = ("A bird sang", " twice, and twice again, until it was", " evening, and then no more.")
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with live_server(language_model(lengths=WINDOW)) as made:
+        yield made
+
+
+def costs(answer: dict) -> list[float]:
+    return answer["choices"][0]["logprobs"]["token_logprobs"]
+
+
+def test_a_text_read_in_parts_costs_what_it_costs_at_once(live: Live) -> None:
+    """Under a window of attention, to rounding, wherever the text is cut."""
+    asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    whole = costs(live.post(prompt="".join(PARTS), **asked))
+    found, last = [], None
+    for part in PARTS:
+        answer = live.post(prompt=part, previous_response_id=last, **asked)
+        found += costs(answer)
+        last = answer["id"]
+        assert answer["usage"]["prompt_tokens"] == len(part)
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+
+
+def test_a_part_has_the_bits_of_a_context(live: Live) -> None:
+    """At any lengths, a session is `LanguageModel.score(text, context)`."""
+    with live_server(language_model(lengths=LENGTHS)) as other:
+        context, last = None, None
+        for part in PARTS:
+            scored = other.model.score(part, context)
+            answer = other.post(prompt=part, previous_response_id=last, max_tokens=0, echo=True, logprobs=0)
+            assert costs(answer) == (-scored.nats).tolist()
+            context, last = scored.context, answer["id"]
+
+
+def test_texts_fork(live: Live) -> None:
+    """Each choice can be continued, any number of times, and no continuation changes another."""
+    start = live.post(prompt=PARTS[0], max_tokens=9, n=3, seed=2)
+    ids = [choice["id"] for choice in start["choices"]]
+    assert start["id"] == ids[0] and len(set(ids)) == 3
+    asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    for _ in range(2):
+        for choice in start["choices"]:
+            found = costs(live.post(prompt=PARTS[1], previous_response_id=choice["id"], **asked))
+            text = choice["text"]
+            if "\ufffd" not in text:
+                whole = costs(live.post(prompt=PARTS[0] + text + PARTS[1], **asked))
+                np.testing.assert_allclose(found, whole[-len(found) :], atol=1e-4)
+            found_again = costs(live.post(prompt=PARTS[1], previous_response_id=choice["id"], **asked))
+            assert found == found_again
+
+
+def test_going_on_reads_only_what_is_new(live: Live) -> None:
+    answer = live.post(prompt="x" * 200, max_tokens=0)
+    before = live.service.engine.counts.read
+    live.post(prompt="yz", previous_response_id=answer["id"], max_tokens=1)
+    assert live.service.engine.counts.read - before == 2
+
+
+def test_an_id_that_is_forged_or_not_stored_is_not_found(live: Live) -> None:
+    kept = live.post(prompt="a", store=False)["id"]
+    for name in (kept, new_id(), "", "x" * 10_000, "../../etc/passwd", "cmpl-\u00e9"):
+        error = live.post(prompt="a", previous_response_id=name, status=404)["error"]
+        assert error["code"] == "response_not_found" and error["message"].endswith("Send the whole text.")
+
+
+def test_a_text_belongs_to_its_token() -> None:
+    with live_server(language_model(), tokens=("first", "second")) as live:
+        for path in ("/v1/models", "/metrics", "/tokenizer_info"):
+            assert live.client.get(path).status_code == 401
+        assert live.client.get("/health").status_code == live.client.get("/").status_code == 200
+
+        def ask(token: str, status: int, **body: str) -> dict:
+            live.client.headers["Authorization"] = f"Bearer {token}"
+            return live.post(status=status, prompt="a", **body)
+
+        assert ask("third", 401)["error"]["code"] == "invalid_api_key"
+        name = ask("first", 200)["id"]
+        ask("second", 404, previous_response_id=name)
+        ask("first", 200, previous_response_id=name)
+
+
+def past(positions: int = 4) -> Past:
+    """A text whose keys and values have 8 bytes for each position."""
+    return Past(KVCache([torch.zeros(1, 2, 1, positions, 1)], LENGTHS, positions), 0, LENGTHS)
+
+
+def test_texts_go_after_their_time_or_when_there_are_too_many() -> None:
+    now = [0.0]
+    texts = Sessions(seconds=10, most=3, most_bytes=100, clock=lambda: now[0])
+    for name in "abc":
+        texts.add(name, past())
+    assert texts.nbytes == 96 and texts.get("a") is not None
+    texts.add("d", past())
+    assert texts.get("b") is None and texts.get("a") is not None and len(texts) == 3
+    texts.add("large", past(8))
+    assert len(texts) == 2 and texts.nbytes == 96 and texts.get("a") is not None
+    texts.add("too large", past(80))
+    assert texts.get("too large") is None and texts.get("a") is not None
+    now[0] = 9.0
+    assert texts.get("a") is not None
+    now[0] = 12.0
+    texts.trim()
+    assert len(texts) == 1 and texts.get("large") is None
+    now[0] = 19.0
+    assert texts.get("a") is None and texts.nbytes == len(texts) == 0
+
+
+def test_an_owner_cannot_reach_the_text_of_another() -> None:
+    texts = Sessions(seconds=10, most=3, most_bytes=100)
+    texts.add("a", past(), owner="me")
+    assert texts.get("a", "me") is not None and texts.get("a", "you") is None and texts.get("a") is None
+
+
+def test_ids_are_long_and_different() -> None:
+    names = {new_id() for _ in range(1000)}
+    assert len(names) == 1000 and min(map(len, names)) >= 37

@@ -1,0 +1,348 @@
+"""Continuous batching: a thread that reads prompts and writes texts, with a step of constant shape.
+
+A text is written in a row of one `Step`. Rows come and go while others go on. Between two steps the engine reads one
+segment of one prompt, so a long prompt delays each token by at most one segment. A prompt is read alone and cut from
+its start into segments of `tgt_len`, as `txl score` does. So a text does not depend on other texts: with the
+step in C++ and a vocabulary without bands (`model.cutoffs`) to the last bit, otherwise to rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..config.settings import Lengths
+from ..data.vocab import Vocab
+from ..evaluation.generate import TokenText, sample
+from ..evaluation.score import Scoring, device_of
+from ..model.native import can_step
+from ..model.step import Step
+from ..runtime.device import autocast
+from .texts import Ended, Failed, Job, Past, Scored, Top, Wrote, reach_of
+from .turns import Turns
+
+LOG = logging.getLogger("transformer_xl.serving")
+ROWS = 8
+"""In products with fewer rows, or with a part of as many, PyTorch's numbers depend on where a row is."""
+_SCORES = 1 << 24
+"""Maximum number of scores held at once."""
+
+
+class QueueFull(Exception):
+    """The queue has no room. `seconds`: when to try again."""
+
+    def __init__(self, seconds: int):
+        super().__init__(f"The queue is full. Try again in {seconds} s.")
+        self.seconds: int = seconds
+
+
+class Closing(Exception):
+    """The server ends and takes no new texts."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down and takes no new texts.")
+
+
+@dataclass(eq=False)
+class Reading:
+    """A prompt of which the first `done` tokens have been read."""
+
+    job: Job
+    state: Any = None
+    done: int = 0
+
+
+@dataclass(eq=False)
+class Writing:
+    """A continuation: after its past, before it has a row, or in a row."""
+
+    job: Job
+    index: int
+    past: Past
+    writer: TokenText
+    generator: torch.Generator
+    last: int
+    written: int = 0
+
+
+@dataclass
+class Counts:
+    """What the engine has done so far."""
+
+    read: int = 0
+    written: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    """Time spent on steps."""
+
+
+class Engine:
+    """Texts in, events out. `submit` and `close` may be called from any thread."""
+
+    def __init__(
+        self,
+        model: Scoring,
+        vocab: Vocab,
+        lengths: Lengths,
+        *,
+        rows: int = 16,
+        most: int = 256,
+        precision: str = "fp32",
+    ) -> None:
+        """Begin without a thread; `start` makes one.
+
+        Args:
+            rows: number of texts that are written at the same time, rounded up to a multiple of `ROWS`.
+            most: number of prompts that may wait.
+        """
+        rows = -(-rows // ROWS) * ROWS
+        self.vocab, self.lengths, self.rows, self.most, self.precision = vocab, lengths, rows, most, precision
+        self.device: torch.device = device_of(model)
+        self.model: Any = model.for_inference(precision)
+        self.counts: Counts = Counts()
+        self.closing: bool = False
+        self._wake = threading.Condition()
+        self._queue = Turns()
+        self._reading: deque[Reading] = deque()
+        self._ready: deque[Writing] = deque()
+        self._writing: list[Writing | None] = [None] * rows
+        self._ids: Int[Tensor, "B 1"] = torch.zeros(rows, 1, dtype=torch.long)
+        self._stopped, self._idle = False, True
+        self._thread = threading.Thread(target=self._run, name="txl-engine", daemon=True)
+        with torch.no_grad(), autocast(precision, self.device):
+            cache = self.model.empty_cache(rows, lengths)
+            self._native: bool = can_step(self.model.backbone, cache.buffers[0])
+            self._step: Step = Step(self.model, cache, lengths, compiled=self.device.type == "cuda")
+        if self._native:
+            self._step.vectors.head = None
+
+    def start(self) -> Engine:
+        self._thread.start()
+        return self
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Put jobs into the queue, all or none.
+
+        Raises:
+            QueueFull: there is no room for all of them.
+            Closing: `close` was called.
+        """
+        with self._wake:
+            if self.closing:
+                raise Closing
+            if len(self._queue) + len(jobs) > self.most:
+                raise QueueFull(self._patience())
+            self._queue.add(jobs)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Take no new jobs; finish the ones that there are."""
+        with self._wake:
+            self.closing = True
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Drop all jobs and end the thread."""
+        with self._wake:
+            self.closing = self._stopped = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that nothing has been read of."""
+        return len(self._queue)
+
+    @property
+    def busy(self) -> int:
+        """Prompts being read, and texts being written."""
+        return len(self._reading) + len(self._ready) + sum(row is not None for row in self._writing)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no prompt waits and no text is worked on."""
+        with self._wake:
+            return self._idle and not self.waiting
+
+    def _patience(self) -> int:
+        """Seconds in which the queue gets room: the time of a full queue at the speed so far, from 1 to 60."""
+        pace = self.counts.seconds / max(self.counts.written, 1)
+        waiting = sum(row.job.max_tokens - row.written for row in self._writing if row is not None)
+        return min(max(round(pace * waiting), 1), 60)
+
+    # The engine's own thread.
+
+    def _run(self) -> None:
+        with torch.no_grad(), autocast(self.precision, self.device):
+            while self._wait():
+                try:
+                    self._admit()
+                    self._read()
+                    self._seat()
+                    self._write()
+                except Exception as error:
+                    LOG.exception("The engine failed; its texts are dropped.")
+                    self._fail(error)
+        self._fail(Closing())
+        self._idle = True
+
+    def _wait(self) -> bool:
+        """Sleep until there is work; return False to end."""
+        with self._wake:
+            self._idle = not self.busy
+            self._wake.wait_for(lambda: self._stopped or self.busy or self.waiting)
+            self._idle = False
+            return not self._stopped
+
+    def _admit(self) -> None:
+        """Begin to read prompts from the queue, as many as may have a row next."""
+        while len(self._reading) + len(self._ready) < self.rows:
+            with self._wake:
+                job = self._queue.next()
+            if job is None:
+                return
+            self._reading.append(Reading(job))
+
+    def _read(self) -> None:
+        """Read one segment of the prompt whose turn it is."""
+        if not self._reading:
+            return
+        reading = self._reading[0]
+        job, end = reading.job, len(reading.job.ids) - 1
+        if reading.state is None:
+            reading.state = self.model.empty_cache(1, job.lengths) if job.past is None else job.past.cache.fork()
+        if reading.done < end and not job.cancelled:
+            ids = job.ids[reading.done : reading.done + job.lengths.tgt_len + 1]
+            window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
+            reading.state = self._read_segment(job, window, reading.state)
+            reading.done += len(ids) - 1
+            self.counts.read += len(ids) - 1
+        self._reading.rotate(-1)
+        if reading.done == end or job.cancelled:
+            self._reading.pop()
+        if reading.done == end and not job.cancelled:
+            self._begin(job, Past(reading.state.fork(), int(job.ids[-1]), job.lengths))
+
+    def _begin(self, job: Job, past: Past) -> None:
+        """Put the continuations of a prompt that was read where they wait for a row."""
+        for index, generator in enumerate(job.sampling.generators(job.n)):
+            writer = TokenText(self.vocab, job.ids, job.sampling.stop)
+            holder = Writing(job, index, past, writer, generator, past.last)
+            if job.max_tokens:
+                self._ready.append(holder)
+            else:
+                self._end(holder, "length", past)
+
+    def _read_segment(self, job: Job, window: Int[Tensor, "1 L"], state: Any) -> Any:
+        """The state after a segment. With `echo`, its tokens are scored: exactly as `LanguageModel.score` does."""
+        if not job.echo:
+            return self.model.hidden(window[:, :-1], state, job.lengths)[1]
+        prediction, state = self.model.predict(window[:, :-1], window[:, 1:], state, job.lengths)
+        tops = self._tops(prediction.features[0], job.top)
+        job.emit(Scored(-prediction.nll[0].double().cpu().numpy(), tops))
+        return state
+
+    def _tops(self, features: Float[Tensor, "T D"], count: int) -> list[Top]:
+        if not count:
+            return [[] for _ in features]
+        pieces = features.split(max(_SCORES // len(self.vocab), 1))
+        return [top for piece in pieces for top in tops_of(self.model.softmax.log_probs(piece), count)]
+
+    def _seat(self) -> None:
+        """Give free rows to texts that wait for one."""
+        for row, holder in enumerate(self._writing):
+            if holder is not None and holder.job.cancelled:
+                self._writing[row] = holder = None
+            while holder is None and self._ready:
+                next_one = self._ready.popleft()
+                if not next_one.job.cancelled:
+                    self._writing[row] = holder = next_one
+                    self._step.put(row, holder.past.cache.fork(), holder.past.reach)
+
+    def _write(self) -> None:
+        """Write one token in each row that has a text."""
+        rows = [row for row, holder in enumerate(self._writing) if holder is not None]
+        if not rows:
+            return
+        started = time.perf_counter()
+        for row in rows:
+            self._ids[row] = self._writing[row].last  # type: ignore[union-attr]
+        log_probs = self._log_probs(torch.tensor(rows)).cpu()
+        self.counts.steps += 1
+        self.counts.seconds += time.perf_counter() - started
+        for row in rows:
+            try:
+                self._draw(row, log_probs[row : row + 1])
+            except FloatingPointError as error:
+                self._writing[row].job.emit(Failed(error))  # type: ignore[union-attr]
+                self._writing[row] = None
+
+    def _log_probs(self, rows: Int[Tensor, " R"]) -> Float[Tensor, "B V"]:
+        """Log-probabilities after the last tokens of these rows; other rows are undefined.
+
+        The step in C++ computes only these rows, because its bits do not depend on their number. PyTorch's may, so the
+        embedding and the softmax always have all rows.
+        """
+        ids = self._ids.to(self.device)
+        if not self._native:
+            return self._step(ids)
+        x = self._step.inputs(ids)
+        out = self._step.vectors.select(rows)(x[rows])
+        return self.model.softmax.log_probs(out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out))
+
+    def _draw(self, row: int, log_probs: Float[Tensor, "1 V"]) -> None:
+        """Draw the next token of a row."""
+        holder = self._writing[row]
+        assert holder is not None, "a row with a text"
+        job = holder.job
+        token = int(sample(log_probs, job.sampling, [holder.generator]))
+        text = holder.writer.write(token)
+        holder.last, holder.written = token, holder.written + 1
+        self.counts.written += 1
+        top = tops_of(log_probs, job.top)[0] if job.top else []
+        job.emit(Wrote(holder.index, token, text, float(log_probs[0, token]), top))
+        if holder.writer.ended or holder.written == job.max_tokens:
+            past = Past(self._step.take(row), token, job.lengths)
+            self._writing[row] = None
+            self._end(holder, "stop" if holder.writer.ended else "length", past)
+
+    def _end(self, holder: Writing, reason: str, past: Past) -> None:
+        holder.job.emit(Ended(holder.index, holder.writer.close(), reason, past))
+
+    def _fail(self, error: Exception) -> None:
+        """Drop all texts."""
+        with self._wake:
+            jobs = [each.job for each in (*self._reading, *self._ready, *self._writing) if each is not None]
+            while (job := self._queue.next()) is not None:
+                jobs.append(job)
+        self._reading.clear()
+        self._ready.clear()
+        self._writing = [None] * self.rows
+        for job in dict.fromkeys(jobs):
+            job.emit(Failed(error))
+
+
+def tops_of(log_probs: Float[Tensor, "B V"], count: int) -> list[Top]:
+    """The likeliest tokens of each row."""
+    best = log_probs.topk(min(count, log_probs.shape[1]), dim=1)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [list(zip(ids, values, strict=True)) for ids, values in pairs]
+
+
+def refusal(config: Any, lengths: Lengths) -> str | None:
+    """Why this model cannot be served; None if it can."""
+    if config.kind != "transformer-xl":
+        return f"txl serve needs a model of kind transformer-xl, got {config.kind}."
+    if reach_of(lengths) < 1:
+        return "txl serve needs a model that remembers: give a mem_len and an attn_len above 1."
+    return None
