@@ -77,8 +77,10 @@ class Writer:
 
     def __init__(self, stream: BinaryIO, header: Header):
         self.stream: BinaryIO = stream
-        self.size = self.crc = self.length = 0
-        self.digest = hashlib.sha256()
+        self.size: int = 0
+        self.crc: int = 0
+        self.length: int = 0
+        self.digest: Any = hashlib.sha256()
         packed = zlib.compress(json.dumps(asdict(header), separators=(",", ":")).encode(), 9)
         self._write(MAGIC + bytes([VERSION]) + _LENGTH.pack(len(packed)) + packed)
 
@@ -111,7 +113,8 @@ class Archive:
     def __init__(self, stream: BinaryIO, name: str):
         self.stream: BinaryIO = stream
         self.name: str = name
-        self.length, self.sha256 = 0, b""
+        self.length: int = 0
+        self.sha256: bytes = b""
         magic = stream.read(len(MAGIC) + 1)
         if magic[:-1] != MAGIC:
             raise Mistake(f"{name} must be an archive that txl compress wrote, and is not.")

@@ -111,7 +111,8 @@ class Reader:
     """Reads one more token of each row: the same numbers as `Step`, with matches that cost the same in any window."""
 
     def __init__(self, model: Any, past: Memory, lengths: Lengths, index: NgramIndex | None):
-        self.model, self.index = model, index
+        self.model: Any = model
+        self.index: NgramIndex | None = index
         self.step: VectorStep = VectorStep(model.backbone, past, lengths, head=model.softmax.log_probs)
 
     @torch.no_grad()
@@ -133,14 +134,14 @@ class TrainedPredictor:
     def __init__(self, model: Any, vocab: Vocab, lengths: Lengths, rows: int, precision: str):
         self.rows: int = rows
         self.precision: str = precision
-        self.known = np.array(vocab.symbols, np.int64)
-        self.unknown = np.setdiff1d(np.arange(256), self.known)
+        self.known: Integer[np.ndarray, " N"] = np.array(vocab.symbols, np.int64)
+        self.unknown: Integer[np.ndarray, " U"] = np.setdiff1d(np.arange(256), self.known)
         space = int(np.argmax(self.known == ord(" ")))
-        self.ids = np.full(256, space, np.int64)
+        self.ids: Integer[np.ndarray, " 256"] = np.full(256, space, np.int64)
         self.ids[self.known] = np.arange(len(self.known))
-        self.counts = np.full(len(self.unknown), 1 / 64 / max(len(self.unknown), 1))
+        self.counts: Float[np.ndarray, " U"] = np.full(len(self.unknown), 1 / 64 / max(len(self.unknown), 1))
         """How often each unknown byte occurred, plus a start that lets the first one occur."""
-        self.total = 1.0
+        self.total: float = 1.0
         with autocast(precision, CPU):
             model = model.for_inference(precision)
             index = None if model.ngrams is None else NgramIndex(model.ngrams, rows)
@@ -164,7 +165,7 @@ class TrainedPredictor:
     def _read(self, ids: Integer[np.ndarray, " B"]) -> None:
         with autocast(self.precision, CPU):
             log_probs, _ = self.reader(ids)
-        self.next = log_probs.double().exp().numpy()
+        self.next: Float[np.ndarray, "B N"] = log_probs.double().exp().numpy()
 
 
 def self_test(predictor: Predictor) -> str:

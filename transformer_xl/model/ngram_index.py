@@ -8,9 +8,10 @@ newest, so an older one of the same slot is forgotten.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int16, Int32, Int64, Integer, UInt32
 
 from .ngrams import BASE, PRIME, NgramEmbedding
 
@@ -33,21 +34,22 @@ class NgramIndex:
         self.lengths: list[int] = [*ngrams.lengths, *ngrams.matches]
         self.own: int = len(ngrams.lengths)
         self.window: int = ngrams.window
-        self.sizes = np.array(ngrams.sizes, np.int64)
-        self.starts = np.cumsum(self.sizes) - self.sizes
-        self.powers = np.array([pow(BASE, i + 1, PRIME) for i in range(longest)], np.int64)
-        self.codes = np.zeros((streams, longest), np.int64)
+        self.sizes: Int64[np.ndarray, " N"] = np.array(ngrams.sizes, np.int64)
+        self.starts: Int64[np.ndarray, " N"] = np.cumsum(self.sizes) - self.sizes
+        self.powers: Int64[np.ndarray, " L"] = np.array([pow(BASE, i + 1, PRIME) for i in range(longest)], np.int64)
+        self.codes: Int64[np.ndarray, "B L"] = np.zeros((streams, longest), np.int64)
         """The last codes of each stream, newest first: ids plus one, 0 before the first token."""
         apart = np.array([n not in shared for n in ngrams.matches], np.int64)
-        self.salt = (np.arange(streams)[:, None] << 31) * apart
+        self.salt: Int64[np.ndarray, "B M"] = (np.arange(streams)[:, None] << 31) * apart
         """Added to a hash that finds matches in its own stream only."""
-        self.shift = np.uint64(64 - slot_bits)
-        self.tables = np.arange(len(ngrams.matches)) << slot_bits
+        self.shift: Any = np.uint64(64 - slot_bits)
+        self.tables: Int64[np.ndarray, " M"] = np.arange(len(ngrams.matches)) << slot_bits
         slots = len(ngrams.matches) << slot_bits
-        self.keys, self.followers = np.zeros(slots, np.uint32), np.zeros(slots, np.int16)
-        self.ends = np.full(slots, -1 - self.window, np.int32)
-        self.step = 0
-        self.pending: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        self.keys: UInt32[np.ndarray, " slots"] = np.zeros(slots, np.uint32)
+        self.followers: Int16[np.ndarray, " slots"] = np.zeros(slots, np.int16)
+        self.ends: Int32[np.ndarray, " slots"] = np.full(slots, -1 - self.window, np.int32)
+        self.step: int = 0
+        self.pending: tuple[Any, Any, Any] | None = None
         """The n-grams that ended at the last token, whose follower comes next: slots, keys, which streams have them."""
 
     def add(self, ids: Integer[np.ndarray, " B"]) -> Int64[np.ndarray, "B N"]:

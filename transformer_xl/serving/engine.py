@@ -105,7 +105,11 @@ class Engine:
             most: number of prompts that may wait.
         """
         rows = -(-rows // ROWS) * ROWS
-        self.vocab, self.lengths, self.rows, self.most, self.precision = vocab, lengths, rows, most, precision
+        self.vocab: Vocab = vocab
+        self.lengths: Lengths = lengths
+        self.rows: int = rows
+        self.most: int = most
+        self.precision: str = precision
         self.device: torch.device = device_of(model)
         self.model: Any = model.for_inference(precision)
         self.counts: Counts = Counts()

@@ -27,7 +27,9 @@ class Envelope:
     """ASGI middleware: adds headers to each answer, counts it by route and status, and answers 500 to our mistakes."""
 
     def __init__(self, app: Any, headers: dict[bytes, bytes], count: Callable[[str, int], None]) -> None:
-        self.app, self.headers, self.count = app, headers, count
+        self.app: Any = app
+        self.headers: dict[bytes, bytes] = headers
+        self.count: Callable[[str, int], None] = count
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -59,7 +61,9 @@ class BodyGuard:
     """ASGI middleware: a request reaches `app` with its whole body, or is refused."""
 
     def __init__(self, app: Any, most: int, seconds: float) -> None:
-        self.app, self.most, self.seconds = app, most, seconds
+        self.app: Any = app
+        self.most: int = most
+        self.seconds: float = seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
@@ -13,7 +13,7 @@ from ..config.settings import Lengths
 from ..data.vocab import is_text
 from .texts import reach_of
 
-PROMPT = {
+PROMPT: dict[str, Any] = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}},
@@ -21,12 +21,10 @@ PROMPT = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
     ]
 }
-STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-
+STOP: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
 
 COLDEST = 1e-4
 """Smallest temperature above 0."""
-
 LARGE = 10**30
 
 
@@ -35,7 +33,10 @@ class Refused(Exception):
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status: int = status
+        self.message: str = message
+        self.param: str | None = param
+        self.code: str | None = code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +56,14 @@ class Limits:
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
     include_usage: bool = False
 
 
 class Completion(BaseModel):
     """OpenAI's request for completions; `top_k`, `mem_len`, `previous_response_id` and `store` are ours."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str | None = None
     prompt: Annotated[Any, WithJsonSchema(PROMPT)] = ""
@@ -93,7 +94,7 @@ class Completion(BaseModel):
 
 
 class Tokenize(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
     prompt: str
 
 

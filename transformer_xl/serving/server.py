@@ -32,7 +32,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=5,
             )
         )
-        self.engine, self.grace = engine, grace
+        self.engine: Engine = engine
+        self.grace: float = grace
         self._end: float | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:

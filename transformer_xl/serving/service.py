@@ -99,7 +99,9 @@ class Answer:
     """The answer to one request, while it is made. Used in one event loop."""
 
     def __init__(self, service: Service, asked: Completion, owner: str) -> None:
-        self.service, self.asked, self.owner = service, asked, owner
+        self.service: Service = service
+        self.asked: Completion = asked
+        self.owner: str = owner
         self.jobs: list[Job] = []
         self.choices: list[Choice] = []
         self.ids: list[str] = []

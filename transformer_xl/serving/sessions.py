@@ -30,7 +30,10 @@ class Sessions:
     def __init__(
         self, *, seconds: float, most: int, most_bytes: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.seconds, self.most, self.most_bytes, self._clock = seconds, most, most_bytes, clock
+        self.seconds: float = seconds
+        self.most: int = most
+        self.most_bytes: int = most_bytes
+        self._clock = clock
         self.nbytes: int = 0
         self._lock = threading.Lock()
         self._texts: OrderedDict[str, Session] = OrderedDict()

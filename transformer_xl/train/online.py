@@ -113,10 +113,11 @@ class OnlinePredictor:
         self.targets: list[np.ndarray] = []
         self.ngrams: list[Tensor] = []
         lengths = Lengths(tgt_len=1, mem_len=self.train.mem_len + self.train.tgt_len - 1)
-        self.reader = Reader(self.model, self.memory, lengths, self.index)
+        self.reader: Reader = Reader(self.model, self.memory, lengths, self.index)
         self._read(ids)
 
     def _read(self, ids: np.ndarray) -> None:
+        self.next: Tensor
         self.next, rows = self.reader(ids)
         self.ids.append(ids)
         self.ngrams.append(rows)

@@ -162,7 +162,7 @@ def _repeat(archive: Archive, run: Path | None) -> Predictor:
 def _load(run: Path | None) -> tuple[LoadedModel, Trained] | tuple[None, None]:
     """Load a run that can code: a Transformer-XL of bytes."""
     if run is None:
-        build_native(CPU)
+        build_native(CPU, step=True)
         return None, None
     trained = Trained(run, "cpu", "auto")
     config = trained.config
@@ -172,7 +172,7 @@ def _load(run: Path | None) -> tuple[LoadedModel, Trained] | tuple[None, None]:
         )
     if config.model.kind != "transformer-xl":
         trained.problems.append(f"--model must be of kind transformer-xl, and {run} is of kind {config.model.kind}.")
-    return trained.load(), trained
+    return trained.load(step=True), trained
 
 
 def _predictor(header: Header, loaded: LoadedModel | None) -> Predictor:

@@ -40,7 +40,7 @@ def serve(options: Serve) -> None:
     tokens = options.token or tuple(os.environ.get(TOKEN, "").split())
     if not all(tokens):
         problems.append("--token must be texts that are not empty.")
-    loaded = trained.load()
+    loaded = trained.load(step=True)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     service = _service(options, loaded, found[0], trained.precision)
     server = Server(build_app(service, tokens), service.engine, grace=options.grace)
