@@ -160,7 +160,7 @@ class Archive:
             raise Mistake(f"{self.name} has a header that this program cannot read: {error}.") from error
 
     def _read(self, count: int) -> bytes:
-        """Exactly so many bytes."""
+        """Exactly this number of bytes."""
         parts = b""
         while len(parts) < count and (part := self.stream.read(count - len(parts))):
             parts += part

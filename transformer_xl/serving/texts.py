@@ -48,7 +48,7 @@ Top = list[tuple[int, float]]
 
 
 class Scored(NamedTuple):
-    """Some tokens of the prompt were read: their log-probabilities, and what was likely in the place of each."""
+    """Some tokens of the prompt were read: their log-probabilities, and what was likely instead."""
 
     log_probs: Float[np.ndarray, " n"]
     tops: list[Top]
