@@ -133,7 +133,7 @@ async def clients(
 async def client(session: httpx.AsyncClient, number: int, end: float, times: Times) -> None:
     dice = np.random.default_rng(number)
     while time.perf_counter() < end:
-        prompt = bytes(dice.integers(97, 123, size=int(dice.integers(16, 513)))).decode()
+        prompt = bytes(dice.integers(97, 123, size=int(dice.integers(16, 513)), dtype=np.uint8)).decode()
         asked = {"prompt": prompt, "max_tokens": int(dice.integers(16, 129)), "stream": True, "logprobs": 0}
         began, seen = time.perf_counter(), []
         async with session.stream("POST", "/v1/completions", json=asked) as answer:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ TESTED = 40
 """Steps of the self-test: more than a segment of a model that learns."""
 
 
+@runtime_checkable
 class Predictor(Protocol):
     """Predicts the next byte of each row."""
 

@@ -177,7 +177,7 @@ def require_harness() -> None:
     """Refuse to go on without lm_eval. A folder of that name is not the package."""
     found = find_spec("lm_eval")
     if found is None or found.origin is None:
-        raise Mistake("lm-evaluation-harness must be installed for this: run `pip install 'transformer-xl[harness]'`.")
+        raise Mistake("lm-evaluation-harness must be installed for this: run `pip install lm-eval`.")
 
 
 def _parts(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:

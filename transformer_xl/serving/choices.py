@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText
 from .texts import Ended, Scored, Top, Wrote
@@ -65,7 +67,8 @@ class Choice:
         self.written: int = 0
         """Tokens written so far."""
         self._vocab, self._ids, self._echo, self._leads = vocab, ids, echo, leads
-        self._writer = TokenText(vocab, ids[:1] if echo is not None else ids)  # type: ignore[arg-type]
+        read = ids[:1] if echo is not None else ids
+        self._writer = TokenText(vocab, np.asarray(read, dtype=np.int64))
         self._read = self._offset = 0
 
     def begin(self) -> Delta:

@@ -80,5 +80,5 @@ def _refuse_without_packages() -> None:
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        message = f"txl serve needs {error.name}. Install it: pip install 'transformer-xl[serve]'."
+        message = f"txl serve needs {error.name}. Install it: pip install fastapi uvicorn prometheus-client."
         raise Mistake(message) from None
