@@ -17,7 +17,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from ..mistake import Mistake
 from .coding import Code
@@ -73,10 +73,10 @@ class Block(NamedTuple):
 
 
 class Writer:
-    """Writes an archive. `size` is the number of bytes written."""
+    """Writes an archive into a binary file. `size` is the number of bytes written."""
 
-    def __init__(self, stream: BinaryIO, header: Header):
-        self.stream: BinaryIO = stream
+    def __init__(self, stream: Any, header: Header):
+        self.stream: Any = stream
         self.size: int = 0
         self.crc: int = 0
         self.length: int = 0
@@ -104,14 +104,14 @@ class Writer:
 
 
 class Archive:
-    """Reads an archive: first its `header`, then its `blocks`, one at a time. `name` is the file in errors.
+    """Reads a binary file: first the `header`, then the `blocks`, one at a time. `name` is the file in errors.
 
     Raises:
         Mistake: it is not an archive, or not as it was written.
     """
 
-    def __init__(self, stream: BinaryIO, name: str):
-        self.stream: BinaryIO = stream
+    def __init__(self, stream: Any, name: str):
+        self.stream: Any = stream
         self.name: str = name
         self.length: int = 0
         self.sha256: bytes = b""
