@@ -1,4 +1,4 @@
-"""Texts that are continued: exactly, in several ways, for a limited time, by their owner."""
+"""A text goes on from its memory: exactly, in several ways, for a limited time, for its owner alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that can be continued: each under a random id, for a limited time, in limited memory."""
+"""Keeps texts so that a later request can go on: under random ids, for a limited time, in limited memory."""
 
 from __future__ import annotations
 
