@@ -1,10 +1,10 @@
 """Load `txl serve` with clients, and print how it holds: tokens a second, waiting times, memory, a long session.
 
-    python -m experiments.serve_load              # a random model of bytes, half a minute for each number of clients
+    python -m experiments.serve_load              # `enwik8-small` with random weights, half a minute for each number of clients
     python -m experiments.serve_load --run runs/my --minutes 10
 
-Each client sends one request after another: prompts of 16 to 512 bytes, 16 to 128 new tokens, streamed. A mixed batch
-of 200 texts must also have the bits of the same texts alone. The slope of the memory is that of a straight line through
+Each client sends one request after another, streamed: a new text, or, every other time, more of its last text. A mixed
+batch of 200 texts must also have the bits of the same texts alone. The slope of the memory is that of a straight line through
 the resident sizes of the second half, with its standard error.
 """
 
@@ -28,11 +28,9 @@ import numpy as np
 import torch
 import tyro
 
-from transformer_xl import RunConfig, TransformerXL, TransformerXLConfig, save_checkpoint
-from transformer_xl.config.settings import TrainConfig
+from transformer_xl import TransformerXL, save_checkpoint
+from transformer_xl.config.recipe import load_recipe
 from transformer_xl.data.vocab import Vocab
-
-SIZES = {"n_layer": 6, "n_head": 8, "d_head": 32, "d_model": 256, "d_inner": 1024}
 
 
 @dataclass
@@ -40,10 +38,14 @@ class Options:
     """Load a server with clients."""
 
     run: Path | None = None
-    """A trained run; by default a random model of bytes (6 layers, d_model 256, T = 128, M = 512)."""
+    """A trained run; by default the model of `enwik8-small` with random weights."""
     clients: tuple[int, ...] = (1, 16, 64)
     minutes: float = 0.5
     """Time for each number of clients."""
+    prompt: tuple[int, int] = (16, 128)
+    """Fewest and most bytes of a prompt."""
+    new: tuple[int, int] = (64, 256)
+    """Fewest and most new tokens."""
     session: int = 100_000
     """Tokens of the long session; 0: none."""
     texts: int = 200
@@ -70,7 +72,7 @@ def main() -> None:
         served(options.run or random_run(Path(folder)), options) as (url, pid),
     ):
         for count in options.clients:
-            print(load(url, pid, count, 60 * options.minutes), flush=True)
+            print(load(url, pid, count, options), flush=True)
         if options.texts:
             print(mixed(url, options.texts), flush=True)
         if options.session:
@@ -80,9 +82,8 @@ def main() -> None:
 def random_run(folder: Path) -> Path:
     torch.manual_seed(0)
     vocab = Vocab.build("byte", [])
-    model = TransformerXL(TransformerXLConfig(vocab_size=len(vocab), **SIZES))
-    config = RunConfig(model=model.config, train=TrainConfig(tgt_len=128, mem_len=512))
-    return save_checkpoint(folder / "random", model=model, vocab=vocab, config=config)
+    config = load_recipe("enwik8-small", ["--model.vocab_size", str(len(vocab))])
+    return save_checkpoint(folder / "random", model=TransformerXL(config.model), vocab=vocab, config=config)
 
 
 @contextmanager
@@ -98,10 +99,10 @@ def served(run: Path, options: Options) -> Iterator[tuple[str, int]]:
         server.terminate()
 
 
-def load(url: str, pid: int, count: int, seconds: float) -> str:
+def load(url: str, pid: int, count: int, options: Options) -> str:
     times, sizes = Times(), []
     began = time.perf_counter()
-    asyncio.run(clients(url, pid, count, seconds, times, sizes))
+    asyncio.run(clients(url, pid, count, options, times, sizes))
     took = time.perf_counter() - began
     slope, error = line_through(np.array(sizes[len(sizes) // 2 :]))
     return (
@@ -117,9 +118,9 @@ def ms(values: list[float], percent: int) -> str:
 
 
 async def clients(
-    url: str, pid: int, count: int, seconds: float, times: Times, sizes: list[tuple[float, float]]
+    url: str, pid: int, count: int, options: Options, times: Times, sizes: list[tuple[float, float]]
 ) -> None:
-    end, limits = time.perf_counter() + seconds, httpx.Limits(max_connections=None)
+    end, limits = time.perf_counter() + 60 * options.minutes, httpx.Limits(max_connections=None)
 
     async def watch() -> None:
         while time.perf_counter() < end:
@@ -127,15 +128,17 @@ async def clients(
             await asyncio.sleep(0.5)
 
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as session:
-        await asyncio.gather(watch(), *(client(session, number, end, times) for number in range(count)))
+        await asyncio.gather(watch(), *(client(session, number, end, options, times) for number in range(count)))
 
 
-async def client(session: httpx.AsyncClient, number: int, end: float, times: Times) -> None:
-    dice = np.random.default_rng(number)
+async def client(session: httpx.AsyncClient, number: int, end: float, options: Options, times: Times) -> None:
+    dice, last = np.random.default_rng(number), None
     while time.perf_counter() < end:
-        prompt = bytes(dice.integers(97, 123, size=int(dice.integers(16, 513)), dtype=np.uint8)).decode()
-        asked = {"prompt": prompt, "max_tokens": int(dice.integers(16, 129)), "stream": True, "logprobs": 0}
-        began, seen = time.perf_counter(), []
+        length, new = (int(dice.integers(low, high + 1)) for low, high in (options.prompt, options.new))
+        prompt = bytes(dice.integers(97, 123, size=length, dtype=np.uint8)).decode()
+        asked = {"prompt": prompt, "max_tokens": new, "previous_response_id": last, "stream": True}
+        asked["stream_options"] = {"include_usage": True}
+        began, pieces, end_of_text = time.perf_counter(), [], ""
         async with session.stream("POST", "/v1/completions", json=asked) as answer:
             if answer.status_code == 429:
                 times.refused += 1
@@ -144,10 +147,14 @@ async def client(session: httpx.AsyncClient, number: int, end: float, times: Tim
                 continue
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    seen += [time.perf_counter()] * len(json.loads(line[6:])["choices"][0]["logprobs"]["tokens"])
-        times.first.append(seen[0] - began)
-        times.gaps.append((seen[-1] - seen[0]) / (len(seen) - 1))
-        times.tokens += len(seen)
+                    pieces.append(time.perf_counter())
+                    end_of_text = line[6:]
+        content = json.loads(end_of_text)
+        assert content["usage"]["completion_tokens"] == new, content
+        last = None if last else content["id"]
+        times.first.append(pieces[0] - began)
+        times.gaps.append((pieces[-1] - pieces[0]) / (new - 1))
+        times.tokens += new
 
 
 def resident(pid: int) -> float:

@@ -97,7 +97,8 @@ def next_token_probs(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Flo
         ordered, ids = probs.sort(dim=1, descending=True, stable=True)
         before = pad(ordered.cumsum(dim=1)[:, :-1], (1, 0))
         ordered = ordered.masked_fill(before >= sampling.top_p, 0.0)
-        probs = torch.zeros_like(probs).scatter_(1, ids, ordered / ordered.sum(dim=1, keepdim=True))
+        total = ordered.cumsum(dim=1)[:, -1:]  # one after the other; `sum` rounds differently with another number of rows
+        probs = torch.zeros_like(probs).scatter_(1, ids, ordered / total)
     return probs
 
 

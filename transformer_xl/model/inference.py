@@ -95,11 +95,19 @@ class KVCache:
         self._make_room(tokens)
         needed = next_multiple(self.length + tokens) if tokens > 1 else self.length + tokens
         filling = self.length < self.lengths.mem_len
-        if self.reach < needed or (self.reach > needed and not filling):
-            self.reach = max(needed, 2 * self.reach) if filling else needed
-            own = encode(self.reach, lengths.clamp_len, x)
-            self.positions = [each._replace(r=each.r.contiguous()) if each else each for each in own]
+        if self.reach < needed:
+            self.encode(max(needed, 2 * self.reach) if filling else needed, encode, x)
+        elif self.reach > needed and not filling:
+            self._hold([each._replace(r=each.r[:, -needed:]) if each else each for each in self.positions], needed)
         return [LayerCache(buffer, self.first, self.first + self.length) for buffer in self.buffers], self.positions
+
+    def encode(self, reach: int, encode: Callable[..., Iterable[Any]], like: Tensor) -> None:
+        """Encode the distances `reach` - 1, ..., 0. Forks share them."""
+        self._hold(encode(reach, self.lengths.clamp_len, like), reach)
+
+    def _hold(self, positions: Iterable[Any], reach: int) -> None:
+        self.positions = [each._replace(r=each.r.contiguous()) if each else each for each in positions]
+        self.reach = reach
 
     def _make_room(self, tokens: int) -> None:
         needed, size, live = self.length + tokens, self.buffers[0].shape[3], self._live()

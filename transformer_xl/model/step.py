@@ -119,7 +119,7 @@ class VectorStep:
         self.positions: list[Any] = [
             own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()) for layer, own in tables
         ]
-        self._run: Callable[[Tensor, Tensor | None], Tensor] | None = None
+        self._run: list[Callable[[Tensor, Tensor | None], Tensor]] = []  # empty before the first call; of all selections
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
@@ -128,9 +128,9 @@ class VectorStep:
         check_vectors(x, self.backbone.like)
         if x.shape[:2] != (rows, 1):
             raise Mistake(f"x must be one vector of each of the {rows} rows, [{rows}, 1, D], got {list(x.shape)}.")
-        if self._run is None:
-            self._run = self._prepare(x)
-        out = self._run(x, self.rows)
+        if not self._run:
+            self._run.append(self._prepare(x))
+        out = self._run[0](x, self.rows)
         self.slots.add_(1).remainder_(self.window)
         torch.minimum(self.counts.add_(1), self.most, out=self.counts)
         return out

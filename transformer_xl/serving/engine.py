@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,10 @@ from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText, sample
 from ..evaluation.score import Scoring, device_of
+from ..model.inference import KVCache
 from ..model.native import can_step
 from ..model.step import Step
+from ..ops.masks import next_multiple
 from ..runtime.device import autocast
 from .texts import Ended, Failed, Job, Past, Scored, Top, Wrote, reach_of
 from .turns import Turns
@@ -35,6 +37,8 @@ ROWS = 8
 """In products with fewer rows, or with a part of as many, PyTorch's numbers depend on where a row is."""
 _SCORES = 1 << 24
 """Maximum number of scores held at once."""
+_BEGINNINGS = 4
+"""Number of memory lengths whose encoded distances are kept."""
 
 
 class QueueFull(Exception):
@@ -120,6 +124,7 @@ class Engine:
         self._ready: deque[Writing] = deque()
         self._writing: list[Writing | None] = [None] * rows
         self._ids: Int[Tensor, "B 1"] = torch.zeros(rows, 1, dtype=torch.long)
+        self._beginnings: dict[Lengths, KVCache] = {}
         self._stopped, self._idle = False, True
         self._thread = threading.Thread(target=self._run, name="txl-engine", daemon=True)
         with torch.no_grad(), autocast(precision, self.device):
@@ -224,7 +229,7 @@ class Engine:
         reading = self._reading[0]
         job, end = reading.job, len(reading.job.ids) - 1
         if reading.state is None:
-            reading.state = self.model.empty_cache(1, job.lengths) if job.past is None else job.past.cache.fork()
+            reading.state = (self._empty(job.lengths) if job.past is None else job.past.cache).fork()
         if reading.done < end and not job.cancelled:
             ids = job.ids[reading.done : reading.done + job.lengths.tgt_len + 1]
             window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
@@ -236,6 +241,16 @@ class Engine:
             self._reading.pop()
         if reading.done == end and not job.cancelled:
             self._begin(job, Past(reading.state.fork(), int(job.ids[-1]), job.lengths))
+
+    def _empty(self, lengths: Lengths) -> KVCache:
+        """A cache of nothing, whose forks need not encode distances again."""
+        if lengths not in self._beginnings:
+            if len(self._beginnings) == _BEGINNINGS:
+                self._beginnings.pop(next(iter(self._beginnings)))
+            cache = self._beginnings[lengths] = self.model.empty_cache(1, lengths)
+            backbone = self.model.backbone
+            cache.encode(next_multiple(lengths.mem_len + lengths.tgt_len), backbone.positions, backbone.like)
+        return self._beginnings[lengths]
 
     def _begin(self, job: Job, past: Past) -> None:
         """Put the continuations of a prompt that was read where they wait for a row."""
@@ -284,12 +299,11 @@ class Engine:
         log_probs = self._log_probs(torch.tensor(rows)).cpu()
         self.counts.steps += 1
         self.counts.seconds += time.perf_counter() - started
+        groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
         for row in rows:
-            try:
-                self._draw(row, log_probs[row : row + 1])
-            except FloatingPointError as error:
-                self._writing[row].job.emit(Failed(error))  # type: ignore[union-attr]
-                self._writing[row] = None
+            groups[self._writing[row].job.draws].append(row)  # type: ignore[union-attr]
+        for group in groups.values():
+            self._draw(group, log_probs[group])
 
     def _log_probs(self, rows: Int[Tensor, " R"]) -> Float[Tensor, "B V"]:
         """Log-probabilities after the last tokens of these rows; other rows are undefined.
@@ -304,17 +318,32 @@ class Engine:
         out = self._step.vectors.select(rows)(x[rows])
         return self.model.softmax.log_probs(out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out))
 
-    def _draw(self, row: int, log_probs: Float[Tensor, "1 V"]) -> None:
-        """Draw the next token of a row."""
+    def _draw(self, rows: list[int], log_probs: Float[Tensor, "R V"]) -> None:
+        """Draw the next token of rows that draw alike. One whose probabilities are not numbers fails alone."""
+        holders = [self._writing[row] for row in rows]
+        job = holders[0].job
+        try:
+            tokens = sample(log_probs, job.sampling, [holder.generator for holder in holders])
+        except FloatingPointError as error:
+            if len(rows) > 1:
+                for i, row in enumerate(rows):
+                    self._draw([row], log_probs[i : i + 1])
+            else:
+                self._writing[rows[0]] = job.emit(Failed(error))
+            return
+        drawn = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
+        tops: list[Top] = tops_of(log_probs, job.top) if job.top else [[] for _ in rows]
+        for row, *written in zip(rows, tokens.tolist(), drawn, tops, strict=True):
+            self._wrote(row, *written)
+
+    def _wrote(self, row: int, token: int, log_prob: float, top: Top) -> None:
         holder = self._writing[row]
         assert holder is not None, "a row with a text"
         job = holder.job
-        token = int(sample(log_probs, job.sampling, [holder.generator]))
         text = holder.writer.write(token)
         holder.last, holder.written = token, holder.written + 1
         self.counts.written += 1
-        top = tops_of(log_probs, job.top)[0] if job.top else []
-        job.emit(Wrote(holder.index, token, text, float(log_probs[0, token]), top))
+        job.emit(Wrote(holder.index, token, text, log_prob, top))
         if holder.writer.ended or holder.written == job.max_tokens:
             past = Past(self._step.take(row), token, job.lengths)
             self._writing[row] = None

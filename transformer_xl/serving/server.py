@@ -54,9 +54,11 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket at this address. Raises `OSError` with a sentence, for example if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=256)
+        made = socket.create_server((host, port), family=family, backlog=256)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while")[0]
         raise OSError(
             f"--host and --port must be a free address of this machine, got {host} {port}: {reason}."
         ) from None
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of its connections too; asyncio misses them
+    return made

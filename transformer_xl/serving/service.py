@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,24 @@ class ClientGone(Exception):
     """Nobody waits for the answer."""
 
 
+class Mail:
+    """Calls from a thread to an event loop. Waking a loop is slow, so it is woken once for all calls that wait."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+
+    def send(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        if len(self._calls) == 1:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._calls:
+            self._calls[0]()
+            self._calls.popleft()
+
+
 @dataclass
 class Service:
     """What the server has: a model behind an engine, texts that can be continued, and limits."""
@@ -33,6 +53,7 @@ class Service:
     engine: Engine
     sessions: Sessions
     limits: Limits
+    mail: Mail = field(default_factory=Mail)
 
     @property
     def vocab(self) -> Vocab:
@@ -156,7 +177,7 @@ class Answer:
         self._events.put_nowait((0, Failed(ClientGone())))
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """The pieces of all choices, as they come.
+        """The pieces of all choices, as they come. Events that came together are one piece.
 
         Raises the error that ended it. However it ends, the engine has stopped its work on it.
         """
@@ -165,19 +186,28 @@ class Answer:
             for number, choice in enumerate(self.choices):
                 yield number, choice.begin()
             while going:
-                number, event = await self._events.get()
-                if isinstance(event, Failed):
-                    raise event.error
-                first = number * self.asked.n
-                chosen = range(first, first + self.asked.n) if isinstance(event, Scored) else [first + event.index]
-                for index in chosen:
-                    yield index, self.choices[index].take(event)
-                if isinstance(event, Ended):
-                    going -= 1
-                    if self.asked.store:
-                        self.service.sessions.add(self.ids[chosen[0]], event.past, self.owner)
+                found: defaultdict[int, Delta] = defaultdict(Delta)
+                events = [await self._events.get()]
+                while not self._events.empty():
+                    events.append(self._events.get_nowait())
+                for number, event in events:
+                    going -= isinstance(event, Ended)
+                    self._take(number, event, found)
+                for index, delta in found.items():
+                    yield index, delta
         finally:
             self.cancel()
+
+    def _take(self, number: int, event: Event, found: dict[int, Delta]) -> None:
+        """Add an event of prompt `number` to what was found of its choices."""
+        if isinstance(event, Failed):
+            raise event.error
+        first = number * self.asked.n
+        chosen = range(first, first + self.asked.n) if isinstance(event, Scored) else [first + event.index]
+        for index in chosen:
+            found[index].add(self.choices[index].take(event))
+        if isinstance(event, Ended) and self.asked.store:
+            self.service.sessions.add(self.ids[chosen[0]], event.past, self.owner)
 
     async def whole(self) -> dict[str, Any]:
         """The response in one piece."""
@@ -208,8 +238,7 @@ class Answer:
 
     def _emitter(self, number: int) -> Callable[[Event], None]:
         def emit(event: Event) -> None:
-            with suppress(RuntimeError):  # the event loop is closed
-                assert self._loop is not None, "start was called"
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
+            assert self._loop is not None, "start was called"
+            self.service.mail.send(self._loop, partial(self._events.put_nowait, (number, event)))
 
         return emit

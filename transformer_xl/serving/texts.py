@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -101,3 +101,8 @@ class Job:
     client: str = ""
     """Clients take turns."""
     cancelled: bool = field(default=False, init=False)
+
+    @property
+    def draws(self) -> tuple[Any, ...]:
+        """Jobs with the same value draw alike, each with its own random numbers."""
+        return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.top

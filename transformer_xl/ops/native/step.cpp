@@ -88,10 +88,12 @@ INLINE inline __m512 add_halves(__m512 x, __m512 y) {
 }
 INLINE inline __m512 add_lanes(const __m512 (&x)[4]) { return add_halves(add_halves(x[0], x[1]), add_halves(x[2], x[3])); }
 
-// sums[r][i] += the products of row r of x with w[i]. Rows of x are padded with zeros to whole chunks. Prefetches are in
-// the order of memory, where the four w follow each other.
+// sums[r][i] += the products of row r of x with w[i]. Rows of x are padded with zeros to whole chunks. The four w follow
+// each other in memory; `part` of `parts` calls with the same w (at most 4) prefetches its share of what comes after them.
 template <int R, typename T>
-INLINE inline void add_dots(__m512 (&sums)[R][4], const T* x, int64_t ld, const T* const (&w)[4], int64_t n, bool fetch) {
+INLINE inline void add_dots(__m512 (&sums)[R][4], const T* x, int64_t ld, const T* const (&w)[4], int64_t n,
+                            int64_t part = 0, int64_t parts = 1) {
+  int64_t first = 4 * part / parts, last = part < parts ? 4 * (part + 1) / parts : first;
   auto add = [&](auto load, int64_t c) INLINE {
     decltype(chunk(x)) y[4];
 #pragma GCC unroll 4
@@ -105,11 +107,10 @@ INLINE inline void add_dots(__m512 (&sums)[R][4], const T* x, int64_t ld, const 
   };
   int64_t c = 0;
   for (; c + CHUNK<T> <= n; c += CHUNK<T>) {
-    if (fetch) {
-      auto* ahead = reinterpret_cast<const char*>(w[0] + 4 * c) + AHEAD;
+    auto* ahead = reinterpret_cast<const char*>(w[0] + 4 * c) + AHEAD;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) _mm_prefetch(ahead + 64 * i, _MM_HINT_T0);
-    }
+    for (int i = 0; i < 4; ++i)
+      if (first <= i && i < last) _mm_prefetch(ahead + 64 * i, _MM_HINT_T0);
     add([](const T* at) INLINE { return chunk(at); }, c);
   }
   if (c < n) add([&](const T* at) INLINE { return chunk(at, n - c); }, c);
@@ -193,6 +194,7 @@ struct Call {
 
     void operator()() {
       bool pre_norm = call.model.pre_norm;
+      int64_t together = H * rows < PARTS * threads ? 1 : call.pieces, apart = call.pieces / together;
       if (!pre_norm) each_row([&](int64_t b) { at::vec::convert(call.out + b * D, call.x.get() + b * call.ld_x, D); });
       for (size_t l = 0; l < call.model.layers.size(); ++l) {
         const Layer& layer = call.model.layers[l];
@@ -201,8 +203,8 @@ struct Call {
           put(call.heads.get() + b * 3 * HK + o, rounded<T>(y), n);
         });
         T* ring = call.rings[l].template data_ptr<T>();
-        phase(H * call.pieces * rows, [&](int64_t unit) {
-          attend(layer, ring, unit / rows / call.pieces, unit / rows % call.pieces, unit % rows);
+        phase(H * apart * rows, [&](int64_t unit) {
+          for (int64_t p = 0; p < together; ++p) attend(layer, ring, unit / rows / apart, unit / rows % apart + p, unit % rows);
         });
         phase(rows * H, [&](int64_t unit) { merge(unit / H, unit % H); });
         product(call.attended.get(), call.ld_heads, HK, weight(layer, OUTPUT), D,
@@ -241,10 +243,11 @@ struct Call {
         int64_t o = 4 * unit, n = std::min<int64_t>(4, out - o);
         const T* const at[4] = {w + o * in, w + std::min(o + 1, out - 1) * in, w + std::min(o + 2, out - 1) * in,
                                 w + std::min(o + 3, out - 1) * in};
+        int64_t parts = std::min<int64_t>(4, (rows + 3) / 4);
         auto tile = [&](auto count, int64_t b) INLINE {
           constexpr int R = decltype(count)::value;
           __m512 sums[R][4] = {}, quarters[4] = {};
-          add_dots<R>(sums, x + b * ld, ld, at, in, b == 0);
+          add_dots<R>(sums, x + b * ld, ld, at, in, b / 4, parts);
 #pragma GCC unroll 4
           for (int r = 0; r < R; ++r) quarters[r] = add_quarters(sums[r]);
           alignas(64) float results[16];
@@ -320,6 +323,8 @@ struct Call {
         n += high - low;
       }
       float* part = call.parts.get() + ((b * H + h) * call.pieces + p) * call.ld_part;
+      for (int64_t at = 0; at < AHEAD; at += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(v + ranges[0].first * K) + at, _MM_HINT_T0);
       softmax(n, part);
       n = 0;
       std::fill_n(part + W, call.Kp, 0.0f);
@@ -358,8 +363,8 @@ struct Call {
             distances[i] = r + j * K;
           }
           __m512 sums[1][4] = {};
-          add_dots<1>(sums, content.get(), 0, keys, K, true);
-          add_dots<1>(sums, position.get(), 0, distances, K, true);
+          add_dots<1>(sums, content.get(), 0, keys, K);
+          add_dots<1>(sums, position.get(), 0, distances, K);
           quarters[quarter] = add_quarters(sums[0]);
         }
         _mm512_storeu_ps(to + first, add_lanes(quarters));
