@@ -1,11 +1,11 @@
 """Load `txl serve` with clients, and print how it holds: tokens a second, waiting times, memory, a long session.
 
-    python -m experiments.serve_load              # `enwik8-small` with random weights, half a minute for each number of clients
+    python -m experiments.serve_load              # `enwik8-small` with random weights, half a minute for each load
     python -m experiments.serve_load --run runs/my --minutes 10
 
 Each client sends one request after another, streamed: a new text, or, every other time, more of its last text. A mixed
-batch of 200 texts must also have the bits of the same texts alone. The slope of the memory is that of a straight line through
-the resident sizes of the second half, with its standard error.
+batch of 200 texts must also have the bits of the same texts alone. The slope of the memory is that of a straight line
+through the resident sizes of the second half, with its standard error.
 """
 
 from __future__ import annotations

@@ -227,8 +227,13 @@ class Vocab:
         if self.is_text:
             return self.decode(ids).encode("utf-8", "surrogatepass")
         if self.unit == "bpe":
-            return b"".join(self._pairs.token_bytes[i] for i in self._check_ids(ids).tolist())
-        return np.array(self.symbols, np.uint8)[self._check_ids(ids)].tobytes()
+            return b"".join(self.token_bytes[i] for i in self._check_ids(ids).tolist())
+        return np.frombuffer(b"".join(self.token_bytes), np.uint8)[self._check_ids(ids)].tobytes()
+
+    @cached_property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """The bytes of each token, if tokens are bytes or byte pairs."""
+        return self._pairs.token_bytes if self.unit == "bpe" else tuple(bytes([int(each)]) for each in self.symbols)
 
     def token_sizes(self) -> Int[np.ndarray, " V"] | None:
         """Number of UTF-8 bytes of each token, to convert nats to bits per byte; None for ids, which have no text.
@@ -240,7 +245,7 @@ class Vocab:
         if self.unit == "byte":
             return np.ones(len(self), np.int64)
         if self.unit == "bpe":
-            return np.array(list(map(len, self._pairs.token_bytes)), np.int64)
+            return np.array(list(map(len, self.token_bytes)), np.int64)
         space = int(self.unit == "word")
         sizes = [len(str(token).encode("utf-8", "surrogatepass")) + space for token in self.symbols]
         one = self.line_end if self.unit == "word" else self.unk

@@ -97,7 +97,7 @@ def next_token_probs(log_probs: Float[Tensor, "B V"], sampling: Sampling) -> Flo
         ordered, ids = probs.sort(dim=1, descending=True, stable=True)
         before = pad(ordered.cumsum(dim=1)[:, :-1], (1, 0))
         ordered = ordered.masked_fill(before >= sampling.top_p, 0.0)
-        total = ordered.cumsum(dim=1)[:, -1:]  # one after the other; `sum` rounds differently with another number of rows
+        total = ordered.cumsum(dim=1)[:, -1:]  # `sum` rounds differently with another number of rows
         probs = torch.zeros_like(probs).scatter_(1, ids, ordered / total)
     return probs
 
@@ -299,7 +299,7 @@ class TokenText:
 
     def _text(self, new: int) -> str:
         if not self._vocab.is_text:
-            return self._decoder.decode(self._vocab.decode_bytes([new]))
+            return self._decoder.decode(self._vocab.token_bytes[new])
         before, self._last = self._last, new
         return self._vocab.decode([before, new])[len(self._vocab.decode([before])) :]
 

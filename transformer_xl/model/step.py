@@ -119,7 +119,9 @@ class VectorStep:
         self.positions: list[Any] = [
             own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()) for layer, own in tables
         ]
-        self._run: list[Callable[[Tensor, Tensor | None], Tensor]] = []  # empty before the first call; of all selections
+        self._run: list[
+            Callable[[Tensor, Tensor | None], Tensor]
+        ] = []  # none before the first call; for selections too
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:

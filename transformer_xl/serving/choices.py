@@ -21,7 +21,7 @@ def token_name(vocab: Vocab, token: int) -> str:
     r"""A text for a token, a different one for each: its own text, or for a part of a character `bytes:\xe2`."""
     if vocab.is_text:
         return str(vocab.symbols[token])
-    raw = vocab.decode_bytes([token])
+    raw = vocab.token_bytes[token]
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -57,16 +57,17 @@ class Delta:
 class Choice:
     """One continuation of one prompt."""
 
-    def __init__(self, vocab: Vocab, ids: Sequence[int], *, leads: bool, echo: str | None) -> None:
+    def __init__(self, vocab: Vocab, ids: Sequence[int], *, leads: bool, echo: str | None, scores: bool = True) -> None:
         """
         Args:
             ids: what the engine reads, at least one.
             leads: whether the first of them belongs to the prompt. It has no log-probability.
             echo: the text of the prompt, if it is wanted.
+            scores: whether log-probabilities are wanted.
         """
         self.written: int = 0
         """Tokens written so far."""
-        self._vocab, self._ids, self._echo, self._leads = vocab, ids, echo, leads
+        self._vocab, self._ids, self._echo, self._leads, self._scores = vocab, ids, echo, leads, scores
         read = ids[:1] if echo is not None else ids
         self._writer = TokenText(vocab, np.asarray(read, dtype=np.int64))
         self._read = self._offset = 0
@@ -100,6 +101,8 @@ class Choice:
         return delta
 
     def _add(self, delta: Delta, token: int, log_prob: float, top: Top) -> None:
+        if not self._scores:
+            return
         name = token_name(self._vocab, token)
         delta.tokens.append(name)
         delta.token_logprobs.append(json_number(log_prob))

@@ -29,7 +29,7 @@ from ..model.native import can_step
 from ..model.step import Step
 from ..ops.masks import next_multiple
 from ..runtime.device import autocast
-from .texts import Ended, Failed, Job, Past, Scored, Top, Wrote, reach_of
+from .texts import Ended, Event, Failed, Job, Past, Scored, Top, Wrote, reach_of
 from .turns import Turns
 
 LOG = logging.getLogger("transformer_xl.serving")
@@ -37,6 +37,10 @@ ROWS = 8
 """In products with fewer rows, or with a part of as many, PyTorch's numbers depend on where a row is."""
 _SCORES = 1 << 24
 """Maximum number of scores held at once."""
+_FEW = 4
+"""With fewer texts each token is sent at once."""
+_MOMENT = 0.01
+"""Seconds."""
 _BEGINNINGS = 4
 """Number of memory lengths whose encoded distances are kept."""
 
@@ -123,7 +127,8 @@ class Engine:
         self._reading: deque[Reading] = deque()
         self._ready: deque[Writing] = deque()
         self._writing: list[Writing | None] = [None] * rows
-        self._ids: Int[Tensor, "B 1"] = torch.zeros(rows, 1, dtype=torch.long)
+        self._events: deque[tuple[Job, Event]] = deque()
+        self._sent: float = 0.0
         self._beginnings: dict[Lengths, KVCache] = {}
         self._stopped, self._idle = False, True
         self._thread = threading.Thread(target=self._run, name="txl-engine", daemon=True)
@@ -199,11 +204,25 @@ class Engine:
                     self._read()
                     self._seat()
                     self._write()
+                    self._send()
                 except Exception as error:
                     LOG.exception("The engine failed; its texts are dropped.")
                     self._fail(error)
         self._fail(Closing())
         self._idle = True
+
+    def _emit(self, job: Job, event: Event) -> None:
+        self._events.append((job, event))
+
+    def _send(self) -> None:
+        """Send the events since the last time, unless that was a moment ago and there are many texts: a text costs the
+        server as much to send as to write, however many tokens it is."""
+        busy, now = self.busy, time.perf_counter()
+        if busy < _FEW or now - self._sent > _MOMENT:
+            self._sent = now
+            while self._events:
+                job, event = self._events.popleft()
+                job.emit(event)
 
     def _wait(self) -> bool:
         """Sleep until there is work; return False to end."""
@@ -268,7 +287,7 @@ class Engine:
             return self.model.hidden(window[:, :-1], state, job.lengths)[1]
         prediction, state = self.model.predict(window[:, :-1], window[:, 1:], state, job.lengths)
         tops = self._tops(prediction.features[0], job.top)
-        job.emit(Scored(-prediction.nll[0].double().cpu().numpy(), tops))
+        self._emit(job, Scored(-prediction.nll[0].double().cpu().numpy(), tops))
         return state
 
     def _tops(self, features: Float[Tensor, "T D"], count: int) -> list[Top]:
@@ -294,9 +313,8 @@ class Engine:
         if not rows:
             return
         started = time.perf_counter()
-        for row in rows:
-            self._ids[row] = self._writing[row].last  # type: ignore[union-attr]
-        log_probs = self._log_probs(torch.tensor(rows)).cpu()
+        ids = [0 if holder is None else holder.last for holder in self._writing]
+        log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], torch.tensor(rows)).cpu()
         self.counts.steps += 1
         self.counts.seconds += time.perf_counter() - started
         groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
@@ -305,13 +323,12 @@ class Engine:
         for group in groups.values():
             self._draw(group, log_probs[group])
 
-    def _log_probs(self, rows: Int[Tensor, " R"]) -> Float[Tensor, "B V"]:
-        """Log-probabilities after the last tokens of these rows; other rows are undefined.
+    def _log_probs(self, ids: Int[Tensor, "B 1"], rows: Int[Tensor, " R"]) -> Float[Tensor, "B V"]:
+        """Log-probabilities after `ids` in these rows; other rows are undefined.
 
         The step in C++ computes only these rows, because its bits do not depend on their number. PyTorch's may, so the
         embedding and the softmax always have all rows.
         """
-        ids = self._ids.to(self.device)
         if not self._native:
             return self._step(ids)
         x = self._step.inputs(ids)
@@ -320,7 +337,7 @@ class Engine:
 
     def _draw(self, rows: list[int], log_probs: Float[Tensor, "R V"]) -> None:
         """Draw the next token of rows that draw alike. One whose probabilities are not numbers fails alone."""
-        holders = [self._writing[row] for row in rows]
+        holders = [holder for row in rows if (holder := self._writing[row]) is not None]
         job = holders[0].job
         try:
             tokens = sample(log_probs, job.sampling, [holder.generator for holder in holders])
@@ -329,12 +346,13 @@ class Engine:
                 for i, row in enumerate(rows):
                     self._draw([row], log_probs[i : i + 1])
             else:
-                self._writing[rows[0]] = job.emit(Failed(error))
+                self._emit(job, Failed(error))
+                self._writing[rows[0]] = None
             return
         drawn = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
         tops: list[Top] = tops_of(log_probs, job.top) if job.top else [[] for _ in rows]
-        for row, *written in zip(rows, tokens.tolist(), drawn, tops, strict=True):
-            self._wrote(row, *written)
+        for row, token, log_prob, top in zip(rows, tokens.tolist(), drawn, tops, strict=True):
+            self._wrote(row, token, log_prob, top)
 
     def _wrote(self, row: int, token: int, log_prob: float, top: Top) -> None:
         holder = self._writing[row]
@@ -343,14 +361,14 @@ class Engine:
         text = holder.writer.write(token)
         holder.last, holder.written = token, holder.written + 1
         self.counts.written += 1
-        job.emit(Wrote(holder.index, token, text, log_prob, top))
+        self._emit(job, Wrote(holder.index, token, text, log_prob, top))
         if holder.writer.ended or holder.written == job.max_tokens:
             past = Past(self._step.take(row), token, job.lengths)
             self._writing[row] = None
             self._end(holder, "stop" if holder.writer.ended else "length", past)
 
     def _end(self, holder: Writing, reason: str, past: Past) -> None:
-        holder.job.emit(Ended(holder.index, holder.writer.close(), reason, past))
+        self._emit(holder.job, Ended(holder.index, holder.writer.close(), reason, past))
 
     def _fail(self, error: Exception) -> None:
         """Drop all texts."""
@@ -362,7 +380,8 @@ class Engine:
         self._ready.clear()
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):
-            job.emit(Failed(error))
+            self._emit(job, Failed(error))
+        self._send()
 
 
 def tops_of(log_probs: Float[Tensor, "B V"], count: int) -> list[Top]:

@@ -158,7 +158,8 @@ class Answer:
         self.jobs.append(job)
         self.prompt_tokens += len(ids) - (not leads)
         for _ in range(asked.n):
-            self.choices.append(Choice(self.service.vocab, ids.tolist(), leads=leads, echo=echo))
+            choice = Choice(self.service.vocab, ids.tolist(), leads=leads, echo=echo, scores=asked.logprobs is not None)
+            self.choices.append(choice)
             self.ids.append(new_id())
 
     def start(self) -> None:
@@ -219,7 +220,7 @@ class Answer:
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The response in pieces."""
         async for index, delta in self.deltas():
-            if delta.text or delta.finish_reason or (delta.tokens and self.asked.logprobs is not None):
+            if delta.text or delta.finish_reason or delta.tokens:
                 yield self.to_json([(index, delta)])
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
             yield self.to_json([], usage=True)
