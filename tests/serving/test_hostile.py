@@ -187,7 +187,7 @@ def wrong_wire(dice: random.Random) -> bytes:
         b"Content-Length: x",
         b"Content-Length: 1\r\nContent-Length: 2",
         b": x",
-        b"X" * 70_000,
+        b"no colon",
     ]
     noise = b"\0" + dice.randbytes(dice.randrange(1, 2000)) + b"\r\n\r\n"
     return dice.choice([noise, *(start + line + b"\r\n\r\n" for line in lines)])
@@ -230,7 +230,7 @@ def test_each_hostile_request_is_refused_in_a_sentence(live: Live) -> None:
 def exchange(url: str, request: bytes) -> bytes:
     """What comes back until the server closes the connection."""
     address = urlsplit(url)
-    with socket.create_connection((address.hostname or "", address.port or 0), timeout=10) as wire:
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as wire:
         wire.sendall(request)
         return b"".join(iter(lambda: wire.recv(1 << 16), b""))
 
