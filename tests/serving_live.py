@@ -28,12 +28,13 @@ LENGTHS = Lengths(tgt_len=8, mem_len=16)
 
 
 class Live(NamedTuple):
-    """A server, its model, and a client without a token."""
+    """A server with its parts, and a client without a token."""
 
     url: str
     service: Service
     model: LanguageModel
     client: httpx.Client
+    server: Server
 
     def post(self, path: str = "/v1/completions", *, status: int = 200, **body: Any) -> dict[str, Any]:
         """The answer to a request, which must have this status."""
@@ -68,8 +69,9 @@ def live_server(
     """Serve a model. With `start` False the engine does not run, so its queue only grows."""
     made = Engine(model.model, model.vocab, model.config.eval_lengths, **{"rows": 8} | engine)
     sessions = sessions or Sessions(seconds=60, most=1000, most_bytes=1 << 30)
-    service = Service("toy", made, sessions, limits or Limits())
-    server = Server(build_app(service, tokens), made)
+    limits = limits or Limits()
+    service = Service("toy", made, sessions, limits)
+    server = Server(build_app(service, tokens), made, seconds=limits.body_seconds)
     if start:
         made.start()
     with listen("127.0.0.1", 0) as socket:
@@ -78,7 +80,7 @@ def live_server(
         url = f"http://127.0.0.1:{socket.getsockname()[1]}"
         try:
             with httpx.Client(base_url=url, timeout=30) as client:
-                yield Live(url, service, model, client)
+                yield Live(url, service, model, client, server)
         finally:
             made.stop()
             server.should_exit = True

@@ -6,6 +6,7 @@ The tests of the command, and of the class for the harness, need lm_eval; the ot
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 from small_models import small_model
 
-from transformer_xl import open_corpus
+from transformer_xl import load_model, open_corpus
 from transformer_xl.checkpoint import LoadedModel, save_checkpoint
+from transformer_xl.cli.journeys.harness import task_manager
 from transformer_xl.cli.main import main
 from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.corpus import Corpus
@@ -108,7 +110,7 @@ def test_a_task_is_a_folder_that_needs_nothing_else(task):
     Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
     settings = yaml.load((folder / f"{task}.yaml").read_text(), Loader=Loader)
     file = Path(settings["dataset_kwargs"]["data_files"]["test"])
-    assert settings["task"] == task and settings["doc_to_target"] == "{{text}}" and file.is_absolute()
+    assert settings["task"] == task and settings["doc_to_target"] == "{{text[1:]}}" and file.is_absolute()
     documents = [json.loads(line) for line in file.read_text().splitlines()]
     module, _, function = settings["process_results"].partition(".")
     names: dict[str, Any] = {}
@@ -255,6 +257,24 @@ def test_the_harness_gives_the_perplexity_of_txl_eval(installed, tmp_path, capsy
     assert json.loads((tmp_path / "all.json").read_text())["n-samples"][task]["effective"] == len(articles(TASKS[task]))
     assert main(["harness", run, "--tasks", task, "--limit", "1"]) == 0
     assert "only the first 1 documents of each task" in capsys.readouterr().out
+
+
+@needs_harness
+def test_the_harness_gives_the_same_perplexity_over_http(installed, capsys):
+    """`local-completions`, the harness's own class for a server: it reads ids, and puts a line end before each text."""
+    pytest.importorskip("tenacity", reason="needs pip install 'lm-eval[api]'")
+    pytest.importorskip("fastapi", reason="needs the extra serve")
+    from serving_live import live_server
+
+    task, run, _ = installed
+    own = {row["metric"]: row["value"] for row in results_of(["harness", run, "--tasks", task], capsys)["results"]}
+    manager = task_manager([task], None)
+    with live_server(load_model(run)) as live:
+        where = {"base_url": f"{live.url}/v1/completions", "model": live.service.name, "max_length": 10_000}
+        how = {"model": "local-completions", "model_args": where, "task_manager": manager, "log_samples": False}
+        found = import_module("lm_eval").simple_evaluate(tasks=[task], **how)["results"][task]
+    for metric, value in own.items():
+        assert found[f"{metric},none"] == pytest.approx(value, rel=1e-6), metric  # fp32, summed in fp64
 
 
 @needs_harness

@@ -112,14 +112,17 @@ def test_a_stream_gives_the_same_as_one_piece(live: Live, echo: bool, stop: Any)
 @pytest.mark.parametrize("vocab", [BYTES, WORDS, Vocab.build("byte", [], newlines="drop")], ids=str)
 def test_echo_gives_the_log_probabilities_of_txl_score(vocab: Vocab) -> None:
     model, text = language_model(vocab), "a bird sang twice a bird sang " * 4
-    with live_server(model) as live:
-        answer = live.post(prompt=text, max_tokens=0, echo=True, logprobs=1)
-    found = answer["choices"][0]["logprobs"]["token_logprobs"]
+    asked = {"model": "toy", "prompt": text, "max_tokens": 0, "echo": True, "logprobs": 1}
+    with live_server(model) as live, openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
+        choice = client.completions.create(**asked).choices[0]
+        pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    found = choice.logprobs.token_logprobs
+    assert [cost for piece in pieces if piece.logprobs for cost in piece.logprobs.token_logprobs] == found
+    assert "".join(piece.text for piece in pieces) == choice.text == text
     costs = -model.score(text).nats
     if vocab.line_end is None:
         assert found.pop(0) is None
     np.testing.assert_allclose(found, costs, rtol=0, atol=1e-6)
-    assert answer["choices"][0]["text"] == text
     [line] = score_lines(model.model, vocab, [text], LENGTHS)
     last = 0.0 if vocab.line_end is None else line.nats + sum(found)  # txl score also scores the line end
     assert last >= -1e-4 and line.nats == pytest.approx(last - sum(found), rel=1e-5)

@@ -49,3 +49,8 @@ def test_a_text_is_read_and_goes_on(page: Any) -> None:
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector("#history li:nth-child(2)")
     assert "memory 16" in page.inner_text("#history li:nth-child(1)")
+    for _ in range(3):  # also while the text is read
+        page.keyboard.press("ArrowLeft")
+    page.get_by_text("memory 2:").wait_for()
+    page.wait_for_selector("#read:not([disabled])")
+    assert page.locator("#tokens [aria-selected=true]").count() == 1

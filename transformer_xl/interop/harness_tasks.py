@@ -34,7 +34,7 @@ dataset_kwargs:
 output_type: loglikelihood_rolling
 test_split: test
 doc_to_text: ""
-doc_to_target: "{{{{text}}}}"
+doc_to_target: "{{{{text[1:]}}}}"
 process_results: !function scored_counts.process_results
 metric_list:
   - {{metric: word_perplexity, aggregation: weighted_perplexity, higher_is_better: false}}

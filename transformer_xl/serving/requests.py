@@ -56,7 +56,7 @@ class Limits:
 
 
 class StreamOptions(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
     include_usage: bool = False
 
 

@@ -7,6 +7,7 @@ const BITS = Math.LOG2E;
 let tokens = []; // {name, text, logProb, top, written}
 let chosen = -1;
 let running = null;
+let again = false; // the memory was changed while a text was read
 let readings = { prompt: null, lines: [] };
 
 function headers() {
@@ -51,6 +52,8 @@ function number(id) { return byId(id).value === "" ? null : Number(byId(id).valu
 
 async function run(write) {
   if (running) return;
+  again = false;
+  if (write) chosen = -1;
   running = new AbortController();
   const asked = {
     prompt: byId("prompt").value, echo: true, stream: true, logprobs: ALTERNATIVES, store: false,
@@ -65,16 +68,22 @@ async function run(write) {
     if (!answer.ok) throw new Error((await answer.json()).error.message);
     await follow(answer.body.getReader());
     finish(asked);
+    if (chosen >= 0) choose(chosen);
   } catch (error) {
     say(error.name === "AbortError" ? "Stopped." : error.message);
   }
   running = null;
   setBusy(false);
+  if (again) await run(false);
+}
+
+// Another memory reads the text again; a text that is being read or written is given up.
+function readAgain() {
+  if (running) { again = true; running.abort(); } else if (tokens.length) run(false);
 }
 
 function begin() {
   tokens = [];
-  chosen = -1;
   byId("tokens").replaceChildren();
   byId("detail").replaceChildren();
   byId("result").hidden = false;
@@ -153,7 +162,7 @@ function choose(index) {
   showDetail(tokens[chosen]);
 }
 
-function visible(name) { return name.startsWith("bytes:") ? name : JSON.stringify(name).slice(1, -1).replace(/ /g, "␣"); }
+function visible(name) { return name.startsWith("bytes:") ? name : JSON.stringify(name).slice(1, -1).replace(/\\"/g, '"').replace(/ /g, "␣"); }
 
 function showDetail(token) {
   const title = document.createElement("p");
@@ -162,6 +171,7 @@ function showDetail(token) {
   const table = document.createElement("table");
   for (const [name, logProb] of Object.entries(token.top).sort((a, b) => b[1] - a[1])) {
     const row = table.insertRow();
+    row.className = name === token.name ? "here" : "";
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = visible(name);
@@ -188,7 +198,7 @@ byId("form").addEventListener("submit", (event) => { event.preventDefault(); run
 byId("write").addEventListener("click", () => run(true));
 byId("stop").addEventListener("click", () => running?.abort());
 byId("mem_len").addEventListener("input", showMemory);
-byId("mem_len").addEventListener("change", () => { if (tokens.length) run(false); });
+byId("mem_len").addEventListener("change", readAgain);
 byId("token").addEventListener("change", start);
 byId("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(event.shiftKey); }
