@@ -2,6 +2,7 @@
 
     python -m experiments.serve_load              # `enwik8-small` with random weights, half a minute for each load
     python -m experiments.serve_load --run runs/my --minutes 10
+    python -m experiments.serve_load --clients --session 0 --texts 0 --generate 1 16     # only transformers
 
 Each client sends one request after another, streamed: a new text, or, every other time, more of its last text. A mixed
 batch of 200 texts must also have the bits of the same texts alone. The slope of the memory is that of a straight line
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -50,7 +52,9 @@ class Options:
     """Tokens of the long session; 0: none."""
     texts: int = 200
     """Texts of the mixed batch; 0: none."""
-    precision: str = "fp32"
+    generate: tuple[int, ...] = ()
+    """Rows of `generate` of transformers (5 and later), for the same texts with the exported model."""
+    precision: Literal["fp32", "bf16"] = "fp32"
 
 
 @dataclass
@@ -77,6 +81,9 @@ def main() -> None:
             print(mixed(url, options.texts), flush=True)
         if options.session:
             print(long_session(url, options.session), flush=True)
+    if options.generate:
+        with tempfile.TemporaryDirectory() as folder:
+            generate_beside(options.run or random_run(Path(folder)), Path(folder, "exported"), options)
 
 
 def random_run(folder: Path) -> Path:
@@ -134,8 +141,7 @@ async def clients(
 async def client(session: httpx.AsyncClient, number: int, end: float, options: Options, times: Times) -> None:
     dice, last = np.random.default_rng(number), None
     while time.perf_counter() < end:
-        length, new = (int(dice.integers(low, high + 1)) for low, high in (options.prompt, options.new))
-        prompt = bytes(dice.integers(97, 123, size=length, dtype=np.uint8)).decode()
+        prompt, new = draw(dice, options)
         asked = {"prompt": prompt, "max_tokens": new, "previous_response_id": last, "stream": True}
         asked["stream_options"] = {"include_usage": True}
         began, pieces, end_of_text = time.perf_counter(), [], ""
@@ -161,6 +167,12 @@ def resident(pid: int) -> float:
     """Resident memory of a process in MB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def draw(dice: np.random.Generator, options: Options) -> tuple[str, int]:
+    """A prompt, and a number of new tokens."""
+    length, new = (int(dice.integers(low, high + 1)) for low, high in (options.prompt, options.new))
+    return bytes(dice.integers(97, 123, size=length, dtype=np.uint8)).decode(), new
 
 
 def line_through(points: np.ndarray) -> tuple[float, float]:
@@ -214,6 +226,28 @@ def long_session(url: str, tokens: int, piece: int = 1000) -> str:
     return (
         f"a session of {tokens:,} tokens: first {piece:,} in {first:.2f} s, last in {end:.2f} s, median {middle:.2f} s"
     )
+
+
+def generate_beside(run: Path, folder: Path, options: Options) -> None:
+    """Tokens a second of transformers, which reads and writes a batch until its longest text ends."""
+    import transformers
+
+    words = ["convert", str(run), "--to", str(folder), "--to-format", "huggingface"]
+    subprocess.run([sys.executable, "-m", "transformer_xl", *words], check=True, stdout=subprocess.DEVNULL)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True, padding_side="left")
+    bf16 = torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16")
+    for rows in options.generate:
+        dice, tokens, began = np.random.default_rng(0), 0, time.perf_counter()
+        while (took := time.perf_counter() - began) < 60 * options.minutes:
+            prompts, new = zip(*(draw(dice, options) for _ in range(rows)), strict=True)
+            batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
+            with bf16:
+                model.generate(**batch, do_sample=True, top_k=40, max_new_tokens=max(new), min_new_tokens=max(new))
+            tokens += sum(new)
+        print(
+            f"transformers {transformers.__version__}, generate, {rows} rows: {tokens / took:,.0f} tokens/s", flush=True
+        )
 
 
 if __name__ == "__main__":

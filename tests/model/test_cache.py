@@ -13,6 +13,7 @@ from small_models import VARIANTS, lengths, read, score, small_model, text
 from transformer_xl.config.settings import Lengths
 from transformer_xl.model.inference import KVCache
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.ops.masks import next_multiple
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 KINDS: dict[str, dict[str, Any]] = {**VARIANTS, "attended zeros": {"zero_memory": True, "pre_lnorm": True}}
@@ -38,7 +39,11 @@ def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) ->
     attn_len = data.draw(st.none() | st.integers(1, mem_len + 1))
     call = lengths(mem_len, attn_len, data.draw(st.none() | st.integers(1, 9)), tgt_len=3)
     pieces = data.draw(st.sampled_from([[17], [1] * 17, [3] * 5 + [2], [7, 1, 1, 8]]))
-    cached = read(model, ids, call, pieces=pieces, memory=empty(model, 2, call))
+    memory = empty(model, 2, call)
+    if data.draw(st.booleans(), "distances are encoded ahead"):
+        with torch.no_grad():
+            memory.encode(next_multiple(mem_len + 17), model.backbone.positions, model.backbone.like)
+    cached = read(model, ids, call, pieces=pieces, memory=memory)
     torch.testing.assert_close(cached.hidden, read(model, ids, call, pieces=pieces).hidden)
     losses = score(model, ids, call, pieces=pieces, memory=empty(model, 2, call))
     torch.testing.assert_close(losses, score(model, ids, call, pieces=pieces))

@@ -89,7 +89,7 @@ INLINE inline __m512 add_halves(__m512 x, __m512 y) {
 INLINE inline __m512 add_lanes(const __m512 (&x)[4]) { return add_halves(add_halves(x[0], x[1]), add_halves(x[2], x[3])); }
 
 // sums[r][i] += the products of row r of x with w[i]. Rows of x are padded with zeros to whole chunks. The four w follow
-// each other in memory; `part` of `parts` calls with the same w (at most 4) prefetches its share of what comes after them.
+// each other in memory. Of `parts` calls with the same w, at most 4, each prefetches its share of what comes after them.
 template <int R, typename T>
 INLINE inline void add_dots(__m512 (&sums)[R][4], const T* x, int64_t ld, const T* const (&w)[4], int64_t n,
                             int64_t part = 0, int64_t parts = 1) {
@@ -194,6 +194,7 @@ struct Call {
 
     void operator()() {
       bool pre_norm = call.model.pre_norm;
+      // One thread takes all pieces of a head where there are enough heads, because they follow each other in memory.
       int64_t together = H * rows < PARTS * threads ? 1 : call.pieces, apart = call.pieces / together;
       if (!pre_norm) each_row([&](int64_t b) { at::vec::convert(call.out + b * D, call.x.get() + b * call.ld_x, D); });
       for (size_t l = 0; l < call.model.layers.size(); ++l) {
@@ -204,7 +205,8 @@ struct Call {
         });
         T* ring = call.rings[l].template data_ptr<T>();
         phase(H * apart * rows, [&](int64_t unit) {
-          for (int64_t p = 0; p < together; ++p) attend(layer, ring, unit / rows / apart, unit / rows % apart + p, unit % rows);
+          int64_t h = unit / rows / apart, first = unit / rows % apart;
+          for (int64_t p = first; p < first + together; ++p) attend(layer, ring, h, p, unit % rows);
         });
         phase(rows * H, [&](int64_t unit) { merge(unit / H, unit % H); });
         product(call.attended.get(), call.ld_heads, HK, weight(layer, OUTPUT), D,
