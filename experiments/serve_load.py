@@ -34,6 +34,9 @@ from transformer_xl import TransformerXL, save_checkpoint
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.data.vocab import Vocab
 
+STORE = 100
+"""Megabytes of texts that the server keeps: few, so that they are full in the first half of a short load."""
+
 
 @dataclass
 class Options:
@@ -96,7 +99,8 @@ def random_run(folder: Path) -> Path:
 @contextmanager
 def served(run: Path, options: Options) -> Iterator[tuple[str, int]]:
     """The address and the process of a server."""
-    words = ["serve", str(run), "--port", "0", "--precision", options.precision, "--max-tokens", "200000"]
+    words = ["serve", str(run), "--port", "0", "--precision", options.precision]
+    words += ["--max-tokens", "200000", "--session-mb", str(STORE)]
     command = [sys.executable, "-m", "transformer_xl", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

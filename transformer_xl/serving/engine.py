@@ -39,7 +39,7 @@ _SCORES = 1 << 24
 """Maximum number of scores held at once."""
 _FEW = 4
 """With fewer texts each token is sent at once."""
-_MOMENT = 0.01
+_MOMENT = 0.02
 """Seconds."""
 _BEGINNINGS = 4
 """Number of memory lengths whose encoded distances are kept."""

@@ -198,6 +198,7 @@ class Answer:
                     yield index, delta
         finally:
             self.cancel()
+            self.jobs.clear()  # they hold states, and know this answer: a cycle, which Python would collect late
 
     def _take(self, number: int, event: Event, found: dict[int, Delta]) -> None:
         """Add an event of prompt `number` to what was found of its choices."""
