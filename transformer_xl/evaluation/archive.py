@@ -46,7 +46,7 @@ class Header:
     learner: str = ""
     """Name of the settings of --learn."""
     model: str = ""
-    """The SHA-256 of the run of --model."""
+    """The digest of the run of --model."""
     lengths: dict[str, int] = field(default_factory=dict)
     """With --model: `Lengths`, without those that are None."""
 
@@ -85,7 +85,8 @@ class Writer:
         self.crc: int = 0
         self.length: int = 0
         self.digest: Any = hashlib.sha256()
-        packed = zlib.compress(json.dumps(asdict(header), separators=(",", ":")).encode(), 9)
+        given = {name: value for name, value in asdict(header).items() if value}
+        packed = zlib.compress(json.dumps(given, separators=(",", ":")).encode(), 9)
         self._write(MAGIC + bytes([VERSION]) + _LENGTH.pack(len(packed)) + packed)
 
     def block(self, text: bytes, code: Code) -> None:

@@ -119,7 +119,7 @@ class Model(NamedTuple):
 
     loaded: LoadedModel
     digest: str
-    """A SHA-256 of everything that decides the model's probabilities."""
+    """Half a SHA-256, in hexadecimal digits, of everything that decides the model's probabilities."""
     lengths: dict[str, int]
 
 
@@ -141,7 +141,7 @@ def _load(run: Path | None) -> Model | None:
     facts = f"{weights} {loaded.vocab.fingerprint} {loaded.config.model}"
     lengths = asdict(replace(own, mem_len=own.mem_len or own.tgt_len))
     given = {name: value for name, value in lengths.items() if value is not None}
-    return Model(loaded, hashlib.sha256(facts.encode()).hexdigest(), given)
+    return Model(loaded, hashlib.sha256(facts.encode()).hexdigest()[:32], given)
 
 
 def _predictor(header: Header, model: Model | None) -> Predictor:
