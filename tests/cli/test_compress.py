@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import resource
 import subprocess
 import sys
 import zlib
@@ -129,6 +130,19 @@ def test_pipes_of_a_shell(home):
     line = f"cat {home}/text | {txl} compress --learn - | {txl} decompress - | cmp - {home}/text"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk(home, monkeypatch, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))
+        assert "large could not be written" in refused(["compress", "text", "--learn", "--output", "large"], capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["compress", "text", "--learn", "--output", "-"]) == 2
+    assert capsys.readouterr().err.endswith("txl: standard output: No space left on device.\n")
 
 
 def test_what_is_not_there_or_too_much_is_refused(home, archive, capsys):

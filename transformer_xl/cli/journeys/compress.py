@@ -24,6 +24,7 @@ from ...evaluation.coding import CPU, BlockCoder, Predictor, TrainedPredictor, l
 from ...mistake import Mistake
 from ...runtime.device import prepare_process, resolve_precision
 from ...runtime.files import digest_of, whole_file
+from ...runtime.terminal import Output
 from ...train import online
 from ..options.use import Compress, Decompress
 from .native import build_native
@@ -213,10 +214,10 @@ def _target(options: Compress | Decompress, source: str, default: str) -> Path |
 
 
 @contextmanager
-def _sink(target: Path | None) -> Iterator[BinaryIO]:
+def _sink(target: Path | None) -> Iterator[BinaryIO | Output]:
     """The file to write, which appears when it is whole, or standard output."""
     if target is None:
-        yield sys.stdout.buffer
+        yield Output(sys.stdout.buffer)
         return
     with whole_file(target) as sink:
         yield sink
