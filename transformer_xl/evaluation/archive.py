@@ -41,7 +41,7 @@ class Header:
     precision: str
     test: str = ""
     """The SHA-256 of the self-test: what a new predictor computes for a fixed text."""
-    machine: dict[str, str]
+    machine: dict[str, str] = field(default_factory=dict)
     """Versions, processor and kernel, to say what differs."""
     learner: str = ""
     """Name of the settings of --learn."""
