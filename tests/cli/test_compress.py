@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import resource
 import subprocess
 import sys
 import zlib
@@ -12,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from shlex import split as words
+from typing import Any
 
 import pytest
 import torch
 
 from transformer_xl.cli.journeys import compress as journey
 from transformer_xl.cli.main import main
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.archive import MAGIC, Archive, Header, Writer
 from transformer_xl.train import online
 
@@ -27,11 +30,12 @@ SMALL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-he
 SMALL += words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 2 --train.log-every 2")
 SMALL += words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")
 TEXT = b"ab cab\n" * 170
+HOW = pytest.mark.parametrize("how", [["--learn"], ["--model", "run"]], ids=["learn", "model"])
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a text, two runs of bytes and one of words; a learner and blocks of toy sizes."""
+    """A folder with a text, two runs with only its bytes and one of words; a learner and blocks of toy sizes."""
     folder = tmp_path_factory.mktemp("compress")
     sizes = {"n_layer": 1, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 5, "ngram_rows": 97, "ngram_width": 4}
     with pytest.MonkeyPatch.context() as patch:
@@ -43,6 +47,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         small = online.LEARNING._replace(model=replace(online.LEARNING.model, **sizes), train=quick, slot_bits=8)
         patch.setattr(online, "LEARNING", small)
         Path("text").write_bytes(TEXT)
+        build = Vocab.build
+        patch.setattr(Vocab, "build", lambda unit, *given, **k: build(unit, *given, **k | {"closed": unit == "byte"}))
         for name, recipe, seed in (("run", "text-small", 1), ("other", "text-small", 2), ("words", "text-words", 1)):
             seeded = ["--train.seed", str(seed)]
             assert main(["train", recipe, "--data", "text", "--out", name, *SMALL, *seeded]) == 0
@@ -51,10 +57,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def archive(home: Path) -> bytes:
-    assert main(["compress", "text", "--learn", "--output", "kept.txlz"]) == 0
-    content = Path("kept.txlz").read_bytes()
-    assert not any(block.code.raw for block in Archive(io.BytesIO(content), "kept").blocks())
+    return archive_of("text", ["--learn"], "kept.txlz")
+
+
+def archive_of(file: str, how: list[str], name: str) -> bytes:
+    """An archive of coded blocks."""
+    assert main(["compress", file, *how, "--output", name, "--force"]) == 0
+    content = Path(name).read_bytes()
+    assert not any(block.code.raw for block in Archive(io.BytesIO(content), name).blocks())
     return content
+
+
+def with_model(how: list[str]) -> list[str]:
+    """The options of decompress for an archive that was made with these."""
+    return [] if how == ["--learn"] else how
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -68,11 +84,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(sentences)
 
 
-@pytest.mark.parametrize("how", [["--learn"], ["--model", "run"]], ids=["learn", "model"])
+@HOW
 @pytest.mark.parametrize(
     "text",
-    [b"", b"x", TEXT[:499], TEXT, bytes(range(256)) * 5, random.Random(0).randbytes(1100)],
-    ids=["empty", "one byte", "a block", "blocks", "all bytes", "noise"],
+    [b"", b"x", b"a" * 1100, TEXT[:499], TEXT, bytes(range(256)) * 5, random.Random(0).randbytes(1100)],
+    ids=["empty", "one byte", "one byte repeated", "a block", "blocks", "all bytes", "noise"],
 )
 def test_a_file_comes_back(home, how, text, capsys):
     Path("file").write_bytes(text)
@@ -81,20 +97,52 @@ def test_a_file_comes_back(home, how, text, capsys):
     archive = Path("file.txlz").read_bytes()
     assert facts["bytes"] == len(text) and facts["archive_bytes"] == len(archive) < len(text) + 800
     Path("file").unlink()
-    assert main(["decompress", "file.txlz", *(how if len(how) == 2 else []), "--json"]) == 0
+    assert main(["decompress", "file.txlz", *with_model(how), "--json"]) == 0
     assert Path("file").read_bytes() == text
     assert json.loads(capsys.readouterr().out)["archive_bytes"] == len(archive)
 
 
-def test_pipes(home, monkeypatch, capfdbinary):
-    content = TEXT
-    for arguments in (["compress", "-", "--learn"], ["decompress", "-"]):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-        capfdbinary.readouterr()
-        assert main(arguments) == 0
-        sys.stdout.flush()
-        content = capfdbinary.readouterr().out
-    assert content == TEXT
+def test_bytes_that_the_model_lacks_are_coded(home):
+    Path("strange").write_bytes(TEXT + b"z\xff\0" + TEXT)
+    archive_of("strange", ["--model", "run"], "lacking.txlz")
+    assert main(["decompress", "lacking.txlz", "--model", "run"]) == 0
+    assert Path("lacking").read_bytes() == Path("strange").read_bytes()
+
+
+def piped(content: bytes, arguments: list[str], patch: pytest.MonkeyPatch, capture: Any) -> tuple[int, bytes]:
+    """The exit status and the output of a command that reads `content` from standard input."""
+    patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    capture.readouterr()
+    status = main(arguments)
+    sys.stdout.flush()
+    return status, capture.readouterr().out
+
+
+@HOW
+def test_pipes(home, how, monkeypatch, capfdbinary):
+    status, archive = piped(TEXT, ["compress", "-", *how], monkeypatch, capfdbinary)
+    assert status == 0
+    assert piped(archive, ["decompress", "-", *with_model(how)], monkeypatch, capfdbinary) == (0, TEXT)
+
+
+def test_pipes_of_a_shell(home):
+    txl = f"{sys.executable} -m transformer_xl"
+    line = f"cat {home}/text | {txl} compress --learn - | {txl} decompress - | cmp - {home}/text"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk(home, monkeypatch, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))
+        assert "large could not be written" in refused(["compress", "text", "--learn", "--output", "large"], capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["compress", "text", "--learn", "--output", "-"]) == 2
+    assert capsys.readouterr().err.endswith("txl: standard output: No space left on device.\n")
 
 
 def test_what_is_not_there_or_too_much_is_refused(home, archive, capsys):
@@ -117,15 +165,27 @@ def test_another_model_is_refused(home, capsys):
     assert "name its run by --model" in refused(["decompress", "modelled.txlz"], capsys)
 
 
-def test_damaged_archives_are_refused(home, archive, capsys):
+def damaged_archives(archive: bytes, count: int) -> Iterator[bytes]:
+    """Truncated ones, and ones with a flipped bit."""
     dice = random.Random(0)
-    for case in range(200):
-        at = dice.randrange(len(archive))
-        damaged = archive[:at] + (
-            b"" if case % 2 else bytes([archive[at] ^ 1 << dice.randrange(8)]) + archive[at + 1 :]
-        )
+    for at in (dice.randrange(len(archive)) for _ in range(count // 2)):
+        yield archive[:at]
+        yield archive[:at] + bytes([archive[at] ^ 1 << dice.randrange(8)]) + archive[at + 1 :]
+
+
+@HOW
+def test_damaged_archives_are_refused(home, how, capsys):
+    archive = archive_of("text", how, "whole.txlz")
+    for damaged in damaged_archives(archive, 200):
         Path("damaged.txlz").write_bytes(damaged)
-        refused(["decompress", "damaged.txlz"], capsys)
+        said = refused(["decompress", "damaged.txlz", *with_model(how)], capsys)
+        assert said.count("txl: ") == 1
+
+
+def test_of_damaged_archives_a_pipe_gets_whole_blocks(home, archive, monkeypatch, capfdbinary):
+    for damaged in damaged_archives(archive, 8):
+        status, text = piped(damaged, ["decompress", "-"], monkeypatch, capfdbinary)
+        assert status == 2 and TEXT.startswith(text) and (text == TEXT or len(text) % journey.BLOCK == 0)
 
 
 def rewritten(archive: bytes, **changes: object) -> bytes:

@@ -156,7 +156,8 @@ def test_every_change_of_an_archive_is_refused():
     "values",
     [
         *({"rows": 0}, {"rows": True}, {"block": 1 << 40}, {"threads": 10**6}, {"machine": []}, {"machine": {"a": []}}),
-        *({"model": "x"}, {"new": 1}, {"test": None}, {"lengths": {"mem_len": None}}),
+        *({"model": "x"}, {"learner": ""}, {"new": 1}, {"test": None}, {"lengths": {"mem_len": None}}),
+        *({"learner": "", "model": "x", "lengths": lengths} for lengths in ({}, {"new": 1}, {"mem_len": -1})),
     ],
 )
 def test_a_header_that_no_encoder_writes_is_refused(values):

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
+from ..config.settings import Lengths
 from ..mistake import Mistake
 from .coding import Code
 
@@ -40,28 +41,31 @@ class Header:
     precision: str
     test: str = ""
     """The SHA-256 of the self-test: what a new predictor computes for a fixed text."""
-    machine: dict[str, str]
+    machine: dict[str, str] = field(default_factory=dict)
     """Versions, processor and kernel, to say what differs."""
     learner: str = ""
     """Name of the settings of --learn."""
     model: str = ""
-    """The SHA-256 of the run of --model."""
+    """The digest of the run of --model."""
     lengths: dict[str, int] = field(default_factory=dict)
     """With --model: `Lengths`, without those that are None."""
 
     def __post_init__(self) -> None:
-        kinds = {"int": int, "str": str}
-        values = [(each.name, kinds.get(str(each.type), dict), getattr(self, each.name)) for each in fields(self)]
-        wrong = [name for name, kind, value in values if type(value) is not kind]
-        wrong += [name for name in ("machine", "lengths") if name not in wrong and not _is_plain(getattr(self, name))]
+        wrong = [each.name for each in fields(self) if not _fits(str(each.type), getattr(self, each.name))]
         bounds = {"rows": MOST_ROWS, "block": MOST_BLOCK, "threads": MOST_THREADS}
         wrong += [name for name, most in bounds.items() if name not in wrong and not 1 <= getattr(self, name) <= most]
-        if wrong or (self.learner and self.model):
-            raise ValueError(f"wrong values of {', '.join(wrong) or 'learner'}")
+        if wrong or bool(self.learner) == bool(self.model):
+            raise ValueError(f"wrong values of {', '.join(wrong) or 'learner and model'}")
+        if self.model:
+            Lengths(**self.lengths)
 
 
-def _is_plain(table: dict[str, Any]) -> bool:
-    return all(type(value) in (int, str) for value in table.values())
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a value from JSON has the type of a field of `Header`."""
+    if type(value) is dict:
+        each = "int" if kind == "dict[str, int]" else "str"
+        return kind.startswith("dict") and all(_fits(each, one) for one in value.values())
+    return type(value).__name__ == kind
 
 
 class Block(NamedTuple):
@@ -81,7 +85,8 @@ class Writer:
         self.crc: int = 0
         self.length: int = 0
         self.digest: Any = hashlib.sha256()
-        packed = zlib.compress(json.dumps(asdict(header), separators=(",", ":")).encode(), 9)
+        given = {name: value for name, value in asdict(header).items() if value}
+        packed = zlib.compress(json.dumps(given, separators=(",", ":")).encode(), 9)
         self._write(MAGIC + bytes([VERSION]) + _LENGTH.pack(len(packed)) + packed)
 
     def block(self, text: bytes, code: Code) -> None:
@@ -153,22 +158,18 @@ class Archive:
 
     def _header(self, packed: bytes) -> Header:
         try:
-            unpacker = zlib.decompressobj()
-            found: Any = json.loads(unpacker.decompress(packed, MOST_HEADER))
-            return Header(**found)
+            return Header(**json.loads(zlib.decompressobj().decompress(packed, MOST_HEADER)))
         except (zlib.error, ValueError, TypeError, RecursionError) as error:
             raise Mistake(f"{self.name} has a header that this program cannot read: {error}.") from error
 
     def _read(self, count: int) -> bytes:
         """Exactly this number of bytes."""
-        parts = b""
-        while len(parts) < count and (part := self.stream.read(count - len(parts))):
-            parts += part
-        if len(parts) < count:
+        part = self.stream.read(count)
+        if len(part) < count:
             raise Mistake(f"{self.name} ends too early. Copy or download it again.")
-        self.crc = zlib.crc32(parts, self.crc)
+        self.crc = zlib.crc32(part, self.crc)
         self.size += count
-        return parts
+        return part
 
     def _check(self) -> None:
         """Compare the CRC-32 of the file so far with the stored one, which is not part of it."""

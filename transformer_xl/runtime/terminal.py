@@ -45,14 +45,14 @@ class Output:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def write(self, text: str) -> int:
+    def write(self, text: str | bytes) -> int:
         self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         self._try(self._stream.flush)
 
-    def _try(self, call: Callable[..., object], *arguments: str) -> None:
+    def _try(self, call: Callable[..., object], *arguments: str | bytes) -> None:
         try:
             call(*arguments)
         except OSError as error:

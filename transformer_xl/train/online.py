@@ -67,7 +67,7 @@ LEARNING = Learning(
     shared=(12, 20),
     slot_bits=21,
 )
-"""Chosen on the first bytes of enwik8 (docs/compress.md)."""
+"""Chosen on the first bytes of enwik8."""
 
 
 class OnlinePredictor:

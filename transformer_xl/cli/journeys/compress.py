@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ from ...evaluation.coding import CPU, BlockCoder, Predictor, TrainedPredictor, l
 from ...mistake import Mistake
 from ...runtime.device import prepare_process, resolve_precision
 from ...runtime.files import digest_of, whole_file
+from ...runtime.terminal import Output
 from ...train import online
 from ..options.use import Compress, Decompress
 from .native import build_native
@@ -52,7 +53,7 @@ def compress(options: Compress) -> None:
         size = len(text) if options.file == "-" else max(Path(options.file).stat().st_size, len(text))
         rows = options.rows or max(min(size // BYTES_A_ROW, DEFAULT_ROWS), 1)
         header, predictor = _prepare(options.model, rows, threads)
-        with _sink(target, options.file) as sink:
+        with _sink(target) as sink:
             start, writer, coder, number = time.perf_counter(), Writer(sink, header), BlockCoder(predictor), 0
             while text:
                 number += 1
@@ -80,7 +81,7 @@ def decompress(options: Decompress) -> None:
         archive = Archive(source, "standard input" if options.archive == "-" else options.archive)
         with exact_arithmetic(archive.header.threads):
             predictor = _repeat(archive, options.model)
-            with _sink(target, options.archive) as sink:
+            with _sink(target) as sink:
                 start, length = time.perf_counter(), 0
                 for text in _texts(archive, BlockCoder(predictor)):
                     length += len(text)
@@ -114,78 +115,77 @@ def _decode(name: str, coder: BlockCoder, block: Block, number: int) -> bytes:
     return text
 
 
-def _prepare(run: Path | None, rows: int, threads: int) -> tuple[Header, Predictor]:
-    """The header of a new archive, and a new predictor."""
-    loaded, trained = _load(run)
-    precision = resolve_precision("auto", CPU)[0]
-    header = Header(rows=rows, block=BLOCK, threads=threads, precision=precision, machine=arithmetic(precision))
-    if loaded is None or trained is None:
-        header = replace(header, learner=online.LEARNING.name)
-    else:
-        own = trained.config.eval_lengths
-        lengths = replace(own, mem_len=own.mem_len or own.tgt_len)
-        given = {name: value for name, value in asdict(lengths).items() if value is not None}
-        header = replace(header, model=model_digest(trained.run, loaded), lengths=given)
-    return replace(header, test=self_test(_predictor(header, loaded))), _predictor(header, loaded)
+class Model(NamedTuple):
+    """The model of a run, and what an archive says about it."""
+
+    loaded: LoadedModel
+    digest: str
+    """Half a SHA-256, in hexadecimal digits, of everything that decides the model's probabilities."""
+    lengths: dict[str, int]
 
 
-def _repeat(archive: Archive, run: Path | None) -> Predictor:
-    """The predictor of an archive. Refuse another model, and a machine that computes otherwise."""
-    header, name = archive.header, archive.name
-    if bool(header.model) != (run is not None):
-        advice = (
-            "was made with a model: name its run by --model." if header.model else "needs no model: leave out --model."
-        )
-        raise Mistake(f"{name} {advice}")
-    if header.learner not in ("", online.LEARNING.name):
-        raise Mistake(
-            f"{name} was made with the learner {header.learner}, and this version has {online.LEARNING.name}."
-        )
-    loaded, trained = _load(run)
-    if loaded is not None and trained is not None and model_digest(trained.run, loaded) != header.model:
-        raise Mistake(f"{name} was made with another model than {run}. Name the run that it was made with by --model.")
-    here = arithmetic(header.precision)
-    differing = [
-        f"{key} {header.machine.get(key, 'unknown')}, here {here[key]}"
-        for key in here
-        if header.machine.get(key) != here[key]
-    ]
-    if differing:
-        raise Mistake(
-            f"{name} was made with other arithmetic, which gives other probabilities: {'; '.join(differing)}."
-        )
-    if self_test(_predictor(header, loaded)) != header.test:
-        raise Mistake(f"{name} was made with other arithmetic: this machine computes other bits in the self-test.")
-    return _predictor(header, loaded)
-
-
-def _load(run: Path | None) -> tuple[LoadedModel, Trained] | tuple[None, None]:
-    """Load a run that can code: a Transformer-XL of bytes."""
+def _load(run: Path | None) -> Model | None:
+    """Load a run that can code, a Transformer-XL of bytes; None for --learn."""
     if run is None:
         build_native(CPU, step=True)
-        return None, None
+        return None
     trained = Trained(run, "cpu", "auto")
-    config = trained.config
+    config, own = trained.config, trained.config.eval_lengths
     if config.corpus.unit != "byte":
         trained.problems.append(
             f"--model must be a run that reads bytes, and {run} reads a {config.corpus.unit} at a time."
         )
     if config.model.kind != "transformer-xl":
         trained.problems.append(f"--model must be of kind transformer-xl, and {run} is of kind {config.model.kind}.")
-    return trained.load(step=True), trained
+    loaded = trained.load(step=True)
+    weights = digest_of(find_checkpoint(trained.run) / "model.safetensors")
+    facts = f"{weights} {loaded.vocab.fingerprint} {loaded.config.model}"
+    lengths = asdict(replace(own, mem_len=own.mem_len or own.tgt_len))
+    given = {name: value for name, value in lengths.items() if value is not None}
+    return Model(loaded, hashlib.sha256(facts.encode()).hexdigest()[:32], given)
 
 
-def _predictor(header: Header, loaded: LoadedModel | None) -> Predictor:
-    if loaded is None:
+def _predictor(header: Header, model: Model | None) -> Predictor:
+    if model is None:
         return online.OnlinePredictor(header.rows, header.precision)
-    lengths = Lengths(**header.lengths)
+    loaded, lengths = model.loaded, Lengths(**header.lengths)
     return TrainedPredictor(loaded.model, loaded.vocab, lengths, header.rows, header.precision)
 
 
-def model_digest(run: Path, loaded: LoadedModel) -> str:
-    """A SHA-256 of everything that decides a model's probabilities."""
-    weights = digest_of(find_checkpoint(run) / "model.safetensors")
-    return hashlib.sha256(f"{weights} {loaded.vocab.fingerprint} {loaded.config.model}".encode()).hexdigest()
+def _prepare(run: Path | None, rows: int, threads: int) -> tuple[Header, Predictor]:
+    """The header of a new archive, and a new predictor."""
+    model = _load(run)
+    precision = resolve_precision("auto", CPU)[0]
+    what: Any = (
+        {"learner": online.LEARNING.name} if model is None else {"model": model.digest, "lengths": model.lengths}
+    )
+    header = Header(rows=rows, block=BLOCK, threads=threads, precision=precision, machine=arithmetic(precision), **what)
+    return replace(header, test=self_test(_predictor(header, model))), _predictor(header, model)
+
+
+def _repeat(archive: Archive, run: Path | None) -> Predictor:
+    """The predictor of an archive. Refuse another model, and a machine that computes otherwise."""
+    header, name = archive.header, archive.name
+    if header.model and run is None:
+        raise Mistake(f"{name} was made with a model: name its run by --model.")
+    if run is not None and not header.model:
+        raise Mistake(f"{name} needs no model: leave out --model.")
+    if header.learner not in ("", online.LEARNING.name):
+        raise Mistake(
+            f"{name} was made with the learner {header.learner}, and this version has {online.LEARNING.name}."
+        )
+    model = _load(run)
+    if model is not None and model.digest != header.model:
+        raise Mistake(f"{name} was made with another model than {run}. Name the run that it was made with by --model.")
+    here, there = arithmetic(header.precision), header.machine
+    differing = [f"{key} {there.get(key, 'unknown')}, here {here[key]}" for key in here if there.get(key) != here[key]]
+    if not differing and self_test(_predictor(header, model)) != header.test:
+        differing = ["this machine computes other bits in the self-test"]
+    if differing:
+        raise Mistake(
+            f"{name} was made with other arithmetic, which gives other probabilities: {'; '.join(differing)}."
+        )
+    return _predictor(header, model)
 
 
 @contextmanager
@@ -214,10 +214,10 @@ def _target(options: Compress | Decompress, source: str, default: str) -> Path |
 
 
 @contextmanager
-def _sink(target: Path | None, source: str) -> Iterator[BinaryIO]:
+def _sink(target: Path | None) -> Iterator[BinaryIO | Output]:
     """The file to write, which appears when it is whole, or standard output."""
     if target is None:
-        yield sys.stdout.buffer
+        yield Output(sys.stdout.buffer)
         return
     with whole_file(target) as sink:
         yield sink
