@@ -38,7 +38,7 @@ from transformer_xl.evaluation.arithmetic import exact_arithmetic
 from transformer_xl.evaluation.coding import BlockCoder, TrainedPredictor
 
 PACKAGE = Path(__file__).parents[1] / "transformer_xl"
-NOISE = 300_000
+NOISE = 1_000_000
 
 
 def xz(text: bytes) -> bytes:
