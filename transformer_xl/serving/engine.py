@@ -332,6 +332,8 @@ class Engine:
         if not self._native:
             return self._step(ids)
         x = self._step.inputs(ids)
+        if len(rows) == len(x):
+            return self.model.softmax.log_probs(self._step.vectors(x))
         out = self._step.vectors.select(rows)(x[rows])
         return self.model.softmax.log_probs(out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out))
 

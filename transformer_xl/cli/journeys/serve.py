@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -47,6 +48,7 @@ def serve(options: Serve) -> None:
     with listen(options.host, options.port) as socket:
         _report(options, service, socket.getsockname()[1], locked=bool(tokens))
         service.engine.start()
+        gc.freeze()  # what there is now stays, so it need not be searched for garbage
         try:
             server.run(sockets=[socket])
         finally:
