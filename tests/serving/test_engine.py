@@ -160,6 +160,15 @@ def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
     assert isinstance(long.all()[-1], Ended)
 
 
+def test_each_text_gets_all_its_events_however_rarely_they_are_sent(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_xl.serving.engine._MOMENT", 1e9)
+    outs = [Written() for _ in range(8)]
+    engine.submit([job(np.array([i]), out, max_tokens=5 + i) for i, out in enumerate(outs)])
+    assert [len(out.all()) for out in outs] == [6 + i for i in range(8)]
+
+
 def test_clients_take_turns() -> None:
     turns, out = Turns(), Written()
     turns.add(job(np.array([i]), out, client="many") for i in range(5))

@@ -40,7 +40,7 @@ _SCORES = 1 << 24
 _FEW = 4
 """With fewer texts each token is sent at once."""
 _MOMENT = 0.02
-"""Seconds."""
+"""With more texts, seconds between two times of sending."""
 _BEGINNINGS = 4
 """Number of memory lengths whose encoded distances are kept."""
 
