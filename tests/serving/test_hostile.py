@@ -263,7 +263,7 @@ def test_mangled_requests_break_nothing(live: Live) -> None:
         assert 200 <= status < 500, (number, request[:300], found[:500])
         if status >= 400 and b"application/json" in head and not request.startswith(b"HEAD"):
             assert json.loads(body)["error"]["message"].endswith("."), (number, request[:300], body)
-    assert answered > MANY // 2
+    assert answered > MANY // 3  # the others end, or are reset, before an answer is read
     live.settle()
     assert live.post(prompt="a", max_tokens=1)["choices"][0]["finish_reason"] == "length"
     texts = live.service.sessions
