@@ -94,7 +94,7 @@ def main() -> None:
 def random_run(folder: Path) -> Path:
     torch.manual_seed(0)
     vocab = Vocab.build("byte", [])
-    config = load_recipe("enwik8-small", ["--model.vocab_size", str(len(vocab))])
+    config = load_recipe("enwik8-small", ["--model.vocab_size", str(len(vocab)), "--corpus.newlines", "keep"])
     return save_checkpoint(folder / "random", model=TransformerXL(config.model), vocab=vocab, config=config)
 
 
