@@ -58,7 +58,7 @@ class Options:
     texts: int = 200
     """Texts of the mixed batch; 0: none."""
     generate: tuple[int, ...] = ()
-    """Rows of `generate` of transformers (5 and later), for the same texts with the exported model."""
+    """Batch sizes at which `generate` of transformers, version 5 or later, writes the same texts."""
     precision: Literal["fp32", "bf16"] = "fp32"
 
 

@@ -108,21 +108,21 @@ def answer_to(url: str, request: bytes, dice: random.Random) -> bytes:
     address = urlsplit(url)
     cut = dice.choice([len(request)] * 4 + [dice.randrange(len(request))])
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=5) as wire:
-        try:
+        waits, leaves, goes_on, shuts = (dice.random() < share for share in (0.2, 0.1, 0.5, 0.5))
+        found = b""
+        with suppress(OSError):  # the server may answer and close before it has read all
             wire.sendall(request[:cut])
-            if dice.random() < 0.2:
+            if waits:
                 time.sleep(0.02)
-            if dice.random() < 0.1:
+            if leaves:
                 return b""
-            wire.sendall(request[cut:] if dice.random() < 0.5 else b"")
-            if dice.random() < 0.5:
+            wire.sendall(request[cut:] if goes_on else b"")
+            if shuts:
                 wire.shutdown(socket.SHUT_WR)
-            found = b""
+        with suppress(OSError):
             while piece := wire.recv(1 << 16):
                 found += piece
-            return found
-        except OSError:
-            return b""
+        return found
 
 
 def post(body: bytes, *, path: str = "/v1/completions", kind: str = "application/json", length: int = -1) -> bytes:
@@ -255,15 +255,17 @@ def test_mangled_requests_break_nothing(live: Live) -> None:
     for number in range(MANY):
         request = request_of(dice)
         found = answer_to(live.url, request, dice)
-        if not found:
+        head, _, body = found.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        cut = length is not None and len(body) < int(length[1]) and not request.startswith(b"HEAD")
+        if not found or cut:  # nobody answers a request that does not end, and a reset may cut an answer
             continue
         answered += 1
-        head, _, body = found.partition(b"\r\n\r\n")
         status = int(head.split()[1])
         assert 200 <= status < 500, (number, request[:300], found[:500])
         if status >= 400 and b"application/json" in head and not request.startswith(b"HEAD"):
             assert json.loads(body)["error"]["message"].endswith("."), (number, request[:300], body)
-    assert answered > MANY // 3  # the others end, or are reset, before an answer is read
+    assert answered > MANY // 2
     live.settle()
     assert live.post(prompt="a", max_tokens=1)["choices"][0]["finish_reason"] == "length"
     texts = live.service.sessions

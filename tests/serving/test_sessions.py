@@ -1,4 +1,4 @@
-"""A text goes on from its memory: exactly, in several ways, for a limited time, for its owner alone."""
+"""A request can continue an earlier text without reading it again, if the text is its owner's and has not expired."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from ..model.native import can_step
 from ..model.step import Step
 from ..ops.masks import next_multiple
 from ..runtime.device import autocast
-from .texts import Ended, Event, Failed, Job, Past, Scored, Top, Wrote, reach_of
+from .texts import Ended, Failed, Job, Outbox, Past, Scored, Top, Wrote, reach_of
 from .turns import Turns
 
 LOG = logging.getLogger("transformer_xl.serving")
@@ -37,10 +38,6 @@ ROWS = 8
 """In products with fewer rows, or with a part of as many, PyTorch's numbers depend on where a row is."""
 _SCORES = 1 << 24
 """Maximum number of scores held at once."""
-_FEW = 4
-"""With fewer texts each token is sent at once."""
-_MOMENT = 0.02
-"""With more texts, seconds between two times of sending."""
 _BEGINNINGS = 4
 """Number of memory lengths whose encoded distances are kept."""
 
@@ -127,9 +124,8 @@ class Engine:
         self._reading: deque[Reading] = deque()
         self._ready: deque[Writing] = deque()
         self._writing: list[Writing | None] = [None] * rows
-        self._events: deque[tuple[Job, Event]] = deque()
-        self._sent: float = 0.0
-        self._beginnings: dict[Lengths, KVCache] = {}
+        self._outbox = Outbox()
+        self._empty_cache = lru_cache(_BEGINNINGS)(partial(empty_cache, self.model))
         self._stopped, self._idle = False, True
         self._thread = threading.Thread(target=self._run, name="txl-engine", daemon=True)
         with torch.no_grad(), autocast(precision, self.device):
@@ -204,25 +200,12 @@ class Engine:
                     self._read()
                     self._seat()
                     self._write()
-                    self._send()
+                    self._outbox.send(self.busy)
                 except Exception as error:
                     LOG.exception("The engine failed; its texts are dropped.")
                     self._fail(error)
         self._fail(Closing())
         self._idle = True
-
-    def _emit(self, job: Job, event: Event) -> None:
-        self._events.append((job, event))
-
-    def _send(self) -> None:
-        """Send the events since the last time, unless that was a moment ago and there are many texts: a text costs the
-        server as much to send as to write, however many tokens it is."""
-        busy, now = self.busy, time.perf_counter()
-        if busy < _FEW or now - self._sent > _MOMENT:
-            self._sent = now
-            while self._events:
-                job, event = self._events.popleft()
-                job.emit(event)
 
     def _wait(self) -> bool:
         """Sleep until there is work; return False to end."""
@@ -248,7 +231,7 @@ class Engine:
         reading = self._reading[0]
         job, end = reading.job, len(reading.job.ids) - 1
         if reading.state is None:
-            reading.state = (self._empty(job.lengths) if job.past is None else job.past.cache).fork()
+            reading.state = (self._empty_cache(job.lengths) if job.past is None else job.past.cache).fork()
         if reading.done < end and not job.cancelled:
             ids = job.ids[reading.done : reading.done + job.lengths.tgt_len + 1]
             window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
@@ -260,16 +243,6 @@ class Engine:
             self._reading.pop()
         if reading.done == end and not job.cancelled:
             self._begin(job, Past(reading.state.fork(), int(job.ids[-1]), job.lengths))
-
-    def _empty(self, lengths: Lengths) -> KVCache:
-        """A cache of nothing, whose forks need not encode distances again."""
-        if lengths not in self._beginnings:
-            if len(self._beginnings) == _BEGINNINGS:
-                self._beginnings.pop(next(iter(self._beginnings)))
-            cache = self._beginnings[lengths] = self.model.empty_cache(1, lengths)
-            backbone = self.model.backbone
-            cache.encode(next_multiple(lengths.mem_len + lengths.tgt_len), backbone.positions, backbone.like)
-        return self._beginnings[lengths]
 
     def _begin(self, job: Job, past: Past) -> None:
         """Put the continuations of a prompt that was read where they wait for a row."""
@@ -287,7 +260,7 @@ class Engine:
             return self.model.hidden(window[:, :-1], state, job.lengths)[1]
         prediction, state = self.model.predict(window[:, :-1], window[:, 1:], state, job.lengths)
         tops = self._tops(prediction.features[0], job.top)
-        self._emit(job, Scored(-prediction.nll[0].double().cpu().numpy(), tops))
+        self._outbox.add(job, Scored(-prediction.nll[0].double().cpu().numpy(), tops))
         return state
 
     def _tops(self, features: Float[Tensor, "T D"], count: int) -> list[Top]:
@@ -348,7 +321,7 @@ class Engine:
                 for i, row in enumerate(rows):
                     self._draw([row], log_probs[i : i + 1])
             else:
-                self._emit(job, Failed(error))
+                self._outbox.add(job, Failed(error))
                 self._writing[rows[0]] = None
             return
         drawn = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
@@ -363,14 +336,14 @@ class Engine:
         text = holder.writer.write(token)
         holder.last, holder.written = token, holder.written + 1
         self.counts.written += 1
-        self._emit(job, Wrote(holder.index, token, text, log_prob, top))
+        self._outbox.add(job, Wrote(holder.index, token, text, log_prob, top))
         if holder.writer.ended or holder.written == job.max_tokens:
             past = Past(self._step.take(row), token, job.lengths)
             self._writing[row] = None
             self._end(holder, "stop" if holder.writer.ended else "length", past)
 
     def _end(self, holder: Writing, reason: str, past: Past) -> None:
-        self._emit(holder.job, Ended(holder.index, holder.writer.close(), reason, past))
+        self._outbox.add(holder.job, Ended(holder.index, holder.writer.close(), reason, past))
 
     def _fail(self, error: Exception) -> None:
         """Drop all texts."""
@@ -382,8 +355,15 @@ class Engine:
         self._ready.clear()
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):
-            self._emit(job, Failed(error))
-        self._send()
+            self._outbox.add(job, Failed(error))
+        self._outbox.send()
+
+
+def empty_cache(model: Any, lengths: Lengths) -> KVCache:
+    """A cache of nothing, whose forks need not encode distances again."""
+    cache: KVCache = model.empty_cache(1, lengths)
+    cache.encode(next_multiple(lengths.mem_len + lengths.tgt_len), model.backbone.positions, model.backbone.like)
+    return cache
 
 
 def tops_of(log_probs: Float[Tensor, "B V"], count: int) -> list[Top]:

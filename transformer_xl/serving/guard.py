@@ -109,9 +109,14 @@ async def _again(first: list[Any], receive: Any) -> Any:
     return first.pop() if first else await receive()
 
 
-async def _refuse(send: Any, status: int, message: str) -> None:
+def refusal(status: int, message: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of an error that ends the connection."""
     body = json.dumps(error_json(message, status)).encode()
     length = str(len(body)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+    return [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")], body
+
+
+async def _refuse(send: Any, status: int, message: str) -> None:
+    headers, body = refusal(status, message)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
 from http import HTTPStatus
@@ -15,7 +14,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .engine import Engine
-from .guard import error_json
+from .guard import refusal
 from .requests import Limits
 
 CONNECTIONS = 1000
@@ -53,8 +52,7 @@ class Connection(H11Protocol):
         self._refuse(400, "The request must be HTTP/1.1, and it is not.")
 
     def _refuse(self, status: int, message: str) -> None:
-        body = json.dumps(error_json(message, status)).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        headers, body = refusal(status, message)
         reason = HTTPStatus(status).phrase.encode()
         head = h11.Response(status_code=status, headers=headers, reason=reason)
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):

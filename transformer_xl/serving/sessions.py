@@ -1,4 +1,4 @@
-"""Keeps texts so that a later request can go on: under random ids, for a limited time, in limited memory."""
+"""Stores texts that later requests continue. Ids are random, and time and memory are limited."""
 
 from __future__ import annotations
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -106,3 +108,32 @@ class Job:
     def draws(self) -> tuple[Any, ...]:
         """Jobs with the same value draw alike, each with its own random numbers."""
         return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.top
+
+
+class Outbox:
+    """Events that the engine has not sent yet.
+
+    To send costs the server about as much as to write a token, whatever it sends. So with many texts the events of
+    several steps are sent together.
+    """
+
+    FEW: ClassVar[int] = 4
+    """With fewer texts each token is sent at once."""
+    SECONDS: ClassVar[float] = 0.02
+    """With more texts, the time between two sendings."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[Job, Event]] = deque()
+        self._sent = 0.0
+
+    def add(self, job: Job, event: Event) -> None:
+        self._events.append((job, event))
+
+    def send(self, texts: int = 0) -> None:
+        """Send all events, or leave them for later, by the number of texts that the engine works on."""
+        now = time.perf_counter()
+        if texts < self.FEW or now - self._sent > self.SECONDS:
+            self._sent = now
+            while self._events:
+                job, event = self._events.popleft()
+                job.emit(event)

@@ -35,7 +35,7 @@ from torch.autograd.function import once_differentiable
 from ..masks import Mask
 
 DTYPES = torch.float32, torch.bfloat16
-SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h")))
+SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h", "numbers.h")))
 COMPILERS = "c++", "g++", "clang++"
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-shared", "-w"),
