@@ -13,7 +13,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -231,7 +231,7 @@ class Engine:
         reading = self._reading[0]
         job, end = reading.job, len(reading.job.ids) - 1
         if reading.state is None:
-            reading.state = (self._empty_cache(job.lengths) if job.past is None else job.past.cache).fork()
+            reading.state = self._state(job)
         if reading.done < end and not job.cancelled:
             ids = job.ids[reading.done : reading.done + job.lengths.tgt_len + 1]
             window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
@@ -243,6 +243,12 @@ class Engine:
             self._reading.pop()
         if reading.done == end and not job.cancelled:
             self._begin(job, Past(reading.state.fork(), int(job.ids[-1]), job.lengths))
+
+    def _state(self, job: Job) -> KVCache:
+        """What a job begins with. The distances of all texts are the same, and encoded once."""
+        empty = self._empty_cache(job.lengths)
+        past = empty if job.past is None else job.past.cache
+        return replace(past.fork(), positions=empty.positions, reach=empty.reach)
 
     def _begin(self, job: Job, past: Past) -> None:
         """Put the continuations of a prompt that was read where they wait for a row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float, Integer
 
 from ..config.settings import Lengths
@@ -33,6 +35,20 @@ class Past(NamedTuple):
     def reach(self) -> int:
         """The number of earlier positions that a token sees."""
         return reach_of(self.lengths)
+
+    def kept(self) -> Past:
+        """A copy to keep: in memory of its own, and without encoded distances.
+
+        The system gets that memory back with the text. The C library's allocator keeps what it freed, and texts of many
+        lengths that come and go would leave holes of several times their size in it.
+        """
+        cache, buffers = replace(self.cache, positions=(), reach=0), self.cache.buffers
+        if self.nbytes and not buffers[0].is_cuda:
+            memory = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=buffers[0].dtype)
+            torch.cat([buffer.flatten() for buffer in buffers], out=memory)
+            parts = memory.split([buffer.numel() for buffer in buffers])
+            cache.buffers = [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)]
+        return self._replace(cache=cache)
 
 
 def reach_of(lengths: Lengths) -> int:
