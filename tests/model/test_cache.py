@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, lengths, read, score, small_model, text
+from torch import nn
 
 from transformer_xl.config.settings import Lengths
+from transformer_xl.model.attention import ROWS, Linear
 from transformer_xl.model.inference import KVCache
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops.masks import next_multiple
@@ -193,3 +196,18 @@ def test_a_copy_in_bf16_holds_rounded_weights_of_products_and_exact_tables(kind:
     assert {weight.dtype for name, weight in copied.softmax.named_parameters() if "table" in name} == {torch.bfloat16}
     assert {dtypes[name] for name in dtypes if name.startswith("embedding.tables") or "norm" in name} == {torch.float32}
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}, "the model itself stays as it is"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.booleans())
+def test_products_in_bfloat16_have_few_numbers_of_rows(lengths: list[int], bias: bool) -> None:
+    """Whatever the length of a prompt, because oneDNN keeps a kernel for each number of rows."""
+    layer = Linear(24, 8, bias).bfloat16()
+    with torch.no_grad(), patch.object(nn.Linear, "forward", autospec=True, side_effect=nn.Linear.forward) as product:
+        for length in lengths:
+            x = torch.randn(1, length, 24, dtype=torch.bfloat16)
+            out = layer(x)
+            whole = nn.functional.linear(x.float(), layer.weight.float(), layer.bias.float() if bias else None)
+            torch.testing.assert_close(out.float(), whole, atol=2e-2, rtol=2e-2)
+        seen = {call.args[1].numel() // 24 for call in product.call_args_list}
+    assert all(rows < ROWS or rows % ROWS == 0 for rows in seen)

@@ -126,6 +126,19 @@ def test_texts_go_after_their_time_or_when_there_are_too_many() -> None:
     assert texts.get("a") is None and texts.nbytes == len(texts) == 0
 
 
+def test_a_kept_text_is_a_copy_in_memory_of_its_own() -> None:
+    text, texts = past(), Sessions(seconds=10, most=3, most_bytes=100)
+    text.cache.buffers.append(torch.arange(8.0).view(1, 2, 1, 4, 1))
+    texts.add("a", text)
+    kept = texts.get("a")
+    assert kept is not None and kept.last == text.last
+    for mine, theirs in zip(kept.cache.buffers, text.cache.buffers, strict=True):
+        assert torch.equal(mine, theirs)
+        theirs.fill_(-1)
+        assert not torch.equal(mine, theirs)
+    assert [each.untyped_storage().nbytes() for each in kept.cache.buffers] == 2 * [kept.nbytes]
+
+
 def test_an_owner_cannot_reach_the_text_of_another() -> None:
     texts = Sessions(seconds=10, most=3, most_bytes=100)
     texts.add("a", past(), owner="me")

@@ -44,7 +44,7 @@ class Past(NamedTuple):
         """
         cache, buffers = replace(self.cache, positions=(), reach=0), self.cache.buffers
         if self.nbytes and not buffers[0].is_cuda:
-            memory = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=buffers[0].dtype)
+            memory = torch.frombuffer(mmap.mmap(-1, self.nbytes, access=mmap.ACCESS_COPY), dtype=buffers[0].dtype)
             torch.cat([buffer.flatten() for buffer in buffers], out=memory)
             parts = memory.split([buffer.numel() for buffer in buffers])
             cache.buffers = [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)]
