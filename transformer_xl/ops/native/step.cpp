@@ -18,25 +18,35 @@ namespace {
 
 constexpr int64_t PIECE = 256;  // most slots in a unit of attention
 constexpr float NORM_EPSILON = 1e-5f;  // of normalised queries and keys
-constexpr int64_t PARTS = 4;  // of a phase, for each thread
+constexpr int64_t PARTS = 8;  // of a thread's share of a phase
 constexpr int SPINS = 4096;
 
 // ---- Threads ----------------------------------------------------------------------------------------------------
 
-// A thread that comes late finds the parts of a phase taken, so the others need not wait until the system runs it.
-struct Phase {
-  alignas(64) std::atomic<int64_t> next{0};
-  alignas(64) std::atomic<int64_t> done{0};
+struct alignas(64) Counter {
+  std::atomic<int64_t> value{0};
+};
+
+// A thread takes the parts of its own share, which follow each other in memory, and then those that others have left. So
+// nobody waits long for a thread that comes late.
+struct Team {
+  int thread, threads;
+  Counter* counters;  // of the next phase: the parts taken of each share, and the parts done
 
   template <typename Work>
-  void run(int64_t units, int threads, Work work) {
+  void run(int64_t units, Work work) {
     int64_t parts = std::min<int64_t>(units, PARTS * threads);
-    for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
-      for (int64_t n = units * part / parts; n < units * (part + 1) / parts; ++n) work(n);
-      done.fetch_add(1, std::memory_order_release);
+    std::atomic<int64_t>& done = counters[threads].value;
+    for (int other = 0; other < threads; ++other) {
+      int64_t share = (thread + other) % threads, first = parts * share / threads, end = parts * (share + 1) / threads;
+      for (int64_t part; (part = first + counters[share].value.fetch_add(1, std::memory_order_relaxed)) < end;) {
+        for (int64_t n = units * part / parts; n < units * (part + 1) / parts; ++n) work(n);
+        done.fetch_add(1, std::memory_order_release);
+      }
     }
     for (int spins = 0; done.load(std::memory_order_acquire) < parts; ++spins)
       spins < SPINS ? _mm_pause() : static_cast<void>(sched_yield());
+    counters += threads + 1;
   }
 };
 
@@ -73,7 +83,7 @@ struct Call {
   Buffer<T> x = zeros<T>(rows * ld_x), attended = zeros<T>(rows * ld_heads), inner = zeros<T>(rows * ld_inner);
   Buffer<float> heads = buffer<float>(rows * 3 * HK);
   Buffer<float> parts = buffer<float>(rows * H * pieces * ld_part);  // the largest score, the sum, and at W the values
-  std::vector<Phase> phases = std::vector<Phase>(8 * model.layers.size() + 2);
+  std::vector<Counter> counters = std::vector<Counter>((8 * model.layers.size() + 2) * (at::get_num_threads() + 1));
 
   template <typename Number>
   static Buffer<Number> zeros(int64_t count) {
@@ -86,13 +96,12 @@ struct Call {
 
   void operator()() {
 #pragma omp parallel num_threads(at::get_num_threads())
-    Thread{*this, omp_get_num_threads()}();
+    Thread{*this, {omp_get_thread_num(), omp_get_num_threads(), counters.data()}}();
   }
 
   struct Thread {
     Call& call;
-    int threads;
-    size_t done = 0;  // phases
+    Team team;
     int64_t D = call.D, H = call.H, K = call.K, HK = call.HK, rows = call.rows;
     Buffer<float> row = zeros<float>(std::max(D, call.Kp)), score = buffer<float>(call.piece + 3 * W);
     Buffer<T> content = zeros<T>(call.Kp), position = zeros<T>(call.Kp);
@@ -100,7 +109,7 @@ struct Call {
     void operator()() {
       bool pre_norm = call.model.pre_norm;
       // One thread takes all pieces of a head where there are enough heads, because they follow each other in memory.
-      int64_t together = H * rows < PARTS * threads ? 1 : call.pieces, apart = call.pieces / together;
+      int64_t together = H * rows < PARTS * team.threads ? 1 : call.pieces, apart = call.pieces / together;
       if (!pre_norm) each_row([&](int64_t b) { at::vec::convert(call.out + b * D, call.x.get() + b * call.ld_x, D); });
       for (size_t l = 0; l < call.model.layers.size(); ++l) {
         const Layer& layer = call.model.layers[l];
@@ -109,11 +118,11 @@ struct Call {
           put(call.heads.get() + b * 3 * HK + o, rounded<T>(y), n);
         });
         T* ring = call.rings[l].template data_ptr<T>();
-        phase(H * apart * rows, [&](int64_t unit) {
+        team.run(H * apart * rows, [&](int64_t unit) {
           int64_t h = unit / rows / apart, first = unit / rows % apart;
           for (int64_t p = first; p < first + together; ++p) attend(layer, ring, h, p, unit % rows);
         });
-        phase(rows * H, [&](int64_t unit) { merge(unit / H, unit % H); });
+        team.run(rows * H, [&](int64_t unit) { merge(unit / H, unit % H); });
         product(call.attended.get(), call.ld_heads, HK, weight(layer, OUTPUT), D,
                 [&](int64_t b, int64_t o, __m128 y, int64_t n) { join(b, o, y, n); });
         pre_norm ? norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]) : norm(layer[NORM], layer[NORM_BIAS]);
@@ -134,19 +143,14 @@ struct Call {
     }
 
     template <typename Work>
-    void phase(int64_t units, Work work) {
-      call.phases[done++].run(units, threads, work);
-    }
-
-    template <typename Work>
     void each_row(Work work) {
-      phase(rows, work);
+      team.run(rows, work);
     }
 
     // Each row of x times each row of w; `done` gets up to four neighbouring results.
     template <typename Done>
     void product(const T* x, int64_t ld, int64_t in, const T* w, int64_t out, Done done) {
-      phase((out + 3) / 4, [&](int64_t unit) {
+      team.run((out + 3) / 4, [&](int64_t unit) {
         int64_t o = 4 * unit, n = std::min<int64_t>(4, out - o);
         const T* const at[4] = {w + o * in, w + std::min(o + 1, out - 1) * in, w + std::min(o + 2, out - 1) * in,
                                 w + std::min(o + 3, out - 1) * in};
