@@ -95,16 +95,21 @@ class AdaptiveEmbedding(_Bands):
 
     def _vectors(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
         if self.div_val == 1:
-            x, table = _Lookup.apply(ids, self.tables[0])
+            x, table = _look_up(ids, self.tables[0])
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
         flat = ids.flatten()
         rows = self._rows(self._band(flat))
         # An empty band selects no rows but stays in the graph: data-parallel training waits for its gradient.
         bands = zip(rows, self.edges, self.tables, strict=False)
-        vectors, tables = zip(*(_Lookup.apply(flat[row] - low, table) for row, low, table in bands), strict=True)
+        vectors, tables = zip(*(_look_up(flat[row] - low, table) for row, low, table in bands), strict=True)
         grouped = torch.cat([F.linear(*pair) for pair in zip(vectors, self.projections, strict=True)])
         x = torch.empty_like(grouped).index_copy(0, torch.cat(rows), grouped)
         return self.scale * x.view(*ids.shape, self.d_model), tables
+
+
+def _look_up(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a table, and the table. Where one token is read at a time, the autograd function would take longer."""
+    return _Lookup.apply(ids, table) if torch.is_grad_enabled() else (F.embedding(ids, table), table)
 
 
 class _Lookup(torch.autograd.Function):
@@ -195,6 +200,8 @@ class AdaptiveSoftmax(_Bands):
             scores = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
             logs.append(scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1))
         (head, *tails), shortlist = logs, self.sizes[0]
+        if not tails:
+            return head
         tails = [head[..., shortlist + i, None] + tail for i, tail in enumerate(tails)]
         return torch.cat([head[..., :shortlist], *tails], dim=-1)
 
@@ -204,6 +211,8 @@ class AdaptiveSoftmax(_Bands):
 
     def _columns(self, bias, cluster_weight, cluster_bias, *tables) -> list[Columns]:
         """Weight and bias of each band's columns. One split, because a slice's gradient is as large as the table."""
+        if len(self.sizes) == 1:
+            return [[(tables[0], bias)]]
         tables = tables if self.div_val > 1 else tables[0].split(self.sizes)
         head, *tails = ([part] for part in zip(tables, bias.split(self.sizes), strict=True))
         return [head if cluster_weight is None else [*head, (cluster_weight, cluster_bias)], *tails]
