@@ -39,8 +39,8 @@ class Past(NamedTuple):
     def kept(self) -> Past:
         """A copy to keep: in memory of its own, and without encoded distances.
 
-        The system gets that memory back with the text. The C library's allocator keeps what it freed, and texts of many
-        lengths that come and go would leave holes of several times their size in it.
+        The system gets that memory back with the text. In the C library's memory, texts of many lengths that come and
+        go leave holes.
         """
         cache, buffers = replace(self.cache, positions=(), reach=0), self.cache.buffers
         if self.nbytes and not buffers[0].is_cuda:
