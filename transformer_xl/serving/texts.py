@@ -36,7 +36,7 @@ class Past(NamedTuple):
         """The number of earlier positions that a token sees."""
         return reach_of(self.lengths)
 
-    def kept(self) -> Past:
+    def copy_to_keep(self) -> Past:
         """A copy to keep: in memory of its own, and without encoded distances.
 
         The system gets that memory back with the text. In the C library's memory, texts of many lengths that come and
