@@ -129,9 +129,10 @@ def test_texts_go_after_their_time_or_when_there_are_too_many() -> None:
 def test_a_kept_text_is_a_copy_in_memory_of_its_own() -> None:
     text, texts = past(), Sessions(seconds=10, most=3, most_bytes=100)
     text.cache.buffers.append(torch.arange(8.0).view(1, 2, 1, 4, 1))
+    text.cache.positions, text.cache.reach = [None, None], 4
     texts.add("a", text)
     kept = texts.get("a")
-    assert kept is not None and kept.last == text.last
+    assert kept is not None and kept.last == text.last and kept.cache.reach == len(kept.cache.positions) == 0
     for mine, theirs in zip(kept.cache.buffers, text.cache.buffers, strict=True):
         assert torch.equal(mine, theirs)
         theirs.fill_(-1)

@@ -56,7 +56,7 @@ class Projected(Protocol):
 PARTS = 4
 """A compiled loop reads this many parts of a matrix at a time, because that uses more memory bandwidth."""
 ROWS = 16
-"""Products with more rows have a multiple of as many."""
+"""In bfloat16 on a CPU a product with more rows gets a multiple of this number."""
 
 
 class Linear(nn.Linear):
@@ -65,22 +65,20 @@ class Linear(nn.Linear):
     In bfloat16 PyTorch's matrix-vector product is faster than its matrix product. Under torch.compile the product is
     written as a sum, so that the compiled loop reads several parts of the matrix at a time.
 
-    oneDNN makes a kernel in bfloat16 for each number of rows (1 ms) and keeps it (0.7 MB). Texts to read have any
-    length, so without gradients rows are added up to a multiple of `ROWS`.
+    In bfloat16 oneDNN also makes a kernel for each number of rows (1 ms) and keeps it (0.7 MB). Texts have any length,
+    so without gradients the input is padded to a multiple of `ROWS`.
     """
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
-        weight = self.weight
-        if not weight.is_cpu:
-            return super().forward(x)
-        if x.numel() != self.in_features:
-            rows = x.numel() // self.in_features
-            free = torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.dtype != torch.bfloat16
-            if free or rows < ROWS or not rows % ROWS:
+        weight, rows = self.weight, x.numel() // self.in_features
+        compiling = torch.compiler.is_compiling()
+        if rows != 1 or not weight.is_cpu:
+            any_length = weight.is_cpu and weight.dtype == torch.bfloat16 and not (torch.is_grad_enabled() or compiling)
+            if not any_length or rows < ROWS or rows % ROWS == 0:
                 return super().forward(x)
-            filled = F.pad(x.reshape(rows, -1), (0, 0, 0, -rows % ROWS))
-            return super().forward(filled)[:rows].view(*x.shape[:-1], -1)
-        if torch.compiler.is_compiling():
+            padded = F.pad(x.reshape(rows, -1), (0, 0, 0, -rows % ROWS))
+            return super().forward(padded)[:rows].view(*x.shape[:-1], -1)
+        if compiling:
             wide = torch.promote_types(weight.dtype, torch.float32)
             row = x.reshape(-1).to(weight.dtype).to(wide)
             out = torch.cat([(part.to(wide) * row).sum(-1) for part in weight.chunk(PARTS)])

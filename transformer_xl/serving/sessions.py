@@ -45,7 +45,7 @@ class Sessions:
         """Keep a text under an id of `new_id`, unless it alone is too large."""
         with self._lock:
             if past.nbytes <= self.most_bytes and self.most:
-                self._texts[name] = Session(past.copy_to_keep(), owner, self._clock() + self.seconds)
+                self._texts[name] = Session(past.to_keep(), owner, self._clock() + self.seconds)
                 self.nbytes += past.nbytes
             self._trim()
 

@@ -36,14 +36,13 @@ class Past(NamedTuple):
         """The number of earlier positions that a token sees."""
         return reach_of(self.lengths)
 
-    def copy_to_keep(self) -> Past:
-        """A copy to keep: in memory of its own, and without encoded distances.
+    def to_keep(self) -> Past:
+        """The text without encoded distances, and on a CPU as a copy in memory of its own.
 
-        The system gets that memory back with the text. In the C library's memory, texts of many lengths that come and
-        go leave holes.
+        The system gets that memory back when the text goes. Texts of many lengths leave holes in the C library's.
         """
         cache, buffers = replace(self.cache, positions=(), reach=0), self.cache.buffers
-        if self.nbytes and not buffers[0].is_cuda:
+        if self.nbytes and buffers[0].is_cpu:
             memory = torch.frombuffer(mmap.mmap(-1, self.nbytes, access=mmap.ACCESS_COPY), dtype=buffers[0].dtype)
             torch.cat([buffer.flatten() for buffer in buffers], out=memory)
             parts = memory.split([buffer.numel() for buffer in buffers])

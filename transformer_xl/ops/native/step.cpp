@@ -27,8 +27,8 @@ struct alignas(64) Counter {
   std::atomic<int64_t> value{0};
 };
 
-// A thread takes the parts of its own share, which follow each other in memory, and then those that others have left. So
-// nobody waits long for a thread that comes late.
+// A thread first takes the parts of its own share, because they follow each other in memory. Then it takes the parts that
+// other threads have left, so nobody waits long for a thread that comes late.
 struct Team {
   int thread, threads;
   Counter* counters;  // of the next phase: the parts taken of each share, and the parts done
@@ -110,7 +110,7 @@ struct Call {
       bool pre_norm = call.model.pre_norm;
       // One thread takes all pieces of a head where there are enough heads, because they follow each other in memory.
       int64_t together = H * rows < PARTS * team.threads ? 1 : call.pieces, apart = call.pieces / together;
-      if (!pre_norm) each_row([&](int64_t b) { at::vec::convert(call.out + b * D, call.x.get() + b * call.ld_x, D); });
+      if (!pre_norm) team.run(rows, [&](int64_t b) { at::vec::convert(call.out + b * D, call.x.get() + b * call.ld_x, D); });
       for (size_t l = 0; l < call.model.layers.size(); ++l) {
         const Layer& layer = call.model.layers[l];
         if (pre_norm) norm(layer[NORM], layer[NORM_BIAS]);
@@ -136,15 +136,10 @@ struct Call {
         if (!pre_norm) norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]);
       }
       if (!call.model.final_norm.empty())
-        each_row([&](int64_t b) {
+        team.run(rows, [&](int64_t b) {
           normalise(call.out + b * D, D, call.model.epsilon, call.out + b * D);
           affine(call.out + b * D, call.model.final_norm[0], call.model.final_norm[1]);
         });
-    }
-
-    template <typename Work>
-    void each_row(Work work) {
-      team.run(rows, work);
     }
 
     // Each row of x times each row of w; `done` gets up to four neighbouring results.
@@ -183,7 +178,7 @@ struct Call {
 
     // The input of the next product. After a sublayer (not before it, pre_norm) the norm also changes its sum.
     void norm(const Tensor& weight, const Tensor& bias) {
-      each_row([&](int64_t b) {
+      team.run(rows, [&](int64_t b) {
         float* to = call.model.pre_norm ? row.get() : call.out + b * D;
         normalise(call.out + b * D, D, call.model.epsilon, to);
         affine(to, weight, bias);
