@@ -114,7 +114,7 @@ class Reader:
     def __init__(self, model: Any, past: Memory, lengths: Lengths, index: NgramIndex | None):
         self.model: Any = model
         self.index: NgramIndex | None = index
-        self.step: VectorStep = VectorStep(model.backbone, past, lengths, head=model.softmax.log_probs)
+        self.step: VectorStep = VectorStep(model.backbone, past, lengths, head=model.softmax)
 
     @torch.no_grad()
     def __call__(self, ids: Integer[np.ndarray, " B"]) -> tuple[Float[Tensor, "B V"], Any]:

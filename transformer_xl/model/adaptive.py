@@ -191,6 +191,9 @@ class AdaptiveSoftmax(_Bands):
         head, *rest = linear_nll(inputs, columns, self._columns, self._score_weights(tables if self.tied else None))
         return head.index_add(0, torch.cat(tails), torch.cat(rest)).view_as(targets) if tails else head.view_as(targets)
 
+    def forward(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        return self.log_probs(hidden)
+
     def log_probs(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Log-probabilities of the whole vocabulary."""
         logs = []

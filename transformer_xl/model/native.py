@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from ..ops import native_refusal
 from ..ops.dropout import Dropout
+from .adaptive import AdaptiveSoftmax
 from .attention import Linear, RelativeMultiheadAttention
 from .transformer_xl import DecoderLayer, FeedForward
 
 MOST_ROWS = 64
 """With more rows PyTorch's products are faster."""
-_MODULES = (DecoderLayer, RelativeMultiheadAttention, FeedForward, Linear, nn.LayerNorm, Dropout)
+_MODULES = (DecoderLayer, RelativeMultiheadAttention, FeedForward, Linear, nn.LayerNorm, Dropout, AdaptiveSoftmax)
 """The modules that it computes; a gate is another one."""
 
 
@@ -29,24 +30,37 @@ def can_step(backbone: Any, kv: Float[Tensor, "B 2 H L K"]) -> bool:
     """Whether the step in C++ can read with this backbone after keys and values like `kv`, in the caller's autocast."""
     mixed = torch.is_autocast_enabled("cpu")
     return (
-        native_refusal(kv.device, kv.dtype) is None
+        native_refusal(kv.device, torch.float32) is None
+        and kv.dtype in (torch.float32, torch.bfloat16)
         and mixed == (kv.dtype == torch.bfloat16)
         and len(kv) <= MOST_ROWS
         and all(_is_known(module, kv.dtype) for module in _modules(backbone))
     )
 
 
-def native_step(backbone: Any, positions: Sequence[Any]) -> Callable[..., Float[Tensor, "B D"]]:
-    """A function of `(x, rings, slots, counts, rows)` that returns the last output of the backbone.
+def includes_head(backbone: Any, head: Any) -> bool:
+    """Whether the step in C++ also computes this head: a softmax with one band, no projection and fitting weights."""
+    if type(head) is not AdaptiveSoftmax or not _is_known(head, torch.float32):
+        return False
+    table, dtype = head.tables[0], backbone.layers[0].attention.qkv.weight.dtype
+    return len(head.sizes) == 1 and not head.projected and table.dtype == dtype and table.is_contiguous()
+
+
+def native_step(
+    backbone: Any, positions: Sequence[Any], head: Callable[[Tensor], Tensor] | None
+) -> Callable[..., Float[Tensor, "B _"]]:
+    """A function of `(x, rings, slots, counts, rows)` that returns what `head` computes from the backbone's output.
 
     It writes the keys and values of the vectors x into the rings. Vector i follows row `rows[i]` of the rings; `rows`
-    None: row i.
+    None: row i. `head` None: the output itself.
     """
-    config, norm = backbone.config, backbone.final_norm
+    config, norm, included = backbone.config, backbone.final_norm, includes_head(backbone, head)
     layers = [_weights(layer, own) for layer, own in zip(backbone.layers, positions, strict=True)]
     final = [] if norm is None else [norm.weight, norm.bias]
+    softmax: list[Tensor] = [head.tables[0], head.bias] if included else []  # type: ignore[union-attr]
     make_step = import_module("transformer_xl.ops.native").make_step
-    return make_step(layers, final, config.pre_lnorm, config.relu_output, config.layer_norm_epsilon)
+    read = make_step(layers, final, softmax, config.pre_lnorm, config.relu_output, config.layer_norm_epsilon)
+    return read if included or head is None else lambda *arguments: head(read(*arguments))
 
 
 def _modules(backbone: Any) -> Iterator[nn.Module]:

@@ -180,7 +180,7 @@ class VectorStep:
 
     def _prepare(self, x: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
         if not self.compiled and can_step(self.backbone, self.rings[0]):
-            return partial(self._read_natively, native_step(self.backbone, self.positions))
+            return partial(self._read_natively, native_step(self.backbone, self.positions, self.head))
         run: Callable[[Tensor], Tensor] = self._next
         if self.compiled:
             whole = x.new_zeros(len(self.counts), *x.shape[1:])
@@ -188,8 +188,7 @@ class VectorStep:
         return partial(self._read, run)
 
     def _read_natively(self, read: Callable[..., Tensor], x: Tensor, rows: Tensor | None) -> Tensor:
-        out = read(x[:, 0], self.rings, self.slots, self.counts, rows).to(x.dtype)
-        return out if self.head is None else self.head(out)
+        return read(x[:, 0], self.rings, self.slots, self.counts, rows)
 
     def _read(self, run: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor | None) -> Tensor:
         """Read zeros in the rows that were not selected, because shapes must not change."""
@@ -240,9 +239,7 @@ class Step:
         self.tokens: Tensor | None = cache.tokens
         if model.ngrams is not None and cache.tokens is None:
             self.tokens = model.ngrams.no_tokens(len(cache.buffers[0]), lengths.mem_len)
-        self.vectors: VectorStep = VectorStep(
-            model.backbone, cache, lengths, compiled=compiled, head=model.softmax.log_probs
-        )
+        self.vectors: VectorStep = VectorStep(model.backbone, cache, lengths, compiled=compiled, head=model.softmax)
 
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:

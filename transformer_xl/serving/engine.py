@@ -26,7 +26,7 @@ from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText, sample
 from ..evaluation.score import Scoring, device_of
 from ..model.inference import KVCache
-from ..model.native import can_step
+from ..model.native import can_step, includes_head
 from ..model.step import Step
 from ..ops.masks import next_multiple
 from ..runtime.device import autocast
@@ -132,7 +132,7 @@ class Engine:
             cache = self.model.empty_cache(rows, lengths)
             self._native: bool = can_step(self.model.backbone, cache.buffers[0])
             self._step: Step = Step(self.model, cache, lengths, compiled=self.device.type == "cuda")
-        if self._native:
+        if self._native and not includes_head(self.model.backbone, self.model.softmax):
             self._step.vectors.head = None
 
     def start(self) -> Engine:
@@ -306,15 +306,17 @@ class Engine:
         """Log-probabilities after `ids` in these rows; other rows are undefined.
 
         The step in C++ computes only these rows, because its bits do not depend on their number. PyTorch's may, so the
-        embedding and the softmax always have all rows.
+        embedding, and a softmax that the step leaves to PyTorch, always have all rows.
         """
         if not self._native:
             return self._step(ids)
         x = self._step.inputs(ids)
         if len(rows) == len(x):
-            return self.model.softmax.log_probs(self._step.vectors(x))
-        out = self._step.vectors.select(rows)(x[rows])
-        return self.model.softmax.log_probs(out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out))
+            out = self._step.vectors(x)
+        else:
+            out = self._step.vectors.select(rows)(x[rows])
+            out = out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out)
+        return out if self._step.vectors.head else self.model.softmax.log_probs(out)
 
     def _draw(self, rows: list[int], log_probs: Float[Tensor, "R V"]) -> None:
         """Draw the next token of rows that draw alike. One whose probabilities are not numbers fails alone."""

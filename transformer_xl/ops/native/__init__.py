@@ -54,7 +54,7 @@ def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     return machine_refusal(dtype) or _module(library())[1]
 
 
-def machine_refusal(dtype: torch.dtype = torch.bfloat16) -> str | None:
+def machine_refusal(dtype: torch.dtype = torch.float32) -> str | None:
     """Why this machine cannot run the kernels, built or not; None if it can."""
     if os.environ.get("TXL_NATIVE") == "0":
         return "TXL_NATIVE=0 switches it off"

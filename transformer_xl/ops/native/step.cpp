@@ -62,6 +62,7 @@ using Layer = std::vector<Tensor>;
 struct Model {
   std::vector<Layer> layers;
   std::vector<Tensor> final_norm;  // weight and bias, or nothing
+  std::vector<Tensor> softmax;     // weight and bias, or nothing
   bool pre_norm, relu_output;
   double epsilon;
 };
@@ -74,6 +75,7 @@ struct Call {
   const int64_t* chosen;  // the row of the ring of each row of the call, or null
   int64_t rows;
   float* out;  // [rows, D]; first the input
+  float* logits;  // [rows, V], or null
 
   int64_t H = rings[0].size(2), window = rings[0].size(3), K = rings[0].size(4);
   int64_t D = model.layers[0][QKV].size(1), F = model.layers[0][INNER].size(0), HK = H * K;
@@ -83,7 +85,7 @@ struct Call {
   Buffer<T> x = zeros<T>(rows * ld_x), attended = zeros<T>(rows * ld_heads), inner = zeros<T>(rows * ld_inner);
   Buffer<float> heads = buffer<float>(rows * 3 * HK);
   Buffer<float> parts = buffer<float>(rows * H * pieces * ld_part);  // the largest score, the sum, and at W the values
-  std::vector<Counter> counters = std::vector<Counter>((8 * model.layers.size() + 2) * (at::get_num_threads() + 1));
+  std::vector<Counter> counters = std::vector<Counter>((8 * model.layers.size() + 4) * (at::get_num_threads() + 1));
 
   template <typename Number>
   static Buffer<Number> zeros(int64_t count) {
@@ -135,11 +137,19 @@ struct Call {
                 [&](int64_t b, int64_t o, __m128 y, int64_t n) { join(b, o, _mm_add_ps(y, four(outer_bias + o, n)), n); });
         if (!pre_norm) norm(layer[NEXT_NORM], layer[NEXT_NORM_BIAS]);
       }
-      if (!call.model.final_norm.empty())
+      const auto &final_norm = call.model.final_norm, &softmax = call.model.softmax;
+      if (!final_norm.empty())
         team.run(rows, [&](int64_t b) {
           normalise(call.out + b * D, D, call.model.epsilon, call.out + b * D);
-          affine(call.out + b * D, call.model.final_norm[0], call.model.final_norm[1]);
+          affine(call.out + b * D, final_norm[0], final_norm[1]);
         });
+      if (call.logits == nullptr) return;
+      team.run(rows, [&](int64_t b) { at::vec::convert(call.out + b * D, call.x.get() + b * call.ld_x, D); });
+      const float* bias = softmax[1].const_data_ptr<float>();
+      int64_t V = softmax[0].size(0);
+      product(call.x.get(), call.ld_x, D, softmax[0].const_data_ptr<T>(), V, [&](int64_t b, int64_t o, __m128 y, int64_t n) {
+        put(call.logits + b * V + o, _mm_add_ps(y, four(bias + o, n)), n);
+      });
     }
 
     // Each row of x times each row of w; `done` gets up to four neighbouring results.
@@ -332,19 +342,22 @@ struct Call {
   };
 };
 
-// A function that reads one vector of each row, writes its key and value into the rings, and returns the outputs.
+// A function that reads one vector of each row and writes its key and value into the rings. It returns the outputs, or
+// where there is a softmax the logarithms of its probabilities.
 template <typename... Options>
 py::cpp_function make_step(Options... options) {
   auto run = [model = Model{std::move(options)...}](const Tensor& x, const std::vector<Tensor>& rings, const Tensor& slots,
                                                     const Tensor& counts, const std::optional<Tensor>& rows) {
-    Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat)).copy_(x);
+    Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat)).copy_(x), logits;
+    if (!model.softmax.empty()) logits = at::empty({x.size(0), model.softmax[0].size(0)}, out.options());
     auto read = [&](auto number) {
       using T = decltype(number);
       Call<T>{model, rings, slots.const_data_ptr<int64_t>(), counts.const_data_ptr<int64_t>(),
-              rows ? rows->const_data_ptr<int64_t>() : nullptr, out.size(0), out.data_ptr<float>()}();
+              rows ? rows->const_data_ptr<int64_t>() : nullptr, out.size(0), out.data_ptr<float>(),
+              logits.defined() ? logits.data_ptr<float>() : nullptr}();
     };
     rings[0].scalar_type() == at::kFloat ? read(float{}) : read(BFloat16{});
-    return out;
+    return logits.defined() ? at::log_softmax(logits, -1) : out;
   };
   return py::cpp_function(run, py::call_guard<py::gil_scoped_release>());
 }
@@ -352,5 +365,5 @@ py::cpp_function make_step(Options... options) {
 }  // namespace
 
 void bind_step(py::module_& m) {
-  m.def("make_step", &make_step<std::vector<Layer>, std::vector<Tensor>, bool, bool, double>);
+  m.def("make_step", &make_step<std::vector<Layer>, std::vector<Tensor>, std::vector<Tensor>, bool, bool, double>);
 }
