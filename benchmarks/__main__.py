@@ -111,7 +111,7 @@ def bench(part: Part, given: dict[str, Any]) -> None:
     from .sliding import bench_sliding
 
     options = Options(**given)
-    build_native(torch.device(options.torch_device), step=True)
+    build_native(torch.device(options.torch_device), needed=True)
     own = {"op": bench_op, "sliding": bench_sliding, "memory": bench_memory}
     with Pool() as pool:
         for name in [name for name in TAKES if name not in ("data", "kernels", "all")] if part == "all" else [part]:

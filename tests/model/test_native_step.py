@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformer_xl.config.settings import Lengths
 from transformer_xl.model import native
 from transformer_xl.model.inference import KVCache
-from transformer_xl.model.native import MOST_ROWS, can_step
+from transformer_xl.model.native import MOST_ROWS, can_step, includes_head
 from transformer_xl.model.step import Step, VectorStep, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -133,7 +133,8 @@ def test_the_bits_of_a_row_are_its_own(kind: dict, precision: str) -> None:
         cache = model.log_probs(prompt, model.empty_cache(11, call), call)[1]
         x = model.embedding(text(11, 12, seed=1))
         chosen = [torch.tensor(list(rows)) for _, rows in choices]
-        readers = [VectorStep(model.backbone, cache.fork(rows), call) for rows in chosen]
+        head = model.softmax if includes_head(model.backbone, model.softmax) else None
+        readers = [VectorStep(model.backbone, cache.fork(rows), call, head=head) for rows in chosen]
         try:
             for (threads, _), rows, step in zip(choices, chosen, readers, strict=True):
                 torch.set_num_threads(threads)
@@ -202,6 +203,34 @@ def test_what_it_leaves_to_pytorch() -> None:
     assert serves(backbone)
     first.feed_forward.inner = nn.Sequential(first.feed_forward.inner)
     assert not serves(backbone)
+
+
+@each_precision
+@torch.no_grad()
+def test_which_softmax_it_computes(precision: str) -> None:
+    def included(model: TransformerXL) -> bool:
+        return includes_head(model.backbone, model.softmax)
+
+    model, call = inference_model(precision), lengths(7)
+    assert included(model)
+    assert not includes_head(model.backbone, model.softmax.log_probs) and not includes_head(model.backbone, None)
+    assert not included(inference_model(precision, cutoffs=(5,)))
+    assert not included(inference_model(precision, d_embed=6))
+    assert included(inference_model()) and not includes_head(
+        inference_model("bf16").backbone, inference_model().softmax
+    )
+    x = torch.randn(3, 1, 14)
+    with mixed(precision):
+        for head in (model.softmax, model.softmax.log_probs):
+            step = VectorStep(model.backbone, model.empty_cache(3, call), call, head=head)
+            found = [step(x) for _ in range(3)]
+            assert_close(found[-1].exp().sum(1), torch.ones(3))
+            again = VectorStep(model.backbone, model.empty_cache(3, call), call)
+            expected = [model.softmax(again(x)) for _ in range(3)]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if precision == "fp32" else 0.05)
+        model.softmax.register_forward_hook(lambda *_: torch.zeros(3, 5))
+        assert not included(model)
+        assert not VectorStep(model.backbone, model.empty_cache(3, call), call, head=model.softmax)(x).any()
 
 
 @torch.no_grad()

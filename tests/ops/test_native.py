@@ -20,10 +20,12 @@ from benchmarks.contract import CASES, Case, assert_contract, assert_dropout_gra
 from transformer_xl import ops
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import native, native_refusal, relative_attention, resolve_backend
-from transformer_xl.train import choices
+from transformer_xl.train import choices, gains_from_native
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
+LONG: dict[str, Any] = {"training": True, "scores": ops.STRIDED_SCORES + 1, "queries": 512}
+"""Training in which the kernels are faster in fp32."""
 
 # Several chunks of queries and panels of keys, the last ones not full.
 CASES = CASES | {
@@ -48,6 +50,13 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def built_for_bf16(built: Path) -> Path:
+    if reason := native.machine_refusal(torch.bfloat16):
+        pytest.skip(reason)
+    return built
+
+
+@pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache on a machine that can run the kernels."""
     if reason := native.machine_refusal():
@@ -60,6 +69,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("backward", [True, False], ids=["backward", "forward"])
 @pytest.mark.parametrize("case", CASES)
 def test_contract(case: str, backward: bool, dtype: str, built: Path) -> None:
+    if reason := native.machine_refusal(DTYPES[dtype]):
+        pytest.skip(reason)
     assert_contract("native", CASES[case], DTYPES[dtype], backward=backward)
 
 
@@ -108,6 +119,8 @@ def test_dropout(both: bool, built: Path) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_a_run_repeats_with_several_threads(dtype: torch.dtype, built: Path) -> None:
+    if reason := native.machine_refusal(dtype):
+        pytest.skip(reason)
     case = Case(queries=97, memory=61, batch=5, heads=3, head_size=32)
     inputs = make_inputs(case, dtype)
     before = torch.get_num_threads()
@@ -124,7 +137,7 @@ def test_a_run_repeats_with_several_threads(dtype: torch.dtype, built: Path) -> 
 
 def test_a_number_that_is_not_finite_shows(built: Path) -> None:
     for name in "qkv":
-        inputs = {n: x.detach() for n, x in make_inputs(Case(), torch.bfloat16).items()}
+        inputs = {n: x.detach() for n, x in make_inputs(Case(), torch.float32).items()}
         inputs[name][0, 0, 3, 1] = float("nan")
         out = relative_attention(**inputs, backend="native")
         reference = relative_attention(**inputs, backend="reference")
@@ -135,7 +148,7 @@ def test_memory_is_linear_in_length(built: Path) -> None:
     """Backward keeps the inputs, the result and a number per query."""
     kept = []
     for length in (256, 512):
-        inputs = make_inputs(Case(length, length, batch=1, heads=2, head_size=32), torch.bfloat16)
+        inputs = make_inputs(Case(length, length, batch=1, heads=2, head_size=32), torch.float32)
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.nbytes) or x, lambda x: x):
             relative_attention(**inputs, backend="native")
@@ -157,7 +170,7 @@ def test_empty_calls(built: Path) -> None:
 
 
 @pytest.mark.parametrize("amx", [True, False])
-def test_auto_takes_it_where_it_is_faster(amx: bool, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_it_where_it_is_faster(amx: bool, built_for_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
 
     def chosen(dtype: torch.dtype = torch.bfloat16, size: int = 64, backend: str = "auto", **call: Any) -> str:
@@ -183,8 +196,20 @@ def test_auto_takes_it_where_it_is_faster(amx: bool, built: Path, monkeypatch: p
         assert torch.equal(relative_attention(**x), relative_attention(**x, backend="native"))
 
 
+def test_in_fp32_auto_takes_it_for_long_segments_on_any_processor(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TXL_NATIVE")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(ops, "_is_amd", lambda: False)
+    assert resolve_backend("auto", CPU, torch.float32, 64, **LONG)[0] == "native"
+    assert resolve_backend("auto", CPU, torch.float32, 64, **LONG | {"queries": 256})[0] == "chunked"
+    model = TransformerXLConfig(vocab_size=0, n_head=2, d_head=32)
+    train = TrainConfig(device="cpu", precision="fp32", batch_size=8, tgt_len=512, mem_len=512)
+    for changes, gains in (({}, True), ({"tgt_len": 256}, False), ({"backend": "chunked"}, False)):
+        assert gains_from_native(replace(train, **changes), model) == gains, changes
+
+
 @pytest.mark.skipif(hasattr(relative_attention, "__wrapped__"), reason="checks of shapes cannot be compiled")
-def test_compiled_calls_use_the_other_backends(built: Path) -> None:
+def test_compiled_calls_use_the_other_backends(built_for_bf16: Path) -> None:
     x = make_inputs(Case(queries=512, heads=1, head_size=32), torch.bfloat16)
     attend: Callable[..., torch.Tensor] = torch.compile(relative_attention, backend="eager", fullgraph=True)
     assert torch.equal(attend(**x), relative_attention(**x, backend="strided"))
@@ -203,19 +228,17 @@ def test_what_it_cannot_serve_is_refused(dtype: str, device: str, said: str) -> 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TXL_NATIVE", "0")
-    assert "TXL_NATIVE" in str(native_refusal(CPU, torch.bfloat16))
+    assert "TXL_NATIVE" in str(native_refusal(CPU, torch.float32))
     native.build(pytest.fail)
 
 
 def test_a_call_never_compiles(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled"))
-    x = make_inputs(Case(queries=16), torch.bfloat16)
+    x = make_inputs(Case(queries=16), torch.float32)
     with pytest.raises(ValueError, match=r"not built.*txl generate"):
         relative_attention(**x, backend="native")
-    with torch.no_grad():
-        assert torch.equal(relative_attention(**x), relative_attention(**x, backend="sdpa"))
-    name, why = resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)
-    assert name == "sdpa" and "not built" in why
+    name, why = resolve_backend("auto", CPU, torch.float32, 64, **LONG)
+    assert name == "chunked" and "not built" in why
 
 
 def test_without_a_compiler_one_line_says_so(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +246,7 @@ def test_without_a_compiler_one_line_says_so(elsewhere: Path, monkeypatch: pytes
     lines: list[str] = []
     native.build(lines.append)
     assert len(lines) == 1 and "g++" in lines[0]
-    assert "not built" in str(native_refusal(CPU, torch.bfloat16))
+    assert "not built" in str(native_refusal(CPU, torch.float32))
 
 
 def test_a_failed_build_is_said_in_a_line(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +277,8 @@ def test_a_damaged_build_is_not_loaded(
     native.library().parent.mkdir()
     native.library().write_bytes(damaged)
     with pytest.warns(UserWarning, match="are not used: .*damaged"):
-        assert resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)[0] == "sdpa"
-    assert "damaged" in str(native_refusal(CPU, torch.bfloat16))
+        assert resolve_backend("auto", CPU, torch.float32, 64, **LONG)[0] == "chunked"
+    assert "damaged" in str(native_refusal(CPU, torch.float32))
 
 
 def test_a_change_of_source_or_version_needs_another_build(
@@ -302,7 +325,7 @@ def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ops, "_is_amd", lambda: False)
     build_native(CPU)
     assert len(calls) == 1, "built on a processor on which it was not measured"
-    build_native(CPU, step=True)
+    build_native(CPU, needed=True)
     assert len(calls) == 2
     assert resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)[0] == "sdpa"
 

@@ -83,7 +83,7 @@ tensors again each time.
 
 
 def native_was_measured() -> bool:
-    """Whether this processor is of a kind that `native_wins` knows: with AMX, or AMD's with AVX512-BF16.
+    """Whether in bf16 this processor is of a kind that `native_wins` knows: with AMX, or AMD's with AVX512-BF16.
 
     TXL_NATIVE=1 says yes for all others.
     """
@@ -105,6 +105,8 @@ def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: b
     whole, amx = head_size % 32 == 0, torch.cpu._is_amx_tile_supported()
     if dtype != torch.bfloat16:
         return training and many and whole and queries >= 512
+    if not native_was_measured():
+        return False
     if not training:
         return queries >= 16
     return queries >= 64 and (whole or amx) if many else queries >= (128 if amx else 512) and whole
@@ -145,8 +147,8 @@ def resolve_backend(
         reason = triton_refusal(device, dtype, head_size)
         return ("strided", f"the fused kernel cannot serve: {reason}") if reason else ("triton", "the fused kernel")
     many = training and scores > STRIDED_SCORES
-    measured, note = device.type == "cpu" and not compiled and native_was_measured(), ""
-    if measured and native_wins(dtype, head_size, queries, training=training, many=many):
+    note = ""
+    if device.type == "cpu" and not compiled and native_wins(dtype, head_size, queries, training=training, many=many):
         reason = native_refusal(device, dtype)
         if reason is None:
             return "native", "the kernels in C++ for this processor"

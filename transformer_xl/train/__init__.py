@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from .choices import choices, settle
+from .choices import choices, gains_from_native, settle
 from .loop import fit, validate
 from .step import MOST_SKIPPED, Trainer, train_step, trained_targets
 
-__all__ = ["MOST_SKIPPED", "Trainer", "choices", "fit", "settle", "train_step", "trained_targets", "validate"]
+__all__ = [
+    "MOST_SKIPPED",
+    "Trainer",
+    "choices",
+    "fit",
+    "gains_from_native",
+    "settle",
+    "train_step",
+    "trained_targets",
+    "validate",
+]

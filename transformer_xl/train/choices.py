@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..model.inference import has_compiler
-from ..ops import native_refusal, resolve_backend
+from ..ops import STRIDED_SCORES, native_refusal, native_wins, resolve_backend
 from ..runtime.device import resolve_device, resolve_precision
 
 
@@ -39,15 +40,11 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     Raises:
         Mistake: this machine lacks something that is asked for by name.
     """
-    device = resolve_device(config.device)
+    device, dtype, call = _call_of(config, model)
     precision, why_precision = resolve_precision(config.precision, device)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
-    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
     asked, why_not = config.backend, None
     if asked == "native":  # a run may go on where the kernels are not built
         why_not = "torch.compile cannot trace it" if config.compile else native_refusal(device, dtype)
-    call = {"training": True, "scores": scores, "queries": config.tgt_len, "compiled": config.compile}
     backend, why_backend = resolve_backend("auto" if why_not else asked, device, dtype, model.d_head, **call)
     if why_not:
         why_backend = f"native cannot serve: {why_not}; {why_backend}"
@@ -57,3 +54,19 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
         "precision": {"name": precision, "why": why_precision},
         "backend": {"name": backend, "why": why_backend},
     }
+
+
+def gains_from_native(config: TrainConfig, model: TransformerXLConfig) -> bool:
+    """Whether training with these settings uses the kernels in C++, once they are built."""
+    device, dtype, call = _call_of(config, model)
+    wins = native_wins(dtype, model.d_head, call["queries"], training=True, many=call["scores"] > STRIDED_SCORES)
+    return config.backend in ("auto", "native") and device.type == "cpu" and not config.compile and wins
+
+
+def _call_of(config: TrainConfig, model: TransformerXLConfig) -> tuple[torch.device, torch.dtype, dict[str, Any]]:
+    """The device and dtype of attention in training, and the other arguments of `resolve_backend`."""
+    device = resolve_device(config.device)
+    dtype = torch.bfloat16 if resolve_precision(config.precision, device)[0] == "bf16" else torch.float32
+    rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
+    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
+    return device, dtype, {"training": True, "scores": scores, "queries": config.tgt_len, "compiled": config.compile}

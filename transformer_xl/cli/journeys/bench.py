@@ -91,7 +91,7 @@ def _settings(target: str, device: str, precision: str | None) -> RunConfig:
 def on_this_machine(config: RunConfig, device: str, precision: str | None) -> RunConfig:
     """`config` with everything chosen for this machine. The precision is by default its own."""
     train = replace(config.train, device=device, precision=precision or config.train.precision)
-    build_native(resolve_device(device), step=True)
+    build_native(resolve_device(device), needed=True)
     chosen = {name: choice["name"] for name, choice in choices(train, config.model).items()}
     return replace(config, train=replace(train, **chosen, random_tgt_len=False, short_share=0))
 

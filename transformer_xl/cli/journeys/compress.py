@@ -127,7 +127,7 @@ class Model(NamedTuple):
 def _load(run: Path | None) -> Model | None:
     """Load a run that can code, a Transformer-XL of bytes; None for --learn."""
     if run is None:
-        build_native(CPU, step=True)
+        build_native(CPU, needed=True)
         return None
     trained = Trained(run, "cpu", "auto")
     config, own = trained.config, trained.config.eval_lengths

@@ -10,10 +10,10 @@ import torch
 from ...ops import native, native_was_measured
 
 
-def build_native(device: torch.device | None, *, step: bool = False) -> None:
-    """Build them once, where `auto` takes those of attention, or for a command that reads token by token (`step`).
+def build_native(device: torch.device | None, *, needed: bool = False) -> None:
+    """Build them once, where `auto` takes them in bf16, or for what uses them on any CPU: tokens one by one (`needed`).
 
     Lines go to standard error, because a result may be JSON.
     """
-    if device is not None and device.type == "cpu" and (step or native_was_measured()):
+    if device is not None and device.type == "cpu" and (needed or native_was_measured()):
         native.build(partial(print, file=sys.stderr, flush=True))

@@ -43,7 +43,7 @@ from ...runtime.device import prepare_process, resolve_device
 from ...runtime.files import LOCK, explain_write_error, holds_anything, lock_folder, refuse_odd_name, write_whole
 from ...runtime.ranks import Ranks, join_ranks, launch_id
 from ...runtime.terminal import LastingOutput
-from ...train import Trainer, choices, fit, settle
+from ...train import Trainer, choices, fit, gains_from_native, settle
 from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require_installed
 from ..options.train import Train
@@ -204,7 +204,7 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     if ranks.first:  # the others wait until this is done
-        build_native(resolve_device(config.train.device))
+        build_native(resolve_device(config.train.device), needed=gains_from_native(config.train, config.model))
     chosen = choices(config.train, config.model)
     config = settle(config, corpus)
     torch.manual_seed(config.train.seed)

@@ -61,7 +61,7 @@ class Trained:
     def load(self, *, step: bool = False) -> LoadedModel:
         """Load the model, to read token by token if `step`. If there are problems, raise `Mistake` before that."""
         self.problems.refuse()
-        build_native(self.device, step=step)
+        build_native(self.device, needed=step)
         return load_model(self.run, device=self.device or "cpu")
 
     def text(self, vocab: Vocab, data: str | None, asked: Part | None, default: Part) -> Text:
