@@ -167,7 +167,17 @@ def _distances(S, ahead, BOTH: tl.constexpr):
 @triton.jit
 @no_type_check
 def _product(rows, columns, PRECISION: tl.constexpr):
-    return tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
+    """`rows` by `columns`, transposed.
+
+    In fp32 a thread holds whole rows in registers. Heads of 128 have too many numbers for that, so their product is a
+    sum of four.
+    """
+    if rows.dtype == tl.float32 and PRECISION == "ieee" and rows.shape[1] == 128:
+        rows = tl.permute(tl.reshape(rows, [rows.shape[0], 4, 32]), [1, 0, 2])
+        columns = tl.permute(tl.reshape(columns, [columns.shape[0], 4, 32]), [1, 2, 0])
+        return tl.sum(tl.dot(rows, columns, input_precision=PRECISION), 0)
+    else:
+        return tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
 
 
 @triton.jit
