@@ -6,6 +6,7 @@ import io
 import json
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import zlib
@@ -125,6 +126,7 @@ def test_pipes(home, how, monkeypatch, capfdbinary):
     assert piped(archive, ["decompress", "-", *with_model(how)], monkeypatch, capfdbinary) == (0, TEXT)
 
 
+@pytest.mark.skipif(not all(map(shutil.which, ("bash", "cat", "cmp"))), reason="needs bash, cat and cmp")
 def test_pipes_of_a_shell(home):
     txl = f"{sys.executable} -m transformer_xl"
     line = f"cat {home}/text | {txl} compress --learn - | {txl} decompress - | cmp - {home}/text"

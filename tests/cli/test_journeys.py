@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -231,6 +232,7 @@ def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypa
     assert "2 of 2 words of the prompt are unknown to the model" in shown.err
 
 
+@pytest.mark.skipif(shutil.which("head") is None, reason="needs head")
 def test_a_reader_that_stops_early_is_not_a_mistake(home: Path):
     command = f"{sys.executable} -m transformer_xl score runs/first text.py | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, timeout=100)

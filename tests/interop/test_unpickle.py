@@ -317,7 +317,7 @@ def test_python_executes_the_hostile_files(tmp_path):
     """Python's own unpickler executes what this reader refuses."""
     for title in ("call-posix.system", "call-builtins.eval", "nested-popped", "form-obj"):
         canary = tmp_path / title
-        content = hostile.files(1)[title](f"touch {canary}")
+        content = hostile.files(1)[title](f": > {canary}")
         subprocess.run([sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)"], input=content)
         assert canary.exists(), title
 
