@@ -15,12 +15,10 @@ import torch
 from ..ops import native, native_refusal
 from ..runtime.device import CPUINFO
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-
-def arithmetic(precision: str) -> dict[str, str]:
+def arithmetic() -> dict[str, str]:
     """Versions, processor and kernel. Equal ones compute the same bits with the same number of threads."""
-    kernel = native.library().stem if native_refusal(torch.device("cpu"), DTYPES[precision]) is None else "eager"
+    kernel = native.library().stem if native_refusal(torch.device("cpu"), torch.float32) is None else "eager"
     versions = {name: version(name) for name in ("torch", "numpy", "constriction")}
     return {**versions, **_processor(), "kernel": kernel}
 

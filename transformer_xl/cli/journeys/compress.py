@@ -159,7 +159,7 @@ def _prepare(run: Path | None, rows: int, threads: int) -> tuple[Header, Predict
     what: Any = (
         {"learner": online.LEARNING.name} if model is None else {"model": model.digest, "lengths": model.lengths}
     )
-    header = Header(rows=rows, block=BLOCK, threads=threads, precision=precision, machine=arithmetic(precision), **what)
+    header = Header(rows=rows, block=BLOCK, threads=threads, precision=precision, machine=arithmetic(), **what)
     return replace(header, test=self_test(_predictor(header, model))), _predictor(header, model)
 
 
@@ -177,7 +177,7 @@ def _repeat(archive: Archive, run: Path | None) -> Predictor:
     model = _load(run)
     if model is not None and model.digest != header.model:
         raise Mistake(f"{name} was made with another model than {run}. Name the run that it was made with by --model.")
-    here, there = arithmetic(header.precision), header.machine
+    here, there = arithmetic(), header.machine
     differing = [f"{key} {there.get(key, 'unknown')}, here {here[key]}" for key in here if there.get(key) != here[key]]
     if not differing and self_test(_predictor(header, model)) != header.test:
         differing = ["this machine computes other bits in the self-test"]

@@ -137,7 +137,7 @@ class Generate(Command):
     device: str = "auto"
     precision: Precision = "auto"
     compile: bool = False
-    """Compile the computation of a token, which takes minutes. On a CPU with AVX512-BF16 it is faster without this."""
+    """Compile the computation of a token, which takes minutes. On a CPU with AVX-512 it is faster without this."""
     raw: bool = False
     """Print words as in the corpus, with spaces around punctuation (WikiText, Penn Treebank, lm1b)."""
     json: bool = False
