@@ -204,7 +204,13 @@ def test_in_fp32_auto_takes_it_for_long_segments_on_any_processor(built: Path, m
     assert resolve_backend("auto", CPU, torch.float32, 64, **LONG | {"queries": 256})[0] == "chunked"
     model = TransformerXLConfig(vocab_size=0, n_head=2, d_head=32)
     train = TrainConfig(device="cpu", precision="fp32", batch_size=8, tgt_len=512, mem_len=512)
-    for changes, gains in (({}, True), ({"tgt_len": 256}, False), ({"backend": "chunked"}, False)):
+    short = {"tgt_len": 256}
+    for changes, gains in (
+        ({}, True),
+        (short, False),
+        (short | {"backend": "native"}, True),
+        ({"backend": "chunked"}, False),
+    ):
         assert gains_from_native(replace(train, **changes), model) == gains, changes
 
 

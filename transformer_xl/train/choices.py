@@ -59,8 +59,9 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
 def gains_from_native(config: TrainConfig, model: TransformerXLConfig) -> bool:
     """Whether training with these settings uses the kernels in C++, once they are built."""
     device, dtype, call = _call_of(config, model)
-    wins = native_wins(dtype, model.d_head, call["queries"], training=True, many=call["scores"] > STRIDED_SCORES)
-    return config.backend in ("auto", "native") and device.type == "cpu" and not config.compile and wins
+    many = call["scores"] > STRIDED_SCORES
+    wins = config.backend == "auto" and native_wins(dtype, model.d_head, config.tgt_len, training=True, many=many)
+    return device.type == "cpu" and not config.compile and (wins or config.backend == "native")
 
 
 def _call_of(config: TrainConfig, model: TransformerXLConfig) -> tuple[torch.device, torch.dtype, dict[str, Any]]:

@@ -11,7 +11,7 @@ from ...ops import native, native_was_measured
 
 
 def build_native(device: torch.device | None, *, needed: bool = False) -> None:
-    """Build them once, where `auto` takes them in bf16, or for what uses them on any CPU: tokens one by one (`needed`).
+    """Build them once: on a CPU on which `auto` takes them in bf16, or on any if this command uses them (`needed`).
 
     Lines go to standard error, because a result may be JSON.
     """
