@@ -49,10 +49,14 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Path:
     return build_or_skip(monkeypatch)
 
 
+def skip_without(dtype: torch.dtype) -> None:
+    if reason := native.machine_refusal(dtype):
+        pytest.skip(reason)
+
+
 @pytest.fixture
 def built_for_bf16(built: Path) -> Path:
-    if reason := native.machine_refusal(torch.bfloat16):
-        pytest.skip(reason)
+    skip_without(torch.bfloat16)
     return built
 
 
@@ -69,8 +73,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("backward", [True, False], ids=["backward", "forward"])
 @pytest.mark.parametrize("case", CASES)
 def test_contract(case: str, backward: bool, dtype: str, built: Path) -> None:
-    if reason := native.machine_refusal(DTYPES[dtype]):
-        pytest.skip(reason)
+    skip_without(DTYPES[dtype])
     assert_contract("native", CASES[case], DTYPES[dtype], backward=backward)
 
 
@@ -119,8 +122,7 @@ def test_dropout(both: bool, built: Path) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_a_run_repeats_with_several_threads(dtype: torch.dtype, built: Path) -> None:
-    if reason := native.machine_refusal(dtype):
-        pytest.skip(reason)
+    skip_without(dtype)
     case = Case(queries=97, memory=61, batch=5, heads=3, head_size=32)
     inputs = make_inputs(case, dtype)
     before = torch.get_num_threads()
@@ -240,9 +242,10 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_call_never_compiles(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled"))
-    x = make_inputs(Case(queries=16), torch.float32)
+    x = make_inputs(Case(queries=512, memory=512, heads=3, head_size=32, batch=3), torch.float32)
     with pytest.raises(ValueError, match=r"not built.*txl generate"):
         relative_attention(**x, backend="native")
+    assert torch.equal(relative_attention(**x), relative_attention(**x, backend="chunked"))
     name, why = resolve_backend("auto", CPU, torch.float32, 64, **LONG)
     assert name == "chunked" and "not built" in why
 
