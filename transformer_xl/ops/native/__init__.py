@@ -20,8 +20,9 @@ import sysconfig
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -38,7 +39,7 @@ DTYPES = torch.float32, torch.bfloat16
 SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h", "numbers.h")))
 COMPILERS = "c++", "g++", "clang++"
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-shared", "-w"),
+    *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-w"),
     *("-DCPU_CAPABILITY_AVX512", "-DCPU_CAPABILITY=AVX512"),
 )
 CPUINFO = Path("/proc/cpuinfo")
@@ -142,7 +143,7 @@ def _compile(compiler: str, path: Path) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
         built = Path(folder, path.name)
         includes = [f"-I{each}" for each in (*include_paths(), sysconfig.get_paths()["include"])]
         names = (
@@ -150,9 +151,11 @@ def _compile(compiler: str, path: Path) -> None:
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         )
         links = *(f"-L{each}" for each in library_paths()), "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"
-        units = [str(source) for source in SOURCES if source.suffix == ".cpp"]
-        command = [compiler, *FLAGS, *names, *includes, *units, "-o", str(built), *links]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        run = partial(subprocess.run, check=True, capture_output=True, text=True)
+        units = {source: f"{folder}/{source.stem}.o" for source in SOURCES if source.suffix == ".cpp"}
+        commands = ([compiler, *FLAGS, *names, *includes, "-c", str(unit), "-o", units[unit]] for unit in units)
+        list(pool.map(run, commands))
+        run([compiler, "-shared", *FLAGS, *units.values(), "-o", str(built), *links])
         content = built.read_bytes()
         built.write_bytes(content + hashlib.sha256(content).digest())
         built.replace(path)
