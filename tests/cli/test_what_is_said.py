@@ -259,6 +259,14 @@ def test_bits_per_byte_with_unknown_words_are_marked_as_not_comparable(home, cap
     assert capsys.readouterr().err == ""
 
 
+def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
+    monkeypatch.setenv("TXL_NATIVE", "0")
+    line = "train text-words --data text.txt --out replaced --corpus.min-count 2 --train.backend native"
+    assert main([*words(line), *TINY]) == 0
+    told = "train.backend is strided: native cannot serve: TXL_NATIVE=0 switches it off; "
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(told)]
+
+
 def test_words_of_a_text_without_spaces_give_a_warning(home, capsys):
     Path("lines.txt").write_text("\n".join(["".join(map(chr, range(0x4E00, 0x4E00 + 200)))] * 100))
     assert main(["train", "text-words", "--data", "lines.txt", "--out", "lines", *TINY]) == 0

@@ -214,6 +214,8 @@ def test_in_fp32_auto_takes_it_for_long_segments_on_any_processor(built: Path, m
         ({"backend": "chunked"}, False),
     ):
         assert gains_from_native(replace(train, **changes), model) == gains, changes
+    monkeypatch.setenv("TXL_NATIVE", "0")
+    assert not gains_from_native(replace(train, backend="native"), model)
 
 
 @pytest.mark.skipif(hasattr(relative_attention, "__wrapped__"), reason="checks of shapes cannot be compiled")

@@ -38,7 +38,7 @@ def _native(*tensors: Tensor, **options: Any) -> Tensor:
     compiling = torch.compiler.is_compiling()
     reason = "torch.compile cannot trace it" if compiling else native_refusal(q.device, q.dtype)
     if reason is not None:
-        raise Mistake(f"backend native cannot serve this call: {reason}. Use auto, chunked or sdpa.")
+        raise Mistake(f"backend native cannot serve this call: {reason}. Use auto, strided or sdpa.")
     return import_module(".native", __name__).attend(*tensors, **options)
 
 
@@ -47,7 +47,7 @@ def native_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     try:
         return import_module(".native", __name__).refusal(device, dtype)
     except ImportError:
-        return "its files are not here"
+        return "the folder ops/native is missing"
 
 
 @torch.compiler.assume_constant_result  # torch.compile would stop at the import

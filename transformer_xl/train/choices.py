@@ -11,7 +11,7 @@ from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..model.inference import has_compiler
-from ..ops import STRIDED_SCORES, native_refusal, native_wins, resolve_backend
+from ..ops import STRIDED_SCORES, native, native_refusal, native_wins, resolve_backend
 from ..runtime.device import resolve_device, resolve_precision
 
 
@@ -59,9 +59,11 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
 def gains_from_native(config: TrainConfig, model: TransformerXLConfig) -> bool:
     """Whether training with these settings uses the kernels in C++, once they are built."""
     device, dtype, call = _call_of(config, model)
+    if device.type != "cpu" or config.compile or native.machine_refusal(dtype) is not None:
+        return False
     many = call["scores"] > STRIDED_SCORES
-    wins = config.backend == "auto" and native_wins(dtype, model.d_head, config.tgt_len, training=True, many=many)
-    return device.type == "cpu" and not config.compile and (wins or config.backend == "native")
+    wins = native_wins(dtype, model.d_head, config.tgt_len, training=True, many=many)
+    return config.backend == "native" or (config.backend == "auto" and wins)
 
 
 def _call_of(config: TrainConfig, model: TransformerXLConfig) -> tuple[torch.device, torch.dtype, dict[str, Any]]:

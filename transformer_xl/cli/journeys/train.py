@@ -206,6 +206,8 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
     if ranks.first:  # the others wait until this is done
         build_native(resolve_device(config.train.device), needed=gains_from_native(config.train, config.model))
     chosen = choices(config.train, config.model)
+    if config.train.backend not in ("auto", chosen["backend"]["name"]) and ranks.first:
+        print(f"train.backend is {chosen['backend']['name']}: {chosen['backend']['why']}.", file=sys.stderr)
     config = settle(config, corpus)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)

@@ -4,9 +4,9 @@
 and version of torch (`build`); a call never compiles, it only uses what is built. The step is described in its file and
 in `model/native.py`.
 
-In attention products are oneDNN's, with AMX where there is one, and sum in float32. The softmax is computed online and
-keeps the logarithm of its sum, from which backward computes the probabilities again. Nothing is added in the order of
-threads, so a run repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key).
+Attention uses oneDNN's products, which use AMX if the processor has it and sum in float32. The softmax is computed
+online and keeps the logarithm of its sum, from which backward computes the probabilities again. Nothing is added in
+the order of threads, so a run repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ FLAGS = (
     *("-DCPU_CAPABILITY_AVX512", "-DCPU_CAPABILITY=AVX512"),
 )
 CPUINFO = Path("/proc/cpuinfo")
+_BUILD = "txl generate or transformer_xl.ops.native.build(print)"
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -63,7 +64,7 @@ def machine_refusal(dtype: torch.dtype = torch.float32) -> str | None:
         return "it needs Linux and a processor with AVX-512"
     if dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
         return "in bf16 it needs a processor with AVX512-BF16 or AMX"
-    return None if torch.backends.mkldnn.enabled else "it needs oneDNN, which torch.backends.mkldnn switches off"
+    return None if torch.backends.mkldnn.enabled else "it needs oneDNN, and torch.backends.mkldnn.enabled is False"
 
 
 @cache
@@ -82,7 +83,7 @@ def library() -> Path:
 
 @cache
 def _module(path: Path) -> tuple[Any, str | None]:
-    """The kernels, or None and the reason. The file ends with its SHA-256: a damaged one could end the process."""
+    """The kernels, or None and the reason. The file ends with its SHA-256: a damaged one could crash the process."""
     try:
         content = path.read_bytes()
         if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
@@ -93,23 +94,24 @@ def _module(path: Path) -> tuple[Any, str | None]:
         spec.loader.exec_module(module)
         return module, None
     except FileNotFoundError:
-        return None, "it is not built for this machine; txl generate and txl bench build it"
+        return None, f"it is not built for this machine; {_BUILD} builds it"
     except (ImportError, OSError) as error:
-        reason = f"its build {path} cannot be loaded ({error}); txl generate and txl bench build it again"
+        reason = f"its build {path} cannot be loaded ({error}); {_BUILD} builds it again"
         warnings.warn(f"The kernels for this CPU are not used: {reason}.", stacklevel=2)
         return None, reason
 
 
 def build(say: Callable[[str], None]) -> None:
-    """Build the kernels, unless they are there or this machine cannot use them. `say` gets a line before and a failure.
+    """Build the kernels, unless they are there or this machine cannot use them.
 
-    After a failure the other backends serve, and the reason stays beside `library()`, so no later command tries again.
+    `say` gets a line before a build, and one if it fails. After a failure the other backends serve, and the reason stays
+    beside `library()`, so no later command tries again.
     """
     if machine_refusal() is not None or _module_quietly() is not None:
         return
     command, failure = compiler(), library().with_suffix(".txt")
     if command is None:
-        say("This CPU would be faster with a C++ compiler: install g++.")
+        say("The kernels for this CPU were not built, because there is no C++ compiler. To be faster, install g++.")
         return
     if failure.exists():
         say(f"PyTorch's slower kernels serve, because a build failed. {failure} says why; remove it to try again.")

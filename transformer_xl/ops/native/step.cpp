@@ -1,4 +1,4 @@
-// One token of each row through all layers on a CPU, at the speed of reading the weights and the past once.
+// One token of each row through all layers on a CPU. Weights and past are read once, and their bandwidth is the bound.
 //
 // All threads share one parallel region. In each phase they take parts of the output features, rows, or pieces of the
 // ring, and spin until all are done. Each sum is computed by one thread in a fixed order, so the bits of a row depend
