@@ -104,8 +104,8 @@ def _module(path: Path) -> tuple[Any, str | None]:
 def build(say: Callable[[str], None]) -> None:
     """Build the kernels, unless they are there or this machine cannot use them.
 
-    `say` gets a line before a build, and one if it fails. After a failure the other backends serve, and the reason stays
-    beside `library()`, so no later command tries again.
+    `say` gets a line before a build, and one if it fails. After a failure the other backends serve, and the reason
+    stays beside `library()`, so no later command tries again.
     """
     if machine_refusal() is not None or _module_quietly() is not None:
         return
