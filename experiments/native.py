@@ -45,6 +45,9 @@ def main() -> None:
     torch.set_num_threads(1)
     native.build(print)
     for dtype in (torch.bfloat16, torch.float32):
+        if reason := native.machine_refusal(dtype):
+            print(f"{dtype}: not timed: {reason}.")
+            continue
         for training in (False, True):
             for shape in TRAINING if training else INFERENCE:
                 for dropout_p in (0.0, 0.1) if training else (0.0,):

@@ -181,7 +181,9 @@ def test_auto_takes_it_where_it_is_faster(amx: bool, built_for_bf16: Path, monke
     many = ops.STRIDED_SCORES + 1
     assert chosen() == "native"
     assert chosen(queries=1) == "sdpa"
-    assert chosen(torch.float32) == "sdpa"
+    assert chosen(torch.float32) == "native"
+    assert chosen(torch.float32, queries=127) == "sdpa"
+    assert chosen(torch.float32, size=41) == "sdpa"
     assert chosen(torch.float16) == "sdpa"
     assert chosen(compiled=True) == "sdpa"
     assert chosen(training=True) == ("native" if amx else "strided")
@@ -204,6 +206,8 @@ def test_in_fp32_auto_takes_it_for_long_segments_on_any_processor(built: Path, m
     monkeypatch.setattr(ops, "_is_amd", lambda: False)
     assert resolve_backend("auto", CPU, torch.float32, 64, **LONG)[0] == "native"
     assert resolve_backend("auto", CPU, torch.float32, 64, **LONG | {"queries": 256})[0] == "chunked"
+    assert resolve_backend("auto", CPU, torch.float32, 64, **LONG | {"queries": 128, "training": False})[0] == "native"
+    assert resolve_backend("auto", CPU, torch.float32, 64, **LONG | {"queries": 127, "training": False})[0] == "sdpa"
     model = TransformerXLConfig(vocab_size=0, n_head=2, d_head=32)
     train = TrainConfig(device="cpu", precision="fp32", batch_size=8, tgt_len=512, mem_len=512)
     short = {"tgt_len": 256}

@@ -104,7 +104,7 @@ def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: b
     """
     whole, amx = head_size % 32 == 0, torch.cpu._is_amx_tile_supported()
     if dtype != torch.bfloat16:
-        return training and many and whole and queries >= 512
+        return whole and (many and queries >= 512 if training else queries >= 128)
     if not native_was_measured():
         return False
     if not training:
