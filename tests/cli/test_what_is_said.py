@@ -261,7 +261,9 @@ def test_bits_per_byte_with_unknown_words_are_marked_as_not_comparable(home, cap
 
 def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
     monkeypatch.setenv("TXL_NATIVE", "0")
-    line = "train text-words --data text.txt --out replaced --corpus.min-count 2 --train.backend native"
+    line = (
+        "train text-words --data text.txt --out replaced --corpus.min-count 2 --train.backend native --train.device cpu"
+    )
     assert main([*words(line), *TINY]) == 0
     told = "train.backend is strided: native cannot serve: TXL_NATIVE=0 switches it off; "
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(told)]

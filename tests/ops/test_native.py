@@ -182,8 +182,6 @@ def test_auto_takes_it_where_it_is_faster(amx: bool, built_for_bf16: Path, monke
     assert chosen() == "native"
     assert chosen(queries=1) == "sdpa"
     assert chosen(torch.float32) == "native"
-    assert chosen(torch.float32, queries=127) == "sdpa"
-    assert chosen(torch.float32, size=41) == "sdpa"
     assert chosen(torch.float16) == "sdpa"
     assert chosen(compiled=True) == "sdpa"
     assert chosen(training=True) == ("native" if amx else "strided")
@@ -200,14 +198,19 @@ def test_auto_takes_it_where_it_is_faster(amx: bool, built_for_bf16: Path, monke
         assert torch.equal(relative_attention(**x), relative_attention(**x, backend="native"))
 
 
-def test_in_fp32_auto_takes_it_for_long_segments_on_any_processor(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_fp32_auto_takes_it_for_many_queries_on_any_processor(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TXL_NATIVE")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(ops, "_is_amd", lambda: False)
-    assert resolve_backend("auto", CPU, torch.float32, 64, **LONG)[0] == "native"
-    assert resolve_backend("auto", CPU, torch.float32, 64, **LONG | {"queries": 256})[0] == "chunked"
-    assert resolve_backend("auto", CPU, torch.float32, 64, **LONG | {"queries": 128, "training": False})[0] == "native"
-    assert resolve_backend("auto", CPU, torch.float32, 64, **LONG | {"queries": 127, "training": False})[0] == "sdpa"
+    for training, queries, size, name in (
+        (True, 512, 64, "native"),
+        (True, 256, 64, "chunked"),
+        (False, 128, 64, "native"),
+        (False, 127, 64, "sdpa"),
+        (False, 128, 41, "sdpa"),
+    ):
+        call = LONG | {"training": training, "queries": queries}
+        assert resolve_backend("auto", CPU, torch.float32, size, **call)[0] == name, (training, queries, size)
     model = TransformerXLConfig(vocab_size=0, n_head=2, d_head=32)
     train = TrainConfig(device="cpu", precision="fp32", batch_size=8, tgt_len=512, mem_len=512)
     short = {"tgt_len": 256}

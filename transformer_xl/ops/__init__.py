@@ -98,7 +98,7 @@ def _is_amd() -> bool:
 
 
 def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: bool, many: bool) -> bool:
-    """Whether the native kernels were at least 1.2 times as fast as the other backends where this was measured.
+    """Whether the native kernels were mostly at least 1.2 times as fast as the other backends, where this was measured.
 
     Blocks are multiples of 32 queries, and heads are padded to a multiple of 32. `many`: more than `STRIDED_SCORES`.
     """
