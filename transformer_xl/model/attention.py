@@ -138,7 +138,7 @@ class RelativeMultiheadAttention(nn.Module):
         """Queries of the segment `x`; keys and values of the past and the segment."""
         q, k, v = self._split(self.qkv(self.norm(x) if self.pre_lnorm else x), 3)
         if self.qk_norm is not None:
-            q, k = self.qk_norm.to(q.dtype) * F.layer_norm(q, q.shape[-1:]), F.layer_norm(k, k.shape[-1:])
+            q, k = self.qk_norm.to(q.dtype) * _normalised(q), _normalised(k)
         if not isinstance(past, Tensor):
             k, v = past.append(k, v)
         elif past.shape[1]:
@@ -149,7 +149,7 @@ class RelativeMultiheadAttention(nn.Module):
         """Keys and values of memory. No gradient reaches the memory itself."""
         weight = self.qkv.weight[self.n_head * self.d_head :]
         k, v = self._split(F.linear(self.norm(past) if self.pre_lnorm else past, weight), 2)
-        return (k if self.qk_norm is None else F.layer_norm(k, k.shape[-1:])), v
+        return (k if self.qk_norm is None else _normalised(k)), v
 
     def positions(
         self,
@@ -174,6 +174,11 @@ class RelativeMultiheadAttention(nn.Module):
 
     def _split(self, x: Float[Tensor, "*B L W"], parts: int) -> list[Float[Tensor, "*B H L K"]]:
         return [part.unflatten(-1, (self.n_head, self.d_head)).transpose(-2, -3) for part in x.chunk(parts, dim=-1)]
+
+
+def _normalised(x: Float[Tensor, "B H L K"]) -> Float[Tensor, "B H L K"]:
+    """Each vector with mean 0 and variance 1, in its dtype; under CUDA's autocast `layer_norm` returns fp32."""
+    return F.layer_norm(x, x.shape[-1:]).to(x.dtype)
 
 
 def content_attention(

@@ -19,7 +19,8 @@ class Memory(NamedTuple):
     Each call projects them again, because in training the projections get gradients from them. `valid` is the number
     of each row's newest positions that count; None means all. A negative `valid[b]` means that the next call's first
     -valid[b] tokens of row b are padding, which nothing attends to. With `zero_ground` (`model.zero_memory`) a row
-    holds zeros where it has no past, and they count.
+    holds zeros where it has no past, and they count. (Changed copies name every field, because torch 2.11 compiles
+    `_replace` to an empty tuple.)
     """
 
     layers: tuple[Float[Tensor, "B M D"], ...]
@@ -53,13 +54,13 @@ class Memory(NamedTuple):
         if not (self.zero_ground or zero_ground):
             return self
         if self.valid is None and not lacking:
-            return self._replace(zero_ground=True)
+            return Memory(self.layers, None, True, self.tokens)
         length = self.length + lacking
         unused = torch.arange(length, device=self.layers[0].device) < length - self.counts[:, None]
         padded = (pad(x, (0, 0, lacking, 0)) for x in self.layers)
         layers = tuple(x.masked_fill(unused[..., None], 0) for x in padded)
         valid = None if length <= mem_len else self.counts.clamp(min=mem_len)
-        return self._replace(layers=layers, valid=valid, zero_ground=True)
+        return Memory(layers, valid, True, self.tokens)
 
     def context(
         self, x: Float[Tensor, "B T D"], lengths: Lengths, encode: Callable[..., Iterable[Any]]
@@ -73,16 +74,16 @@ class Memory(NamedTuple):
         valid = self.valid
         if valid is not None:
             valid = (valid + inputs[0].shape[1]).clamp(max=layers[0].shape[1])
-        return self._replace(layers=layers, valid=valid)
+        return Memory(layers, valid, self.zero_ground, self.tokens)
 
     def with_tokens(self, tokens: Int[Tensor, "B L"]) -> Memory:
         """The same memory with these last tokens."""
-        return self._replace(tokens=tokens)
+        return Memory(self.layers, self.valid, self.zero_ground, tokens)
 
     def select(self, rows: Int[Tensor, " R"] | slice) -> Memory:
         """The given rows (streams), in the given order."""
         valid, tokens = (None if x is None else x[rows] for x in (self.valid, self.tokens))
-        return self._replace(layers=tuple(x[rows] for x in self.layers), valid=valid, tokens=tokens)
+        return Memory(tuple(x[rows] for x in self.layers), valid, self.zero_ground, tokens)
 
     @staticmethod
     def cat(memories: Sequence[Memory]) -> Memory:
@@ -97,14 +98,14 @@ class Memory(NamedTuple):
         )
         whole = first.zero_ground or all(m.valid is None and m.length == length for m in memories)
         valid = None if whole else torch.cat([m.counts for m in memories])
-        return first._replace(layers=layers, valid=valid, tokens=cat_tokens(memories))
+        return Memory(layers, valid, first.zero_ground, cat_tokens(memories))
 
     def to(self, where: torch.device | str | torch.dtype) -> Memory:
         """A copy on another device, or in another dtype."""
         valid, tokens = self.valid, self.tokens
         if not isinstance(where, torch.dtype):
             valid, tokens = (None if x is None else x.to(where) for x in (valid, tokens))
-        return self._replace(layers=tuple(x.to(where) for x in self.layers), valid=valid, tokens=tokens)
+        return Memory(tuple(x.to(where) for x in self.layers), valid, self.zero_ground, tokens)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows, where a document or episode ended; keep the others."""
@@ -112,8 +113,8 @@ class Memory(NamedTuple):
         tokens = reset_tokens(self.tokens, marked)
         if self.zero_ground:
             layers = tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers)
-            return self._replace(layers=layers, tokens=tokens)
-        return self._replace(valid=self.counts.masked_fill(marked, 0), tokens=tokens)
+            return Memory(layers, self.valid, True, tokens)
+        return Memory(self.layers, self.counts.masked_fill(marked, 0), False, tokens)
 
 
 def reset_tokens(tokens: Int[Tensor, "B L"] | None, rows: Bool[Tensor, " B"]) -> Int[Tensor, "B L"] | None:

@@ -200,7 +200,7 @@ class TransformerXLBackbone(nn.Module):
         assert valid is None or self.takes_padding, "this model takes no padding: give rows of one length"
         sizes = (len(self.layers), batch, lengths.mem_len if self.config.zero_memory else 0, self.config.d_model)
         memory = Memory.zeros(*sizes, dtype=self.like.dtype, device=self.like.device)
-        return memory._replace(valid=valid, zero_ground=self.config.zero_memory)
+        return Memory(memory.layers, valid, self.config.zero_memory)
 
     @torch.no_grad()
     def cached(self, memory: Memory, lengths: Lengths) -> KVCache:

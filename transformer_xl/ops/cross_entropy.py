@@ -40,9 +40,14 @@ def linear_nll(
             columns are views, and every element must be in one of them.
     """
     device = rows[0].device.type
-    casting = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    casting = _can_cast(device) and torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if casting else rows[0].dtype
     return _LinearNLL.apply(columns, dtype, targets, len(rows), *rows, *parameters)
+
+
+@torch.compiler.assume_constant_result  # torch 2.11 would stop at this call
+def _can_cast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
 
 
 class _LinearNLL(torch.autograd.Function):
