@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from benchmarks.contract import CASES, Case, assert_contract
+from transformer_xl.ops.testing import CASES, Case, assert_contract
 
 
 @runtime_checkable

@@ -22,8 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from transformer_xl.ops import triton as fused
-
-from .contract import NAMES
+from transformer_xl.ops.testing import NAMES
 
 Target = int | str
 SHARED: dict[Target, int] = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99, "gfx942": 64}

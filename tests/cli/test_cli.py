@@ -15,12 +15,14 @@ from shlex import split as words
 
 import numpy as np
 import pytest
+import torch
 
 from transformer_xl.cli import main as cli
 from transformer_xl.cli.journeys.demo import library
 from transformer_xl.cli.journeys.train import STOPPED
 from transformer_xl.cli.main import COMMANDS, main
 from transformer_xl.config.recipe import load_recipe
+from transformer_xl.ops import verdict
 from transformer_xl.runtime.terminal import plain_table
 
 ROOT = Path(__file__).parents[2]
@@ -370,6 +372,24 @@ def test_env_reports_device_precision_and_backend_with_reasons(capsys):
     assert all(choice["name"] != "auto" and choice["why"] for choice in facts["auto"].values())
     assert main(["env"]) == 0
     assert "precision" in capsys.readouterr().out
+
+
+def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
+    if not torch.cuda.is_available():
+        assert "--check needs a CUDA device" in refused(["env", "--check"], capsys)[0]
+    monkeypatch.setenv("TXL_HOME", str(tmp_path))
+    monkeypatch.setattr("transformer_xl.cli.journeys.env.triton_refusal", lambda *_: None)
+    monkeypatch.setattr("transformer_xl.ops.verdict.card", lambda _: {"card": "A card"})
+    for why, said in ((None, "They passed, after"), ("d q is wrong", "They failed (d q is wrong), after")):
+        monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda *_, why=why: why)
+        assert main(["env", "--check"]) == 0
+        assert said in capsys.readouterr().err
+        (file,) = tmp_path.rglob("*.json")
+        kept = json.loads(file.read_text())
+        assert kept["card"] == "A card" and kept["why"] == why and kept["date"]
+        why_not = verdict.doubt(torch.device("cuda"))
+        assert why_not is None if why is None else why in str(why_not)
+    verdict.read.cache_clear()
 
 
 def test_tables_in_a_pipe_are_aligned_columns():

@@ -16,10 +16,10 @@ import pytest
 import torch
 from native_build import build_or_skip, without_build
 
-from benchmarks.contract import CASES, Case, assert_contract, assert_dropout_gradients, make_inputs, masks, visible
 from transformer_xl import ops
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import native, native_refusal, relative_attention, resolve_backend
+from transformer_xl.ops.testing import CASES, Case, assert_contract, assert_dropout, make_inputs, masks
 from transformer_xl.train import choices, gains_from_native
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -92,32 +92,9 @@ def test_gradients_equal_the_reference(case: str, built: Path) -> None:
 
 @pytest.mark.parametrize("both", [False, True], ids=["causal", "both directions"])
 def test_dropout(both: bool, built: Path) -> None:
-    """Dropout repeats bit by bit under a seed, scales what it keeps, and backward uses the forward's mask."""
     case = Case(queries=71, memory=57, attn_len=119, valid=(57, -2), batch=2, head_size=128)
     case = replace(case, causal=False, look_ahead=9, end=(71, 53)) if both else case
-    inputs = make_inputs(case, torch.float32)
-    identity = {"v": torch.eye(case.head_size).expand_as(inputs["v"])}
-
-    def attend(x: dict[str, Any], dropout_p: float = 0.3, seed: int = 5) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return relative_attention(**x, **masks(case), dropout_p=dropout_p, backend="native")
-
-    with torch.no_grad():  # with the identity as values the output is the probability of each key, dropped or kept
-        kept, other, whole = (attend(inputs | identity, *choice) for choice in ((0.3, 5), (0.3, 6), (0.0, 5)))
-    seen = visible(case)[:, None].expand_as(kept)
-    drop = torch.where(seen & (kept != 0), 1 / 0.7, 0.0)
-    torch.testing.assert_close(kept, whole * drop)
-    dropped = (kept == 0) & seen
-    share, count = float(dropped.sum() / seen.sum()), int(seen.sum())
-    assert abs(share - 0.3) < 5 * (0.3 * 0.7 / count) ** 0.5, f"dropped a share of {share}"
-    for axis, name in enumerate(("rows", "heads", "queries", "keys")):
-        there = seen.narrow(axis, 1, seen.shape[axis] - 1) & seen.narrow(axis, 0, seen.shape[axis] - 1)
-        pair = dropped.narrow(axis, 1, seen.shape[axis] - 1) & dropped.narrow(axis, 0, seen.shape[axis] - 1)
-        rate, pairs = float(pair[there].double().mean()), int(there.sum())
-        assert abs(rate - 0.09) < 5 * (0.09 * 0.91 / pairs) ** 0.5, f"neighbouring {name} depend on each other: {rate}"
-    assert not torch.equal(kept == 0, other == 0), "two seeds give one mask"
-
-    assert_dropout_gradients(attend, inputs, case, drop)
+    assert_dropout("native", case, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,22 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.contract import (
-    CASES,
-    NAMES,
-    Case,
-    Roundings,
-    assert_contract,
-    assert_dropout,
-    make_inputs,
-    masks,
-    plain,
-    rounded,
-    visible,
-)
 from transformer_xl import ops
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
-from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend
+from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend, strided, testing, verdict
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import (
     Mask,
@@ -38,6 +27,20 @@ from transformer_xl.ops.masks import (
     next_multiple,
     shifted_view,
     without_padding,
+)
+from transformer_xl.ops.testing import (
+    CASES,
+    NAMES,
+    Case,
+    Roundings,
+    assert_contract,
+    assert_dropout,
+    fault_of,
+    make_inputs,
+    masks,
+    plain,
+    visible,
+    with_roundings,
 )
 from transformer_xl.train import choices
 
@@ -125,7 +128,7 @@ def test_the_tolerance_comes_from_the_same_equations() -> None:
         out = relative_attention(**inputs, **masks(case), backend="reference")
         gradients = torch.autograd.grad(out, [inputs[name] for name in NAMES], cotangent)
         units = (Roundings(unit, unit, torch.Generator().manual_seed(0)) for unit in (0.0, 1e-9, 1e-7))
-        exact, *moved = (rounded(inputs, case, cotangent, roundings) for roundings in units)
+        exact, *moved = (with_roundings(inputs, case, cotangent, roundings) for roundings in units)
         torch.testing.assert_close(list(exact.values()), [out.detach(), *gradients])
         for name, value in exact.items():
             little, much = ((run[name] - value).square().mean().sqrt() for run in moved)
@@ -209,13 +212,14 @@ def test_the_contract_finds_faults(fault: str, dtype: str, monkeypatch: pytest.M
     assert_contract("broken", case, DTYPES[dtype])
 
 
+DROPPED = Case(queries=13, memory=17, attn_len=19, valid=(17, 5, -2), head_size=30)
 BIDIRECTIONAL = {"causal": False, "look_ahead": 5, "end": (13, 9, 13)}
 
 
 @each_backend
 @pytest.mark.parametrize("changes", [{}, BIDIRECTIONAL], ids=["causal", "both directions"])
 def test_dropout(backend: str, changes: dict[str, Any]) -> None:
-    assert_dropout(backend, **changes)
+    assert_dropout(backend, replace(DROPPED, **changes))
 
 
 @each_backend
@@ -477,7 +481,7 @@ def test_small_blocks_change_nothing(name: str, scores: int, monkeypatch: pytest
 def test_each_block_has_another_dropout_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked, "SCORES", 60)
     monkeypatch.setattr(chunked, "QUERIES", 4)
-    assert_dropout("chunked")
+    assert_dropout("chunked", DROPPED)
 
 
 def mask_of(case: Case) -> Mask:
@@ -544,6 +548,48 @@ def test_auto_follows_its_rule() -> None:
     assert resolve_backend("auto", cpu, fp32, 64, training=False, scores=many)[0] == "sdpa"
     assert resolve_backend("reference", cpu, fp32, 64, training=True, scores=many)[0] == "reference"
     assert "CUDA" in str(ops.triton_refusal(cpu, fp32, 64))
+
+
+def test_auto_takes_the_fused_kernels_only_on_a_card_where_they_passed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    card = SimpleNamespace(name="A card", major=9, minor=0)
+    monkeypatch.setenv("TXL_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    cuda, bf16 = torch.device("cuda", 0), torch.bfloat16
+    file = verdict.file_of(verdict.card(cuda))
+    file.parent.mkdir()
+
+    def chosen(dtype: torch.dtype = bf16, *, training: bool = True, queries: int = 512) -> tuple[str, str]:
+        verdict.read.cache_clear()
+        return resolve_backend("auto", cuda, dtype, 64, training=training, scores=1, queries=queries)
+
+    for content, word in ((None, "not been tried"), ('{"why": "d q"}', "(d q)"), ('{"why": nul', "cannot be read")):
+        if content:
+            file.write_text(content)
+        name, why = chosen()
+        assert name == "strided" and word in why and "txl env --check" in why
+        assert chosen(training=False)[0] == "sdpa"
+    file.write_text('{"why": null}')
+    assert chosen()[0] == chosen(training=False)[0] == chosen(torch.float32)[0] == "triton"
+    assert chosen(training=False, queries=1)[0] == chosen(torch.float32, training=False)[0] == "sdpa"
+    card.name = "Another card"
+    assert chosen()[0] == "strided"
+    verdict.read.cache_clear()
+
+
+def test_a_card_passes_only_with_right_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`txl env --check`, here with other backends on the CPU and smaller cases."""
+    monkeypatch.setattr(testing, "ON_A_CARD", {"heads of 64": Case(head_size=64), "heads of 41": Case(head_size=41)})
+    monkeypatch.setitem(ops.BACKENDS, "triton", strided.attend)
+    assert fault_of("triton", "cpu") is None
+
+    def broken(q: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+        return strided.attend(q, *rest, **options) * (1 if q.shape[-1] != 41 or q.dtype != torch.float16 else 1.02)
+
+    monkeypatch.setitem(ops.BACKENDS, "triton", broken)
+    assert (fault_of("triton", "cpu") or "").startswith("heads of 41, fp16: AssertionError: out")
 
 
 def test_auto_counts_the_scores_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:

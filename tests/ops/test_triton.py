@@ -22,18 +22,17 @@ import torch
 triton = pytest.importorskip("triton", reason="needs pip install triton")
 
 from benchmarks import kernels  # noqa: E402
-from benchmarks.contract import (  # noqa: E402
+from transformer_xl.ops import relative_attention, triton_refusal  # noqa: E402
+from transformer_xl.ops import triton as fused  # noqa: E402
+from transformer_xl.ops.testing import (  # noqa: E402
     CASES,
     NAMES,
     Case,
     assert_contract,
-    assert_dropout_gradients,
+    assert_dropout,
     make_inputs,
     masks,
-    visible,
 )
-from transformer_xl.ops import relative_attention, triton_refusal  # noqa: E402
-from transformer_xl.ops import triton as fused  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -129,29 +128,8 @@ def test_contract(case: str, dtype: str) -> None:
 
 @runs
 def test_dropout() -> None:
-    """Dropout repeats bit by bit under a seed, scales what it keeps, and backward uses the forward's mask."""
     case = Case(queries=19, memory=13, attn_len=29, valid=(13, -2), batch=2, head_size=32)
-    inputs = make_inputs(case, torch.float32, DEVICE)
-    identity = {"v": torch.eye(case.head_size, device=DEVICE).expand_as(inputs["v"])}
-
-    def attend(x: dict[str, Any], dropout_p: float = 0.3, seed: int = 5) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return relative_attention(**x, **masks(case, DEVICE), dropout_p=dropout_p, backend="triton")
-
-    with torch.no_grad():  # with the identity as values the output is the probability of each key, dropped or kept
-        kept, other, whole = (attend(inputs | identity, *choice) for choice in ((0.3, 5), (0.3, 6), (0.0, 5)))
-    seen = visible(case, DEVICE)[:, None].expand_as(kept)
-    drop = torch.where(seen & (kept != 0), 1 / 0.7, 0.0)
-    torch.testing.assert_close(kept, whole * drop)
-    share = float((kept[seen] == 0).double().mean())
-    assert abs(share - 0.3) < 5 * (0.3 * 0.7 / int(seen.sum())) ** 0.5, f"dropped a share of {share}"
-    for axis, name in enumerate(("rows", "heads", "queries")):
-        first, second = ((kept == 0).movedim(axis, 0)[n] for n in (-1, -2))
-        both = seen.movedim(axis, 0)[-1] & seen.movedim(axis, 0)[-2]
-        assert not torch.equal(first[both], second[both]), f"two {name} share one mask"
-    assert not torch.equal(kept == 0, other == 0), "two seeds give one mask"
-
-    assert_dropout_gradients(attend, inputs, case, drop)
+    assert_dropout("triton", case, torch.float32, DEVICE)
 
 
 @runs

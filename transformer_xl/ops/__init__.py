@@ -21,6 +21,7 @@ from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
 from .masks import Mask
 from .reference import scores_by_term
+from .verdict import doubt
 
 __all__ = ["BACKENDS", "check_backend", "relative_attention", "resolve_backend", "scores_by_term"]
 
@@ -143,9 +144,13 @@ def resolve_backend(
     """
     if check_backend(backend) != "auto":
         return backend, "as the settings say"
-    if device.type == "cuda" and training:
+    if device.type == "cuda" and (training or (queries >= 64 and dtype.itemsize == 2)):
         reason = triton_refusal(device, dtype, head_size)
-        return ("strided", f"the fused kernel cannot serve: {reason}") if reason else ("triton", "the fused kernel")
+        why = f"the fused kernel cannot serve: {reason}" if reason else doubt(device)
+        if why is None:
+            return "triton", "the fused kernel, which passed its contract on this card"
+        if training:
+            return "strided", why
     many = training and scores > STRIDED_SCORES
     note = ""
     if device.type == "cpu" and not compiled and native_wins(dtype, head_size, queries, training=training, many=many):

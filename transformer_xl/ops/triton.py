@@ -97,8 +97,8 @@ def _launch(name: str, length: int, inputs: Sequence[Any], numbers: tuple[Any, .
         kernel[(programs,)](*inputs, *strides, *numbers, *rest, **constants)
 
 
-_SOURCES = b"".join(Path(file).read_bytes() for file in (__file__, kernels.__file__))
-_OWN = hashlib.sha256(__name__.encode() + _SOURCES).hexdigest()[:16]
+SOURCES = b"".join(Path(file).read_bytes() for file in (__file__, kernels.__file__))
+_OWN = hashlib.sha256(__name__.encode() + SOURCES).hexdigest()[:16]
 """Part of the operators' names. If two copies of these files registered one name, PyTorch would call the second for
 both, without a warning: for instance an exported folder of another version."""
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
+import time
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,9 @@ import torch
 from ...config.settings import TrainConfig, TransformerXLConfig
 from ...data.datasets import cache_folder
 from ...mistake import Mistake
-from ...ops import BACKENDS, resolve_backend
-from ...runtime.device import CPUINFO
-from ...runtime.files import below_home, plain_file
+from ...ops import BACKENDS, resolve_backend, testing, triton_refusal, verdict
+from ...runtime.device import CPUINFO, resolve_device
+from ...runtime.files import below_home, make_folder, plain_file, write_whole
 from ...runtime.terminal import show_pairs
 from ...train import choices
 from ..options.measure import Env
@@ -28,6 +31,8 @@ _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16
 
 def env(options: Env) -> None:
     """Print facts about this machine, and what `auto` chooses on it."""
+    if options.check:
+        check_card()
     model = TransformerXLConfig(vocab_size=0)
     auto = choices(TrainConfig(), model)
     device = torch.device(auto["device"]["name"])
@@ -44,6 +49,28 @@ def env(options: Env) -> None:
     chosen = {titles.get(name, name): f"{choice['name']}: {choice['why']}" for name, choice in auto.items()}
     show_pairs("this machine", shown)
     show_pairs("what would run with `auto`, and why", chosen)
+
+
+def check_card() -> None:
+    """Run the contract of the fused kernels on the CUDA device, and keep the verdict for `auto`.
+
+    Raises:
+        Mistake: there is no CUDA device, or the kernels cannot run on it.
+    """
+    device = resolve_device("auto")
+    refusal = triton_refusal(device, torch.float32, 64)
+    if refusal:
+        raise Mistake(f"--check needs a CUDA device and Triton: {refusal}. Leave --check out on this machine.")
+    facts, start = verdict.card(device), time.monotonic()
+    print(f"Comparing the fused kernels with float64 on {facts['card']} ...", file=sys.stderr, flush=True)
+    why = testing.fault_of("triton", str(device))
+    found = {"why": why, "date": date.today().isoformat(), "seconds": round(time.monotonic() - start, 1)}
+    file = verdict.file_of(facts)
+    make_folder(file.parent)
+    write_whole(file, json.dumps(facts | found, indent=2) + "\n")
+    verdict.read.cache_clear()
+    ended = "They passed" if why is None else f"They failed ({why})"
+    print(f"{ended}, after {found['seconds']:.0f} s. Kept in {below_home(file)}.", file=sys.stderr)
 
 
 def environment() -> dict[str, Any]:

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..masks import Mask
+from ..verdict import cache_folder
 
 DTYPES = torch.float32, torch.bfloat16
 SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h", "numbers.h")))
@@ -69,16 +70,12 @@ def machine_refusal(dtype: torch.dtype = torch.float32) -> str | None:
 
 @cache
 def library() -> Path:
-    """The file of the built kernels: its name changes with the source, the versions and the processor.
-
-    The folder is that of `transformer_xl.data.datasets.cache_folder`.
-    """
+    """The file of the built kernels: its name changes with the source, the versions and the processor."""
     processor = {line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")}
     sources = (source.read_text() for source in SOURCES)
     parts = *sources, torch.__version__, sysconfig.get_config_var("SOABI"), *FLAGS, *sorted(processor)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
-    home, caches = os.environ.get("TXL_HOME"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home or Path(caches, "txl")).expanduser() / "native" / f"txl_native_{key}.so"
+    return cache_folder() / "native" / f"txl_native_{key}.so"
 
 
 @cache

@@ -1,4 +1,10 @@
-"""The contract that every backend of `relative_attention` must pass, on any device.
+"""The contract that every backend of `relative_attention` must pass, on any device; it also tests a kernel of yours:
+
+    from transformer_xl.ops import BACKENDS, testing
+
+    BACKENDS["mine"] = attend       # takes the arguments of `transformer_xl.ops.strided.attend`
+    for case in testing.CASES.values():
+        testing.assert_contract("mine", case, torch.bfloat16, "cuda")
 
 The reference is `ops/reference.py` in float64, on inputs rounded to the dtype under test. The tolerance follows from
 the condition of the case, not from the error of another program: it comes from the same equations in float64, with each
@@ -9,16 +15,16 @@ on the BLAS, the processor or the number of threads.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_xl.ops import relative_attention
+from . import relative_attention
 
 NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")
 
@@ -92,6 +98,17 @@ CASES = {
     "both directions, beyond a block": Case(67, 37, causal=False, valid=(37, -43), end=(67, 53), batch=2, head_size=37),
     "look-ahead beyond a block": Case(101, 37, causal=False, look_ahead=19, attn_len=31, head_size=17, batch=2),
 }
+
+
+_DROPPED = Case(queries=19, memory=13, attn_len=29, valid=(13, -2), batch=2, head_size=32)
+ON_A_CARD = {
+    "a model's layer": Case(131, 257, batch=2, heads=2, head_size=64, strided=True),
+    "window and padding": Case(131, 71, attn_len=59, valid=(71, 13, -83), heads=2, head_size=64),
+    "both directions": Case(67, 37, causal=False, valid=(37, -43), end=(67, 53), batch=2, heads=2, head_size=64),
+    "heads of 41": Case(67, 101, batch=2, heads=2, head_size=41, strided=True),
+    "heads of 128": Case(67, 101, batch=2, heads=2, head_size=128, strided=True),
+}
+"""What a card must pass before `auto` trains with the fused kernels there."""
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
@@ -179,21 +196,21 @@ DRAWS = 8
 ROUNDING = 0.4
 """Root mean square of a relative rounding error, in units of roundoff, for numbers in [1, 2)."""
 FACTOR = 3
-"""Maximum error of a backend as a multiple of the error of `rounded`. Independent errors add as the root of their
-number, so 3 allows nine roundings where `rounded` makes one. Measured over all cases and dtypes with the kernels of
+"""Maximum error of a backend as a multiple of the error of `with_roundings`. Independent errors add as the root of their
+number, so 3 allows nine roundings where `with_roundings` makes one. Measured over all cases and dtypes with the kernels of
 several processors, the multiple is at most 1.6, and 2.2 for the reference, which sums in the plainest order.
 """
 
 
 @cache
-def _expected(case: Case, dtype: torch.dtype, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+def _truth(case: Case, dtype: torch.dtype, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Result and gradients in float64, and `DRAWS` samples of the rounding errors of each; all on the CPU."""
     inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case, dtype, seed=seed).items()}
     cotangent = _cotangent(case, dtype, seed).double()
     truth = _run(inputs, cotangent, lambda x: relative_attention(**x, **masks(case), backend="reference"))
     unit, unit_of_sums = (torch.finfo(kind).eps / 2 for kind in (dtype, torch.promote_types(dtype, torch.float32)))
     roundings = Roundings(ROUNDING * unit, unit_of_sums, torch.Generator().manual_seed(seed + 2))
-    draws = [rounded(inputs, case, cotangent, roundings) for _ in range(DRAWS)]
+    draws = [with_roundings(inputs, case, cotangent, roundings) for _ in range(DRAWS)]
     return {name: (value, torch.stack([draw[name] for draw in draws]) - value) for name, value in truth.items()}
 
 
@@ -208,44 +225,44 @@ class Roundings:
     unit_of_sums: float
     generator: torch.Generator | None = None
 
-    def moved(self, x: Tensor, terms: Tensor | float = 0.0) -> Tensor:
+    def perturb(self, x: Tensor, terms: Tensor | float = 0.0) -> Tensor:
         by = torch.randn(x.shape, generator=self.generator, dtype=x.dtype)
         return x + (self.unit * x.abs() + self.unit_of_sums * terms) * by
 
     def product(self, equation: str, *factors: Tensor) -> Tensor:
-        return self.moved(torch.einsum(equation, *factors), torch.einsum(equation, *(x.abs() for x in factors)))
+        return self.perturb(torch.einsum(equation, *factors), torch.einsum(equation, *(x.abs() for x in factors)))
 
 
 @torch.no_grad()
-def rounded(inputs: dict[str, Any], case: Case, cotangent: Tensor, roundings: Roundings) -> dict[str, Tensor]:
+def with_roundings(inputs: dict[str, Any], case: Case, cotangent: Tensor, roundings: Roundings) -> dict[str, Tensor]:
     """Result and gradients by the equations, with each intermediate number moved by a random rounding.
 
     The backward pass computes its probabilities from scores that were rounded differently from their normaliser,
     because fused kernels compute scores twice, in two orders of summation.
     """
-    moved, product = roundings.moved, roundings.product
+    perturb, product = roundings.perturb, roundings.product
     q, k, v, r, content_bias, position_bias = (inputs[name] for name in NAMES)
     scale = q.shape[-1] ** -0.5 if case.scale is None else case.scale
-    content_q, position_q = (moved((q + bias[:, None]) * scale) for bias in (content_bias, position_bias))
+    content_q, position_q = (perturb((q + bias[:, None]) * scale) for bias in (content_bias, position_bias))
     i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     row = (r.shape[1] - 1 - case.later - case.memory - i + j).clamp(max=r.shape[1] - 1).expand(*q.shape[:2], -1, -1)
     hidden = ~visible(case)[:, None]
 
     def score() -> Tensor:
         by_distance = product("bhtk,hrk->bhtr", position_q, r).gather(-1, row)
-        both = moved(product("bhtk,bhsk->bhts", content_q, k) + by_distance)
+        both = perturb(product("bhtk,bhsk->bhts", content_q, k) + by_distance)
         return both.masked_fill(hidden, torch.finfo(both.dtype).min)
 
     first = score()
-    out = product("bhts,bhsk->bhtk", moved(first.softmax(-1)).masked_fill(hidden, 0), v)
-    probability = moved((score() - first.logsumexp(-1, keepdim=True)).exp()).masked_fill(hidden, 0)
+    out = product("bhts,bhsk->bhtk", perturb(first.softmax(-1)).masked_fill(hidden, 0), v)
+    probability = perturb((score() - first.logsumexp(-1, keepdim=True)).exp()).masked_fill(hidden, 0)
     d_probability = product("bhtk,bhsk->bhts", cotangent, v)
-    d_score = moved(probability * moved(d_probability - product("bhtk,bhtk->bht", cotangent, out)[..., None]))
+    d_score = perturb(probability * perturb(d_probability - product("bhtk,bhtk->bht", cotangent, out)[..., None]))
     d_by_distance = torch.zeros(*q.shape[:3], r.shape[1], dtype=q.dtype).scatter_add(-1, row, d_score)
     d_content_q = product("bhts,bhsk->bhtk", d_score, k)
     d_position_q = product("bhtr,hrk->bhtk", d_by_distance, r)
     gradients = (
-        moved(scale * (d_content_q + d_position_q)),
+        perturb(scale * (d_content_q + d_position_q)),
         product("bhts,bhtk->bhsk", d_score, content_q),
         product("bhts,bhtk->bhsk", probability, cotangent),
         product("bhtr,bhtk->hrk", d_by_distance, position_q),
@@ -272,7 +289,7 @@ def assert_contract(
     arguments = masks(case, device)
     with poisoned_empty():
         found = run(inputs, cotangent, lambda x: relative_attention(**x, **arguments, backend=backend))
-    expected = _expected(case, dtype, seed)
+    expected = _truth(case, dtype, seed)
     for name, value in found.items():
         assert value.dtype == dtype, f"{name}: {value.dtype}, inputs are {dtype}"
         truth, roundings = expected[name]
@@ -289,45 +306,57 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max())
 
 
-def assert_dropout(backend: str, device: str = "cpu", dropout_p: float = 0.3, **changes: Any) -> None:
-    """Check that dropout repeats with a seed, drops its share, scales the rest, and has one mask for both passes."""
-    case = replace(Case(queries=13, memory=17, attn_len=19, valid=(17, 5, -2), head_size=30), **changes)
-    inputs = make_inputs(case, torch.float64, device)
-    identity = torch.eye(case.head_size, dtype=torch.float64, device=device).expand_as(inputs["v"])
+def assert_dropout(backend: str, case: Case, dtype: torch.dtype = torch.float64, device: str = "cpu") -> None:
+    """Check that dropout repeats bit by bit with a seed, drops its share of keys, each independently, scales the rest,
+    and has one mask for both passes. `case` has as many keys as a head has numbers."""
+    inputs, share = make_inputs(case, dtype, device), 0.3
+    # With the identity as values the output is the probability of each key, dropped or kept.
+    identity = {"v": torch.eye(case.head_size, dtype=dtype, device=device).expand_as(inputs["v"])}
 
-    def attend(x: dict[str, Any], dropout_p: float = dropout_p, seed: int = 5) -> Tensor:
+    def attend(x: dict[str, Any], dropout_p: float = share, seed: int = 5) -> Tensor:
         torch.manual_seed(seed)
         return relative_attention(**x, **masks(case, device), dropout_p=dropout_p, backend=backend)
 
-    # With the identity as values the output is the probability of each key, dropped or kept.
-    kept = attend(inputs | {"v": identity}).detach()
-    whole = attend(inputs | {"v": identity}, dropout_p=0.0).detach()
+    kept, other, whole = (attend(inputs | identity, *choice).detach() for choice in ((share, 5), (share, 6), (0.0, 5)))
     seen = visible(case, device)[:, None].expand_as(kept)
-    drop = torch.where(seen & (kept != 0), 1 / (1 - dropout_p), 0.0).double()
+    drop = torch.where(seen & (kept != 0), 1 / (1 - share), 0.0).to(dtype)
     torch.testing.assert_close(kept, whole * drop)
-    count = int(seen.sum())
-    share = float((kept[seen] == 0).double().mean())
-    assert abs(share - dropout_p) < 5 * (dropout_p * (1 - dropout_p) / count) ** 0.5, f"dropped a share of {share}"
-    assert not torch.equal(drop[:, 0], drop[:, 1]), "two heads share one mask"
-    assert not torch.equal(kept, attend(inputs | {"v": identity}, seed=6)), "two seeds give one mask"
+    dropped = (kept == 0) & seen
+    _assert_rate(dropped, seen, share, "keys")
+    for axis, name in enumerate(("rows", "heads", "queries", "keys")):
+        pairs = [both.narrow(axis, 1, both.shape[axis] - 1) & both.narrow(axis, 0, both.shape[axis] - 1)
+                 for both in (dropped, seen)]  # fmt: skip
+        _assert_rate(*pairs, share**2, f"neighbouring {name}")
+    assert not torch.equal(kept, other), "two seeds give one mask"
 
-    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7)).to(device).double()
-    expected = _run(inputs, cotangent, lambda x: plain(x, case, drop))
-    for _ in range(2):
-        found = _run(inputs, cotangent, attend)
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def assert_dropout_gradients(
-    attend: Callable[[dict[str, Tensor]], Tensor], inputs: dict[str, Tensor], case: Case, drop: Tensor
-) -> None:
-    """Assert that the gradients in float32 repeat bit by bit, and are those under `drop`, the factors of forward."""
-    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7)).to(drop.device)
+    cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7)).to(device)
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    expected = torch.autograd.grad(plain(exact, case, drop.double()), [exact[n] for n in NAMES], cotangent.double())
-    found, again = (torch.autograd.grad(attend(inputs), [inputs[n] for n in NAMES], cotangent) for _ in range(2))
-    assert all(map(torch.equal, found, again)), "a run does not repeat bit by bit"
-    for name, value, truth in zip(NAMES, found, expected, strict=True):
-        # Float32 sums of a hundred products of unit size.
-        torch.testing.assert_close(value.double(), truth, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    expected = _run(exact, cotangent.double(), lambda x: plain(x, case, drop.double()))
+    found, again = (_run(inputs, cotangent, attend) for _ in range(2))
+    # Sums of a hundred products of unit size.
+    tolerance = {} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    for name, truth in expected.items():
+        assert torch.equal(found[name], again[name]), f"{name} does not repeat bit by bit"
+        torch.testing.assert_close(found[name].double(), truth, **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _assert_rate(chosen: Tensor, all_of: Tensor, rate: float, name: str) -> None:
+    """Check the share that is chosen, to five standard deviations of as many independent draws."""
+    count = int(all_of.sum())
+    found = float(chosen.sum()) / count
+    assert abs(found - rate) < 5 * (rate * (1 - rate) / count) ** 0.5, f"dropped {found:.3f} of {name}, not {rate:.3f}"
+
+
+def fault_of(backend: str, device: str) -> str | None:
+    """The first case of `ON_A_CARD` that a backend fails on a device, and how it fails; None if it passes all."""
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+    checks = {
+        f"{case}, {dtype}": (assert_contract, ON_A_CARD[case], dtypes[dtype]) for case in ON_A_CARD for dtype in dtypes
+    }
+    checks["dropout, fp32"] = assert_dropout, _DROPPED, torch.float32
+    for name, (check, case, dtype) in checks.items():
+        try:
+            check(backend, case, dtype, device)
+        except Exception as error:  # a compiler raises what it likes
+            return f"{name}: {type(error).__name__}: {error}".splitlines()[0][:300]
+    return None
