@@ -210,7 +210,8 @@ class AdaptiveSoftmax(_Bands):
 
     def _score_weights(self, tables: tuple[Tensor, ...] | None = None) -> tuple[Tensor | None, ...]:
         """All parameters except the projections."""
-        return self.bias, self.cluster_weight, self.cluster_bias, *(self.tables if tables is None else tables)
+        tables = tuple(self.tables) if tables is None else tables  # torch 2.11 cannot compile `*self.tables`
+        return self.bias, self.cluster_weight, self.cluster_bias, *tables
 
     def _columns(self, bias, cluster_weight, cluster_bias, *tables) -> list[Columns]:
         """Weight and bias of each band's columns. One split, because a slice's gradient is as large as the table."""

@@ -88,7 +88,8 @@ def _forward(x: Tensor, targets: Tensor, columns: Columns) -> tuple[Tensor, Tens
         total = torch.logaddexp(total, scores.logsumexp(1))
         column, inside = _column(targets, first, len(weight))
         score += scores.gather(1, column)[:, 0] * inside
-    return (total - score).masked_fill_(targets < 0, 0.0), total
+    # Not in place: torch 2.11 compiles a result that was written twice to one without gradients.
+    return (total - score).masked_fill(targets < 0, 0.0), total
 
 
 def _backward(x: Tensor, targets: Tensor, total: Tensor, weights: Tensor, columns: Columns, into: Columns) -> Tensor:

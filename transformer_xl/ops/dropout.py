@@ -76,7 +76,8 @@ def keep_mask(shape: Sequence[int], p: float, generator: torch.Generator | None 
     """
     numbers = torch.empty(-(-prod(shape) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
     kept = numbers.view(torch.int16)[: prod(shape)].view(shape) >= round(p * _STEPS) - _STEPS // 2
-    return kept.view(torch.uint8)
+    # torch 2.11 cannot compile a view of booleans.
+    return kept.to(torch.uint8) if torch.compiler.is_compiling() else kept.view(torch.uint8)
 
 
 class Dropout(nn.Module):
