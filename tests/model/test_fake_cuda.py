@@ -105,7 +105,9 @@ def kernel_dtypes(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[torch.d
     yield found
 
 
-@pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN", "ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.filterwarnings(
+    "ignore:PyTorch was compiled without cuDNN", "ignore:Accessing the data pointer of FakeTensor"
+)
 @pytest.mark.parametrize("config", [*recipes(), *variants()])
 def test_on_a_card(config: RunConfig, kernel_dtypes: set[tuple[torch.dtype, ...]]) -> None:
     train = config.train
