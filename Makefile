@@ -30,11 +30,6 @@ check: $(VENV)/.dev
 	PYTHONPATH=. PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes transformer_xl --ignoreexternal > $(VENV)/types.txt \
 		|| { grep -B 1 error $(VENV)/types.txt; false; }
 
-# What a first GPU has to show, in parts of at most nine minutes; docs/distributed.md.
-.PHONY: gpu
-gpu: $(VENV)/.dev
-	$(BIN)/python -m experiments.gpu
-
 release: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation

@@ -25,7 +25,7 @@ from .race import Contender
 _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "d_embed": None}
 _INIT_STD = 1.1
 """In units of 1 / sqrt(d_model). This is more than at the start of training, so attention decides the losses."""
-_ROWS, _TOKENS = 16, 8192
+_ROWS, _TOKENS = 64, 8192
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ class Options:
         """The language models, the reference first."""
         found = []
         if self.peers:
-            found.append(Contender("Hugging Face", "fp32", "benchmarks.peer_huggingface", "HuggingFace", self.peers))
+            precisions = ("fp32", "tf32") if self.torch_device.startswith("cuda") else ("fp32",)
+            file, name = "benchmarks.peer_huggingface", "HuggingFace"
+            found += [Contender("Hugging Face", precision, file, name, self.peers) for precision in precisions]
         each = [
             Contender("textbook", precision, "benchmarks.textbook", "Textbook")
             for precision in ("fp32", *self.precisions)

@@ -118,6 +118,8 @@ class LanguageWork:
 
         self.torch, self.model, self.job = torch, model, job
         self.training = job["part"] == "train"
+        if job["precision"] == "tf32":
+            torch.set_float32_matmul_precision("high")
         raw = torch.frombuffer(bytearray(Path(job["ids"]).read_bytes()), dtype=torch.int64)
         self.text = raw.view(job["rows"], -1)[: job["batch"]].to(job["device"])
         self.position = 0

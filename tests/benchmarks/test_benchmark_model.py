@@ -248,7 +248,7 @@ def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(
     ("words", "told"),
     [
         (["train", "--peers", "nowhere/python"], "--peers must be a Python interpreter"),
-        (["train", "--batch-size", "17"], "--batch-size must be at most 16"),
+        (["train", "--batch-size", "65"], "--batch-size must be at most 64"),
         (["train", "--against", "nowhere"], "--against must be a checkout of this repository"),
         (["train", "--tgt-len", "0"], "--tgt-len must be at least 1"),
         (["train", "--recipe", "wikitext103-large"], "the textbook model has no projected embeddings"),

@@ -29,22 +29,32 @@ def parallelise(objective: Objective, how: str, ranks: Ranks, *, compiled: bool 
     if ranks.size == 1:
         return objective
     if how == "ddp":
-        # Without an unused parameter DDP would warn, and it would assign gradients to buckets again in its second step.
-        # Then sums over more than two ranks would change their order, and a resumed run its bits.
-        objective.unused = nn.Parameter(next(model.parameters()).new_zeros(1))
-        return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
+        return replicate(objective)
+    shard(model, ranks.size)
+    return objective
+
+
+def replicate(objective: Objective) -> nn.Module:
+    """The objective under DDP."""
+    # Without an unused parameter DDP would warn, and it would assign gradients to buckets again in its second step.
+    # Then sums over more than two ranks would change their order, and a resumed run its bits.
+    objective.unused = nn.Parameter(next(objective.model.parameters()).new_zeros(1))
+    return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
+
+
+def shard(model: Any, ranks: int) -> None:
+    """Make the model's tensors shards, one for each rank, under FSDP2."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     # FSDP2 warns because a call's nll is a view; nobody writes into it.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.size,))
+    mesh = init_device_mesh(next(model.parameters()).device.type, (ranks,))
     for modules in _shards(model):
         fully_shard(modules, mesh=mesh)
     fully_shard(model, mesh=mesh)
     for call in ("predict", "auxiliary_nll", "hidden", "log_probs"):
         if hasattr(model, call):
             register_fsdp_forward_method(model, call)
-    return objective
 
 
 def _shards(model: Any) -> list[list[nn.Module]]:

@@ -1,0 +1,163 @@
+"""What all sittings share: parts under a clock, a line of JSON for each, and times on the device.
+
+sitting = Sitting.from_command_line(270)
+
+@sitting.part("copy", least=5)          # skipped if fewer than 5 seconds are left
+def copy() -> dict[str, Any]: ...
+
+sitting.finish()                        # the table; exit status 1 if a part failed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Sitting:
+    """One call of a script on a machine that is lent for minutes. A part that fails stops no other."""
+
+    out: Path
+    seconds: float
+    device: torch.device
+    toy: bool
+    """Small sizes, to try a script without a GPU."""
+    start: float = field(default_factory=time.monotonic)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def from_command_line(cls, seconds: float) -> Sitting:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--out", type=Path, required=True, help="the folder of the results")
+        parser.add_argument("--seconds", type=float, default=seconds, help="the time of all parts")
+        parser.add_argument("--device", default="cuda")
+        parser.add_argument("--toy", action="store_true", help="small sizes, to try the script without a GPU")
+        options = parser.parse_args()
+        options.out.mkdir(parents=True, exist_ok=True)
+        return cls(options.out, options.seconds, torch.device(options.device), options.toy)
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.seconds - (time.monotonic() - self.start)
+
+    def part(self, name: str, least: float) -> Callable[[Callable[[], Any]], None]:
+        """Run the decorated function at once, unless fewer than `least` seconds are left, and write its line."""
+
+        def run(measure: Callable[[], Any]) -> None:
+            begun, line = time.monotonic(), {"part": name}
+            if self.left < least:
+                line["skipped"] = f"{self.left:.0f} s left, needs {least:.0f}"
+            else:
+                try:
+                    line["found"] = measure()
+                except Exception as error:
+                    line["error"] = f"{type(error).__name__}: {error}"[:600]
+                    line["trace"] = traceback.format_exc()[-2000:]
+            line |= {"seconds": round(time.monotonic() - begun, 1), "date": date.today().isoformat()}
+            self.lines.append(line)
+            with (self.out / "parts.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line)[:1000], flush=True)
+
+        return run
+
+    def run(self, *words: str, log: str, seconds: float) -> str:
+        """Run Python with these arguments, and return the end of what it printed; all of it is in the file `log`.
+
+        Raises:
+            RuntimeError: it failed, or its time ended.
+        """
+        with (self.out / log).open("w") as file:
+            try:
+                status = subprocess.run([sys.executable, *words], stdout=file, stderr=file, timeout=seconds).returncode
+            except subprocess.TimeoutExpired:
+                status = f"no end after {seconds:.0f} s"
+        printed = (self.out / log).read_text()
+        if status != 0:
+            raise RuntimeError(f"status {status}: {printed[-400:]}")
+        return printed[-2500:]
+
+    def finish(self) -> None:
+        """Print the table."""
+        for line in self.lines:
+            state = f"FAILED {line['error']}" if "error" in line else line.get("skipped", "done")
+            print(f"{line['part']:44} {line['seconds']:6.1f} s  {state}")
+        print(f"{time.monotonic() - self.start:.0f} of {self.seconds:.0f} s")
+        sys.exit(any("error" in line for line in self.lines))
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def milliseconds(self, call: Callable[[], Any], seconds: float = 0.25) -> dict[str, float]:
+        """Medians of many calls: the time on the device, and the time until the call returns to the host."""
+        for _ in range(3):
+            call()
+        self.wait()
+        begun = time.perf_counter()
+        call()
+        self.wait()
+        count = max(3, min(50, int(seconds / (time.perf_counter() - begun))))
+        on_device, on_host = [], []
+        for _ in range(count):
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * self.cuda)]
+            if events:
+                events[0].record()
+            begun = time.perf_counter()
+            call()
+            on_host.append((time.perf_counter() - begun) * 1e3)
+            if events:
+                events[1].record()
+                events[1].synchronize()
+                on_device.append(events[0].elapsed_time(events[1]))
+        return {"ms": statistics.median(on_device or on_host), "host_ms": statistics.median(on_host)}
+
+    def profile(self, step: Callable[[], Any], steps: int = 3) -> dict[str, Any]:
+        """Milliseconds of kernels, their number and the 14 that take longest, per step."""
+        from torch.profiler import ProfilerActivity, profile
+
+        kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * self.cuda]
+        with profile(activities=kinds, acc_events=True) as found:
+            for _ in range(steps):
+                step()
+            self.wait()
+        where = torch.autograd.DeviceType.CUDA if self.cuda else torch.autograd.DeviceType.CPU  # type: ignore[attr-defined]
+        rows = [
+            (row.self_device_time_total if self.cuda else row.self_cpu_time_total, row.count, row.key)
+            for row in found.key_averages()
+            if row.device_type == where and not (self.cuda and row.key.startswith("Optimizer."))
+        ]
+        longest = sorted(rows, reverse=True)[:14]
+        return {
+            "kernel_ms": sum(row[0] for row in rows) / steps / 1e3,
+            "kernels": sum(row[1] for row in rows) // steps,
+            "longest": [[key[:70], round(time / steps / 1e3, 3), count // steps] for time, count, key in longest],
+        }
+
+
+def machine(sitting: Sitting) -> dict[str, Any]:
+    """The versions and the hardware of this machine, and the commit that `pack` wrote down."""
+    from benchmarks.options import hardware
+
+    commit = Path(os.environ.get("TXL_CARRIED", "."), "commit")
+    return hardware(str(sitting.device)) | {"commit": commit.read_text().strip() if commit.exists() else ""}

@@ -1,0 +1,47 @@
+"""The third sitting: how fast are the peers on the same card? 420 seconds.
+
+    python3 -m experiments.gpu.third --out OUT
+
+`setup.sh` makes the peers' Python, if the folder has them (`pack --peers`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .sitting import Sitting, machine
+
+S = Sitting.from_command_line(420)
+PEERS = Path("/tmp/txl-peers/python")
+PAIR = ("--device", str(S.device), "--precision", "bf16", *(("--size", "toy") if S.toy else ()))
+
+
+def race(*words: str, least: float, repeats: int = 3) -> None:
+    """`python -m benchmarks`; its tables and its line of JSON are in the log."""
+    name = "-".join(word.removeprefix("--") for word in words if not word.startswith("/"))
+    S.part(" ".join(words), least)(
+        lambda: S.run(
+            "-m",
+            "benchmarks",
+            *words,
+            *PAIR,
+            "--repeats",
+            str(1 if S.toy else repeats),
+            log=f"{name}.log",
+            seconds=S.left,
+        )[-2500:]
+    )
+
+
+peers = ("--peers", str(PEERS)) if PEERS.exists() else ()
+S.part("machine", 5)(lambda: machine(S))
+S.part("the contract", 20)(
+    lambda: S.run("-m", "transformer_xl", "env", *["--check"] * S.cuda, log="env.log", seconds=90)
+)
+race("train", "--batch-size", "2" if S.toy else "22", *peers, least=60)
+race("train", "--batch-size", "3" if S.toy else "64", *peers, least=60)
+race("op", "--batch-size", "2" if S.toy else "22", "--tgt-len", "16" if S.toy else "512", least=60)
+race("decode", *peers, least=40)
+race("eval", *peers, least=40)
+race("sliding", repeats=1, least=60)
+S.finish()
