@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ import torch
 
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.train.muon import Muon
 from transformer_xl.train.optim import build_optimizers, learning_rate, set_rates
 
 CONFIG = TrainConfig(lr=0.5, warmup_steps=10, max_steps=110)
@@ -95,3 +97,24 @@ def test_the_embedding_has_its_rate_until_the_cosine_ends(name):
             own = [p for p in group["params"] if p is model.embedding.tables[0]]
             assert group["lr"] == pytest.approx(0.5 * learning_rate(step, config) * (twice if own else 1.0))
             assert len(own) in (0, len(group["params"]))
+
+
+def test_muon_in_batches_is_muon_one_by_one(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x)  # both products in float64: rounding would hide a fault
+    shapes = [(6, 4), (4, 6), (5, 5), (6, 4), (5, 5), (3, 9), (9, 3)]
+    options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    torch.manual_seed(0)
+    weights = [[torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]]
+    weights.append([torch.nn.Parameter(weight.detach().clone()) for weight in weights[0]])
+    theirs, ours = torch.optim.Muon(weights[0], **options), Muon(weights[1], **options)
+    for step in range(6):
+        for one, other in zip(*weights, strict=True):
+            one.grad = other.grad = None if step == 2 and one.shape == (5, 5) else torch.randn_like(one)
+        theirs.step()
+        ours.batched_step(ours.param_groups[0])
+        for one, other in zip(*weights, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+            assert torch.equal(theirs.state[one]["momentum_buffer"], ours.state[other]["momentum_buffer"])
+        ours.load_state_dict(deepcopy(theirs.state_dict()))
+        with torch.no_grad():
+            torch._foreach_copy_(weights[1], weights[0])

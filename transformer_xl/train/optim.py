@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..config.settings import TrainConfig
+from .muon import Muon
 
 NGRAM_TABLE = "ngrams.table.weight"
 
@@ -36,7 +37,7 @@ def _dense_optimizers(named: list[tuple[str, nn.Parameter]], config: TrainConfig
     if config.optimizer == "muon":
         inside = [(name, p) for name, p in named if p.ndim == 2 and name.startswith("backbone.layers.")]
         outside = [(name, p) for name, p in named if p.ndim != 2 or not name.startswith("backbone.layers.")]
-        muon = torch.optim.Muon(
+        muon = Muon(
             [p for _, p in inside],
             config.lr,
             momentum=config.momentum,
