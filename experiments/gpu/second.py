@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .sitting import Sitting, machine
+from .sitting import Sitting, contract, machine
 from .training import Training
 
 S = Sitting.from_command_line(420)
@@ -55,9 +55,7 @@ def _() -> str:
     return "" if S.toy else S.run(*TXL, "data", "enwik8", "--source", str(source), log="data.log", seconds=60)
 
 
-@S.part("the contract", 20)
-def _() -> str:
-    return S.run(*TXL, "env", *["--check"] * S.cuda, log="env.log", seconds=90)
+S.part("the contract", 20)(lambda: contract(S))
 
 
 @S.part("enwik8-fast", 100)

@@ -161,3 +161,13 @@ def machine(sitting: Sitting) -> dict[str, Any]:
 
     commit = Path(os.environ.get("TXL_CARRIED", "."), "commit")
     return hardware(str(sitting.device)) | {"commit": commit.read_text().strip() if commit.exists() else ""}
+
+
+def contract(sitting: Sitting) -> dict[str, Any]:
+    """`txl env --check` on this card, and the backend that `auto` takes before and after it."""
+    chosen = []
+    for words in ((), ("--check",) if sitting.cuda else ()):
+        sitting.run("-m", "transformer_xl", "env", *words, "--json", log="env.log", seconds=min(sitting.left, 120))
+        text = (sitting.out / "env.log").read_text()
+        chosen.append(json.loads(text[text.index("{\n") :])["auto"]["backend"])
+    return {"before": chosen[0], "after": chosen[1], "said": text[: text.index("{\n")]}

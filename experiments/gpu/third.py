@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .sitting import Sitting, machine
+from .sitting import Sitting, contract, machine
 
 S = Sitting.from_command_line(420)
 PEERS = Path("/tmp/txl-peers/python")
@@ -35,9 +35,7 @@ def race(*words: str, least: float, repeats: int = 3) -> None:
 
 peers = ("--peers", str(PEERS)) if PEERS.exists() else ()
 S.part("machine", 5)(lambda: machine(S))
-S.part("the contract", 20)(
-    lambda: S.run("-m", "transformer_xl", "env", *["--check"] * S.cuda, log="env.log", seconds=90)
-)
+S.part("the contract", 20)(lambda: contract(S))
 race("train", "--batch-size", "2" if S.toy else "22", *peers, least=60)
 race("train", "--batch-size", "3" if S.toy else "64", *peers, least=60)
 race("op", "--batch-size", "2" if S.toy else "22", "--tgt-len", "16" if S.toy else "512", least=60)
