@@ -35,10 +35,12 @@ def train(recipe: str, *options: str, seconds: float) -> dict[str, Any]:
     run = RUNS / recipe
     shutil.rmtree(run, ignore_errors=True)
     words = [*TXL, "train", recipe, *DEVICE, "--out", str(run), *options]
-    S.run(*words, log=f"{recipe}.log", seconds=seconds)
-    for name in ("metrics.jsonl", "report.html"):
-        if (run / name).exists():
-            shutil.copyfile(run / name, S.out / f"{recipe}-{name}")
+    try:
+        S.run(*words, log=f"{recipe}.log", seconds=seconds)
+    finally:
+        for name in ("metrics.jsonl", "report.html"):
+            if (run / name).exists():
+                shutil.copyfile(run / name, S.out / f"{recipe}-{name}")
     return {"options": list(options), "lines": [json.loads(line) for line in metrics(run)[-3:]]}
 
 
@@ -70,6 +72,7 @@ def _() -> dict[str, Any]:
     steps = int(0.96 * (S.left - ENDING) / seconds)
     plan = "--train.batch-size", "64", "--train.max-steps", str(steps), "--train.warmup-steps", str(steps // 20)
     plan += "--train.lr", "4e-3", "--model.dropout", "0", "--train.eval-every", "0", "--train.log-every", "50"
+    plan += "--train.eval-tokens", "500000"
     score = "--eval.tgt-len", "512", "--eval.mem-len", "2100", "--eval.attn-len", "2100", "--eval.batch-size", "32"
     found = train("enwik8-12l-modern", *plan, *score, *TOY * S.toy, *SMALL * S.toy, seconds=S.left)
     return {"ms a step": seconds * 1e3, "tokens": steps * tokens} | found
