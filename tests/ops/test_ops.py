@@ -586,10 +586,10 @@ def test_a_card_passes_only_with_right_kernels(monkeypatch: pytest.MonkeyPatch) 
     assert fault_of("triton", "cpu") is None
 
     def broken(q: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        return strided.attend(q, *rest, **options) * (1 if q.shape[-1] != 41 or q.dtype != torch.float16 else 1.02)
+        return strided.attend(q, *rest, **options) * (1 if q.shape[-1] != 41 or q.dtype != torch.bfloat16 else 1.02)
 
     monkeypatch.setitem(ops.BACKENDS, "triton", broken)
-    assert (fault_of("triton", "cpu") or "").startswith("heads of 41, fp16: AssertionError: out")
+    assert (fault_of("triton", "cpu") or "").startswith("heads of 41, bf16: AssertionError: out")
 
 
 def test_auto_counts_the_scores_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:

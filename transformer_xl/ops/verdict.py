@@ -53,7 +53,7 @@ def doubt(device: torch.device) -> str | None:
 @cache
 def read(device: torch.device) -> str | None:
     """`doubt`, read once in a process. After another check call `read.cache_clear`."""
-    file, again = file_of(card(device)), "`txl env --check` tries them in about a minute"
+    file, again = file_of(card(device)), "`txl env --check` tries them in one or two minutes"
     try:
         why = json.loads(file.read_text(encoding="utf-8"))["why"]
     except FileNotFoundError:

@@ -54,8 +54,8 @@ class Env(Command):
     """Print the hardware and versions of this machine, and what `auto` chooses on it, with reasons."""
 
     check: bool = False
-    """First compare the fused kernels with float64 on the CUDA device, in about a minute. `auto` trains with them only
-    on a card where they passed, with the same versions and source."""
+    """First compare the fused kernels with float64 on the CUDA device, in one or two minutes. `auto` trains with them
+    only on a card where they passed, with the same versions and source."""
     json: bool = False
     """Print one JSON object."""
 
