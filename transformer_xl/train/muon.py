@@ -38,13 +38,15 @@ class Muon(torch.optim.Muon):
                 self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix.grad))
                 shapes[tuple(sorted(matrix.shape))].append(matrix)
         for (_, longest), matrices in shapes.items():
-            gradients = [matrix.grad for matrix in matrices]
+            gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
             buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
-            torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-            updates = torch._foreach_lerp(gradients, buffers, group["momentum"]) if group["nesterov"] else buffers
+            torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])  # type: ignore[attr-defined]
+            updates = buffers
+            if group["nesterov"]:
+                updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # type: ignore[attr-defined]
             wide = torch.stack([_wide(update) for update in updates]).bfloat16()
             updates = orthogonal(wide, group["ns_coefficients"], group["ns_steps"], group["eps"]).unbind()
-            torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])  # type: ignore[attr-defined]
             rate = group["lr"] * 0.2 * longest**0.5
             for matrix, update in zip(map(_wide, matrices), updates, strict=True):
                 matrix.add_(update, alpha=-rate)
