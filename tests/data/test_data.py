@@ -35,6 +35,7 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import EOS, UNK, Newlines, Vocab
+from transformer_xl.mistake import Mistake
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the corpora are not here")
@@ -47,6 +48,39 @@ splits = {"train": b"a b\n\nb c\n", "valid": b"a b\n", "test": b"b c\n"}
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.mark.parametrize("how", ["overwritten", "grown", "replaced"])
+@pytest.mark.parametrize("old", [False, True], ids=["just written", "written an hour ago"])
+@pytest.mark.parametrize("unit", ["byte", "word"])
+def test_a_text_that_changes_while_it_is_prepared_leaves_no_store(
+    how: str, old: bool, unit: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest names the store and is taken first, so the store of other content would serve this text for good."""
+    file, text = tmp_path / "text.txt", b"one two three\n" * 2000
+    file.write_bytes(text)
+    if old:
+        monkeypatch.setattr("time.time_ns", lambda: 2**62)
+    before, write = file.stat(), corpus_module._write_ids
+
+    def changing(*arguments: Any) -> Any:
+        if how == "replaced":
+            (tmp_path / "other").write_bytes(text[::-1])
+            (tmp_path / "other").replace(file)
+        else:
+            file.write_bytes(text + text if how == "grown" else text.upper())
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return write(*arguments)
+
+    config = CorpusConfig(name=str(file), unit=unit)
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus_module, "_write_ids", changing)
+        with pytest.raises(Mistake, match=r"text\.txt changed while it was read\. Run this again"):
+            open_corpus(config)
+    assert not list((home / "texts").glob("[!.]*"))
+    file.write_bytes(text)
+    found = open_corpus(config)
+    assert found.header.splits["train"].bytes == pytest.approx(0.9 * len(text), rel=0.01)
 
 
 class TestVocab:

@@ -160,5 +160,6 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
             bpe_size=config.bpe_size,
             documents=config.reset_documents or texts.documents,
             reuse=True,
+            check=texts.check,
         )
     return replace(corpus, notes=tuple(texts.notes))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import codecs
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,8 @@ class Texts(NamedTuple):
     """SHA-256 of all texts and the positions at which they are cut."""
     documents: bool
     """Whether the texts are JSON lines, each of which starts with an empty memory."""
+    check: Callable[[object], None]
+    """Refuses files that changed since they were read here: call it when all has been read again."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,22 @@ class _File:
     size: int
     """Bytes of its text, or ids. For words, the end of the last line counts even if it is missing."""
     digest: str
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """What changes when a file is written."""
+
+    facts: tuple[int, ...]
+    is_old: bool = field(compare=False)
+    """Whether a further change would change the facts: clocks of file systems are coarse, so not just after one."""
+
+    @classmethod
+    def of(cls, file: Path) -> _Stamp:
+        with read_errors(file):
+            found = file.stat()
+        facts = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return cls(facts, time.time_ns() - max(facts[3:]) > 2 * 10**9)
 
 
 def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: bool = False) -> Texts:
@@ -83,6 +102,7 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
     skipped: dict[str, str] = {}
     files = _files(path, skipped, unit) if path.is_dir() else {path.name: path}
     _leave_one_format(path, files, skipped)
+    stamps = {file: _Stamp.of(file) for file in files.values()}
     found = [each for name, file in files.items() if (each := _read_once(file, name, unit)).size]
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
     named = _files_by_split(path, found, skipped) if path.is_dir() else {}
@@ -102,7 +122,15 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
         note.encode(errors="backslashreplace").decode() for note in (f"{how}.", *left_out)
     ]  # a file name may be no UTF-8
     identity = repr(("lines", cuts) if lines else cuts)
-    return Texts(splits, notes, hashlib.sha256(identity.encode()).hexdigest(), lines)
+
+    def check(_: object) -> None:
+        for each in found:
+            stamp = stamps[each.text.file]
+            again = each if stamp.is_old else _read_once(each.text.file, each.name, unit)
+            if _Stamp.of(each.text.file) != stamp or again.digest != each.digest:
+                raise Mistake(f"{each.text.file} changed while it was read. Run this again when it is complete.")
+
+    return Texts(splits, notes, hashlib.sha256(identity.encode()).hexdigest(), lines, check)
 
 
 def _make_splits(
