@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import pickle
 import tarfile
 import threading
 import tracemalloc
@@ -81,6 +82,45 @@ def test_a_text_that_changes_while_it_is_prepared_leaves_no_store(
     file.write_bytes(text)
     found = open_corpus(config)
     assert found.header.splits["train"].bytes == pytest.approx(0.9 * len(text), rel=0.01)
+
+
+CONTAINERS = {
+    "a.parquet": b"PAR1\x15\x04\x15",
+    "a.png": b"\x89PNG\r\n\x1a\n\0\0",
+    "a.pkl": pickle.dumps(["a text"] * 99),
+    "a.pdf": b"%PDF-1.7\n" + b"a text\n" * 99,
+    "a.json": json.dumps({"ids": [[4, 189, 95] * 99], "ids_encoded": False}).encode(),
+}
+
+
+@pytest.mark.parametrize("unit", ["byte", "word"])
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_container_is_not_trained_on_as_text(name: str, unit: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(CONTAINERS[name] * 9)
+    with pytest.raises(Mistake, match=rf"{name} must be text, and is a") as alone:
+        open_corpus(CorpusConfig(name=str(tmp_path / name), unit=unit))
+    kind = str(alone.value).partition(", and is ")[2].partition(". Write")[0]
+    (tmp_path / "b.txt").write_bytes(b"a text of words\n" * 99)
+    corpus = open_corpus(CorpusConfig(name=str(tmp_path), unit=unit))
+    assert any(f"Left out: {name} ({kind})." in note for note in corpus.notes)
+
+
+def test_a_dataset_saved_to_disk_is_not_trained_on_as_its_description(tmp_path: Path) -> None:
+    for name in ("dataset_info.json", "state.json"):
+        (tmp_path / name).write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}' * 9)
+    (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"\xff\xff\xff\xff\0\0")
+    with pytest.raises(Mistake, match=r"save_to_disk of the library datasets wrote.*to_json\(\"train\.jsonl\"\)"):
+        open_corpus(str(tmp_path))
+
+
+def test_documents_are_not_reset_in_one_stream(tmp_path: Path) -> None:
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (tmp_path / name).write_bytes(b"a text of words\n" * 99)
+    config = CorpusConfig(name=str(tmp_path), reset_documents=True)
+    with pytest.raises(Mistake, match=r"corpus\.reset_documents must be false for .*, which is one document a split"):
+        open_corpus(config)
+    (tmp_path / "train-2.txt").write_bytes(b"a text of words\n" * 99)
+    assert open_corpus(config).header.splits["train"].documents == [0, 1584]
 
 
 class TestVocab:
@@ -440,7 +480,7 @@ class TestAnyText:
         assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 40
         [note] = texts.notes[1:]
         assert note.startswith("Left out: ") and note.endswith(" and 2 more.")
-        for name, reason in {"arrays.npz": "binary", "logo.png": "binary", "run": "a run", "old.zip": "binary"}.items():
+        for name, reason in {"arrays.npz": "binary", "logo.png": "a PNG image", "run": "a run", "old.zip": "binary"}.items():
             assert f"{name} ({reason})" in note
 
     @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import tracemalloc
@@ -50,6 +51,12 @@ class Trap:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.file,)
+
+
+def npy(array: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
 
 
 class TestFiles:
@@ -132,6 +139,11 @@ class TestFiles:
             ("a.npy", np.zeros(0, int), "has no ids for the train split: it is empty"),
             ("a.bin", b"", "has no ids for the train split: it is empty"),
             ("a.bin", bytes(99), "uint16 ids, of 2 bytes each, and has 99 bytes"),
+            ("a.bin", np.arange(300, dtype="<u4").tobytes(), "raw uint16 ids, and is one of wider ids"),
+            ("a.bin", (np.arange(5000, dtype="<u4") * 25 % 100_000).tobytes(), "raw uint16 ids, and is one of wider"),
+            ("a.bin", np.arange(300, dtype="<i8").tobytes(), "raw uint16 ids, and is one of wider ids"),
+            ("a.bin", np.array([20240520, 1, 50], "<i4").tobytes() + bytes(2000), "and has the header of llm.c"),
+            ("a.npy", npy(np.arange(50)) + npy(np.arange(50)), "must end with its array, and has 528 bytes more"),
             ("a.txt", b"1 2 3", "must be a .npy or .bin file, because the tokens are ids"),
         ],
     )
@@ -143,6 +155,13 @@ class TestFiles:
         with pytest.raises(Mistake, match=f"{name} .*{sentence}") as error:
             opened(tmp_path / name)
         assert "\n" not in str(error.value)
+
+    def test_a_file_of_megatron_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "text_document.bin").write_bytes(np.arange(99, dtype="<u2").tobytes())
+        assert len(joined(opened(tmp_path / "text_document.bin"))) == 99
+        (tmp_path / "text_document.idx").write_bytes(b"MMIDIDX")
+        with pytest.raises(Mistake, match=r"raw uint16 ids, and belongs to text_document\.idx, as Megatron"):
+            opened(tmp_path / "text_document.bin")
 
     def test_an_array_of_objects_is_refused_and_not_unpickled(self, tmp_path: Path) -> None:
         np.save(tmp_path / "a.npy", np.array([Trap(tmp_path / "sprung")]), allow_pickle=True)

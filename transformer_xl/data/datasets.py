@@ -145,6 +145,11 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     path = path.resolve()
     with unpack_if_archive(path, cache_folder()) as files:
         texts = read_splits(files, unit, whole_files=config.reset_documents, whole=whole)
+        if config.reset_documents and not texts.documents and max(map(len, texts.splits.values())) == 1:
+            raise Mistake(
+                f"corpus.reset_documents must be false for {path}, which is one document a split: a document is a file "
+                "of a folder, or a line of a .jsonl file. Leave it out."
+            )
         if unit == "id" and vocab is None:
             vocab = Vocab.of_ids(1 + largest_id(chain(*texts.splits.values())))
         digest = hashlib.sha256(json.dumps([*settings, texts.digest]).encode()).hexdigest()

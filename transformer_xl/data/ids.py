@@ -14,6 +14,7 @@ from jaxtyping import Integer
 from ..config.recipe import ID_FILES
 from ..mistake import Mistake
 from ..runtime.files import plain_file
+from .formats import refuse_other_ids
 from .reading import Span, Text
 
 MOST_IDS = 1 << 20
@@ -38,12 +39,17 @@ def read_ids(file: Path) -> Integer[np.ndarray, " N"]:
     if file.suffix == ".bin":
         if size % 2:
             raise Mistake(f"{file} must hold uint16 ids, of 2 bytes each, and has {size:,} bytes. Write it again.")
-        return np.memmap(file, "<u2", "r")
+        raw = np.memmap(file, "<u2", "r")
+        refuse_other_ids(file, raw)
+        return raw
     try:
         ids = np.lib.format.open_memmap(file, mode="r")
     except _DAMAGE as error:
         reason = str(error).rstrip(".") or type(error).__name__
         raise Mistake(f"{file} must be a .npy file of integers, and is not sound: {reason}. Save it again.") from error
+    if ids.offset + ids.nbytes != size:
+        more = size - ids.offset - ids.nbytes
+        raise Mistake(f"{file} must end with its array, and has {more:,} bytes more. Save the ids as one array.")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise Mistake(
             f"{file} must hold a one-dimensional array of integers, got {ids.ndim} dimensions of {ids.dtype}. Save the "

@@ -20,6 +20,7 @@ from ..config.recipe import ID_FILES
 from ..config.values import listing
 from ..mistake import Mistake
 from ..runtime.files import digest_of
+from .formats import container_of, refuse_container, refuse_saved_dataset
 from .header import SPLITS, WHOLE
 from .ids import read_ids
 from .reading import Span, border, chunks, documents, encoding_of, is_jsonl, open_file, read_errors
@@ -100,6 +101,8 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
             unclear.
     """
     skipped: dict[str, str] = {}
+    if path.is_dir():
+        refuse_saved_dataset(path)
     files = _files(path, skipped, unit) if path.is_dir() else {path.name: path}
     _leave_one_format(path, files, skipped)
     stamps = {file: _Stamp.of(file) for file in files.values()}
@@ -205,7 +208,7 @@ def _no_text(file: Path, unit: Unit) -> str:
         return "" if file.suffix in ID_FILES else "a pickle, which stays closed" if pickled else "no ids"
     with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
-    return "binary" if b"\0" in head and not encoding_of(head) else ""
+    return container_of(file) or ("binary" if b"\0" in head and not encoding_of(head) else "")
 
 
 def _kind_of_output(folder: Path) -> str:
@@ -222,6 +225,7 @@ def _read_once(file: Path, name: str, unit: Unit) -> _File:
     """Read a file once for the size and checksum of its text. Unless `unit` is byte, refuse a file that is not text."""
     if unit == "id":
         return _File(name, Span(file), len(read_ids(file)), digest_of(file))
+    refuse_container(file)
     for _ in documents(file) if is_jsonl(file) else ():
         pass  # refuses a line without text
     decoder, digest, position, start, last = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, 0, b"\n"
