@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from transformer_xl.checkpoint import (
@@ -37,6 +38,7 @@ from transformer_xl.config.settings import (
     TransformerXLConfig,
 )
 from transformer_xl.data.vocab import Vocab
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.runtime import files
 
@@ -72,6 +74,21 @@ def altered(folder):
 
 def snapshot(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["int64", "bool", "uint8", "int8", "float8_e4m3fn", "complex64"])
+def test_weights_that_are_no_weights_are_refused(tmp_path, model, kind):
+    """They would be cast; quantised weights would load without their scales."""
+    folder = altered(save(tmp_path, model, 3))
+    stored = load_file(folder / "model.safetensors")
+    name = "backbone.layers.0.attention.qkv.weight"
+    stored[name] = stored[name].to(getattr(torch, kind))
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(Mistake, match=rf"does not fit the model: wrong type: {name} is {kind}\. Use"):
+        load_model(folder)
+    stored[name] = torch.randn(45, 14, dtype=torch.float16)
+    save_file(stored, folder / "model.safetensors")
+    load_model(folder)
 
 
 def test_a_loaded_model_computes_the_same_as_the_saved_one(tmp_path, model):

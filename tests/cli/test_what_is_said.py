@@ -18,6 +18,7 @@ from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe, split_overrides
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.datasets import open_corpus
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.runtime.device import resolve_device
 from transformer_xl.runtime.ranks import join_ranks
@@ -82,6 +83,10 @@ def environment(monkeypatch):
 def test_an_incomplete_launch_is_one_process(missing, value, environment, capsys):
     given = {name: word for name, word in LAUNCH.items() if name != missing}
     environment(**given, **({} if value is None else {missing: value}))
+    if missing in ("MASTER_ADDR", "MASTER_PORT"):
+        with pytest.raises(Mistake, match=f"must set {missing}: WORLD_SIZE is 2 and RANK 1"), join_ranks("cpu"):
+            pass
+        return
     with join_ranks("cpu") as ranks:
         assert (ranks.rank, ranks.size) == (0, 1)
     told = capsys.readouterr().err

@@ -480,7 +480,12 @@ class TestAnyText:
         assert b"".join(chain(*texts_of(tmp_path, "byte").values())) == b"text " * 40
         [note] = texts.notes[1:]
         assert note.startswith("Left out: ") and note.endswith(" and 2 more.")
-        for name, reason in {"arrays.npz": "binary", "logo.png": "a PNG image", "run": "a run", "old.zip": "binary"}.items():
+        for name, reason in {
+            "arrays.npz": "binary",
+            "logo.png": "a PNG image",
+            "run": "a run",
+            "old.zip": "binary",
+        }.items():
             assert f"{name} ({reason})" in note
 
     @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])

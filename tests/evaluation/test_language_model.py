@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,70 @@ def test_the_library_trains_a_model_and_uses_it(tmp_path):
     folder = save_checkpoint(tmp_path / "own", model=loaded.model, vocab=loaded.vocab, config=loaded.config)
     again = load_model(Path(folder))
     np.testing.assert_array_equal(again.score("a bird").nats, loaded.score("a bird").nats)
+
+
+def test_a_change_of_the_model_changes_its_scores():
+    """A hook, or a module that was replaced, after the first call."""
+    model = language_model()
+    text, layer = "ab ba", model.model.backbone.layers[1]
+    before = model.score(text).nats
+    handle = layer.register_forward_hook(lambda _, __, out: out + 1.0)
+    hooked = model.score(text).nats
+    assert not np.allclose(hooked, before)
+    fresh = LanguageModel(model.model, model.vocab, model.config)
+    np.testing.assert_array_equal(hooked, fresh.score(text).nats)
+    handle.remove()
+    np.testing.assert_array_equal(model.score(text).nats, before)
+    first, before_next = model.model.backbone.layers[0], model.next_tokens(text)
+    model.model.backbone.layers[0] = deepcopy(layer)
+    assert not np.allclose(model.score(text).nats, before) and model.next_tokens(text) != before_next
+    model.model.backbone.layers[0] = first
+    np.testing.assert_array_equal(model.score(text).nats, before)
+
+
+def test_a_hook_that_would_never_run_is_refused():
+    model = language_model()
+    attention = model.model.backbone.layers[0].attention
+    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        with pytest.raises(Mistake, match="A hook on `attention` would never run"):
+            getattr(attention, register)(lambda *_: None)
+    attention.output.register_forward_hook(lambda *_: None).remove()
+
+
+def test_scores_are_in_fp32_also_under_autocast():
+    model = language_model()
+    text = "ab ba" * 9
+    with torch.autocast("cpu", torch.bfloat16):
+        np.testing.assert_array_equal(model.score(text).nats, model.score(text).nats)
+        inside = model.score(text).nats
+    np.testing.assert_array_equal(inside, model.score(text).nats)
+
+
+def test_a_context_of_another_model_is_refused():
+    model = language_model()
+    context = model.score("ab ba").context
+    other = LanguageModel(deepcopy(model.model), model.vocab, model.config)
+    other.score(" a", context)  # the same weights
+    with torch.no_grad():
+        next(iter(other.model.parameters())).add_(0.5)
+    calls = (other.score, other.next_tokens, other.generate)
+    for call in calls:
+        with pytest.raises(Mistake, match="context must be what this model has read"):
+            call(" a", context)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda m: m.score(["a", "b"]), "A text must be a str or bytes, got list"),
+        (lambda m: m.score(None), "A text must be a str or bytes, got NoneType"),
+        (lambda m: m.generate(7), "A text must be a str or bytes, got int"),
+        (lambda m: m.next_tokens("a", count=0), "count must be at least 1, got 0"),
+        (lambda m: m.generate("a", max_tokens=-1), "max_tokens must be at least 0, got -1"),
+        (lambda m: m.vocab.decode([-1]), "An id must be from 0 to"),
+        (lambda m: m.vocab.decode([10**6]), "An id must be from 0 to"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_a_sentence(call, sentence):
+    with pytest.raises(Mistake, match=sentence):
+        call(language_model())

@@ -13,6 +13,7 @@ from small_models import VARIANTS, lengths, read, score, small_model, text
 from torch import nn
 
 from transformer_xl.config.settings import Lengths
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.attention import ROWS, Linear
 from transformer_xl.model.inference import KVCache
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -135,7 +136,7 @@ def test_rows_of_several_caches_can_be_joined() -> None:
 
 def test_training_with_a_cache_is_refused() -> None:
     model, call = small_model(), lengths(4)
-    with pytest.raises(AssertionError, match="no_grad"):
+    with pytest.raises(Mistake, match="no_grad"):
         model.hidden(text(1, 3), empty(model, 1, call), call)
 
 

@@ -113,14 +113,13 @@ def test_memory_brings_the_last_tokens() -> None:
     assert read(model, text(2, 9), lengths(0)).memory.tokens.shape == (2, 0), "without a memory nothing is kept"
 
 
-def test_memories_with_and_without_tokens_are_joined_and_read() -> None:
+def test_a_memory_without_its_tokens_is_refused_and_joined() -> None:
     model, call = small_model(**NGRAMS), lengths(5)
     given = read(model, text(2, 5), call).memory
     none = given._replace(tokens=None)
-    torch.testing.assert_close(
-        read(model, text(2, 3, seed=1), call, memory=none).hidden,
-        read(model, text(2, 3, seed=1), call, memory=none.with_tokens(torch.full((2, 3), -1))).hidden,
-    )
+    with pytest.raises(Mistake, match=r"^memory must have the last tokens of each row"):
+        read(model, text(2, 3, seed=1), call, memory=none)
+    read(model, text(2, 3, seed=1), call, memory=none.with_tokens(torch.full((2, 3), -1)))
     short = given.with_tokens(given.tokens[:, 1:])
     joined = Memory.cat([given, short, none]).tokens
     assert joined[:2].tolist() == given.tokens.tolist() and joined[2:4, 0].tolist() == [-1, -1]

@@ -5,6 +5,7 @@ They are built once for each machine, in its folder of temporary files.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -274,6 +275,28 @@ def test_a_damaged_build_is_not_loaded(
     with pytest.warns(UserWarning, match="are not used: .*damaged"):
         assert resolve_backend("auto", CPU, torch.float32, 64, **LONG)[0] == "chunked"
     assert "damaged" in str(native_refusal(CPU, torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("which", "mode"), [("file", 0o666), ("file", 0o775), ("folder", 0o777), ("folder", 0o775), ("file", None)]
+)
+def test_what_others_may_write_is_not_loaded(
+    which: str, mode: int | None, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = built.read_bytes()
+    monkeypatch.setenv("TXL_HOME", str(tmp_path))
+    native.library.cache_clear()
+    native._module.cache_clear()
+    file = native.library()
+    file.parent.mkdir()
+    file.write_bytes(content)
+    if mode is None:
+        planted = os.stat_result((0o100644, 0, 0, 1, 12345, 0, len(content), 0, 0, 0))
+        monkeypatch.setattr(Path, "stat", lambda *_, **__: planted)
+    else:
+        (file if which == "file" else file.parent).chmod(mode)
+    with pytest.warns(UserWarning, match="are not used: .*others may write"):
+        assert native._module(file)[0] is None
 
 
 def test_a_change_of_source_or_version_needs_another_build(

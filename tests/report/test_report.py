@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -231,6 +232,20 @@ def test_a_picture_is_shown_once_with_its_caption(tmp_path):
     [image] = [attrs for tag, attrs in seen.elements if tag == "img"]
     assert image["src"].startswith("data:image/png;base64,")
     assert "as in the paper's Figure 5" in seen.text
+
+
+@pytest.mark.timeout(20)
+def test_what_a_link_names_is_not_put_into_a_page(tmp_path):
+    run = make_run(tmp_path / "mine")
+    (tmp_path / "private.png").write_bytes(b"a private file")
+    (run / "analysis").mkdir()
+    (run / "analysis" / "x.png").symlink_to(tmp_path / "private.png")
+    (run / "recl").symlink_to(tmp_path, target_is_directory=True)
+    os.mkfifo(run / "analysis" / "y.png")
+    seen = page_of(run)
+    assert not [tag for tag, _ in seen.elements if tag == "img"]
+    for name in ("analysis/x.png", "analysis/y.png"):
+        assert f"{name} is a link or no file, and is left out." in seen.text
 
 
 def test_the_page_is_written_into_the_run_or_the_current_folder(tmp_path, monkeypatch, capsys):

@@ -23,6 +23,7 @@ from transformer_xl.checkpoint import best, checkpoints, latest, load_config, lo
 from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import MOST_SKIPPED, Trainer, fit, loop
@@ -316,6 +317,14 @@ def test_the_learning_rate_follows_the_length_of_a_segment(corpus):
         trainer.advance()
         length = loader.segment(step).ids.shape[1]
         assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(config.lr * length / 5)
+
+
+def test_a_process_of_a_launch_does_not_train_alone(corpus, tmp_path, monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Mistake, match="fit must get the ranks of its launch of 2 processes"):
+        fit(start()[0], corpus, RunConfig(train=TRAIN), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 COMPILED = """

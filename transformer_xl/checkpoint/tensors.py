@@ -17,6 +17,10 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: state[name] for name in dict.fromkeys(first_names(state).values())}
 
 
+WEIGHT_TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
+"""Types of weights in a file. Integers and float8 are weights that were divided by scales, which a model lacks."""
+
+
 def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
     """Do the work of `load_weights` with tensors that were read from `source`."""
     state = model.state_dict(keep_vars=True)
@@ -29,10 +33,16 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
         for name, value in wanted.items()
         if name in stored and stored[name].shape != value.shape
     ]
+    types = [
+        f"{name} is {str(stored[name].dtype).removeprefix('torch.')}"
+        for name, value in wanted.items()
+        if name in stored and stored[name].dtype not in WEIGHT_TYPES
+    ]
     faults = {
         "missing": [name for name in wanted if name not in stored],
         "unexpected": [name for name in stored if name not in wanted],
         "wrong shape": wrong,
+        "wrong type": types,
     }
     problems = [f"{kind}: {listing(names)}" for kind, names in faults.items() if names]
     if problems:

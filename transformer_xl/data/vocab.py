@@ -187,6 +187,8 @@ class Vocab:
         Raises:
             ValueError: a token has no id. The error has its position; `start` is the position of the first token.
         """
+        if not isinstance(text, str | bytes):
+            raise Mistake(f"A text must be a str or bytes, got {type(text).__name__}. Give one text at a time.")
         if self.unit == "bpe":
             raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
             text = raw.decode("utf-8", "replace")
@@ -313,7 +315,9 @@ class Vocab:
 
     def _check_ids(self, ids: Any) -> np.ndarray:
         array = np.asarray(ids, dtype=np.int64)
-        assert array.size == 0 or 0 <= array.min() <= array.max() < len(self), "an id outside the vocabulary"
+        wrong = array[(array < 0) | (array >= len(self))]
+        if wrong.size:
+            raise Mistake(f"An id must be from 0 to {len(self) - 1:,}, the vocabulary's, got {wrong.flat[0]}.")
         return array
 
     def _no_id(self, symbol: object, position: int) -> Mistake:

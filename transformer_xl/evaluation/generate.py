@@ -36,6 +36,8 @@ class Context(NamedTuple):
     last: Integer[np.ndarray, " n"]
     """The last token, which the model reads with the next text; empty if there was none."""
     lengths: Lengths
+    model: str = ""
+    """The `identity` of the model that has read it; "" allows any."""
 
     def copy(self) -> Any:
         """A copy of the state, because a call may change the state that it gets."""

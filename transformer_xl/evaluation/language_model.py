@@ -10,6 +10,7 @@ What it has read is a value, `Context`, so one text can be continued in several 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from jaxtyping import Float
 from ..checkpoint import LoadedModel
 from ..config.settings import Lengths
 from ..mistake import Mistake
+from ..runtime.device import autocast
 from .generate import Context, Sampling, TokenText, prompt_ids, read_prompts, stream_text
 from .measures import bits, perplexity
 from .score import device_of, ratio
@@ -85,7 +87,7 @@ class LanguageModel(LoadedModel):
         nats = [np.zeros(0)]
         for start in range(0, len(ids) - 1, lengths.tgt_len):
             window = row[:, start : start + lengths.tgt_len + 1]
-            with torch.no_grad():
+            with torch.no_grad(), autocast("fp32", row.device):
                 nll, state = reader(window[:, :-1], window[:, 1:], state, lengths)
             nats.append(nll[0].double().cpu().numpy())
         tokens: list[str] = []
@@ -94,12 +96,18 @@ class LanguageModel(LoadedModel):
             tokens = [writer.write(token) for token in ids[1:].tolist()]
         sizes = self.vocab.token_sizes()
         size = None if sizes is None else int(sizes[ids[1:]].sum())
-        return Scored(tokens, np.concatenate(nats), size, Context(state, ids[-1:], lengths))
+        return Scored(tokens, np.concatenate(nats), size, Context(state, ids[-1:], lengths, self.identity))
 
     def next_tokens(
         self, prompt: str | bytes = "", context: Context | None = None, *, count: int = 10
     ) -> list[tuple[str, float]]:
-        """The `count` likeliest tokens after `prompt` with their probabilities, the likeliest first."""
+        """The `count` likeliest tokens after `prompt` with their probabilities, the likeliest first.
+
+        Raises:
+            Mistake: `count` is below 1, or a part of `prompt` has no token.
+        """
+        if count < 1:
+            raise Mistake(f"count must be at least 1, got {count}.")
         lengths, state = self._begin(context)
         ids = prompt_ids(self.vocab, prompt, context).astype(np.int64)
         device = device_of(self.model)
@@ -127,6 +135,8 @@ class LanguageModel(LoadedModel):
         Raises:
             Mistake: an impossible value, or a part of `prompt` that has no token.
         """
+        if max_tokens < 0:
+            raise Mistake(f"max_tokens must be at least 0, got {max_tokens}.")
         lengths, drawn = self._lengths(context), Sampling(**sampling)
         for _, text in stream_text(self.model, self.vocab, [prompt], lengths, drawn, max_tokens, context=context):
             yield text
@@ -140,11 +150,29 @@ class LanguageModel(LoadedModel):
             return lengths, self._reader(lengths).empty_cache(1, lengths)
 
     def _lengths(self, context: Context | None) -> Lengths:
-        return self.config.writing_lengths(self.config.eval_lengths) if context is None else context.lengths
+        if context is None:
+            return self.config.writing_lengths(self.config.eval_lengths)
+        if context.model not in ("", self.identity):
+            raise Mistake("context must be what this model has read, and another model, or other weights, read it.")
+        return context.lengths
+
+    @property
+    def identity(self) -> str:
+        """A word for the vocabulary, the shape and the weights, of which it looks at a few."""
+        few = [weight.detach().flatten()[:4].tolist() for weight in list(self.model.parameters())[::5]]
+        facts = repr((self.vocab.fingerprint, self.config.model, few))
+        return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     def _reader(self, lengths: Lengths) -> Any:
-        return self._copy if lengths.mem_len else Sliding(self._copy, lengths.tgt_len)
+        """A copy of the model for inference, made again when a module, a weight or a hook was replaced."""
+        modules, weights = list(self.model.modules()), list(self.model.parameters())
+        hooks = [(*module._forward_hooks, *module._forward_pre_hooks) for module in modules]
+        parts = modules, list(map(id, weights)), hooks
+        if self._made.get("of") != parts:  # ids are unique while `weights` are kept
+            self._made.update(of=parts, weights=weights, copy=self.model.for_inference())
+        copy = self._made["copy"]
+        return copy if lengths.mem_len else Sliding(copy, lengths.tgt_len)
 
     @cached_property
-    def _copy(self) -> Any:
-        return self.model.for_inference()
+    def _made(self) -> dict[str, Any]:
+        return {}

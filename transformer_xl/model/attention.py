@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..mistake import Mistake
 from ..ops import check_backend
 from ..ops.dropout import Dropout
 from ..ops.masks import Mask, visible, without_padding
@@ -131,6 +132,15 @@ class RelativeMultiheadAttention(nn.Module):
         self.join = join
         self.qk_norm: nn.Parameter | None = nn.Parameter(torch.ones(())) if qk_norm else None
         """The gain of normalised queries."""
+
+    def register_forward_hook(self, *_: Any, **__: Any) -> Any:
+        """Refuse a hook, which would never run."""
+        raise Mistake(
+            "A hook on `attention` would never run, because a layer calls its parts. Hook the layer, or attention.qkv, "
+            "attention.position or attention.output."
+        )
+
+    register_forward_pre_hook = register_full_backward_hook = register_forward_hook
 
     def heads(
         self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"] | Projected

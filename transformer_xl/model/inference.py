@@ -89,8 +89,12 @@ class KVCache:
         `ops.masks.shifted_view`).
         """
         self._check()
-        assert self.lengths.clamp_len == lengths.clamp_len, "a cache keeps the clamp_len it was made for"
-        assert not torch.is_grad_enabled(), "a KVCache is for inference: call under torch.no_grad(), or give a Memory"
+        if self.lengths.clamp_len != lengths.clamp_len:
+            raise Mistake(
+                f"clamp_len must be {self.lengths.clamp_len}, as the KVCache was made for, got {lengths.clamp_len}."
+            )
+        if torch.is_grad_enabled():
+            raise Mistake("A KVCache is for inference: call under torch.no_grad(), or give a Memory.")
         tokens = x.shape[1]
         self._make_room(tokens)
         needed = next_multiple(self.length + tokens) if tokens > 1 else self.length + tokens

@@ -26,6 +26,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from ..config.settings import Lengths
+from ..mistake import Mistake
 from .inference import check_state
 
 PRIME, BASE = (1 << 31) - 1, 1_540_483_477
@@ -109,6 +110,11 @@ def add_ngrams(
         return x, memory
     state = model.empty_memory(len(ids), lengths) if memory is None else memory
     check_state(state, [model.config.d_model] * model.config.n_layer, x)
+    if state.tokens is None and state.length:
+        raise Mistake(
+            "memory must have the last tokens of each row, because the model has n-grams or matches. Give the result "
+            "of empty_memory or of the previous call."
+        )
     if not ids.shape[1]:
         return x, state
     tokens = joined_tokens(ids, state)

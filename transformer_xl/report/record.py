@@ -136,6 +136,17 @@ def number(value: object) -> float:
         return math.nan
 
 
+def _pictures(run: Path, faults: list[str]) -> list[Path]:
+    """The pictures of the analyses. A link could name any file, and a page is meant to be shared."""
+    found, home = [], run.resolve()
+    for path in (path for analysis in ANALYSES for path in sorted((run / analysis).rglob("*.png"))):
+        if path.is_file() and path.resolve().is_relative_to(home) and not path.is_symlink():
+            found.append(path)
+        else:
+            faults.append(f"{path.relative_to(run)} is a link or no file, and is left out.")
+    return found
+
+
 def read_run(run: Path, name: str) -> Record:
     """Read as much of a run's folder as can be read; refuse a folder that `txl train` did not write."""
     if not any((run / file).exists() for file in ("config.toml", "metrics.jsonl", "checkpoints")):
@@ -152,7 +163,7 @@ def read_run(run: Path, name: str) -> Record:
         environment=environment if isinstance(environment, dict) else {},
         entries=entries,
         parameters=_read(folders[-1] / "model.safetensors", faults, _stored_numbers) if folders else None,
-        pictures=[path for analysis in ANALYSES for path in sorted((run / analysis).rglob("*.png"))],
+        pictures=_pictures(run, faults),
         figures=_figures(run, faults) if folders else None,
         faults=faults,
     )

@@ -28,6 +28,7 @@ from ..evaluation.score import EvalResult, evaluate
 from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished
+from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, seconds_left
 from .metric_log import MetricLog, progress_text
@@ -67,6 +68,11 @@ def fit(
         FloatingPointError: too many steps in a row had no finite loss and gradient.
         OSError: a checkpoint or the metrics could not be written.
     """
+    if ranks is None and (size := rank_and_size()[1]) > 1:
+        raise Mistake(
+            f"fit must get the ranks of its launch of {size} processes, or each would train alone: `with "
+            "transformer_xl.runtime.ranks.join_ranks(config.train.device) as ranks: fit(..., ranks=ranks)`."
+        )
     settings, ranks = config.train, ranks or Ranks()
     assert replan is None or ranks.size == 1, "replan is only for a single process"
     run = Path(run)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -82,6 +83,8 @@ def library() -> Path:
 def _module(path: Path) -> tuple[Any, str | None]:
     """The kernels, or None and the reason. The file ends with its SHA-256: a damaged one could crash the process."""
     try:
+        if others := writable_by_others(path):
+            raise ImportError(f"others may write {others}, and what is in it would run; chmod go-w {others}")
         content = path.read_bytes()
         if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
             raise ImportError("it is damaged")
@@ -96,6 +99,17 @@ def _module(path: Path) -> tuple[Any, str | None]:
         reason = f"its build {path} cannot be loaded ({error}); {_BUILD} builds it again"
         warnings.warn(f"The kernels for this CPU are not used: {reason}.", stacklevel=2)
         return None, reason
+
+
+def writable_by_others(path: Path) -> Path | None:
+    """The file or its folder, if it is no file, or another user than this one and root owns it or may write it."""
+    for each in (path, path.parent):
+        found = each.stat()
+        if each == path and not stat.S_ISREG(found.st_mode):
+            return each
+        if found.st_mode & 0o022 or found.st_uid not in (0, os.getuid()):
+            return each
+    return None
 
 
 def build(say: Callable[[str], None]) -> None:
@@ -142,6 +156,7 @@ def _compile(compiler: str, path: Path) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o755)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
         built = Path(folder, path.name)
         includes = [f"-I{each}" for each in (*include_paths(), sysconfig.get_paths()["include"])]
@@ -157,6 +172,7 @@ def _compile(compiler: str, path: Path) -> None:
         run([compiler, "-shared", *FLAGS, *units.values(), "-o", str(built), *links])
         content = built.read_bytes()
         built.write_bytes(content + hashlib.sha256(content).digest())
+        built.chmod(0o755)
         built.replace(path)
 
 
