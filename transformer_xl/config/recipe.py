@@ -81,12 +81,18 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, data: str 
 
     Args:
         overrides: words of a command line, `--section.field value ...`. If a setting occurs twice, the last one counts.
+            Lengths of `eval` follow those of `train` that change here, unless they are given too.
         data: a text file, a folder or the name of a corpus, to train on instead of the recipe's corpus.
 
     Raises:
         FileNotFoundError: there is no such recipe.
         Mistake: a line for each mistake in the file and on the command line.
     """
+    if not isinstance(overrides, Sequence) or isinstance(overrides, str):
+        raise Mistake(
+            f"overrides must be a list of words, as on a command line, got {type(overrides).__name__}. Write "
+            '["--train.lr", "1e-3"].'
+        )
     path = find_recipe(str(recipe))
     try:
         tables = tomllib.loads(path.read_bytes().decode())
@@ -94,7 +100,17 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, data: str 
         raise Mistake(f"Recipe {recipe} is not valid TOML: {error}.") from error
     problems = Problems()
     defaults = [] if data is None else data_settings(str(data))
-    return run_of([*_settings_of(tables, f" in recipe {recipe}", problems), *defaults], overrides, problems)
+    given = [*_settings_of(tables, f" in recipe {recipe}", problems), *defaults, *_lengths_that_follow(overrides)]
+    return run_of(given, overrides, problems)
+
+
+def _lengths_that_follow(overrides: Sequence[str]) -> list[Setting]:
+    """Evaluation at the lengths of training, where a command line changes these and not the lengths of evaluation: the
+    recipe's would be those of another model."""
+    asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
+    names = [name for name in ("tgt_len", "mem_len", "attn_len", "clamp_len") if ("train", name) in asked]
+    names += ["attn_len", "clamp_len"] * ("mem_len" in names)
+    return [Setting("eval", name, None, f"eval.{name}") for name in names if ("eval", name) not in asked]
 
 
 def data_settings(data: str) -> list[Setting]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -11,7 +12,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..mistake import Mistake
 from ..ops import check_backend
 from ..ops.dropout import Dropout
 from ..ops.masks import Mask, visible, without_padding
@@ -133,14 +133,14 @@ class RelativeMultiheadAttention(nn.Module):
         self.qk_norm: nn.Parameter | None = nn.Parameter(torch.ones(())) if qk_norm else None
         """The gain of normalised queries."""
 
-    def register_forward_hook(self, *_: Any, **__: Any) -> Any:
-        """Refuse a hook, which would never run."""
-        raise Mistake(
-            "A hook on `attention` would never run, because a layer calls its parts. Hook the layer, or attention.qkv, "
-            "attention.position or attention.output."
+    def register_forward_hook(self, *arguments: Any, **options: Any) -> Any:
+        """As in PyTorch, with a warning: the hook will never run."""
+        warnings.warn(
+            "A hook on `attention` never runs, because a layer calls its parts. Hook the layer, or attention.qkv, "
+            "attention.position or attention.output.",
+            stacklevel=2,
         )
-
-    register_forward_pre_hook = register_full_backward_hook = register_forward_hook
+        return super().register_forward_hook(*arguments, **options)
 
     def heads(
         self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"] | Projected

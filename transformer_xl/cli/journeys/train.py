@@ -353,9 +353,14 @@ def describe(start: Start, ranks: Ranks) -> str:
     split = start.corpus.header.splits["train"]
     unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
     together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
+    scored = start.config.eval_lengths
+    lengths = (
+        f"segments of {train.tgt_len:,} after {train.mem_len:,}, scored {scored.tgt_len:,} after {scored.mem_len:,}"
+    )
     return (
         f"{parameters / 1e6:.2f}M parameters on {start.corpus.name}, {split.tokens:,} tokens{unknown}, "
-        f"{start.corpus.vocab}{start.corpus.caveat}; {train.device}, {train.precision}, {train.backend}{together}"
+        f"{start.corpus.vocab}{start.corpus.caveat}; {lengths}; {train.device}, "
+        f"{train.precision}, {train.backend}{together}"
     )
 
 
