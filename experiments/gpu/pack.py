@@ -32,7 +32,7 @@ tar xJf "$TXL_CARRIED/triton.tar.xz" -C / &&
 if [ -d "$TXL_CARRIED/peers" ]; then
     install /tmp/txl-peers "$TXL_CARRIED"/peers/*.whl
     printf '#!/bin/sh\\nPYTHONPATH=/tmp/txl-peers:$PYTHONPATH exec python3 "$@"\\n' > /tmp/txl-peers/python
-    chmod +x /tmp/txl-peers/python
+    chmod +x /tmp/txl-peers/python && export TXL_PEERS=/tmp/txl-peers/python
 fi
 """
 

@@ -2,17 +2,16 @@
 
     python3 -m experiments.gpu.third --out OUT
 
-`setup.sh` makes the peers' Python, if the folder has them (`pack --peers`).
+`setup.sh` makes the peers' Python and names it in TXL_PEERS, if the folder has them (`pack --peers`).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from .sitting import Sitting, contract, machine
 
 S = Sitting.from_command_line(420)
-PEERS = Path("/tmp/txl-peers/python")
 PAIR = ("--device", str(S.device), "--precision", "bf16", *(("--size", "toy") if S.toy else ()))
 
 
@@ -33,7 +32,7 @@ def race(*words: str, least: float, repeats: int = 3) -> None:
     )
 
 
-peers = ("--peers", str(PEERS)) if PEERS.exists() else ()
+peers = ("--peers", os.environ["TXL_PEERS"]) if "TXL_PEERS" in os.environ else ()
 S.part("machine", 5)(lambda: machine(S))
 S.part("the contract", 20)(lambda: contract(S))
 race("train", "--batch-size", "2" if S.toy else "22", *peers, least=60)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,15 @@ def cache_folder() -> Path:
 
 def card(device: torch.device) -> dict[str, Any]:
     """What a verdict is about: the card, the versions and the kernels' source. Another of these needs another check."""
-    import triton
-
-    from .triton import SOURCES
-
+    kernels = import_module(".triton", __package__)  # not installed everywhere
     properties: Any = torch.cuda.get_device_properties(device)
     return {
         "card": properties.name,
         "target": getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}",
         "torch": torch.__version__,
         "cuda": torch.version.hip or torch.version.cuda,
-        "triton": triton.__version__,
-        "source": hashlib.sha256(SOURCES).hexdigest(),
+        "triton": kernels.triton.__version__,
+        "source": hashlib.sha256(kernels.SOURCES).hexdigest(),
     }
 
 

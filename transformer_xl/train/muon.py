@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from jaxtyping import BFloat16
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -58,8 +58,8 @@ def _wide(matrix: Tensor) -> Tensor:
 
 
 def orthogonal(
-    x: BFloat16[Tensor, "N m n"], coefficients: tuple[float, float, float], steps: int, epsilon: float
-) -> BFloat16[Tensor, "N m n"]:
+    x: Float[Tensor, "N m n"], coefficients: tuple[float, float, float], steps: int, epsilon: float
+) -> Float[Tensor, "N m n"]:
     """Matrices with the singular vectors of `x` and singular values near 1, by the iteration of Newton and Schulz."""
     a, b, c = coefficients
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=epsilon)
