@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .evaluation.language_model import LanguageModel
     from .evaluation.score import evaluate
     from .interop import load_model
+    from .model.baselines import build_model, register
     from .model.bidirectional import BidirectionalAttention
     from .model.memory import Memory
     from .model.step import VectorStep
@@ -39,12 +40,14 @@ __all__ = [
     "TransformerXLConfig",
     "VectorStep",
     "__version__",
+    "build_model",
     "evaluate",
     "fit",
     "generate",
     "load_model",
     "load_recipe",
     "open_corpus",
+    "register",
     "save_checkpoint",
     "settle",
 ]
@@ -57,6 +60,8 @@ _HOMES = {
     "Lengths": "config.settings",
     "Memory": "model.memory",
     "VectorStep": "model.step",
+    "build_model": "model.baselines",
+    "register": "model.baselines",
     "load_model": "interop",
     "LanguageModel": "evaluation.language_model",
     "load_recipe": "config.recipe",

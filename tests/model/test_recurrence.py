@@ -148,7 +148,7 @@ def test_a_memory_of_several_segments_is_attended_as_a_whole(variant: dict) -> N
     model, ids = small_model(**variant), text(2, 11)
     memory = read(model, ids[:, :9], lengths(9), pieces=[4, 5]).memory
     now = lengths(2)
-    cut = Memory(tuple(x[:, 1:] for x in memory.layers))
+    cut = Memory(tuple(x[:, 1:] for x in memory.layers), tokens=memory.tokens)
     assert not torch.isclose(
         read(model, ids[:, 9:], now, memory=memory).hidden, read(model, ids[:, 9:], now, memory=cut).hidden
     ).all()
@@ -254,7 +254,8 @@ def test_only_distances_matter(variant: dict) -> None:
 def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> None:
     model, ids, call = small_model(**variant), text(2, 5), lengths(7)
     nothing = read(model, ids, call)
-    zeros = Memory.zeros(3, 2, 7, 14, dtype=torch.float64)
+    tokens = model.empty_memory(2, call).tokens
+    zeros = Memory.zeros(3, 2, 7, 14, dtype=torch.float64)._replace(tokens=tokens)
     assert not torch.isclose(read(model, ids, call, memory=zeros).hidden, nothing.hidden).all(-1).any()
     for empty in (
         model.empty_memory(2, lengths(4)),

@@ -15,6 +15,7 @@ the work of a product comes on top, so the estimate is within a factor of 2 of t
 from __future__ import annotations
 
 from ..config.settings import RunConfig
+from ..config.shape import RECURRENT
 
 KEEP_SCORES = ("strided", "reference")
 """Backends whose backward pass reads the probabilities."""
@@ -23,7 +24,7 @@ KEEP_SCORES = ("strided", "reference")
 def training_bytes(config: RunConfig, parameters: int, *, precision: str, backend: str) -> int | None:
     """The estimated peak of a training step; None for recurrent networks and with `train.recompute`."""
     model, train = config.model, config.train
-    if model.kind in ("lstm", "qrnn") or train.recompute:
+    if model.base_kind in RECURRENT or train.recompute:
         return None
     size = 2 if precision == "bf16" else 4
     segment = train.tgt_len + train.context_len

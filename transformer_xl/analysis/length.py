@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.settings import EvalConfig, Lengths, RunConfig
+from ..config.shape import RECURRENT
 from ..data.corpus import Split
 from ..data.loader import StreamLoader
 from ..data.vocab import Vocab
@@ -18,7 +19,7 @@ from ..evaluation.score import EvalResult, evaluate
 from ..evaluation.sliding import Sliding
 from ..mistake import Mistake
 from ..runtime.terminal import report_progress
-from .recl import ABSOLUTE, RECURRENT
+from .recl import ABSOLUTE
 
 TOLERANCE = 0.001
 """A figure within this share of the best one counts as equally good."""
@@ -76,7 +77,7 @@ def sweep(
     `clamp_len` defaults to the run's. Windows score `stride` targets each, so a target sees up to `stride` - 1 tokens
     fewer than the attention length. Windows are read in one stream, segments in `how.batch_size` streams.
     """
-    kind, tgt_len = config.model.kind, config.train.tgt_len
+    kind, tgt_len = config.model.base_kind, config.train.tgt_len
     fit = [length for length in sorted(set(attn_lens)) if kind not in ABSOLUTE or length <= tgt_len]
     if not fit:
         raise Mistake(

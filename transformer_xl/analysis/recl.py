@@ -27,6 +27,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from ..config.settings import Lengths, RunConfig
+from ..config.shape import RECURRENT
 from ..evaluation.score import Scoring
 from ..mistake import Mistake
 from ..runtime.device import autocast
@@ -34,7 +35,6 @@ from ..runtime.terminal import report_progress
 
 ABSOLUTE = ("vaswani", "al-rfou")
 """Kinds of model whose positions count from the start of a segment: they have none beyond their `tgt_len`."""
-RECURRENT = ("lstm", "qrnn")
 """Kinds whose state is not a memory of tokens."""
 THRESHOLD = 0.01
 _AT_A_TIME = 1 << 21
@@ -209,7 +209,7 @@ def feeding_of(
     `clamp_len` defaults to the run's. With `trained_context`, a model that trained without memory reads at most its
     training length, even if its positions are relative and allow more.
     """
-    kind, train = config.model.kind, config.train
+    kind, train = config.model.base_kind, config.train
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
     if kind in ABSOLUTE or (trained_context and kind not in RECURRENT and train.mem_len == 0):
         most = min(train.tgt_len, longest)

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..config.recipe import HINTS, SECTIONS
 from ..config.settings import GONE, RunConfig, TransformerXLConfig
+from ..config.shape import RECURRENT, own_kinds
 from ..config.values import fits, listing
 from ..data.vocab import Vocab
 from ..mistake import Mistake
@@ -50,8 +51,9 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
 def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
     """Compare the sizes with the file of weights, because building a model with wrong sizes may take all memory."""
     size = (folder / "model.safetensors").stat().st_size
-    layer = model.d_model * max(model.d_inner, 1 if model.kind in ("lstm", "qrnn") else model.n_head * model.d_head)
-    if max(model.n_layer * layer, model.vocab_size, model.positions) > size:
+    layer = model.d_model * max(model.d_inner, 1 if model.base_kind in RECURRENT else model.n_head * model.d_head)
+    layers = 0 if model.kind in own_kinds else model.n_layer * layer
+    if max(layers, model.vocab_size, model.positions) > size:
         with name_damage(folder / "model.safetensors"):
             raise Mistake("config.json has sizes of more weights")
 

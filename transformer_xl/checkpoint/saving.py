@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
+from ..model.baselines import check_rebuilt
 from ..runtime.files import remove_unfinished, seal, whole_folder
 from .history import prune
 from .parts import FORMAT, VERSION, write_json, write_tensors
@@ -52,8 +53,11 @@ def save_checkpoint(
 
     Raises:
         OSError: a sentence with the reason, for instance a full disk.
+        Mistake: the checkpoint would be loaded as another model; see `register`.
     """
     folder = Path(folder)
+    if isinstance(model, nn.Module):
+        check_rebuilt(model)
     if step is None:
         step = training.step if training else 0
     known_loss = valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -131,6 +132,8 @@ def dispatch(arguments: list[str]) -> int:
         Path.cwd()
     except FileNotFoundError:
         raise FileNotFoundError("The folder in which txl was started is gone. Change to another one.") from None
+    if own := os.environ.get("TXL_IMPORT"):
+        import_own_kinds(Path(own))
     takes_settings = arguments[:1] in (["train"], ["convert"])
     overrides, others = recipes.split_overrides(arguments) if takes_settings else ([], arguments)
     try:
@@ -145,6 +148,17 @@ def dispatch(arguments: list[str]) -> int:
     finally:
         sys.stdout.flush()  # tyro prints the help and ends the process
     return command.run(overrides) if takes_settings else command.run()
+
+
+def import_own_kinds(file: Path) -> None:
+    """Run the user's Python file that registers kinds of models; see `transformer_xl.register`."""
+    if file.suffix != ".py" or not file.is_file():
+        raise Mistake(
+            f"TXL_IMPORT must name the Python file that registers your kinds of models, got {file}. Unset it."
+        )
+    spec: Any = spec_from_file_location("txl_import", file)
+    sys.modules[spec.name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def users_sentence(error: Exception) -> str | None:

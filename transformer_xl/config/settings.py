@@ -245,9 +245,9 @@ class RunConfig(Checked):
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
         yield from self._problems_of_ngrams()
         yield from self._problems_of_recurrent()
-        if self.model.kind not in ("vaswani", "al-rfou"):
+        if self.model.base_kind not in ("vaswani", "al-rfou"):
             return
-        for name in ("ar_alpha", "tar_beta") if self.model.kind == "al-rfou" else ():
+        for name in ("ar_alpha", "tar_beta") if self.model.base_kind == "al-rfou" else ():
             if getattr(self.train, name):
                 sentence = f"{{}} must be 0 for {kind}, which has losses of its own."
                 yield Problem((f"train.{name}", "model.kind"), sentence)
@@ -273,7 +273,7 @@ class RunConfig(Checked):
             yield Problem(("train.ngram_lr_ratio", *parts), needs(*parts))
 
     def _problems_of_recurrent(self) -> Found:
-        for section in ("train", "eval") if self.model.kind in RECURRENT else ():
+        for section in ("train", "eval") if self.model.base_kind in RECURRENT else ():
             for name in ("clamp_len", "attn_len"):
                 if getattr(getattr(self, section), name) is not None:
                     sentence = f"{{}} must be left out for {{}} = {self.model.kind}, which has no attention."

@@ -16,9 +16,10 @@ class TransformerXLConfig(Checked):
     vocab_size: int
     """Number of tokens in the vocabulary. 0 in a recipe: the size of the corpus's vocabulary. A backbone alone has
     none: 0."""
-    kind: Literal["transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn"] = "transformer-xl"
+    kind: str = "transformer-xl"
     """transformer-xl; a baseline of the paper: learned relative positions (shaw), sinusoids added to the embedding
-    (vaswani) or learned positions in every layer (al-rfou); or a recurrent network (lstm, qrnn)."""
+    (vaswani) or learned positions in every layer (al-rfou); a recurrent network (lstm, qrnn); or a class of your own
+    (docs/extend.md)."""
     n_layer: int = 12
     n_head: int = 10
     d_head: int = 50
@@ -98,6 +99,11 @@ class TransformerXLConfig(Checked):
     """Standard deviation of the initial projections of adaptive layers."""
 
     @property
+    def base_kind(self) -> str:
+        """The packaged kind whose settings this kind has."""
+        return own_kinds.get(self.kind, self.kind)
+
+    @property
     def ngram_sizes(self) -> tuple[int, ...]:
         """Number of embeddings of each of `ngrams`, then of each of `matches`: a match is a token or none."""
         return (self.ngram_rows,) * len(self.ngrams) + (self.vocab_size + 1,) * len(self.matches)
@@ -161,19 +167,27 @@ class TransformerXLConfig(Checked):
             yield Problem(("tie_projs", "cutoffs"), sentence)
 
     def _problems_of_kind(self) -> Found:
+        known = (*KINDS, *own_kinds)
+        if self.kind not in known:
+            yield Problem(
+                ("kind",),
+                f"{{}} must be one of {', '.join(known)}, got {self.kind}. If it is a kind of your own, run its "
+                "register(...) first; for txl, TXL_IMPORT names the Python file that does.",
+            )
+            return
         for name, kinds in _OF_KINDS.items():
-            if getattr(self, name) and self.kind not in kinds:
+            if getattr(self, name) and self.base_kind not in kinds:
                 sentence = f"{{}} is for kind = {' and '.join(kinds)}, got {{}} = {self.kind}. Leave it out."
                 yield Problem((name, "kind"), sentence)
         if self.share_position_projection and self.untie_r:
             sentence = "{} must be false where {} is true, because the biases come from the projection."
             yield Problem(("untie_r", "share_position_projection"), sentence)
         given = [name for name in _ATTENTION if getattr(self, name) != getattr(TransformerXLConfig, name)]
-        if self.kind in RECURRENT and given:
+        if self.base_kind in RECURRENT and given:
             names = ", ".join(["{}"] * len(given))
             sentence = f"{names} must be left out for {{}} = {self.kind}, which has no attention and no norm."
             yield Problem((*given, "kind"), sentence)
-        if self.kind in ("shaw", "al-rfou") and self.positions < 1:
+        if self.base_kind in ("shaw", "al-rfou") and self.positions < 1:
             sentence = f"{{}} must be at least 1, got {self.positions}, for {{}} = {self.kind}."
             yield Problem(("positions", "kind"), sentence)
         yield from out_of_bounds(self, "positions", least=0)
@@ -187,7 +201,7 @@ class TransformerXLConfig(Checked):
         """The factor on embeddings."""
         if self.embedding_scale is not None:
             return self.embedding_scale
-        return 1.0 if self.kind in RECURRENT else self.d_model**0.5
+        return 1.0 if self.base_kind in RECURRENT else self.d_model**0.5
 
 
 _OF_PARTS = {
@@ -206,6 +220,9 @@ def needs(*parts: str) -> str:
 
 _GATES = {"none": 0, "input": 1, "output": 1, "highway": 1, "sigmoid-tanh": 2, "gru": 6}
 """The gates and their `gate_matrices`."""
+KINDS = ("transformer-xl", "shaw", "vaswani", "al-rfou", "lstm", "qrnn")
+own_kinds: dict[str, str] = {}
+"""The kinds that `register` added, each with its `base_kind`."""
 RECURRENT = ("lstm", "qrnn")
 _ATTENTION = ("n_head", "d_head", "pre_lnorm", "final_norm", "layer_norm_epsilon", "zero_memory", "dropatt", "init_std")
 _ATTENTION += ("gate", "gate_bias", "relu_output", "qk_norm")

@@ -168,11 +168,11 @@ class LanguageModel(LoadedModel):
         modules, weights = list(self.model.modules()), list(self.model.parameters())
         hooks = [(*module._forward_hooks, *module._forward_pre_hooks) for module in modules]
         parts = modules, list(map(id, weights)), hooks
-        if self._made.get("of") != parts:  # ids are unique while `weights` are kept
-            self._made.update(of=parts, weights=weights, copy=self.model.for_inference())
-        copy = self._made["copy"]
+        if self._kept.get("of") != parts:  # ids are unique while `weights` are kept
+            self._kept.update(of=parts, weights=weights, copy=self.model.for_inference())
+        copy = self._kept["copy"]
         return copy if lengths.mem_len else Sliding(copy, lengths.tgt_len)
 
     @cached_property
-    def _made(self) -> dict[str, Any]:
+    def _kept(self) -> dict[str, Any]:
         return {}

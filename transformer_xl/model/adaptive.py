@@ -10,6 +10,7 @@ The vocabulary, sorted by frequency, is cut into bands at `cutoffs`. The softmax
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,8 +77,10 @@ class AdaptiveEmbedding(_Bands):
             nn.Parameter(torch.empty(d_model, width)) for width in widths
         )
 
-    def forward(self, ids: Integer[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        return self.lookup(ids)[0]
+    def forward(self, ids: Integer[Tensor, "B T"], *, with_tables: bool = False) -> Any:
+        """The vectors; `with_tables`, all that `lookup` returns. Hooks run either way."""
+        found = self.lookup(ids)
+        return found if with_tables else found[0]
 
     def lookup(self, ids: Integer[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
         """The vectors, and the tables to give to the `nll` of a tied softmax.

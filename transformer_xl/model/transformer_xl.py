@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import TypeVar
 
 from ..config.settings import Lengths, TransformerXLConfig
+from ..mistake import Mistake
 from ..ops import relative_attention
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
@@ -105,7 +106,10 @@ class TransformerXLBackbone(nn.Module):
 
     `config.vocab_size` has no effect and may be 0. `VectorStep` reads one vector at a time.
     With `recompute` the forward pass keeps only the inputs of each layer, and backward computes the layer again.
+    A class of your own overrides `layer_class`, `encodings`, `positions` or `remember` (docs/extend.md).
     """
+
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
     def __init__(
         self,
@@ -116,16 +120,18 @@ class TransformerXLBackbone(nn.Module):
         draw: bool = True,
         **layer: Any,
     ):
-        """With `draw` False the caller initialises the weights. `layer`: more arguments for each `DecoderLayer`."""
+        """With `draw` False the caller initialises the weights. `layer`: more arguments for each layer."""
         super().__init__()
+        if type(self) is TransformerXLBackbone and config.base_kind != "transformer-xl":
+            raise Mistake(f"kind = {config.kind} has another backbone. Build the model with build_model(config).")
         self.config: TransformerXLConfig = config
         self.recompute: bool = recompute
         self.takes_padding: bool = not config.zero_memory
         """Whether rows may have padding on the left. With `zero_memory` they may not: zeros come before the row."""
         self.layers: nn.ModuleList = nn.ModuleList(
-            DecoderLayer(config, backend, **layer) for _ in range(config.n_layer)
+            self.layer_class(config, backend, **layer) for _ in range(config.n_layer)
         )
-        if config.kind == "transformer-xl" and not config.share_position_projection:
+        if config.base_kind == "transformer-xl" and not config.share_position_projection:
             biases = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
             self.content_bias: nn.Parameter = nn.Parameter(torch.empty(biases))
             self.position_bias: nn.Parameter = nn.Parameter(torch.empty(biases))
@@ -160,7 +166,7 @@ class TransformerXLBackbone(nn.Module):
             outputs.append(x)
         if self.final_norm is not None:
             outputs[-1] = self.final_norm(x)
-        return outputs, state.extend(inputs, mem_len=lengths.mem_len)
+        return outputs, self.remember(state, inputs, lengths)
 
     if TYPE_CHECKING:
 
@@ -168,10 +174,17 @@ class TransformerXLBackbone(nn.Module):
             self, x: Tensor, memory: State | None, lengths: Lengths
         ) -> tuple[list[Float[Tensor, "B T D"]], State]: ...
 
+    def remember(self, state: State, inputs: list[Float[Tensor, "B T D"]], lengths: Lengths) -> State:
+        """The state after a segment with these inputs of each layer: the newest `mem_len` positions (section 3.2)."""
+        return state.extend(inputs, mem_len=lengths.mem_len)
+
+    def encodings(self, length: int, clamp_len: int | None, like: Tensor) -> Float[Tensor, "R D"]:
+        """The encodings of the distances length - 1, ..., 0, before each layer projects them: sinusoids."""
+        return sinusoids(length, self.config.d_model, clamp_len=clamp_len, device=like.device, dtype=like.dtype)
+
     def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[Positions | tuple[()]]:
         """For each layer: the encodings of the distances length - 1, ..., 0, and the biases u and v."""
-        encodings = sinusoids(length, self.config.d_model, clamp_len=clamp_len, device=like.device, dtype=like.dtype)
-        encodings = self.dropout(encodings)
+        encodings = self.dropout(self.encodings(length, clamp_len, like))
         biases: Any = [(None, None)] * len(self.layers)
         if not self.config.share_position_projection:
             shape = (len(self.layers), -1, -1)
@@ -203,9 +216,13 @@ class TransformerXLBackbone(nn.Module):
         return Memory(memory.layers, valid, self.config.zero_memory)
 
     @torch.no_grad()
-    def cached(self, memory: Memory, lengths: Lengths) -> KVCache:
-        """The cache that gives the same numbers as `memory`, in the precision of this call."""
+    def cached(self, memory: Memory, lengths: Lengths) -> KVCache | Memory:
+        """The cache that gives the same numbers as `memory`, in the precision of this call. Classes that remember or
+        attend in another way have no cache: then it is `memory`."""
         layers: Any = self.layers
+        plain = type(self).remember is TransformerXLBackbone.remember
+        if not plain or any(type(layer).forward is not DecoderLayer.forward for layer in layers):
+            return memory
         projections = [layer.attention.keys_values for layer in layers]
         memory = memory.grow_to(lengths.mem_len, zero_ground=self.config.zero_memory)
         return KVCache.of_memory(memory, lengths, projections)
@@ -293,9 +310,7 @@ class TransformerXL(nn.Module):
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Prediction, State]:
         """Like `forward`, but return all results that an objective needs."""
-        x, tables = self.embedding.lookup(ids)
-        x, memory = add_ngrams(self, x, ids, memory, lengths)
-        outputs, after = self.backbone(x, memory, lengths)
+        outputs, tables, after = self.read(ids, memory, lengths)
         features = self.dropout(outputs[-1])
         return Prediction(self.softmax.nll(features, targets, tables), features, outputs, tables), after
 
@@ -303,9 +318,25 @@ class TransformerXL(nn.Module):
         self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], State]:
         """The inputs of the softmax, and the memory for the next segment."""
-        x, memory = add_ngrams(self, self.embedding(ids), ids, memory, lengths)
-        outputs, after = self.backbone(x, memory, lengths)
+        outputs, _, after = self.read(ids, memory, lengths)
         return self.dropout(outputs[-1]), after
+
+    def read(
+        self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
+    ) -> tuple[list[Float[Tensor, "B T D"]], tuple[Tensor, ...], State]:
+        """The output of every layer, the tables of the embedding, and the memory for the next segment. Training,
+        evaluation and generation all call this."""
+        x, tables = self.embedding(ids, with_tables=True)
+        x, memory = add_ngrams(self, x, ids, memory, lengths)
+        outputs, after = self.backbone(x, memory, lengths)
+        return outputs, tables, after
+
+    def training_nll(
+        self, prediction: Prediction, targets: Int[Tensor, "B T"], progress: float
+    ) -> Float[Tensor, "B T"]:
+        """What training minimises for each target (0 where it is -1), which is its nats. `progress` is the share of
+        training that is done. An objective of your own overrides this (docs/extend.md); it has no effect on scores."""
+        return prediction.nll
 
     def log_probs(
         self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths, last: int | None = None

@@ -26,6 +26,7 @@ from ..data.loader import StreamLoader
 from ..evaluation.generate import Sampling, generate
 from ..evaluation.score import EvalResult, evaluate
 from ..mistake import Mistake
+from ..model.baselines import check_rebuilt
 from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished
 from ..runtime.launcher import rank_and_size
@@ -65,6 +66,7 @@ def fit(
 
     Raises:
         FileExistsError: without `resume`, the folder has checkpoints.
+        Mistake: a checkpoint of `model` would be loaded as another model; see `register`.
         FloatingPointError: too many steps in a row had no finite loss and gradient.
         OSError: a checkpoint or the metrics could not be written.
     """
@@ -73,6 +75,7 @@ def fit(
             f"fit must get the ranks of its launch of {size} processes, or each would train alone: `with "
             "transformer_xl.runtime.ranks.join_ranks(config.train.device) as ranks: fit(..., ranks=ranks)`."
         )
+    check_rebuilt(model)
     settings, ranks = config.train, ranks or Ranks()
     assert replan is None or ranks.size == 1, "replan is only for a single process"
     run = Path(run)

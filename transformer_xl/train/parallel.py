@@ -52,9 +52,8 @@ def shard(model: Any, ranks: int) -> None:
     for modules in _shards(model):
         fully_shard(modules, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for call in ("predict", "auxiliary_nll", "hidden", "log_probs"):
-        if hasattr(model, call):
-            register_fsdp_forward_method(model, call)
+    for call in ("predict", "training_nll", "hidden", "log_probs"):
+        register_fsdp_forward_method(model, call)
 
 
 def _shards(model: Any) -> list[list[nn.Module]]:

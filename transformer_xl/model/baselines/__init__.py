@@ -1,30 +1,96 @@
-"""The paper's baselines: other backbones with the calls of `TransformerXL`."""
+"""Every kind of model by its name: Transformer-XL, the paper's baselines, and classes of your own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from ...config.settings import TransformerXLConfig
+from ...config.shape import KINDS, own_kinds
+from ...mistake import Mistake
 from ..transformer_xl import TransformerXL, TransformerXLBackbone
 from .absolute import AlRfou, Auxiliary, Vaswani
-from .recurrent import Recurrent
+from .recurrent import LSTM, QRNN
 from .shaw import Shaw
 
-__all__ = ["Auxiliary", "build_model"]
+__all__ = ["Auxiliary", "build_model", "check_rebuilt", "register"]
 
-_BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "transformer-xl": TransformerXLBackbone,
-    "shaw": Shaw,
-    "vaswani": Vaswani,
-    "al-rfou": AlRfou,
-    "lstm": Recurrent,
-    "qrnn": Recurrent,
-}
+
+class Kind(NamedTuple):
+    """The classes that a kind builds."""
+
+    backbone: type[nn.Module]
+    model: type[TransformerXL] = TransformerXL
+
+
+_BACKBONES = TransformerXLBackbone, Shaw, Vaswani, AlRfou, LSTM, QRNN
+_KINDS: dict[str, Kind] = {name: Kind(backbone) for name, backbone in zip(KINDS, _BACKBONES, strict=True)}
+_FIXED = ("forward", "predict", "hidden", "log_probs")
+"""What training, evaluation and generation each call. One that changes would differ from the others."""
+
+
+def register(
+    kind: str, *, backbone: type[nn.Module] = TransformerXLBackbone, model: type[TransformerXL] = TransformerXL
+) -> None:
+    """Make `kind` a value of `model.kind` that builds these classes; docs/extend.md has examples.
+
+    Recipes, `fit`, checkpoints and `load_model` then know the kind. Checkpoints store its name and no code, so a
+    program that loads one has to register the same classes before; `txl` runs the file that TXL_IMPORT names. A kind
+    has the settings of the packaged kind whose backbone it inherits from, otherwise of transformer-xl.
+
+    Args:
+        kind: its name, of lower-case letters, digits and dashes. A name that is registered again gets the new classes.
+        backbone: from vectors to vectors, with the arguments and calls of `TransformerXLBackbone`.
+        model: a subclass that changes `read`, `training_nll` or its modules.
+
+    Raises:
+        Mistake: the name is taken or odd, or a class does not fit.
+    """
+    if kind in KINDS or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", kind):
+        raise Mistake(
+            f"kind must be a new name of lower-case letters, digits and dashes, got {kind!r}. These are taken: "
+            f"{', '.join(KINDS)}."
+        )
+    if not (isinstance(backbone, type) and issubclass(backbone, nn.Module)):
+        raise Mistake(f"backbone must be a class like TransformerXLBackbone, got {backbone!r}.")
+    if not (isinstance(model, type) and issubclass(model, TransformerXL)):
+        raise Mistake(f"model must be a subclass of TransformerXL, got {model!r}.")
+    if changed := [name for name in _FIXED if getattr(model, name) is not getattr(TransformerXL, name)]:
+        raise Mistake(
+            f"model must leave {', '.join(changed)} as in TransformerXL, because training, evaluation and generation "
+            f"call different ones, but {model.__name__} changes it. Override `read` or `training_nll` instead."
+        )
+    bases = [name for name, known in _KINDS.items() if name in KINDS and issubclass(backbone, known.backbone)]
+    own_kinds[kind] = bases[-1] if bases else "transformer-xl"
+    _KINDS[kind] = Kind(backbone, model)
 
 
 def build_model(config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False) -> TransformerXL:
     """The model that `config.kind` names, with weights as at the start of training."""
-    kind = Auxiliary if config.intermediate_losses or config.multiple_targets else TransformerXL
-    return kind(config, backend=backend, recompute=recompute, backbone=_BACKBONES[config.kind])
+    backbone, model = _KINDS[config.kind]
+    if model is TransformerXL and (config.intermediate_losses or config.multiple_targets):
+        model = Auxiliary
+    return model(config, backend=backend, recompute=recompute, backbone=backbone)
+
+
+def check_rebuilt(model: Any) -> None:
+    """Raise a `Mistake` if `model` has other modules than `build_model` builds from its config.
+
+    A checkpoint stores weights and config. Such a model would be loaded as another one.
+    """
+    with torch.random.fork_rng([]), torch.device("meta"):
+        built = build_model(model.config)
+    ours, theirs = (dict(each.named_modules(remove_duplicate=False)) for each in (model, built))
+    for name in dict.fromkeys([*theirs, *ours]):
+        own, plain = (type(each.get(name)) for each in (ours, theirs))
+        patched = "forward" in vars(ours[name]) if name in ours else False
+        if own is not plain or patched:
+            got = f"{own.__name__} with another forward" if patched else own.__name__
+            raise Mistake(
+                f"The model's {name or 'class'} must be {plain.__name__}, as its config says (kind = "
+                f"{model.config.kind}), got {got}. A checkpoint stores weights and config, so it would be loaded as "
+                'another model. Register the class and set its kind: register("mine", backbone=...), docs/extend.md.'
+            )

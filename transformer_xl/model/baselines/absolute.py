@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -23,7 +24,7 @@ from ...mistake import Mistake
 from ..adaptive import AdaptiveSoftmax
 from ..attention import content_attention, sinusoids
 from ..inference import check_state
-from ..transformer_xl import State, TransformerXL, TransformerXLBackbone, draw_weight
+from ..transformer_xl import Prediction, State, TransformerXL, TransformerXLBackbone, draw_weight
 
 
 class Vaswani(TransformerXLBackbone):
@@ -70,11 +71,11 @@ class AlRfou(Vaswani):
             inputs.append(_add_positions(table, x, state.valid))
             x = call(layer, inputs[-1], past, (), attn_len=lengths.attn_len, valid=state.valid)
             outputs.append(x if self.final_norm is None else self.final_norm(x))
-        return outputs, state.extend(inputs, mem_len=lengths.mem_len)
+        return outputs, self.remember(state, inputs, lengths)
 
 
 class Auxiliary(TransformerXL):
-    """A language model with the auxiliary losses of Al-Rfou et al. 2019 (see `Objective`)."""
+    """A language model with the auxiliary losses of Al-Rfou et al. 2019."""
 
     def __init__(self, config: TransformerXLConfig, **options: Any):
         super().__init__(config, **options)
@@ -85,17 +86,25 @@ class Auxiliary(TransformerXL):
             for name, weight in self.second_softmax.named_parameters(prefix="second_softmax"):
                 draw_weight(self, name, weight)
 
-    def auxiliary_nll(
-        self,
-        features: Float[Tensor, "B T D"],
-        targets: Int[Tensor, "B T"],
-        tables: tuple[Tensor, ...] | None,
-        *,
-        second: bool = False,
+    def training_nll(
+        self, prediction: Prediction, targets: Int[Tensor, "B T"], progress: float
     ) -> Float[Tensor, "B T"]:
-        """Nats of each target by the model's softmax, or by the second one; `tables` as in `AdaptiveSoftmax.nll`."""
-        softmax: Any = self.second_softmax if second else self.softmax
-        return softmax.nll(features, targets, tables)
+        """Nats of each target, plus the weighted nats of the auxiliary predictions:
+
+        intermediate_losses    layer l of n also predicts the target, until l / 2n of training
+        multiple_targets       a second softmax predicts the token after the target, with half the weight, at every
+                               layer that predicts the target; both tokens must be targets of the segment
+        """
+        predicting = [prediction.features]
+        if self.config.intermediate_losses:
+            layers = enumerate(prediction.outputs[:-1], start=1)
+            predicting += [self.dropout(x) for n, x in layers if progress < n / (2 * self.config.n_layer)]
+        softmax, second = self.softmax, self.second_softmax
+        total: Any = prediction.nll + sum(softmax.nll(x, targets, prediction.tables) for x in predicting[1:])
+        if second is not None:
+            later = F.pad(targets[:, 1:], (0, 1), value=-1).where(targets >= 0, -1)
+            total = total + 0.5 * sum(second.nll(x, later, None) for x in predicting)
+        return total
 
 
 def _check(config: TransformerXLConfig, tokens: int, lengths: Lengths) -> None:

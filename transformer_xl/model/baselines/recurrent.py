@@ -11,7 +11,7 @@ layers are d_inner wide. The state is a `Memory` of one position.
 from __future__ import annotations
 
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -113,12 +113,13 @@ def _scan(f: Tensor, b: Tensor, start: Tensor) -> Tensor:
 
 
 class Recurrent(nn.Module):
-    """A backbone without attention: AWD-LSTM or AWD-QRNN, by `config.kind`.
+    """A backbone without attention.
 
     A call uses only `mem_len` of its `Lengths`: with 0 each segment starts from zeros.
     """
 
     takes_padding = False
+    layer_class: ClassVar[type[LSTMLayer | QRNNLayer]]
 
     def __init__(self, config: TransformerXLConfig, *, recompute: bool = False, draw: bool = True, **_: Any):
         super().__init__()
@@ -126,9 +127,8 @@ class Recurrent(nn.Module):
             raise Mistake(f"train.recompute must be false for kind = {config.kind}, which cannot recompute layers.")
         self.config: TransformerXLConfig = config
         widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
-        layer = LSTMLayer if config.kind == "lstm" else QRNNLayer
         self.layers: nn.ModuleList = nn.ModuleList(
-            layer(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
+            self.layer_class(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
         )
         dropout, locked = (
             config.dropout if config.dropout_input is None else config.dropout_input,
@@ -176,3 +176,15 @@ class Recurrent(nn.Module):
     def cached(self, memory: Memory, lengths: Lengths) -> Memory:
         """The memory itself: inference needs no other state."""
         return memory
+
+
+class LSTM(Recurrent):
+    """AWD-LSTM."""
+
+    layer_class: ClassVar[type[LSTMLayer | QRNNLayer]] = LSTMLayer
+
+
+class QRNN(Recurrent):
+    """AWD-QRNN."""
+
+    layer_class: ClassVar[type[LSTMLayer | QRNNLayer]] = QRNNLayer

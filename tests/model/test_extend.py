@@ -1,0 +1,195 @@
+"""Own classes by `register`: each example of docs/extend.md is trained, saved, loaded, scored and continued."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from transformer_xl import (
+    LanguageModel,
+    TransformerXL,
+    TransformerXLBackbone,
+    TransformerXLConfig,
+    build_model,
+    fit,
+    load_model,
+    load_recipe,
+    open_corpus,
+    register,
+    save_checkpoint,
+    settle,
+)
+from transformer_xl.cli.main import main
+from transformer_xl.config.shape import own_kinds
+from transformer_xl.mistake import Mistake
+from transformer_xl.model import baselines
+
+PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
+EXAMPLES = "\n\n".join(
+    block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "load_recipe" not in block
+)
+OWN = ["log-distances", "averaging", "gated", "smoothed"]
+SIZES = """
+--model.n-layer 2 --model.d-model 16 --model.d-inner 32 --model.n-head 2 --model.d-head 8 --model.init-std 0.3
+--model.zero-memory true --train.tgt-len 8 --train.mem-len 16 --train.batch-size 2 --train.max-steps 6
+--train.log-every 3 --eval.batch-size 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def kinds(monkeypatch, tmp_path):
+    """Only the packaged kinds are known, before and after each test; the current folder has a text and `mine.py`."""
+    monkeypatch.setattr(baselines, "_KINDS", dict(baselines._KINDS))
+    before = dict(own_kinds)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+    Path("text.txt").write_text("a text of a few words, again and again\n" * 200)
+    Path("mine.py").write_text(EXAMPLES)
+    yield
+    own_kinds.clear()
+    own_kinds.update(before)
+
+
+def settings(kind: str, *more: str):
+    config = load_recipe("text-small", [*SIZES.split(), "--model.kind", kind, *more], data="text.txt")
+    corpus = open_corpus(config.corpus)
+    return settle(config, corpus), corpus
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_an_example_is_loaded_as_it_was_trained(kind):
+    exec(EXAMPLES, {"__name__": "mine"})
+    config, corpus = settings(kind)
+    torch.manual_seed(1)
+    model = build_model(config.model)
+    assert fit(model, corpus, config, "run")
+    trained = LanguageModel(model.eval(), corpus.vocab, config)
+    loaded = load_model("run")
+    assert type(loaded.model) is type(model) and type(loaded.model.backbone) is type(model.backbone)
+    text = "again, a few words of a text"
+    np.testing.assert_array_equal(loaded.score(text).nats, trained.score(text).nats)
+    assert loaded.generate("a text", max_tokens=12, temperature=0) == trained.generate(
+        "a text", max_tokens=12, temperature=0
+    )
+    # an own part is at work: the plain model with these weights gives other numbers, or has other weights
+    plain = build_model(replace(config.model, kind="transformer-xl"))
+    if kind == "gated":
+        assert {n for n, _ in model.named_parameters()} > {n for n, _ in plain.named_parameters()}
+    elif kind != "smoothed":
+        plain.load_state_dict(model.state_dict())
+        long = text * 3
+        other = LanguageModel(plain.eval(), corpus.vocab, config).score(long).nats
+        assert np.abs(other - trained.score(long).nats).max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_txl_knows_a_kind_by_the_file_that_the_user_names(kind, monkeypatch, capsys):
+    words = ["train", "text-small", "--data", "text.txt", *SIZES.split(), "--model.kind", kind, "--out", "run"]
+    assert main(words) == 2 and f"got {kind}. If it is a kind of your own" in capsys.readouterr().err
+    monkeypatch.setenv("TXL_IMPORT", "mine.py")
+    assert main(words) == 0
+    trained = capsys.readouterr().out
+    assert main(["eval", "run"]) == 0
+    [figures] = re.findall(r"  \d\.\d{4}  \d\.\d{4}  +\d+  ", capsys.readouterr().out)  # bpc, loss and targets
+    assert figures in trained
+    assert main(["train", "--resume", "--out", "run", "--train.max-steps", "8"]) == 0
+    monkeypatch.delenv("TXL_IMPORT")
+    own_kinds.clear()
+    for command in (["eval", "run"], ["generate", "run"], ["train", "--resume", "--out", "run"]):
+        assert main(command) == 2
+        assert "TXL_IMPORT names the Python file" in capsys.readouterr().err
+
+
+def test_an_objective_changes_training_and_not_scores():
+    exec(EXAMPLES, {"__name__": "mine"})
+    after = {}
+    for kind in ("transformer-xl", "smoothed"):
+        config, corpus = settings(kind)
+        torch.manual_seed(1)
+        model = build_model(config.model)
+        first = LanguageModel(model.eval(), corpus.vocab, config).score("some text").nats
+        fit(model, corpus, config, f"run-{kind}")
+        after[kind] = first, LanguageModel(model.eval(), corpus.vocab, config).score("some text").nats
+    plain, smoothed = after.values()
+    np.testing.assert_array_equal(plain[0], smoothed[0])
+    assert np.abs(plain[1] - smoothed[1]).max() > 1e-4
+
+
+class Other(TransformerXLBackbone):
+    pass
+
+
+def changed_backbone(model: TransformerXL) -> None:
+    model.backbone = Other(model.config)
+
+
+def changed_layer(model: TransformerXL) -> None:
+    model.backbone.layers[1] = nn.Sequential(model.backbone.layers[1])
+
+
+def changed_method(model: TransformerXL) -> None:
+    model.backbone.layers[0].feed_forward.forward = lambda x: x
+
+
+@pytest.mark.parametrize("change", [changed_backbone, changed_layer, changed_method])
+def test_a_model_that_would_be_loaded_as_another_is_refused(change, tmp_path):
+    config, corpus = settings("transformer-xl")
+    model = build_model(config.model)
+    change(model)
+    for call in (
+        lambda: fit(model, corpus, config, "run"),
+        lambda: save_checkpoint("saved", model=model, vocab=corpus.vocab, config=config),
+    ):
+        with pytest.raises(Mistake, match="would be loaded as another model"):
+            call()
+    assert not Path("run").exists() and not Path("saved").exists()
+
+
+def test_a_class_of_its_own_is_refused_unless_it_is_registered():
+    class Mine(TransformerXL):
+        def forward(self, *_):
+            raise AssertionError("forward runs in evaluation only")
+
+    config, corpus = settings("transformer-xl")
+    with pytest.raises(Mistake, match="model's class must be TransformerXL"):
+        fit(Mine(config.model), corpus, config, "run")
+    with pytest.raises(Mistake, match="must leave forward as in TransformerXL"):
+        register("mine", model=Mine)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"kind": "shaw"}, "kind must be a new name"),
+        ({"kind": "My kind"}, "kind must be a new name"),
+        ({"kind": "mine", "backbone": 3}, "backbone must be a class"),
+        ({"kind": "mine", "model": nn.Linear}, "model must be a subclass of TransformerXL"),
+    ],
+)
+def test_what_cannot_be_registered(words, sentence):
+    with pytest.raises(Mistake, match=sentence):
+        register(**words)
+
+
+def test_a_kind_has_the_settings_of_its_backbone():
+    class Own(baselines.Shaw):
+        pass
+
+    sizes = {"vocab_size": 9, "n_layer": 1, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8}
+    with pytest.raises(Mistake, match="kind must be one of"):
+        TransformerXLConfig(kind="own-shaw", **sizes)
+    register("own-shaw", backbone=Own)
+    with pytest.raises(Mistake, match="positions must be at least 1"):
+        TransformerXLConfig(kind="own-shaw", **sizes)
+    config = TransformerXLConfig(kind="own-shaw", positions=4, **sizes)
+    assert type(build_model(config).backbone) is Own
+    for other in ("vaswani", "own-shaw"):
+        places = {"positions": 4} if other == "own-shaw" else {}
+        with pytest.raises(Mistake, match=r"has another backbone. Build the model with build_model\(config\)"):
+            TransformerXL(TransformerXLConfig(kind=other, **places, **sizes))
