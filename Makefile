@@ -12,11 +12,11 @@ demo: $(VENV)/.core
 	$(BIN)/txl demo
 
 test: check
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not outside"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not outside and not rehearsal"
 
 # Also checks the shapes and types of all arguments, which doubles the time.
 test-all: check
-	$(BIN)/python -m pytest -q -n auto --dist worksteal --jaxtyping-packages=transformer_xl,shapes.check
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not rehearsal" --jaxtyping-packages=transformer_xl,shapes.check
 
 .PHONY: docs
 docs: $(VENV)/.docs

@@ -186,7 +186,7 @@ def test_a_fine_tuned_run_resumes_with_its_first_vocabulary(home: Path):
 @pytest.mark.parametrize("unit", ["char", "word", "bpe"])
 def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsys):
     Path(unit).mkdir()
-    for name in ("a.txt", "b.txt", "c.txt"):
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
         (Path(unit) / name).write_text("Ünïcode wörds and   möre of them\n\nin lines\n" * 40)
     arguments = ["train", "text-words", "--data", unit, "--out", f"runs/{unit}", "--corpus.unit", unit, *TINY]
     assert main([*arguments, *words("--corpus.reset-documents --train.max-steps 3")]) == 0

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.outside
+@pytest.mark.rehearsal
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("sitting", ["first", "second", "third"])
 def test_a_sitting_runs_through(sitting: str, tmp_path: Path) -> None:
