@@ -12,6 +12,7 @@ from shlex import split as words
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from torch import Tensor
 
 from transformer_xl.checkpoint import find_checkpoint, load_config, load_model
@@ -22,7 +23,7 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.model.transformer_xl import DecoderLayer
-from transformer_xl.runtime.files import lock_folder
+from transformer_xl.runtime.files import LOCK
 from transformer_xl.train.metric_log import read_metrics
 
 TEXT = Path(os.__file__).read_bytes()[:20_000]
@@ -150,7 +151,7 @@ def test_a_second_one_leaves_the_folder_of_one_that_runs(demo, capsys):
 
     assert demo(Machine(4)) == 0
     first = folder()
-    with lock_folder(first):  # as the one that runs there does
+    with FileLock(first / LOCK):  # as the one that runs there does
         assert demo(Machine(4)) == 0
     second = folder()
     assert first != second and find_checkpoint(first) and find_checkpoint(second)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from figures import without_clock
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import ALONE, trainer_of
@@ -30,7 +31,7 @@ from transformer_xl.checkpoint.parts import FILES
 from transformer_xl.cli.journeys.train import STOPPED, refuse_run
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe
-from transformer_xl.runtime.files import SEAL, check_seal, lock_folder, seal
+from transformer_xl.runtime.files import LOCK, SEAL, check_seal, lock_folder, seal
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train import metric_log as metrics
 from transformer_xl.train.diagnosis import not_finite
@@ -273,7 +274,7 @@ def test_a_folder_that_is_not_a_run_is_left_alone(home, tmp_path, capsys):
 def test_a_run_in_progress_is_locked_before_and_after_its_first_save(home, run, more, saved, capsys):
     if not saved:
         shutil.rmtree(run / "checkpoints")
-    with lock_folder(run):
+    with FileLock(run / LOCK):  # not the lock of this process
         assert refusal(words(home, run, *more), capsys).startswith(f"txl: {run} is in use by another process. Wait")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,17 +17,22 @@ import numpy as np
 import pytest
 import torch
 from figures import without_clock
+from filelock import FileLock
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from transformer_xl.checkpoint import best, checkpoints, latest, load_config, load_training, load_weights, valid_loss
+from transformer_xl.cli.main import main
+from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train import MOST_SKIPPED, Trainer, fit, loop
+from transformer_xl.train import MOST_SKIPPED, Trainer, fit, loop, settle
 from transformer_xl.train.metric_log import read_metrics
 
 SHAPE = TransformerXLConfig(
@@ -402,5 +408,39 @@ def test_every_kind_of_training_compiles_with_the_same_result():
     assert done.returncode == 0, done.stderr[-3000:]
     counts = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
     assert counts[0] == [2, 3], "one graph for an empty memory and one for others; each step calls one"
-    assert counts[1] == [12, 18], "the lookup of n-grams, which is not compiled, splits a graph into six"
+    assert counts[1] == [14, 21], "the lookup of n-grams, which is not compiled, splits a graph into seven"
     assert counts[2] == [3, 3], "as the lower layer's loss ends more graphs are made than the limit of one allows"
+
+
+def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, capsys):
+    """`fit` leaves the folder of `txl train`; an ended run says so."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+    Path("text.txt").write_text("a few words, again and again\n" * 200)
+    sizes = "--model.n-layer 1 --model.d-model 8 --model.d-inner 8 --model.n-head 2 --model.d-head 4"
+    config = load_recipe("text-small", [*sizes.split(), "--train.max-steps", "2"], data="text.txt")
+    corpus = open_corpus(config.corpus)
+    model = TransformerXL(settle(config, corpus).model)
+    assert fit(model, corpus, config, "run")  # with settings that are still "auto"
+    out = capsys.readouterr().out
+    assert "M parameters on text.txt" in out and "step 2/2" in out
+    facts = json.loads(Path("run/environment.json").read_text())
+    assert facts["chosen"]["device"]["name"] == "cpu" and facts["recipe"] == ""
+    assert set(facts["corpus"]) == {"train", "valid", "test"}
+    assert load_recipe("run/config.toml") == settle(config, corpus)
+    assert main(["train", "--out", "run", "text-small", "--data", "text.txt", *sizes.split()]) == 2
+    assert "run exists. Go on with it by --resume" in capsys.readouterr().err
+    assert main(["train", "--resume", "--out", "run", "--train.max-steps", "4"]) == 0
+    assert "Resumed from step 2 of 4" in capsys.readouterr().out
+    assert main(["report", "run"]) == 0 and Path("run/report.html").is_file()
+    capsys.readouterr()
+    config = replace(config, train=replace(config.train, max_steps=4))
+    assert fit(model, corpus, config, "run", resume=True)
+    assert "Resumed from step 4 of 4 (step_00000004). All 4 steps are done" in capsys.readouterr().out
+    assert [entry["step"] for entry in read_metrics(Path("run/metrics.jsonl")) if "lr" in entry] == [2, 4]
+
+
+def test_two_fits_do_not_share_a_folder(corpus, tmp_path):
+    model, config = start()
+    with FileLock(tmp_path / LOCK), pytest.raises(BlockingIOError, match="in use by another process"):
+        fit(model, corpus, config, tmp_path)

@@ -138,12 +138,12 @@ def lock_folder(folder: Path) -> Iterator[None]:
     The system releases the lock however the process ends. Raises `BlockingIOError` if another process holds it.
     """
     made = make_folder(folder)
-    lock = FileLock(folder / LOCK)
+    lock = FileLock(folder.resolve() / LOCK, is_singleton=True)  # a process may lock a folder more than once
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise BlockingIOError(
-            f"{folder} is in use by another process. Wait until that ends, or choose another folder with --out."
+            f"{folder} is in use by another process. Wait until that ends, or choose another folder."
         ) from None
     try:
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,10 +28,12 @@ from ..evaluation.score import EvalResult, evaluate
 from ..mistake import Mistake
 from ..model.baselines import check_rebuilt
 from ..model.transformer_xl import TransformerXL
-from ..runtime.files import remove_unfinished
+from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, seconds_left
+from .choices import settle
+from .folder import write_facts
 from .metric_log import MetricLog, progress_text
 from .optim import learning_rate
 from .step import Pace, Trainer
@@ -49,17 +51,21 @@ def fit(
     trackers: Trackers | None = None,
     ranks: Ranks | None = None,
     replan: Callable[[Trainer], TrainConfig] | None = None,
+    begun: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Train `model` on `corpus` as `config.train` says, and leave checkpoints and metrics in the folder `run`.
+    """Train `model` on `corpus` as `config.train` says, in a run folder as `txl train` writes it.
 
-    `settle` gives a `config` in which device, precision and backend are no longer "auto". With `resume` training
-    continues from the last checkpoint.
+        runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and files of trackers
+
+    With `resume` training continues from the last checkpoint; `txl train --resume --out RUN` may do so, too.
+    `txl report RUN` makes the run's page.
 
     Args:
         trackers: they get figures and samples, whichever `config` names; None: no trackers.
         ranks: the processes that train together, each with a `model` of equal weights; None: only this one.
         replan: called after each step; returns the settings of training for the rest of the run, and may change the
             model's. Only for a single process that has to end at a given time.
+        begun: how the run began, for its `environment.json` (`folder.BEGUN`).
 
     Returns:
         False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
@@ -76,15 +82,17 @@ def fit(
             "transformer_xl.runtime.ranks.join_ranks(config.train.device) as ranks: fit(..., ranks=ranks)`."
         )
     check_rebuilt(model)
-    settings, ranks = config.train, ranks or Ranks()
+    config, ranks = settle(replace(config, model=model.config), corpus), ranks or Ranks()
     assert replan is None or ranks.size == 1, "replan is only for a single process"
     run = Path(run)
     if not resume and latest(run) is not None:
         raise FileExistsError(f"{run} holds checkpoints. Choose another folder, or go on with resume=True.")
-    run.mkdir(parents=True, exist_ok=True)
-    model.to(settings.device).train()
-    trainer = _start(model, corpus, config, run, latest(run) if resume else None, ranks)
     with ExitStack() as stack:
+        if ranks.first:
+            stack.enter_context(lock_folder(run))
+            write_facts(run, model, corpus, config, ranks, begun)
+        model.to(config.train.device).train()
+        trainer = _start(model, corpus, config, run, latest(run) if resume else None, ranks)
         writer = BackgroundWriter(kept=ranks.first)
         loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer)
         if ranks.first:

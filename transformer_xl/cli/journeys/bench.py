@@ -33,8 +33,8 @@ from ...model.baselines import build_model
 from ...runtime.device import autocast, prepare_process, resolve_device
 from ...runtime.terminal import report_progress, show_table
 from ...train import Trainer, choices
+from ...train.folder import environment
 from ..options.measure import Bench
-from .env import environment
 from .native import build_native
 
 

@@ -1,15 +1,11 @@
-"""`txl env` and a run's `environment.json`: facts about this machine, and the choices for it with reasons."""
+"""`txl env`: facts about this machine, the choices for it with reasons, and the check of a card."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 import time
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,16 +13,13 @@ import torch
 from ...config.settings import TrainConfig, TransformerXLConfig
 from ...data.datasets import cache_folder
 from ...mistake import Mistake
-from ...ops import BACKENDS, resolve_backend, testing, triton_refusal, verdict
-from ...runtime.device import CPUINFO, resolve_device
-from ...runtime.files import below_home, make_folder, plain_file, write_whole
+from ...ops import resolve_backend, testing, triton_refusal, verdict
+from ...runtime.device import resolve_device
+from ...runtime.files import below_home, make_folder, write_whole
 from ...runtime.terminal import show_pairs
 from ...train import choices
+from ...train.folder import environment
 from ..options.measure import Env
-
-_PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
-_FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
-"""Processor features that affect speed, by their Linux names."""
 
 
 def env(options: Env) -> None:
@@ -71,46 +64,6 @@ def check_card() -> None:
     verdict.read.cache_clear()
     ended = "They passed" if why is None else f"They failed ({why})"
     print(f"{ended}, after {found['seconds']:.0f} s. Kept in {below_home(file)}.", file=sys.stderr)
-
-
-def environment() -> dict[str, Any]:
-    """Versions and hardware, without host name, user or environment variables."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": cores,
-        "threads": torch.get_num_threads(),
-        "cpu_features": sorted(_FEATURES & set(CPUINFO.read_text().split())) if CPUINFO.exists() else [],
-        "cuda": torch.version.cuda,
-        "devices": ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))],
-        "backends": list(BACKENDS),
-    }
-
-
-def recorded_fact(run: Path, fact: str) -> Any:
-    """A fact in a run's `environment.json`; "" if it is not recorded.
-
-    `fact` is "recipe", "why", "init" or "corpus", with which the run began, or "launch", the processes that began it.
-
-    Raises:
-        Mistake: the file is damaged.
-    """
-    file = run / "environment.json"
-    try:
-        return json.loads(plain_file(file).read_text(encoding="utf-8")).get(fact, "") if file.exists() else ""
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise Mistake(
-            f"{file} is damaged ({error}); it records how the run began. Restore it, or remove it to compare nothing."
-        ) from error
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _words(value: Any) -> str:

@@ -28,9 +28,9 @@ from ...runtime.device import prepare_process
 from ...runtime.files import write_whole
 from ...runtime.terminal import clock, report_progress, show_table
 from ...train import choices
+from ...train.folder import environment
 from ..options.measure import Bench, Recipes
 from .bench import check_repeats, measured_row, on_this_machine
-from .env import environment
 
 MEASUREMENTS = "measured.json"
 """The file in the cache folder with the last measurement of each recipe."""

@@ -17,7 +17,7 @@ from ...data.header import WHOLE
 from ...data.reading import read_file
 from ...data.vocab import Vocab
 from ...mistake import Mistake
-from .env import recorded_fact
+from ...train.folder import recorded_fact
 
 
 def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:

@@ -1,20 +1,17 @@
 """`txl train`: train with a recipe, and write a run folder with everything needed to repeat the run.
 
-runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and files of trackers
-
 Under torchrun every rank runs this; only rank 0 writes and prints.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,14 +37,14 @@ from ...mistake import Mistake
 from ...model.baselines import build_model
 from ...model.transformer_xl import TransformerXL
 from ...runtime.device import prepare_process, resolve_device
-from ...runtime.files import LOCK, explain_write_error, holds_anything, lock_folder, refuse_odd_name, write_whole
+from ...runtime.files import LOCK, holds_anything, lock_folder, refuse_odd_name, write_whole
 from ...runtime.ranks import Ranks, join_ranks, launch_id
 from ...runtime.terminal import LastingOutput
 from ...train import Trainer, choices, fit, gains_from_native, settle
+from ...train.folder import recorded_fact, say
 from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require_installed
 from ..options.train import Train
-from .env import environment, recorded_fact
 from .evaluate import score_split, show_results
 from .native import build_native
 from .report import finish_page
@@ -89,10 +86,8 @@ class Start(NamedTuple):
     model: TransformerXL
     config: RunConfig
     """The settings, in which nothing is "auto" any more."""
-    chosen: dict[str, dict[str, str]]
-    """The choices for device, precision and backend, with reasons."""
-    begun: dict[str, str]
-    """The "recipe", "why" it was chosen, or "", and the "init": the run that it started from, or ""."""
+    begun: dict[str, Any]
+    """The facts `BEGUN` for `fit`."""
 
 
 def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh: bool) -> int:
@@ -146,21 +141,10 @@ def carry_out(
     trackers: Trackers | None = None,
     replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> int:
-    """Write the facts of the run to its folder, then train. `fit` explains `replan`. Returns the exit status."""
-    if ranks.first:
-        facts = environment() | {"ranks": ranks.size, "launch": launch_id(), "chosen": start.chosen} | start.begun
-        facts["corpus"] = {name: split.sha256 for name, split in start.corpus.header.splits.items()}
-        write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run
-        write_whole(run / "config.toml", write_toml(start.config))
-        why = "" if resume else start.begun["why"]
-        about = [f"{describe(start, ranks)}; {run}", why, *start.corpus.notes]
-        for line in filter(None, about):  # reports search for the first line
-            say(run, line)
-        if resume and (last := latest(run)):
-            say(run, f"Resumed from step {_last_step(run):,} of {start.config.train.max_steps:,} ({last.name}).")
+    """Train in the folder. `fit` explains `replan`. Returns the exit status."""
     options = {"resume": resume, "trackers": trackers, "ranks": ranks, "replan": replan}
     try:
-        finished = fit(start.model, start.corpus, start.config, run, **options)
+        finished = fit(start.model, start.corpus, start.config, run, begun=start.begun, **options)
     except KeyboardInterrupt as interrupt:
         last = latest(run)
         interrupt.add_note(f"{last.name} is saved: go on with --resume --out {run}." if last else "Nothing was saved.")
@@ -213,7 +197,7 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:
         load_weights(model, source)
-    return Start(corpus, model, config, chosen, begun)
+    return Start(corpus, model, config, begun | {"chosen": chosen})
 
 
 def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
@@ -337,31 +321,6 @@ def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
     if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
         advice = "Go on with it by --resume, or choose" if began else "Choose"
         raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
-
-
-def say(run: Path, line: str) -> None:
-    """Print a line and append it to the run's log."""
-    print(line, flush=True)
-    with explain_write_error(run / "log.txt"), (run / "log.txt").open("a", encoding="utf-8") as log:
-        log.write(line + "\n")
-
-
-def describe(start: Start, ranks: Ranks) -> str:
-    """One line about the model, the text and the machine."""
-    parameters = sum(parameter.numel() for parameter in start.model.parameters())
-    train = start.config.train
-    split = start.corpus.header.splits["train"]
-    unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
-    together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
-    scored = start.config.eval_lengths
-    lengths = (
-        f"segments of {train.tgt_len:,} after {train.mem_len:,}, scored {scored.tgt_len:,} after {scored.mem_len:,}"
-    )
-    return (
-        f"{parameters / 1e6:.2f}M parameters on {start.corpus.name}, {split.tokens:,} tokens{unknown}, "
-        f"{start.corpus.vocab}{start.corpus.caveat}; {lengths}; {train.device}, "
-        f"{train.precision}, {train.backend}{together}"
-    )
 
 
 def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> LoadedModel:
