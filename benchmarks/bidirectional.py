@@ -62,7 +62,7 @@ class Sublayer:
         torch.manual_seed(0)
         module, self.call = PEERS[job["peer"]](job["width"], job["heads"])
         if job["ours"]:
-            module = self.call = BidirectionalAttention.from_weights(module.state_dict())
+            module = self.call = BidirectionalAttention.from_weights(module.state_dict(), "distances")
         self.module, self.backward = module.to(job["device"]).train(), job["backward"]
         self.mixed = job["precision"] == "bf16"
         torch.manual_seed(1)

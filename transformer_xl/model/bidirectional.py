@@ -3,7 +3,7 @@
 Without the causal mask a position sees later ones too, at negative distances. The Conformer of speech recognition
 (Gulati et al. 2020, arXiv 2005.08100, section 2.1) and XLNet (Yang et al. 2019, arXiv 1906.08237) have this attention.
 
-    attention = BidirectionalAttention.from_weights(layer.self_attn.state_dict())
+    attention = BidirectionalAttention.from_weights(layer.self_attn.state_dict(), positions="distances")
     y = attention(x, end=frames)                # frames of each row before its padding
     y = attention(x, past, look_ahead=8)        # a stream
 """
@@ -96,7 +96,7 @@ class BidirectionalAttention(nn.Module):
 
     @classmethod
     def from_weights(
-        cls, weights: Mapping[str, Tensor], *, norm_epsilon: float = 1e-12, **options: Any
+        cls, weights: Mapping[str, Tensor], positions: str | None = None, *, norm_epsilon: float = 1e-12, **options: Any
     ) -> BidirectionalAttention:
         """The module of another program's attention.
 
@@ -104,14 +104,25 @@ class BidirectionalAttention(nn.Module):
             weights: the `state_dict()` of `Wav2Vec2ConformerSelfAttention` with relative positions, whose names other
                 Conformers have too, or of `XLNetRelativeAttention` (transformers 4 and 5). XLNet's term of two text
                 segments is left out.
+            positions: "distances" for weights of a Conformer, if a query's score of a key has a term of the encoded
+                distance between them. Programs use the same names for different arithmetic, so the names are no
+                evidence: Wav2Vec2Conformer and ESPnet's RelPositionMultiHeadedAttention have this term; WeNet's, and
+                ESPnet's LegacyRelPositionMultiHeadedAttention, have others, which this class does not compute.
             norm_epsilon: `layer_norm_eps` of XLNet's configuration.
             options: more arguments of the module.
 
         Raises:
-            ValueError: the weights have other names.
+            Mistake: the weights have other names, or a Conformer's come without `positions`.
         """
         for names, convert in ((_CONFORMER, _from_conformer), (_XLNET, _from_xlnet)):
             if names <= weights.keys():
+                if names is _CONFORMER and positions != "distances":
+                    raise Mistake(
+                        'positions must be "distances" for weights of a Conformer, if it adds a term of the encoded '
+                        "distance, as Wav2Vec2Conformer and ESPnet's RelPositionMultiHeadedAttention do, got "
+                        f"{positions!r}. Weights of WeNet and of ESPnet's LegacyRelPositionMultiHeadedAttention have "
+                        "the same names and another arithmetic, which is not supported."
+                    )
                 found, shape, own = convert(weights, norm_epsilon)
                 module = cls(*shape, **own | options).to(found["output.weight"])
                 module.load_state_dict(found)
