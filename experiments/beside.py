@@ -1,6 +1,6 @@
 """Measure how much another busy process slows training on a CPU, for each waiting policy of OpenMP's threads.
 
-    python experiments/beside.py [--turns 3] [--steps 60] [--recipe enwik8-small]
+    python -m experiments.beside [--turns 3] [--steps 60] [--recipe enwik8-small]
 
 Each turn trains the recipe with each policy, alone and next to a process that keeps one core busy. The output is the
 tokens/s of the last two thirds of the steps: the median over the turns, and every turn. Every other turn runs the
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from trial import markdown
+from experiments.trial import markdown
 
 RULES = {
     "txl's own rule": {},

@@ -1,8 +1,8 @@
 """Check that runs of `txl train`, ended at random moments and resumed, give the results of an undisturbed run.
 
-    python experiments/crash.py --how kill --times 50      SIGKILL, a third while a checkpoint is being written
-    python experiments/crash.py --how term --times 20      SIGTERM; also int (SIGINT), and twice (SIGTERM, soon again)
-    python experiments/crash.py --how full --times 10      the disk is full: a tmpfs, which root mounts, or --tmpfs DIR
+    python -m experiments.crash --how kill --times 50      SIGKILL, a third while a checkpoint is being written
+    python -m experiments.crash --how term --times 20      SIGTERM; also int (SIGINT), and twice (SIGTERM, soon again)
+    python -m experiments.crash --how full --times 10      the disk is full: a tmpfs, which root mounts, or --tmpfs DIR
 
 A run is disturbed five times and then runs to its end. A disturbance comes during the start with probability 1/5, the
 last one comes during the final scoring with probability 1/3, and otherwise at any time in the rest of training. The
@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from trial import CRASH, SUMS, Life, differences, half_written, markdown, saved, saved_step, verdict, write_recipe
+from experiments.trial import CRASH, SUMS, Life, differences, half_written, markdown, saved, saved_step, verdict, write_recipe
 
 STOPPED, MISTAKE = 75, 2
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "twice": signal.SIGTERM}

@@ -1,6 +1,6 @@
 """Flip bits in the checkpoints of a stopped run, and check that each flip is detected or harmless.
 
-    python experiments/flips.py --times 200
+    python -m experiments.flips --times 200
 
 Each case flips one bit (or, with probability 1/5, a few bits) in one file of a checkpoint in a copy of the run. All
 files are equally likely, however small, and half of the flips in tensors are in the header. Then `txl train --resume`
@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trial import CRASH, Life, differences, markdown, saved, verdict, without_clocks, write_recipe
+from experiments.trial import CRASH, Life, differences, markdown, saved, verdict, without_clocks, write_recipe
 
 KINDS = {
     "refused": "a sentence, status 2",

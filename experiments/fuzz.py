@@ -1,7 +1,7 @@
 """Fuzzing of all code that reads input of users, downloads and files of other programs.
 
-    python experiments/fuzz.py --minutes 60 --seed 1 --out findings
-    python experiments/fuzz.py --replay findings/store-1/case
+    python -m experiments.fuzz --minutes 60 --seed 1 --out findings
+    python -m experiments.fuzz --replay findings/store-1/case
 
 A case is a folder of files made from the seed and the number of the case: valid examples, some of them mangled by
 tests/mangled.py, and invented files. A finding is an exception other than our own sentence for the user, more than 10

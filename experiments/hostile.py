@@ -1,6 +1,6 @@
 """Hostile pickle files: the verdict of `read_pickle`, and the seconds and memory it takes.
 
-    python experiments/hostile.py [--many 1000000]
+    python -m experiments.hostile [--many 1000000]
 
 Each file is read in its own process, forked from one that has only imported the modules.
 """

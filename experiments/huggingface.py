@@ -1,6 +1,6 @@
 """Check that a run exported to Hugging Face's transformers gives our numbers and text without this package.
 
-    python experiments/huggingface.py RUN [--python PATH] [--out FOLDER]
+    python -m experiments.huggingface RUN [--python PATH] [--out FOLDER]
 
 The script exports the run and loads the folder in another Python, which has only torch and transformers >= 5. It
 compares the log-probabilities of two streams of random ids and 200 greedy tokens, with the lengths of the run. Then it

@@ -1,7 +1,7 @@
 """Test odd inputs: random command lines with one mistake each, over all options, files and classes of mistakes.
 
-    python experiments/odd.py --draws 300 --seed 0
-    python experiments/odd.py --seed 0 --only 17        one of them again, with all that it prints
+    python -m experiments.odd --draws 300 --seed 0
+    python -m experiments.odd --seed 0 --only 17        one of them again, with all that it prints
 
 Each case runs in its own process: one forked from a process that has imported torch and not yet used it, or a new one
 if the start of the interpreter matters. The script checks the exit status, the output, the time, and every file that
@@ -35,7 +35,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
 
-from mistakes import REFUSED, RIGHT, Case, Line, drawn
+from experiments.mistakes import REFUSED, RIGHT, Case, Line, drawn
 
 HERE = Path(__file__).resolve()
 SECONDS, START = 10, 6

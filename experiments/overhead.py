@@ -1,6 +1,6 @@
 """Measure how many steps of training a checkpoint of the paper's 41M model costs.
 
-    python experiments/overhead.py [--saves 4] [--every 8] [--train.batch-size 2 ...]
+    python -m experiments.overhead [--saves 4] [--every 8] [--train.batch-size 2 ...]
 
 The script trains enwik8-12l on enwik8, in smaller batches, and reads the time of every step from the printed lines. A
 save starts after its step and ends when the folder has its final name. Its overhead is the time of the steps in between
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from trial import Life, markdown, saved, saved_step, verdict
+from experiments.trial import Life, markdown, saved, saved_step, verdict
 
 SMALLER = ("--train.batch-size", "2", "--train.tgt-len", "256", "--train.mem-len", "256")
 

@@ -1,7 +1,7 @@
 """Check that a converted model computes the same numbers as Hugging Face's own model, in one process.
 
-    python experiments/parity_huggingface.py grid [--std 0.1]
-    python experiments/parity_huggingface.py train --text ptb.train.txt.xz [--out FOLDER]
+    python -m experiments.parity_huggingface grid [--std 0.1]
+    python -m experiments.parity_huggingface train --text ptb.train.txt.xz [--out FOLDER]
 
 Both need transformers 4.37.2, the last version with a working Transformer-XL. `grid` converts random models with
 `save_pretrained` and `read_model`, runs both on the same segments, and prints the largest differences. `train` takes

@@ -1,6 +1,6 @@
 """Check that several ranks train like one: 1, 2 and 4 ranks with DDP and FSDP2, changed ranks, and a killed rank.
 
-    python experiments/ranks.py [--runs DIR]
+    python -m experiments.ranks [--runs DIR]
 
 Each run takes 50 steps with gloo on this machine, without dropout. The text is enwik8, or WikiText-2 for the adaptive
 softmax. The script compares the training losses at steps 10 to 50 and the validation loss at the end. It prints a

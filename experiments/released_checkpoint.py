@@ -1,7 +1,7 @@
 """Write a full-size random checkpoint in the layout of the released WikiText-103 model, to test its conversion.
 
     python -m venv tf && tf/bin/pip install tensorflow-cpu numpy
-    tf/bin/python experiments/released_checkpoint.py vocab.counts.txt.xz tf_wt103
+    tf/bin/python -m experiments.released_checkpoint vocab.counts.txt.xz tf_wt103
     txl data wikitext-103
     txl convert tf_wt103 --from tensorflow --to wt103 && txl eval wt103 --max-tokens 10000
 

@@ -1,6 +1,6 @@
 """Text as in the paper's appendix E: a context from the test split, the model's text, and the original text.
 
-    python experiments/samples.py runs/wikitext2-small [--texts 3] [--context 512] [--tokens 300] [--seed 0]
+    python -m experiments.samples runs/wikitext2-small [--texts 3] [--context 512] [--tokens 300] [--seed 0]
 
 The test split is cut into one equal part per text, and each part begins with a context, so nothing is selected. Tokens
 are drawn from the 40 likeliest, as in the paper. Tokenised text is shown with normal spelling.

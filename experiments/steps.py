@@ -1,6 +1,6 @@
 """Measure a training step of each model of the paper at its real size and batch 1 on a CPU: seconds and memory.
 
-    python experiments/steps.py [RECIPE ...] [--precision bf16] [--recompute] [--meta]
+    python -m experiments.steps [RECIPE ...] [--precision bf16] [--recompute] [--meta]
 
 Each recipe has its own process. A step is forward and backward over a segment of random ids after a full memory, with
 the recipe's dropout. The peak is of the whole process; its bound, weights and gradients, is 8 bytes per parameter.

@@ -1,7 +1,7 @@
 """Repeat the paper's ablations at a scale for two cores: train each row, store its figures, and make the tables.
 
-    python experiments/study.py [--scale small|gpu] [--rows ROW ...] [--seeds 1 2 3] [--runs DIR] [--jobs 1]
-    python experiments/study.py --tables
+    python -m experiments.study [--scale small|gpu] [--rows ROW ...] [--seeds 1 2 3] [--runs DIR] [--jobs 1]
+    python -m experiments.study --tables
 
 The study continues where it was stopped: a run with its JSON in experiments/study/SCALE is done, and a run with a
 checkpoint resumes. Every step is a `txl` command, and the JSON records it. experiments/study/README.md has the plan and
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study_tables import write_tables
+from experiments.study_tables import write_tables
 
 HERE = Path(__file__).parent / "study"
 
@@ -75,7 +75,7 @@ class Scale:
     lengths: tuple[int, ...]
     """Attention lengths at test time, in segments of training."""
     sizes: dict[str, tuple[str, ...]]
-    """What a kind needs, and what makes it as large as Transformer-XL."""
+    """What makes a recurrent network as large as Transformer-XL."""
     recl: tuple[str, ...]
 
 
@@ -85,8 +85,6 @@ SCALES = {
         max_steps=800,
         lengths=(1, 2, 3, 4, 6, 8),
         sizes={
-            "shaw": ("--model.positions", "64"),
-            "al-rfou": ("--model.positions", "32"),
             "lstm": ("--model.n-layer", "2", "--model.d-inner", "336"),
             "qrnn": ("--model.n-layer", "3", "--model.d-inner", "376"),
         },
@@ -97,8 +95,6 @@ SCALES = {
         max_steps=50_000,
         lengths=(1, 2, 3, 4, 6, 8),
         sizes={
-            "shaw": ("--model.positions", "256"),
-            "al-rfou": ("--model.positions", "128"),
             "lstm": ("--model.n-layer", "3", "--model.d-inner", "1660"),
             "qrnn": ("--model.n-layer", "4", "--model.d-inner", "2256"),
         },
@@ -121,14 +117,16 @@ class Study:
 
     def settings(self, row: Row, seed: int) -> list[str]:
         """The options of `txl train` for a row and a seed."""
-        size, scale = round(SCALES[self.scale].tgt_len * row.longer), SCALES[self.scale]
-        memory = size if row.recurrence else 0
+        scale = SCALES[self.scale]
+        size, memory = self.lengths(row)
         lengths = [f"--{section}.{name}" for section in ("train", "eval") for name in ("tgt-len", "mem-len")]
         sizes = [str(n) for n in (size, memory, size, memory)]
         given = [word for pair in zip(lengths, sizes, strict=True) for word in pair]
         given += ["--model.kind", row.kind, "--train.loss", row.loss, "--train.seed", str(seed)]
         given += ["--train.max-steps", str(round(scale.max_steps * row.steps / row.longer))]  # in tokens
         given += scale.sizes.get(row.kind, ())
+        if row.kind in ("shaw", "al-rfou"):  # as many vectors as training reaches; others would stay as they were drawn
+            given += ["--model.positions", str(size + memory if row.kind == "shaw" else size)]
         if row.sentences:
             given += ["--data", str(sentences(self.runs / "sentences"))]
         return given
@@ -146,7 +144,7 @@ class Study:
             self.txl([*begin, "--resume"] if any(folder.glob("checkpoints/step_*")) else command)
         found = None
         if not recurrent:
-            sweep = ["analyse", "length", str(folder), "--attn-len", *map(str, self.attention_lengths), "--json"]
+            sweep = ["analyse", "length", str(folder), "--attn-len", *map(str, self.attention_lengths(row)), "--json"]
             found = last_json(self.txl([*sweep, "--precision", "fp32", "--max-tokens", "100000"]))
         keep(kept, {"row": name, "seed": seed, **facts_of(folder), "command": shown(command), "length": found})
 
@@ -164,9 +162,15 @@ class Study:
         )
         keep(kept, {"group": group, "seed": seed, "command": shown(command), "recl": found})
 
-    @property
-    def attention_lengths(self) -> list[int]:
-        return [SCALES[self.scale].tgt_len * times for times in SCALES[self.scale].lengths]
+    def lengths(self, row: Row) -> tuple[int, int]:
+        """The lengths of a row's segments and of its memory."""
+        size = round(SCALES[self.scale].tgt_len * row.longer)
+        return size, size if row.recurrence else 0
+
+    def attention_lengths(self, row: Row) -> list[int]:
+        """The lengths at which a row is scored; the length that it was trained with is one of them."""
+        scale = SCALES[self.scale]
+        return sorted({sum(self.lengths(row)), *(scale.tgt_len * times for times in scale.lengths)})
 
     def txl(self, words: list[str]) -> str:
         """Run a command and return its output."""
