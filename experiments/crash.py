@@ -30,7 +30,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from experiments.trial import CRASH, SUMS, Life, differences, half_written, markdown, saved, saved_step, verdict, write_recipe
+from experiments.trial import (
+    CRASH,
+    SUMS,
+    Life,
+    differences,
+    half_written,
+    markdown,
+    saved,
+    saved_step,
+    verdict,
+    write_recipe,
+)
 
 STOPPED, MISTAKE = 75, 2
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "twice": signal.SIGTERM}

@@ -11,12 +11,14 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, VOCAB, read, small_model, text
 
+from transformer_xl import LanguageModel, load_model
 from transformer_xl.checkpoint import LoadedModel
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
@@ -481,7 +483,12 @@ def test_the_model_card_runs_without_this_package(pair, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert torch.equal(torch.load(tmp_path / "logits.pt"), theirs(text(2, 13)).logits)
-    alone = {p.name for p in folder.iterdir()} - {"README.md", "tokenizer.json", "tokenizer_config.json"}
+    alone = {p.name for p in folder.iterdir()} - {
+        "README.md",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenization_transformer_xl.py",
+    }
     assert {p.name for p in (tmp_path / "again").iterdir()} == alone
     for name in ("transformer_xl_vocab.json", "LICENSE"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
@@ -493,7 +500,7 @@ def test_the_code_of_the_folder_imports_only_itself_and_transformers(pair):
     assert "modeling_transformer_xl" in here and not (folder / "hf.py").exists()
     first = (folder / "modeling_transformer_xl.py").read_text()
     read = re.findall(r"^from \.(\S+) import", first, re.MULTILINE)  # transformers before 5.10 copies no other files
-    assert {"modeling_transformer_xl", *read} == here
+    assert {"modeling_transformer_xl", "tokenization_transformer_xl", *read} == here
     for path in folder.glob("*.py"):
         assert path.read_text().startswith("# transformer_xl/") and "MIT" in path.read_text().splitlines()[0]
         for node in ast.walk(ast.parse(path.read_text())):
@@ -541,3 +548,71 @@ def test_missing_transformers_is_named_in_one_sentence():
     code = "import sys; sys.modules['transformers'] = None; import transformer_xl.hf"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "Mistake: Hugging Face" in run.stderr and 'pip install -U "transformers>=5"' in run.stderr
+
+
+def test_the_tokenizer_of_words_begins_and_ends_with_line_ends_and_keeps_them(tmp_path):
+    ours, _ = exported(tmp_path / "model", vocab=WORDS)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<eos>", "<eos>", None)
+    tokenizer.pad_token = tokenizer.eos_token  # as users do
+    batch = tokenizer(["the w1\nw2\n", "w3"], padding=True)["input_ids"]
+    assert tokenizer.batch_decode(batch, skip_special_tokens=True) == ["the w1\nw2\n", "w3"]
+    assert ours.vocab.decode(batch[0]) == "the w1\nw2\n"
+
+
+def test_every_command_takes_an_exported_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+    ours, theirs = exported(tmp_path / "model", vocab=WORDS)
+    content = "the w1 w2\nw3 the\n" * 9
+    before = load_model(tmp_path / "model").score(content).nats
+    expected = LanguageModel(*ours).score(content).nats
+    np.testing.assert_array_equal(before, expected)
+    with torch.no_grad():
+        next(theirs.parameters()).add_(0.1)
+    theirs.save_pretrained(tmp_path / "model")  # another content of the same folder
+    assert np.abs(load_model(tmp_path / "model").score(content).nats - expected).max() > 0
+
+
+def test_accelerate_loads_an_exported_folder(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    _, theirs = exported(tmp_path / "model")
+    with accelerate.init_empty_weights():
+        empty = AutoModelForCausalLM.from_config(theirs.config)
+    empty.tie_weights()
+    found = accelerate.load_checkpoint_and_dispatch(empty, tmp_path / "model", device_map={"": "cpu"})
+    with torch.no_grad():
+        assert torch.equal(found.eval()(text(2, 9)).logits, theirs(text(2, 9)).logits)
+
+
+def test_the_embedding_is_found_by_the_name_that_prompt_tuning_asks_for(pair):
+    _, theirs, _ = pair
+    embedding = theirs.get_submodule("embeddings.word_embeddings")
+    assert (
+        embedding is theirs.get_input_embeddings() and theirs.get_submodule("model.backbone") is theirs.model.backbone
+    )
+    with torch.no_grad():
+        vectors = embedding(text(2, 9))
+        assert torch.equal(theirs(inputs_embeds=vectors).logits, theirs(text(2, 9)).logits)
+
+
+def test_prompt_tuning_trains(pair):
+    peft = pytest.importorskip("peft", reason="needs pip install peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    tuned = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(pair[2]), config)
+    tuned(input_ids=text(2, 9), labels=text(2, 9)).loss.backward()
+    [prompt] = [weight for weight in tuned.parameters() if weight.requires_grad]
+    assert prompt.grad.abs().sum() > 0
+
+
+def test_lm_evaluation_harness_scores_an_exported_folder(tmp_path):
+    huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="needs pip install lm-eval")
+    from lm_eval.api.instance import Instance
+
+    ours, _ = exported(tmp_path / "model", vocab=WORDS)
+    theirs = huggingface.HFLM(pretrained=str(tmp_path / "model"), trust_remote_code=True, device="cpu")
+    content = "the w1 w2\nw3 the\n"
+    request = Instance("loglikelihood_rolling", {}, (content,), 0)
+    [found] = theirs.loglikelihood_rolling([request])
+    model = LanguageModel(*ours)
+    after_a_line_end = model.score(content, model.score("\n").context).nats.sum()
+    assert found == pytest.approx(-after_a_line_end, abs=1e-4)

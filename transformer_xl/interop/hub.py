@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 import torch
 
 from .. import checkpoint
-from ..checkpoint import save_checkpoint
+from ..checkpoint import EXPORTED_VOCAB, save_checkpoint
 from ..data.datasets import cache_folder
 from ..evaluation.language_model import LanguageModel
 from ..mistake import Mistake
@@ -40,7 +41,8 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
 
 
 def local(path: str | Path) -> Path:
-    """The local folder of a model: `path` itself, or the converted model of `hf:NAME` (`hf:NAME@REVISION`).
+    """The local folder of a model: `path` itself, or the converted model of `hf:NAME` (`hf:NAME@REVISION`) or of a
+    folder that `txl convert --to-format huggingface` wrote.
 
     A model of the hub is fetched and converted once per version. The hub is asked once for the version. If it does not
     answer within seconds, the version converted last is used, otherwise the one in the hub package's cache; a warning
@@ -51,7 +53,7 @@ def local(path: str | Path) -> Path:
         OSError: there is no such model, or the hub cannot be reached and no version was fetched before.
     """
     if not str(path).startswith(HUB):
-        return Path(path)
+        return _converted_once(Path(path)) if Path(path, EXPORTED_VOCAB).is_file() else Path(path)
     try:
         from huggingface_hub import model_info, snapshot_download
         from huggingface_hub.errors import HfHubHTTPError
@@ -82,10 +84,27 @@ def local(path: str | Path) -> Path:
         warnings.warn(f"The hub cannot be reached: {snapshot.name}, fetched before, is used.", stacklevel=2)
     folder = converted / snapshot.name
     if not folder.is_dir():
-        found = read_model(snapshot, "huggingface")
-        model, vocab, config = found.build()
-        save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
+        _convert(snapshot, folder)
     return folder
+
+
+def _converted_once(exported: Path) -> Path:
+    """The converted model of an exported folder, in the cache by its content."""
+    files = [exported / name for name in _files_to_read(sorted(path.name for path in exported.iterdir()))]
+    known = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            known.update(hashlib.file_digest(opened, "sha256").digest())
+    folder = cache_folder() / "exported" / known.hexdigest()[:32]
+    if not folder.is_dir():
+        _convert(exported, folder)
+    return folder
+
+
+def _convert(source: Path, folder: Path) -> None:
+    found = read_model(source, "huggingface")
+    model, vocab, config = found.build()
+    save_checkpoint(folder, model=model, vocab=vocab, config=config, report=found.report)
 
 
 def _files_to_read(files: Sequence[str]) -> list[str]:

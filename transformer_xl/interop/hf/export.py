@@ -3,6 +3,7 @@
     model.safetensors, config.json, generation_config.json   the weights by our names after `model.`, tied ones once
     modeling_transformer_xl.py and the files it imports      from this package, with imports rewritten for one folder
     tokenizer.json, tokenizer_config.json                    the vocabulary, unless the tokens are ids without text
+    tokenization_transformer_xl.py                           its class
     transformer_xl_vocab.json                                the vocabulary as a `Vocab`, for importing the folder
     README.md, LICENSE                                       the model card and the code's licence
 
@@ -30,6 +31,7 @@ from .tokenizer import fast_tokenizer
 
 _PACKAGE = Path(__file__).parents[2]
 _FIRST = ("interop", "hf", "modeling_transformer_xl")
+_TOKENIZER = ("interop", "hf", "tokenization_transformer_xl")
 
 
 def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
@@ -60,6 +62,8 @@ def export_huggingface(loaded: LoadedModel, folder: str | Path) -> None:
         wrapped.save_pretrained(unfinished)
         if vocab.unit != "id":
             fast_tokenizer(vocab).save_pretrained(unfinished)
+            code, _ = _rewritten(_TOKENIZER)
+            (unfinished / f"{_TOKENIZER[-1]}.py").write_text(code, encoding="utf-8")
         write_json(unfinished / EXPORTED_VOCAB, vocab.to_json())
         (unfinished / "README.md").write_text(_card(loaded, Path(folder).name), encoding="utf-8")
 
@@ -152,8 +156,8 @@ not needed after `import transformer_xl.hf`, where that package is installed.
 tokens only, and `model.generate(text, past_key_values=memory)` the whole text so far. After beam search, read the text
 again.
 
-Texts of a batch are padded on the left and have an attention mask. If the tokenizer has no `pad_token`, set it to a
-rare token. To stop at a line end, give `generate` its id as `eos_token_id`.
+Texts of a batch are padded on the left and have an attention mask. If the tokenizer has no `pad_token`, set it to its
+`eos_token`, the line end, or to a rare token. To stop at a line end, give `generate` its id as `eos_token_id`.
 """
 
 

@@ -252,6 +252,17 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """The adaptive embedding: ids to vectors."""
         return self.model.embedding
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """As in PyTorch, and the embedding by the name that PEFT's prompt tuning asks every model for."""
+        return self.model.embedding if target == "embeddings.word_embeddings" else super().get_submodule(target)
+
+    def tie_weights(self, *args: Any, **options: Any) -> None:
+        """Tie the softmax to the embedding again, for example after accelerate's `init_empty_weights`."""
+        shape = self.config.shape
+        self.model.softmax.tie(self.model.embedding, weight=shape.tie_weight, projections=shape.tie_projs)
+        self._tied_weights_keys = _tied_names(self)
+        super().tie_weights(*args, **options)
+
     def get_output_embeddings(self) -> None:
         """Return None, because the softmax is not a single table."""
 

@@ -12,32 +12,43 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from ...data.vocab import LINE_ENDS, UNK, Vocab
+from .tokenization_transformer_xl import TransformerXLTokenizer
 
 _SPACES = "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
 """The white space of `str.split`. The tokenizers library has fewer characters."""
 _FF = "\u00ff"
 """The byte 0xFF as byte-level tokenizers write it."""
+_ENDS = "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"
+"""Names of tokens that end a text."""
 
 
-def fast_tokenizer(vocab: Vocab) -> PreTrainedTokenizerFast:
+def fast_tokenizer(vocab: Vocab) -> TransformerXLTokenizer:
     """The tokenizer of `vocab`, for texts padded on the left.
 
-    No token of a text is special, so decoding with `skip_special_tokens` keeps all of it. For bytes and byte pairs, the
-    padding token is byte 0xFF, which no UTF-8 text contains. Other units have no padding token. Byte pairs with added
-    tokens have none either, because the tokenizer would find the padding token in a text, like added tokens.
+    A line end (without one, token 0) begins and ends a text. Bytes and byte pairs are padded with byte 0xFF, which no
+    UTF-8 text contains. Other units have no padding token, because collators leave it out of the labels. Byte pairs
+    with added tokens begin, end and are padded with the first of these that is named like an end of text, or have no
+    such token, because others would be found in texts.
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
-    added = len(tokenizer.get_added_tokens_decoder()) > 0
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    if added:
+        begin = end = pad = next((name for name in _ENDS if name in added), None)
+    else:
+        begin = tokenizer.id_to_token(vocab.line_end or 0)
+        end = None if vocab.line_end is None else begin
+        pad = None if vocab.is_text or tokenizer.token_to_id(_FF) is None else _FF
     if len(vocab.opening_ids):
-        end = LINE_ENDS[vocab.newlines]
-        special = [(end, vocab.line_end)]
-        tokenizer.post_processor = processors.TemplateProcessing(f"{end} $A", f"{end} $A $B", special)  # type: ignore[arg-type]
-    return PreTrainedTokenizerFast(
+        first = LINE_ENDS[vocab.newlines]
+        special = [(first, vocab.line_end)]
+        tokenizer.post_processor = processors.TemplateProcessing(f"{first} $A", f"{first} $A $B", special)  # type: ignore[arg-type]
+    return TransformerXLTokenizer(
         tokenizer_object=tokenizer,
-        pad_token=None if vocab.is_text or added or tokenizer.token_to_id(_FF) is None else _FF,
+        bos_token=begin,
+        eos_token=end,
+        pad_token=pad,
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
