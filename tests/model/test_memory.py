@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +11,9 @@ from small_models import lengths, read, small_model, text, used
 from torch import Tensor
 
 from transformer_xl.evaluation.sliding import Sliding
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.step import VectorStep
 
 N_LAYER, BATCH, D_MODEL = 2, 3, 5
 
@@ -152,3 +155,33 @@ def test_a_memory_moves_to_another_dtype_and_device() -> None:
     assert {x.device.type for x in [*memory.to("meta").layers, memory.to("meta").valid]} == {"meta"}
     window = Sliding(model, 4).empty_memory(2, lengths(4))
     assert {x.device.type for x in window.to("meta")} == {"meta"}
+
+
+@pytest.mark.parametrize("kind", ["memory", "cache", "step"])
+def test_rows_to_reset_are_marks_of_any_kind_and_nothing_else(kind: str) -> None:
+    model, call = small_model(), lengths(7)
+    if hasattr(Memory.reset, "__wrapped__"):
+        pytest.skip("checks of types refuse other marks first")
+
+    def state():
+        memory = read(model, text(2, 5), call).memory
+        if kind == "memory":
+            return memory
+        cache = model.cached(memory, call)
+        return cache if kind == "cache" else VectorStep(model.backbone, cache, call)
+
+    for marks in (torch.tensor([True, False]), np.array([True, False]), [True, False]):
+        found = state()
+        found = found if (after := found.reset(marks)) is None else after
+        assert found.counts.tolist() == [0, 5]
+    for other in ([0], [0, 1], torch.tensor([1.0, 0.0]), torch.tensor([1, 0], dtype=torch.uint8), [True]):
+        with pytest.raises(Mistake, match="rows must be true or false for each of 2 rows"):
+            state().reset(other)
+
+
+def test_rows_are_chosen_by_select_and_not_by_an_index() -> None:
+    memory = Memory.zeros(N_LAYER, BATCH, 2, D_MODEL)
+    assert memory[0] is memory.layers and tuple(memory)[2] is False
+    for index in (slice(0, 1), torch.tensor([0])):
+        with pytest.raises(Mistake, match=r"Choose rows by memory\.select"):
+            memory[index]

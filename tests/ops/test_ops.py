@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transformer_xl import ops
-from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
+from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend, strided, testing, verdict
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import (
@@ -728,3 +730,73 @@ def test_dropout_is_a_product_with_the_scaled_mask(dtype: torch.dtype) -> None:
     first, again = (torch.autograd.grad(y, x, cotangent, create_graph=True)[0] for y in (out, x * scaled))
     assert torch.equal(first, again)
     assert torch.autograd.gradgradcheck(lambda x: torch.manual_seed(3) and dropout(x, 0.3).square(), x.double()[:3, :5])
+
+
+def six(tokens: int = 5, keys: int = 9, *, learned: bool = True) -> list[Tensor]:
+    """The six tensors of a call of one row with two heads of 4."""
+    torch.manual_seed(0)
+    shapes = (1, 2, tokens, 4), (1, 2, keys, 4), (1, 2, keys, 4), (2, keys, 4), (2, 4), (2, 4)
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=learned) for shape in shapes]
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "native"])
+def test_second_derivatives_are_right_or_refused(backend):
+    """A gradient that were a constant for the graph would make a gradient penalty an addition of nothing."""
+    inputs = six() if backend != "native" else [x.detach().float().requires_grad_() for x in six()]
+
+    def penalty(name: str, tensors: list[Tensor]) -> list[Tensor]:
+        out = relative_attention(*tensors, backend=name)
+        first = torch.autograd.grad(out.sum(), tensors, create_graph=True)
+        return list(torch.autograd.grad(sum(x.square().sum() for x in first), tensors))  # type: ignore[arg-type]
+
+    if backend in ("chunked", "native"):
+        if backend == "native" and ops.native_refusal(inputs[0].device, inputs[0].dtype):
+            pytest.skip("the kernels are not built")
+        with pytest.raises(Mistake, match=r'first derivatives only\. For attention give backend="strided"'):
+            penalty(backend, inputs)
+        torch.autograd.grad(relative_attention(*inputs, backend=backend).sum(), inputs)  # the first ones stay
+        return
+    for found, expected in zip(penalty(backend, inputs), penalty("reference", six()), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_gradient_penalty_on_a_loss_is_refused():
+    sizes = {"n_layer": 1, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
+    model = TransformerXL(TransformerXLConfig(vocab_size=9, **sizes), backend="strided")
+    ids = torch.randint(9, (2, 5))
+    nll, _ = model(ids, ids, None, Lengths(tgt_len=5, mem_len=0))
+    with pytest.raises(Mistake, match="create_graph must be False"):
+        torch.autograd.grad(nll.sum(), list(model.parameters()), create_graph=True)
+
+
+def test_vmap_of_auto_has_gradients():
+    """Inside vmap `requires_grad` is false for all tensors."""
+    inputs, q = six(), torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    if hasattr(relative_attention, "__wrapped__"):
+        pytest.skip("checks of shapes do not know vmap")
+    weight = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+    out = torch.vmap(lambda each: relative_attention((each * weight)[None], *inputs[1:])[0])(q)
+    [found] = torch.autograd.grad(out.square().sum(), weight)
+    one_by_one = torch.stack([relative_attention((each * weight)[None], *inputs[1:])[0] for each in q])
+    torch.testing.assert_close(found, torch.autograd.grad(one_by_one.square().sum(), weight)[0])
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "value", "got"),
+    [
+        (0, "q", np.zeros((1, 2, 5, 4)), "ndarray"),
+        (1, "k", torch.zeros(2, 9, 4), "3"),
+        (3, "r", None, "NoneType"),
+        (4, "content_bias", 0.0, "float"),
+        (None, "end", [5], "list"),
+        (None, "valid", 3, "int"),
+    ],
+)
+def test_what_is_no_tensor_of_these_dimensions_is_refused(number, name, value, got):
+    if hasattr(relative_attention, "__wrapped__"):
+        pytest.skip("checks of types refuse it first")
+    inputs: list[Any] = list(six())
+    if number is not None:
+        inputs[number] = value
+    with pytest.raises(Mistake, match=rf"{name} must be a tensor of \d dimensions, got {got}"):
+        relative_attention(*inputs, **({name: value} if number is None else {}))

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..mistake import Mistake
 from ..ops.cross_entropy import Columns, linear_nll
+from ..ops.derivatives import first_derivative
 from ..ops.dropout import word_dropout
 from .inputs import as_ids, as_targets
 
@@ -126,7 +126,7 @@ class _Lookup(torch.autograd.Function):
         return F.embedding(ids, table), table.view_as(table)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, d_x, d_table):
         (ids,) = ctx.saved_tensors
         if d_x is None:

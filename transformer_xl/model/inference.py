@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..ops.masks import next_multiple
+from .inputs import as_marks
 from .memory import Memory, cat_tokens, reset_tokens
 
 
@@ -175,8 +176,8 @@ class KVCache:
     def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
         """Empty the marked rows, where a document or episode ended; keep the others. This consumes the cache."""
         self._check()
+        marked = as_marks(rows, self.buffers[0])
         self.spent = True
-        marked = rows.to(self.buffers[0].device)
         tokens = reset_tokens(self.tokens, marked)
         if self.ground is None:
             return replace(self, valid=self.counts.masked_fill(marked, 0), tokens=tokens, spent=False)

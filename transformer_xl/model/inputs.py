@@ -6,9 +6,10 @@ They read no values, so the host never waits for a device, and torch.compile see
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from ..mistake import Mistake
@@ -34,6 +35,17 @@ def check_vectors(x: Tensor, like: Float[Tensor, " D"], name: str = "x") -> None
             f"{name} must be vectors of the shape [rows, positions, {len(like)}], {like.dtype} on {like.device}, got "
             f"{list(x.shape)} {x.dtype} on {x.device}. Project vectors of another width, and embed ids."
         )
+
+
+def as_marks(rows: Any, like: Tensor) -> Bool[Tensor, " B"]:
+    """Marks of rows as booleans on the device of `like`, which has a row for each; also from lists and arrays."""
+    marks = torch.as_tensor(rows)
+    if marks.dtype != torch.bool or marks.shape != like.shape[:1]:
+        raise Mistake(
+            f"rows must be true or false for each of {len(like)} rows, got {list(marks.shape)} {marks.dtype}. "
+            "Numbers of rows are no marks."
+        )
+    return marks.to(like.device)
 
 
 def _is_cast(x: Tensor) -> bool:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..config.settings import Lengths
+from ..mistake import Mistake
+from .inputs import as_marks
 
 
 class Memory(NamedTuple):
@@ -80,6 +82,12 @@ class Memory(NamedTuple):
         """The same memory with these last tokens."""
         return Memory(self.layers, self.valid, self.zero_ground, tokens)
 
+    def __getitem__(self, index: Any) -> Any:
+        """A field by its number, as of any named tuple. Rows are chosen by `select`."""
+        if isinstance(index, int):
+            return tuple.__getitem__(self, index)
+        raise Mistake(f"A Memory has no rows by [...], got {index}. Choose rows by memory.select(slice or ids).")
+
     def select(self, rows: Int[Tensor, " R"] | slice) -> Memory:
         """The given rows (streams), in the given order."""
         valid, tokens = (None if x is None else x[rows] for x in (self.valid, self.tokens))
@@ -109,7 +117,7 @@ class Memory(NamedTuple):
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows, where a document or episode ended; keep the others."""
-        marked = rows.to(self.layers[0].device)
+        marked = as_marks(rows, self.layers[0])
         tokens = reset_tokens(self.tokens, marked)
         if self.zero_ground:
             layers = tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers)

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from .inference import KVCache, check_state
-from .inputs import check_vectors
+from .inputs import as_marks, check_vectors
 from .memory import Memory, reset_tokens
 from .native import can_step, native_step
 
@@ -139,7 +139,7 @@ class VectorStep:
 
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
         """Empty the marked rows, where a document or episode ended; keep the others."""
-        marked = rows.to(self.counts.device)
+        marked = as_marks(rows, self.counts if self.rows is None else self.rows)
         if self.rows is not None:
             marked = marked.new_zeros(len(self.counts)).index_copy_(0, self.rows, marked)
         if self.ground is None:
@@ -258,7 +258,8 @@ class Step:
     def reset(self, rows: Bool[Tensor, " B"]) -> None:
         """Empty the marked rows, where a document ended; keep the others."""
         self.vectors.reset(rows)
-        self.tokens = reset_tokens(self.tokens, rows)
+        if self.tokens is not None:
+            self.tokens = reset_tokens(self.tokens, as_marks(rows, self.tokens))
 
     def put(self, row: int, cache: KVCache, reach: int | None = None) -> None:
         """Let a row go on after the past of a cache; see `VectorStep.put`."""

@@ -218,6 +218,8 @@ def relative_attention(
     if not 0 <= dropout_p < 1:
         raise Mistake(f"dropout_p must be at least 0 and below 1, got {dropout_p}.")
     name = check_backend(backend)
+    if name == "auto" and torch._C._are_functorch_transforms_active():
+        name = "strided"  # requires_grad says nothing inside vmap, and only this has all derivatives
     if name == "auto":
         inputs = (q, k, v, r, content_bias, position_bias)
         training = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
@@ -232,7 +234,18 @@ def relative_attention(
     return BACKENDS[name](q, k, v, *added, mask=Mask(attn_len, valid, ahead, end), dropout_p=dropout_p, scale=scale)
 
 
+def _check_tensor(name: str, given: Any, dims: int) -> None:
+    if not isinstance(given, Tensor) or given.ndim != dims:
+        got = f"{given.ndim}" if isinstance(given, Tensor) else type(given).__name__
+        raise Mistake(f"{name} must be a tensor of {dims} dimensions, got {got}.")
+
+
 def _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, later) -> None:
+    for name, each, dims in (("q", q, 4), ("k", k, 4), ("v", v, 4), ("r", r, 3), ("valid", valid, 1), ("end", end, 1)):
+        if each is not None or dims > 1:
+            _check_tensor(name, each, dims)
+    for name, each in (("content_bias", content_bias), ("position_bias", position_bias)):
+        _check_tensor(name, each, 2)
     B, H, T, K = q.shape
     S = k.shape[2]
     expected = {

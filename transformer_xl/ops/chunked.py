@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..mistake import Mistake
+from .derivatives import first_derivative
 from .dropout import keep_mask
 from .masks import ALIGNED, Mask, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
 
@@ -117,7 +117,7 @@ class _Attention(torch.autograd.Function):
         return without_padding(out if options.dropout_p == 0 else out.mul_(1 / (1 - options.dropout_p)), mask)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, d_out: Tensor):
         content_q, position_q, k, v, r = ctx.saved_tensors
         mask = ctx.options.mask

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from .derivatives import first_derivative
 
 Columns = Sequence[tuple[Tensor, Tensor]]
 """Weights `[n E]` and biases `[n]` of neighbouring columns, in one or more parts."""
@@ -61,7 +62,7 @@ class _LinearNLL(torch.autograd.Function):
         return nll
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, *weights):
         n, saved = ctx.count, ctx.saved_tensors
         targets, total, rows, parameters = saved[:n], saved[n : 2 * n], saved[2 * n : 3 * n], saved[3 * n :]

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ...config.settings import Lengths, TransformerXLConfig
 from ...mistake import Mistake
+from ...ops.derivatives import first_derivative
 from ...ops.dropout import Dropout, dropout
 from ..attention import Linear
 from ..inference import check_state
@@ -95,7 +95,7 @@ class Recurrence(torch.autograd.Function):
         return s
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, d_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         f, s, start = ctx.saved_tensors
         later = F.pad(f[:, 1:], (0, 0, 0, 1))

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_derivative
 from ..masks import Mask
 from ..verdict import cache_folder
 
@@ -193,7 +193,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, d_out: Tensor):
         gradients = _module(library())[0].backward(d_out, *ctx.saved_tensors, *ctx.options)
         return *gradients, *[None] * 7
