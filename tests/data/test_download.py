@@ -29,6 +29,8 @@ from server import Server, Turn, serving
 from transformer_xl.data.corpora import archive as archives
 from transformer_xl.data.corpora.archive import unpack_if_archive
 from transformer_xl.data.corpora.download import Origin, download
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.mistake import Mistake
 
 CONTENT = bytes(range(251)) * 41
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -361,6 +363,18 @@ class TestArchives:
     def test_members_that_are_not_files_are_left_out(self, place, kind) -> None:
         (place / "a").write_bytes(tarred([("d/x", b"")], kind, "/etc/passwd"))
         assert unpack(place / "a", place / "in") == {}
+
+    @pytest.mark.filterwarnings("ignore:Duplicate name")
+    @pytest.mark.parametrize("other", ["d/x", "./d/x"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_two_files_of_one_name_are_refused(self, place, kind, other) -> None:
+        refused(place, KINDS[kind]([("d/x", b"one"), (other, b"two")]), "has 2 files named d/x. Unpack it")
+
+    def test_a_mistake_in_a_file_names_the_archive_and_no_temporary_folder(self, place) -> None:
+        (place / "a").write_bytes(zipped([("d/x.jsonl", b'{"text": "x"}\n{"no": 1}\n')]))
+        with pytest.raises(Mistake, match="must be a JSON string") as error:
+            open_corpus(place / "a")
+        assert str(error.value).startswith(f"{place / 'a'}/d/x.jsonl, line 2")
 
     def test_an_encrypted_archive_is_refused(self, place) -> None:
         encrypted = bytearray(zipped([("x", b"1")]))

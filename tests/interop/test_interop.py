@@ -145,6 +145,7 @@ def test_a_state_dict_is_read_with_the_settings_beside_it(tmp_path, key):
         ({"word_emb.emb_layers.0.weight": torch.zeros(0, 2**40)}, "word_emb.emb_layers.0.weight is 0x1099511627776 of"),
         ({"\x1b[2Jevil": torch.zeros(1)}, r"has '\x1b[2Jevil'"),
         ({"r_w_bias": torch.full((2, 5), torch.nan)}, "r_w_bias must be finite"),
+        ({"r_w_bias": torch.ones(2, 5, dtype=torch.int8)}, "and r_w_bias is 2x5 of int8"),
         ({"crit.cluster_weight": torch.tensor(1.0)}, "crit.cluster_weight is a scalar of float32"),
         ({"word_emb.emb_layers.1.weight": torch.tensor(1.0)}, "word_emb.emb_layers.1.weight is a scalar"),
         ({"layers.100000000.x": torch.zeros(1)}, "layers.3.dec_attn.qkv_net.weight is missing"),

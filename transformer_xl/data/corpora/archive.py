@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 import struct
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +60,10 @@ def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
         with temporary as folder:
             inside = Path(folder) / path.name  # errors about a file in it then name the archive
             _unpack(path, inside)
-            yield inside
+            try:
+                yield inside
+            except Mistake as error:  # the user knows the archive, not the temporary folder
+                raise Mistake(str(error).replace(f"{folder}/", f"{path.parent}/")) from error
 
 
 def _is_zip(path: Path) -> bool:
@@ -100,20 +105,30 @@ def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
         _check_size(sum(info.file_size for info in opened.infolist()), limit)
         if any(info.header_offset < 0 for info in opened.infolist()):
             raise ValueError("a file begins before the archive")
+        _check_names(archive, opened.namelist())
         opened.extractall(folder)
 
 
 def _unpack_tar(archive: Path, folder: Path, limit: int) -> None:
-    size = 0
+    size, names = 0, []
     with tarfile.open(archive, tarinfo=_Member) as opened:
         for member in opened:
             size += member.size
             _check_size(size, limit)
+            names += [member.name] * member.isreg()
             if member.isreg():
                 opened.extract(member, folder, set_attrs=False, filter="data")
+        _check_names(archive, names)
         assert opened.fileobj is not None
         while opened.fileobj.read(1 << 20):  # the checksums of gzip, bzip2 and xz are at the end
             pass
+
+
+def _check_names(archive: Path, names: list[str]) -> None:
+    """Refuse two files of one name, of which only the last would be read."""
+    counts = Counter(posixpath.normpath(name) for name in names if not name.endswith("/"))
+    if twice := next((name for name, count in counts.items() if count > 1), None):
+        raise Mistake(f"{archive} has {counts[twice]} files named {twice}. Unpack it, and name the folder.")
 
 
 def _check_size(size: int, limit: int) -> None:
