@@ -190,3 +190,17 @@ def test_a_mistake_in_a_line_is_one_sentence(home: Path, capsys):
     )
     Path("empty.npy").touch()
     assert "has no ids" in refused("train --data empty.npy", capsys)
+
+
+def test_an_average_of_attention_is_over_full_memories_or_says_so(home: Path, capsys):
+    """Each stream begins with an empty memory: 32 streams of three tokens would show none."""
+    attended = {}
+    for tokens in (90, 4):
+        capsys.readouterr()
+        line = f"analyse attention runs/chars --split train --max-tokens {tokens} --mem-len 5 --out few --json"
+        assert main(words(line)) == 0
+        out, err = capsys.readouterr()
+        attended[tokens] = json.loads(out.splitlines()[-1]), "memory is not full" in err
+    assert [said for _, said in attended.values()] == [False, True]
+    counts = np.load("few/attention.npz")["counts"]
+    assert attended[4][0]["queries"] == 4 and counts[:4].tolist() == [4, 3, 2, 1]

@@ -15,6 +15,7 @@ from table_model import TableModel
 from transformer_xl.config.settings import Lengths
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate, next_token_probs, sample, stream, stream_text
+from transformer_xl.mistake import Mistake
 
 GREEDY = Sampling(temperature=0)
 LENGTHS = Lengths(tgt_len=5, mem_len=7)
@@ -202,7 +203,7 @@ def test_prompts_without_padding_support_are_read_separately():
     prompts = [prompt(12), prompt(3), prompt(1)]
     alone = [ids_of_rows(model, [each], GREEDY, 6)[0] for each in prompts]
     assert ids_of_rows(model, prompts, GREEDY, 6) == alone
-    with pytest.raises(AssertionError, match="rows of one length"):
+    with pytest.raises(Mistake, match="rows of one length"):
         model.empty_memory(2, Lengths(tgt_len=1, mem_len=4), valid=torch.tensor([0, -1]))
 
 

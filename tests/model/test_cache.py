@@ -14,7 +14,7 @@ from torch import nn
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.mistake import Mistake
-from transformer_xl.model.attention import ROWS, Linear
+from transformer_xl.model.attention import ROWS, RowLinear
 from transformer_xl.model.inference import KVCache
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops.masks import next_multiple
@@ -203,7 +203,7 @@ def test_a_copy_in_bf16_holds_rounded_weights_of_products_and_exact_tables(kind:
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.booleans())
 def test_products_in_bfloat16_have_few_numbers_of_rows(lengths: list[int], bias: bool) -> None:
     """Whatever the length of a prompt, because oneDNN keeps a kernel for each number of rows."""
-    layer = Linear(24, 8, bias).bfloat16()
+    layer = RowLinear(24, 8, bias).bfloat16()
     with torch.no_grad(), patch.object(nn.Linear, "forward", autospec=True, side_effect=nn.Linear.forward) as product:
         for length in lengths:
             x = torch.randn(1, length, 24, dtype=torch.bfloat16)

@@ -15,6 +15,7 @@ from torch.autograd import gradcheck
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.baselines.recurrent import Recurrence, Recurrent
 from transformer_xl.model.memory import Memory
@@ -112,7 +113,7 @@ def test_rows_are_independent(kind):
     mixed = read(model, later, LONG, memory=chosen).hidden
     torch.testing.assert_close(mixed[1:2], read(model, later[1:2], LONG).hidden)
     torch.testing.assert_close(mixed[:1], read(model, later[:1], LONG, memory=state.select(slice(2, 3))).hidden)
-    with pytest.raises(AssertionError, match="one length"):
+    with pytest.raises(Mistake, match="one length"):
         model.empty_memory(2, LONG, torch.tensor([0, -1]))
 
 

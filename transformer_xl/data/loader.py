@@ -220,7 +220,8 @@ class StreamLoader:
 
     def segment(self, index: int) -> Segment:
         """Segment `index`, counted from 0 over all epochs. The first one of an epoch resets the memory of every row."""
-        assert index >= 0, f"segments count from 0, got {index}"
+        if index < 0:
+            raise Mistake(f"Segments count from 0, got {index}.")
         epoch, index = divmod(index, len(self)) if self._seed is None else self._epoch_of(index)
         tokens = self._tokens_of(epoch)
         windows = [self._locate(row, epoch, index) for row in self._all]

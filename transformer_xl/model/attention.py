@@ -60,7 +60,7 @@ ROWS = 16
 """In bfloat16 on a CPU a product with more rows gets a multiple of this number."""
 
 
-class Linear(nn.Linear):
+class RowLinear(nn.Linear):
     """PyTorch's linear layer, with faster products of a single row on a CPU.
 
     In bfloat16 PyTorch's matrix-vector product is faster than its matrix product. Under torch.compile the product is
@@ -123,10 +123,10 @@ class RelativeMultiheadAttention(nn.Module):
         self.dropatt: float = dropatt
         self.pre_lnorm: bool = pre_lnorm
         self.backend: str = check_backend(backend)
-        self.qkv: Linear = Linear(d_model, 3 * n_head * d_head, bias=False)
+        self.qkv: RowLinear = RowLinear(d_model, 3 * n_head * d_head, bias=False)
         own = project_position and not share_position
-        self.position: Linear | None = Linear(d_model, n_head * d_head, bias=False) if own else None
-        self.output: Linear = Linear(n_head * d_head, d_model, bias=False)
+        self.position: RowLinear | None = RowLinear(d_model, n_head * d_head, bias=False) if own else None
+        self.output: RowLinear = RowLinear(n_head * d_head, d_model, bias=False)
         self.norm: nn.LayerNorm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.dropout: Dropout = Dropout(dropout, locked=locked)
         self.join = join

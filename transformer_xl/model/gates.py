@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config.shape import TransformerXLConfig
-from .attention import Linear
+from .attention import RowLinear
 
 
 def build_join(config: TransformerXLConfig) -> Callable[[Tensor, Tensor], Tensor]:
@@ -62,7 +62,7 @@ class InputGate(Gate):
 
     def __init__(self, config: TransformerXLConfig):
         super().__init__(config)
-        self.of_x: Linear = Linear(config.d_model, config.d_model, bias=False)
+        self.of_x: RowLinear = RowLinear(config.d_model, config.d_model, bias=False)
 
     def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         return self.of_x(x).sigmoid() * x + y
@@ -73,7 +73,7 @@ class OutputGate(Gate):
 
     def __init__(self, config: TransformerXLConfig):
         super().__init__(config)
-        self.of_x: Linear = Linear(config.d_model, config.d_model, bias=False)
+        self.of_x: RowLinear = RowLinear(config.d_model, config.d_model, bias=False)
         self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
 
     def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
@@ -93,7 +93,7 @@ class SigmoidTanhGate(Gate):
 
     def __init__(self, config: TransformerXLConfig):
         super().__init__(config)
-        self.of_y: Linear = Linear(config.d_model, 2 * config.d_model, bias=False)
+        self.of_y: RowLinear = RowLinear(config.d_model, 2 * config.d_model, bias=False)
         self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
 
     def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
@@ -107,9 +107,9 @@ class GRUGate(Gate):
     def __init__(self, config: TransformerXLConfig):
         super().__init__(config)
         width = config.d_model
-        self.of_y: Linear = Linear(width, 3 * width, bias=False)
-        self.of_x: Linear = Linear(width, 2 * width, bias=False)
-        self.of_reset: Linear = Linear(width, width, bias=False)
+        self.of_y: RowLinear = RowLinear(width, 3 * width, bias=False)
+        self.of_x: RowLinear = RowLinear(width, 2 * width, bias=False)
+        self.of_reset: RowLinear = RowLinear(width, width, bias=False)
         """U_g."""
         self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(width))
 

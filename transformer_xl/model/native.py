@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from ..ops import native_refusal
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveSoftmax
-from .attention import Linear, RelativeMultiheadAttention
+from .attention import RelativeMultiheadAttention, RowLinear
 from .transformer_xl import DecoderLayer, FeedForward
 
 MOST_ROWS = 64
 """With more rows PyTorch's products are faster."""
-_MODULES = (DecoderLayer, RelativeMultiheadAttention, FeedForward, Linear, nn.LayerNorm, Dropout, AdaptiveSoftmax)
+_MODULES = (DecoderLayer, RelativeMultiheadAttention, FeedForward, RowLinear, nn.LayerNorm, Dropout, AdaptiveSoftmax)
 """The modules that it computes; a gate is another one."""
 
 

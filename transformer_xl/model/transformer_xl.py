@@ -23,7 +23,7 @@ from ..mistake import Mistake
 from ..ops import relative_attention
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from .attention import Linear, Positions, Projected, RelativeMultiheadAttention, sinusoids
+from .attention import Positions, Projected, RelativeMultiheadAttention, RowLinear, sinusoids
 from .gates import build_join
 from .inference import KVCache, check_state, inference_copy
 from .inputs import check_vectors
@@ -39,8 +39,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerXLConfig):
         super().__init__()
         self.pre_lnorm: bool = config.pre_lnorm
-        self.inner: nn.Linear = Linear(config.d_model, config.d_inner)
-        self.outer: nn.Linear = Linear(config.d_inner, config.d_model)
+        self.inner: nn.Linear = RowLinear(config.d_model, config.d_inner)
+        self.outer: nn.Linear = RowLinear(config.d_inner, config.d_model)
         self.norm: nn.LayerNorm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.dropout: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
         self.join: Callable[[Tensor, Tensor], Tensor] = build_join(config)
@@ -210,7 +210,8 @@ class TransformerXLBackbone(nn.Module):
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first position of `batch` rows; see `Memory` for `valid`."""
-        assert valid is None or self.takes_padding, "this model takes no padding: give rows of one length"
+        if valid is not None and not self.takes_padding:
+            raise Mistake("This model takes no padding (zero_memory). Give rows of one length, and leave valid out.")
         sizes = (len(self.layers), batch, lengths.mem_len if self.config.zero_memory else 0, self.config.d_model)
         memory = Memory.zeros(*sizes, dtype=self.like.dtype, device=self.like.device)
         return Memory(memory.layers, valid, self.config.zero_memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
@@ -14,7 +15,7 @@ import numpy as np
 from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attending_layers, average_attention, glance
 from ...analysis.figures import Passage, draw_by_distance, draw_passages
 from ...checkpoint import LoadedModel
-from ...config.settings import TransformerXLConfig
+from ...config.settings import Lengths, TransformerXLConfig
 from ...data.loader import StreamLoader
 from ...data.vocab import Vocab
 from ...mistake import Mistake
@@ -50,10 +51,13 @@ def attention(options: Attention) -> dict[str, Any]:
     ids, documents = text.split.ids, text.split.documents
     problems.bound(options, "positions", least=1, most=len(ids) - 1)
     problems.refuse()
-    positions = options.positions or (min(options.max_tokens or len(ids), len(ids)) // 2,)
-    loader = StreamLoader(
-        text.split, batch_size=config.eval.batch_size, tgt_len=lengths.tgt_len, max_tokens=options.max_tokens
-    )
+    tokens = min(options.max_tokens or len(ids), len(ids))
+    positions = options.positions or (tokens // 2,)
+    rows = streams_for(tokens, config.eval.batch_size, lengths)
+    if tokens // rows <= lengths.mem_len:
+        filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"
+        print(f"txl: The average is over queries whose memory is not full: it is of {filled}.", file=sys.stderr)
+    loader = StreamLoader(text.split, batch_size=rows, tgt_len=lengths.tgt_len, max_tokens=options.max_tokens)
     average = average_attention(loaded.model, report_progress(loader, "averaging"), lengths, precision=precision)
     looks = []
     for position in positions:
@@ -77,6 +81,12 @@ def attention(options: Attention) -> dict[str, Any]:
         _show(average, text.title)
         print(f"Pictures and arrays are in {folder}.")
     return facts
+
+
+def streams_for(tokens: int, most: int, lengths: Lengths) -> int:
+    """At most so many streams that the memory of each is full for the greater part of its tokens: each begins with an
+    empty one."""
+    return max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
 
 
 def _head(name: str, config: TransformerXLConfig) -> Head:

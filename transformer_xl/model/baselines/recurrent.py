@@ -22,7 +22,7 @@ from ...config.settings import Lengths, TransformerXLConfig
 from ...mistake import Mistake
 from ...ops.derivatives import first_derivative
 from ...ops.dropout import Dropout, dropout
-from ..attention import Linear
+from ..attention import RowLinear
 from ..inference import check_state
 from ..memory import Memory
 
@@ -65,7 +65,7 @@ class QRNNLayer(nn.Module):
 
     def __init__(self, inputs: int, width: int, *, weight_drop: float, first: bool):
         super().__init__()
-        self.linear: Linear = Linear(2 * inputs if first else inputs, 3 * width)
+        self.linear: RowLinear = RowLinear(2 * inputs if first else inputs, 3 * width)
         self.weight_drop: float = weight_drop
         self.first: bool = first
         self.state_widths: tuple[int, ...] = (width, inputs) if first else (width,)
@@ -168,7 +168,8 @@ class Recurrent(nn.Module):
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """A memory of zeros."""
-        assert valid is None, "this model takes no padding: give rows of one length"
+        if valid is not None:
+            raise Mistake("A recurrent network takes no padding. Give rows of one length, and leave valid out.")
         weight, layers = next(self.parameters()), list[Any](self.layers)
         like: Any = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
         return Memory(tuple(torch.zeros(batch, 1, width, **like) for layer in layers for width in layer.state_widths))
