@@ -28,6 +28,7 @@ from transformer_xl.config.settings import (
     TrainConfig,
     TransformerXLConfig,
 )
+from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
 
 RECIPES = packaged_recipes()
@@ -287,3 +288,25 @@ def test_changed_settings_lists_exactly_the_differences():
     changed, different = changed_settings(config, words("--train.max-steps 9 --train.momentum 0.5 --eval.tgt-len 3"))
     assert changed == replace(config, train=replace(config.train, max_steps=9), eval=replace(config.eval, tgt_len=3))
     assert {(setting.section, setting.field) for setting in different} == {("train", "max_steps"), ("eval", "tgt_len")}
+
+
+def test_evaluation_follows_lengths_of_training_that_change_unless_it_has_its_own():
+    """Evaluation at the recipe's lengths would score another use of the model than the one that was asked for."""
+    assert load_recipe("text-small").eval_lengths.mem_len == 256 != load_recipe("text-small").train.mem_len
+    config = load_recipe("text-small", words("--train.mem-len 32"))
+    assert (config.eval_lengths.mem_len, config.eval_lengths.tgt_len) == (32, 128)
+    config = load_recipe("text-small", words("--train.tgt-len 16"))
+    assert (config.eval_lengths.mem_len, config.eval_lengths.tgt_len) == (256, 16)
+    for given in ("--train.mem-len 32 --eval.mem-len 64", "--eval.mem-len 64 --train.mem-len 32"):
+        assert load_recipe("text-small", words(given)).eval_lengths.mem_len == 64
+    assert load_recipe("wikitext103-standard").eval_lengths.clamp_len == 400
+    other = load_recipe("wikitext103-standard", words("--train.mem-len 32")).eval_lengths
+    assert (other.tgt_len, other.mem_len, other.clamp_len) == (64, 32, None)  # the clamp is of the recipe's memory
+
+
+@pytest.mark.parametrize("overrides", [{"train.lr": 1e-3}, "--train.lr 1e-3"])
+def test_overrides_are_words(overrides):
+    if hasattr(load_recipe, "__wrapped__"):
+        pytest.skip("checks of types refuse it first")
+    with pytest.raises(Mistake, match="overrides must be a list of words"):
+        load_recipe("text-small", overrides)
