@@ -26,13 +26,15 @@ from transformer_xl import (
     settle,
 )
 from transformer_xl.cli.main import main
-from transformer_xl.config.shape import own_kinds
+from transformer_xl.config.shape import KINDS, own_kinds
 from transformer_xl.mistake import Mistake
 from transformer_xl.model import baselines
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 EXAMPLES = "\n\n".join(
-    block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "load_recipe" not in block
+    block
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    if "class " in block or "import register" in block or "TransformerXLBackbone, register" in block
 )
 OWN = ["log-distances", "averaging", "gated", "smoothed"]
 SIZES = """
@@ -45,8 +47,9 @@ SIZES = """
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch, tmp_path):
     """Only the packaged kinds are known, before and after each test; the current folder has a text and `mine.py`."""
-    monkeypatch.setattr(baselines, "_KINDS", dict(baselines._KINDS))
+    monkeypatch.setattr(baselines, "_KINDS", {name: baselines._KINDS[name] for name in KINDS})
     before = dict(own_kinds)
+    own_kinds.clear()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
     Path("text.txt").write_text("a text of a few words, again and again\n" * 200)
