@@ -31,11 +31,8 @@ from transformer_xl.mistake import Mistake
 from transformer_xl.model import baselines
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
-EXAMPLES = "\n\n".join(
-    block
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    if "class " in block or "import register" in block or "TransformerXLBackbone, register" in block
-)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+EXAMPLES = "\n\n".join(block for block in BLOCKS if "register" in block)
 OWN = ["log-distances", "averaging", "gated", "smoothed"]
 SIZES = """
 --model.n-layer 2 --model.d-model 16 --model.d-inner 32 --model.n-head 2 --model.d-head 8 --model.init-std 0.3
