@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..config.problems import WrongSettings
 from ..config.recipe import HINTS, SECTIONS
 from ..config.settings import GONE, RunConfig, TransformerXLConfig
 from ..config.shape import RECURRENT, own_kinds
@@ -124,7 +125,10 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
     if wrong or "vocab_size" not in sections["model"]:
         names = listing(wrong or ["model.vocab_size"])
         raise Mistake(f"{path} has settings of the wrong type, or lacks them: {names}. Restore it from a copy.")
-    return RunConfig(**{section: owner(**sections[section]) for section, owner in SECTIONS.items()})
+    try:
+        return RunConfig(**{section: owner(**sections[section]) for section, owner in SECTIONS.items()})
+    except WrongSettings as error:
+        raise Mistake(f"{path}: {error}") from error
 
 
 def load_vocab(folder: str | Path) -> Vocab:
