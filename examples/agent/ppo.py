@@ -35,7 +35,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from transformer_xl import Lengths, Memory, TransformerXLBackbone, TransformerXLConfig
 from transformer_xl.mistake import Mistake
-from transformer_xl.model.baselines.recurrent import Recurrent
+from transformer_xl.model.baselines.recurrent import LSTM
 from transformer_xl.runtime.files import write_whole
 
 DISCOUNT, LAMBDA = 0.99, 0.95
@@ -114,7 +114,7 @@ def make_backbone(options: Options) -> nn.Module:
     if options.backbone == "lstm":
         if not options.mem_len:
             raise Mistake("--mem-len must be at least 1 with --backbone lstm, whose memory is its state. Leave it out.")
-        return Recurrent(TransformerXLConfig(vocab_size=0, kind="lstm", n_layer=2, d_model=WIDTH, d_inner=LSTM_WIDTH))
+        return LSTM(TransformerXLConfig(vocab_size=0, kind="lstm", n_layer=2, d_model=WIDTH, d_inner=LSTM_WIDTH))
     size = {"n_layer": 2, "d_model": WIDTH, "n_head": 2, "d_head": WIDTH // 2, "d_inner": 2 * WIDTH}
     form = {"pre_lnorm": True, "final_norm": True, "relu_output": True, "gate": "gru", "init_std": WIDTH**-0.5}
     return TransformerXLBackbone(TransformerXLConfig(vocab_size=0, **size, **form))

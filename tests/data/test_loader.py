@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.data.corpus import Split
 from transformer_xl.data.loader import Segment, ShuffledLines, StreamLoader, random_cuts
+from transformer_xl.mistake import Mistake
 
 lengths = st.integers(2, 200)
 batches = st.integers(1, 9)
@@ -164,7 +165,7 @@ def test_mistakes_are_refused_in_a_sentence() -> None:
             StreamLoader(Split(ids[:size], None, "valid"), batch_size=1, tgt_len=1)
     with pytest.raises(ValueError, match="nothing to score"):
         StreamLoader(ids[:2], batch_size=1, tgt_len=1, documents=[0, 1])
-    with pytest.raises(AssertionError, match="count from 0, got -1"):
+    with pytest.raises(Mistake, match="count from 0, got -1"):
         StreamLoader(ids, batch_size=1, tgt_len=2).segment(-1)
 
 
