@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from transformer_xl import load_model
+from transformer_xl.cli.main import main
 
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,29 @@ def test_training_loop(tmp_path):
     loaded = load_model(tmp_path / "runs" / "own-loop" / "checkpoint")
     assert loaded.score("def close(self):").bits_per_byte < 7
     assert (loaded.config.eval_lengths.tgt_len, loaded.config.eval_lengths.mem_len) == (64, 64)
+
+
+def test_compress(tmp_path, monkeypatch, capsys):
+    """A text is restored to the byte, its file is as large as the model says, and a damaged one is refused."""
+    pytest.importorskip("constriction")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
+    Path("text.txt").write_text("the cat sat on the mat, again and again\n" * 200)
+    sizes = "--model.n-layer 1 --model.d-model 16 --model.d-inner 16 --model.n-head 2 --model.d-head 8"
+    words = f"train text-small --data text.txt {sizes} --train.lr 1e-2 --train.max-steps 30 --out run"
+    assert main(words.split()) == 0
+    few = bytes(range(256)) + Path("text.txt").read_bytes()[:1000]
+    Path("few").write_bytes(few)
+    example = [sys.executable, str(EXAMPLES / "compress.py"), "run"]
+    done = subprocess.run([*example, "few", "small"], capture_output=True, text=True, check=True)
+    [real, own] = map(float, re.findall(r"([\d.]+) bits per byte;.* figure is ([\d.]+)", done.stdout)[0])
+    code = Path("small").read_bytes().partition(b"\n")[2]
+    assert own <= 8 * len(code) / len(few) <= own * 1.02 + 8 * 8 / len(few) + 0.2 and real < 9
+    subprocess.run([*example, "small", "again", "--restore"], check=True, capture_output=True)
+    assert Path("again").read_bytes() == few
+    Path("small").write_bytes(Path("small").read_bytes()[:-8] + bytes(8))
+    damaged = subprocess.run([*example, "small", "other", "--restore"], capture_output=True, text=True)
+    assert damaged.returncode and "another one than was compressed" in damaged.stderr and not Path("other").exists()
 
 
 def test_log_stream(tmp_path):

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -55,17 +54,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if path.exists() and not path.is_file():  # a rename would replace a device or a pipe
             raise OSError(errno.EINVAL, "no file")
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-        sync(unfinished)
-        unfinished.replace(path)
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield an open file next to `path` to write into; on success it replaces `path`, on any error it is removed."""
-    path = Path(path)
-    with _temporary_file(path) as unfinished:
-        with unfinished.open("wb") as file:
-            yield file
         sync(unfinished)
         unfinished.replace(path)
 

@@ -1,4 +1,4 @@
-"""Commands that use a trained model: eval, score, harness, generate, serve, compress, decompress and convert."""
+"""Commands that use a trained model: eval, score, harness, generate, serve and convert."""
 
 from __future__ import annotations
 
@@ -204,49 +204,3 @@ class Convert:
 
         convert(self, overrides)
         return 0
-
-
-@dataclass(frozen=True)
-class Compress(Command):
-    """Compress any file without loss, with the probabilities of a model of bytes.
-
-    Only a machine with the same arithmetic can decompress it: the same processor and versions."""
-
-    file: Annotated[Positional[str], arg(metavar="FILE|-")]
-    """Any file, or - for standard input."""
-    model: Annotated[Path | None, arg(metavar="RUN")] = None
-    """A trained run with a vocabulary of bytes. Decompressing needs the same run."""
-    learn: bool = False
-    """Start with an untrained model, which learns from the file while it is coded. The archive is then enough to
-    decompress."""
-    output: Annotated[str | None, arg(metavar="FILE|-")] = None
-    """The archive; by default FILE.txlz, and standard output for standard input."""
-    force: bool = False
-    """Replace the archive if it exists."""
-    rows: Size = None
-    """Number of streams that are coded side by side; by default at most 32, by the size. With fewer it takes longer and
-    the archive is smaller."""
-    threads: Size = None
-    """Threads of the computation, also for decompressing; by default as many as PyTorch takes."""
-    json: bool = False
-    """Print one JSON object."""
-
-    journey = "compress.compress"
-
-
-@dataclass(frozen=True)
-class Decompress(Command):
-    """Restore a file that `txl compress` wrote. Every block is checked before it is written."""
-
-    archive: Annotated[Positional[str], arg(metavar="ARCHIVE|-")]
-    """An archive, or - for standard input."""
-    model: Annotated[Path | None, arg(metavar="RUN")] = None
-    """The run that the archive was made with."""
-    output: Annotated[str | None, arg(metavar="FILE|-")] = None
-    """The file; by default ARCHIVE without .txlz, and standard output for standard input."""
-    force: bool = False
-    """Replace the file if it exists."""
-    json: bool = False
-    """Print one JSON object."""
-
-    journey = "compress.decompress"
