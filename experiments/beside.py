@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from experiments.trial import markdown
-
 RULES = {
     "txl's own rule": {},
     "spin 300,000 (GNU's default)": {"GOMP_SPINCOUNT": "300000"},
@@ -43,6 +41,12 @@ def busy(processes: int) -> Iterator[None]:
         for other in others:
             other.kill()
             other.wait()
+
+
+def markdown(columns: list[str], rows: list[list[object]]) -> str:
+    """A table, every column but the first aligned to the right."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def speed(recipe: str, steps: int, rule: dict[str, str]) -> float:

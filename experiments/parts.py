@@ -1,6 +1,5 @@
 """Measure new parts of Transformer-XL against a base recipe in equal time, paired by seed.
 
-    git apply experiments/parts/first_form.patch     # the parts that are not settings of the package yet
     python -m experiments.parts --name screen-0.9M --seconds 300 --seeds 1 --jobs 2
     python -m experiments.parts --name screen-0.9M --table
     python -m experiments.parts --name screen-0.9M --picture docs/figures/parts.svg --only base n-grams

@@ -114,12 +114,3 @@ def test_pins_cover_what_every_extra_of_dev_needs() -> None:
         for line in extras[name]
     }
     assert needs - pins == {"transformer-xl"}
-
-
-def test_the_patch_for_amx_applies() -> None:
-    """Nobody has measured it yet, and a change of the kernels must not break it."""
-    tracked_files()
-    checked = subprocess.run(
-        ["git", "apply", "--check", "experiments/amx.patch"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert checked.returncode == 0, checked.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -202,30 +201,6 @@ class TestOptions:
         with pytest.raises(ValueError, match=r"recipe\.toml") as error:
             load_recipe(tmp_path / "recipe.toml")
         assert len(str(users_sentence(error.value))) < 600
-
-
-@pytest.mark.parametrize("target", ["recipe", "store", "pickle", "tokeniser"])
-@several
-@given(dice=dice)
-def test_mangled_input_is_refused_or_works(target, dice, fuzzed, tmp_path_factory):
-    """A few cases of experiments/fuzz.py, which tries many more."""
-    targets, outcome = fuzzed
-    folder = tmp_path_factory.mktemp("case")
-    for name, content in targets[target].make(dice).items():
-        (folder / name).write_bytes(content)
-    result, told = outcome(targets[target], folder)
-    assert result != "finding", told
-
-
-@pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
-    """The targets of experiments/fuzz.py, and what says what becomes of a case."""
-    spec = importlib.util.spec_from_file_location("fuzz", ROOT / "experiments" / "fuzz.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["fuzz"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    names = ("recipe", "store", "pickle", "tokeniser")
-    return {name: module.TARGETS[name](tmp_path_factory.mktemp(name)) for name in names}, module.outcome
 
 
 class TestFiles:
