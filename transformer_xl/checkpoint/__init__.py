@@ -17,7 +17,7 @@ from .history import best, checkpoints, find_checkpoint, latest, put_damaged_asi
 from .loading import LoadedModel, config_of, load_config, load_model, load_training, load_vocab, load_weights
 from .parts import EXPORTED_VOCAB, FORMAT, write_json
 from .saving import TrainingState, save_checkpoint
-from .tensors import current_name, dimensions, first_house_numbers, set_weights, weights
+from .tensors import dimensions, set_weights, weights
 
 __all__ = [
     "EXPORTED_VOCAB",
@@ -27,10 +27,8 @@ __all__ = [
     "best",
     "checkpoints",
     "config_of",
-    "current_name",
     "dimensions",
     "find_checkpoint",
-    "first_house_numbers",
     "latest",
     "load_config",
     "load_model",

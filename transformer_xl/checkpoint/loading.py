@@ -11,7 +11,7 @@ from torch import nn
 
 from ..config.problems import WrongSettings
 from ..config.recipe import HINTS, SECTIONS
-from ..config.settings import GONE, RunConfig, TransformerXLConfig
+from ..config.settings import RunConfig, TransformerXLConfig
 from ..config.shape import RECURRENT, own_kinds
 from ..config.values import fits, listing
 from ..data.vocab import Vocab
@@ -112,8 +112,6 @@ def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
             raise Mistake(f"{path} must hold a table for {section}. Restore it from a copy.")
         sections[section] = {}
         for name, value in table.items():
-            if (section, name) in GONE and value == GONE[section, name]:
-                continue
             value = tuple(value) if isinstance(value, list) else value
             if name not in hints:
                 unknown.append(f"{section}.{name}")

@@ -19,8 +19,6 @@ from ..runtime.files import check_seal, plain_file
 
 FORMAT = "transformer-xl checkpoint"
 VERSION = 2
-READABLE = (1, VERSION)
-"""The versions that are read. Version 1 names weights without `backbone.` and numbers the optimizers' moments."""
 EXPORTED_VOCAB = "transformer_xl_vocab.json"
 """The file of an exported folder with this package's vocabulary, for importing it again."""
 FILES = ("model.safetensors", "config.json", "vocab.json", "training.safetensors", "training.json")
@@ -71,10 +69,10 @@ def read_header(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of transformer-xl: its format must be {FORMAT!r}. `txl convert` reads "
             "checkpoints of other programs."
         )
-    if stored.get("version") not in READABLE:
+    if stored.get("version") != VERSION:
         raise Mistake(
-            f"{path} has format version {stored.get('version')}; this transformer-xl reads at most {VERSION}. "
-            "Update it."
+            f"{path} has format version {stored.get('version')}, and this transformer-xl reads {VERSION}. Use the "
+            "release that wrote it, or a newer one."
         )
     return stored
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
     """Do the work of `load_weights` with tensors that were read from `source`."""
     state = model.state_dict(keep_vars=True)
     names = first_names(state)
-    stored = {current_name(name, names): value for name, value in stored.items()}
     stored = {names.get(name, name): value for name, value in stored.items()}
     wanted = {name: state[name] for name in names.values()}
     wrong = [
@@ -50,32 +49,6 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
     with torch.no_grad():
         for name, value in wanted.items():
             value.copy_(stored[name])
-
-
-def current_name(name: str, known: Collection[str]) -> str:
-    """The name of a weight in a model with the names `known`. Checkpoints of version 1 omit `backbone.`."""
-    return f"backbone.{name}" if name not in known and f"backbone.{name}" in known else name
-
-
-_FIRST_ORDER = ("embedding", "layers", "second_softmax", "final_norm", "softmax")
-
-
-def first_house_numbers(optimizers: Sequence[torch.optim.Optimizer], weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each key "OPTIMIZER.NUMBER" of moments in a checkpoint of version 1, the name of the weight.
-
-    Version 1 numbered the weights in each optimizer's groups: first weights outside of modules, then module by module.
-    """
-    owners = {weight: name.removeprefix("backbone.") for name, weight in weights.items()}
-
-    def order(weight: Tensor) -> int:
-        module = owners[weight].partition(".")[0]
-        return _FIRST_ORDER.index(module) if module in _FIRST_ORDER else -1
-
-    numbers = {}
-    for which, optimizer in enumerate(optimizers):
-        ordered = [w for group in optimizer.param_groups for w in sorted(group["params"], key=order)]
-        numbers |= {f"{which}.{index}": current_name(owners[w], weights) for index, w in enumerate(ordered)}
-    return numbers
 
 
 def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:

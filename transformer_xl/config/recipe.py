@@ -19,7 +19,7 @@ from typing import Any, get_origin, get_type_hints
 
 from ..mistake import Mistake
 from .problems import Problem, Problems
-from .settings import GONE, RunConfig
+from .settings import RunConfig
 from .values import as_float, fits, from_words, type_text, value_text
 
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
@@ -246,11 +246,7 @@ def _settings_of(tables: Mapping[str, Any], source: str, problems: list[str]) ->
         if not isinstance(table, dict) or (not table and section not in SECTIONS):
             problems.append(_unknown("", section, section, source))
             continue
-        given += [
-            Setting(section, field, value, f"{section}.{field}", source)
-            for field, value in table.items()
-            if (section, field) not in GONE or value != GONE[section, field]
-        ]
+        given += [Setting(section, field, value, f"{section}.{field}", source) for field, value in table.items()]
     return given
 
 

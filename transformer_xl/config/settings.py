@@ -14,9 +14,6 @@ from .shape import RECURRENT, TransformerXLConfig, needs
 
 _LONGEST, _HIGHEST = 1 << 31, 10**30
 
-GONE = {("model", "score_biases"): False}
-"""Settings of former versions, and the only value with which a file that has them is still read."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths(Checked):

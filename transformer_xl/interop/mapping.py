@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checkpoint.tensors import current_name, dimensions
+from ..checkpoint.tensors import dimensions
 from ..config.settings import TransformerXLConfig
 from ..config.values import listing
 from ..mistake import Mistake
@@ -109,8 +109,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
     with torch.device("meta"):
         wanted = dict(build_model(config).named_parameters(remove_duplicate=False))
     first = {parameter: name for name, parameter in reversed(wanted.items())}
-    stored = {current_name(name, wanted): name for name in source.arrays}
-    own = [Entry(stored.get(name, name), name) for name in wanted]
+    own = [Entry(name, name) for name in wanted]
     foreign = entries(config, reverse=source.dialect.clusters_reversed, names=source.arrays)
     placed = [
         (entry, (first[wanted[entry.ours]], entry.rows.start if entry.rows else 0))

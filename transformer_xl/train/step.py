@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..checkpoint import TrainingState, current_name, first_house_numbers, set_weights, weights
+from ..checkpoint import TrainingState, set_weights, weights
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
 from ..evaluation.measures import figure, tokens_per_second
@@ -314,7 +314,7 @@ class Trainer:
             self.average = Average(self.model, state.scalars["averaged"])
             with torch.no_grad():
                 for name, value in parts["live"].items():
-                    weights[current_name(name, weights)].copy_(value)
+                    weights[name].copy_(value)
         device = _device(self.model)
         memory = {
             name: aligned_copy(value[self.ranks.rows(len(value))], device) for name, value in parts["memory"].items()
@@ -327,11 +327,10 @@ class Trainer:
 
     def _restore_optimizers(self, saved: dict[str, Tensor]) -> None:
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
-        numbered = first_house_numbers(self.optimizers, weights)
         moments: dict[Any, dict[str, Tensor]] = {}
         for entry, value in saved.items():
             name, _, key = entry.rpartition(".")
-            weight = weights[numbered.get(name, name)]
+            weight = weights[name]
             if value.ndim and value.shape != weight.shape:
                 raise Mistake(f"The checkpoint's {key} of {name} has a different shape from the weight. Use another.")
             part = part_as(value, weight)

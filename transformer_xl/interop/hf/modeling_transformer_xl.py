@@ -31,9 +31,6 @@ _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
 
-_FORMER_NAMES = {r"^model\.(layers\.|content_bias|position_bias|final_norm\.)": r"model.backbone.\1"}
-"""Renames weights of folders that the first version exported."""
-
 _CARRIED = ("transformer_xl_vocab.json", "LICENSE")
 """Files of an exported folder that transformers does not copy."""
 
@@ -355,11 +352,6 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         self.model.init_weights()
         for weight in self.parameters():
             weight._is_hf_initialized = True  # type: ignore[attr-defined]
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
-        """Load as transformers does, also from folders that name weights without `backbone.`."""
-        return super().from_pretrained(*args, **{"key_mapping": _FORMER_NAMES, **options})
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
