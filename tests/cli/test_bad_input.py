@@ -416,7 +416,7 @@ class TestStores:
         ("entry", "value"),
         [
             *(("version", 2), ("version", None), ("format", "other"), ("unit", "word"), ("newlines", "drop")),
-            *(("dtype", "<u2"), ("vocab_size", 5), ("name", None), ("partial", 3), ("splits", {}), ("splits", [1])),
+            *(("dtype", "<u2"), ("vocab_size", 5), ("name", None), ("source", 3), ("splits", {}), ("splits", [1])),
             *(("tokens", "5"), ("tokens", -1), ("tokens", 2.5), ("tokens", 10**30), ("unknown", None)),
             *(("documents", [1]), ("documents", [0, 0]), ("documents", "abc"), ("documents", [0, 10**9])),
         ],

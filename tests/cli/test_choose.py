@@ -128,7 +128,6 @@ def test_a_published_corpus_has_its_small_recipe_or_a_sentence(capsys):
         if (small := f"{name.replace('-', '')}-small") in packaged_recipes():
             choice = choose_recipe(name)
             assert (choice.recipe, choice.words) == (small, ()) and load_recipe(small).corpus.name == name
-    assert choose_recipe("text8-partial").recipe == "text8-small"
     assert "Take one of wikitext103-128m" in refused("train --data wikitext-103", capsys)
     assert "`txl train text-words --data wikitext-2-raw`" in refused("train --data wikitext-2-raw", capsys)
     assert "--corpus.unit char --data ptb-char`" in refused("train --data ptb-char", capsys)

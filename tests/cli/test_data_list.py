@@ -43,34 +43,31 @@ def test_every_published_corpus_is_listed_before_anything_is_prepared(home, caps
 
 
 def test_what_is_prepared_is_listed_with_its_own_counts(home, monkeypatch, capsys):
-    files = {"train": "", "valid": "", "lost": ""}
-    splits = {"train": ("train", "lost"), "valid": ("valid",), "test": ("valid",)}
+    files = {"train": "", "valid": "", "more": ""}
+    splits = {"train": ("train", "more"), "valid": ("valid",), "test": ("valid",)}
     monkeypatch.setitem(DATASETS, "tiny", Dataset("word", files, (), {"keep": Protocol(None, {})}, splits))
     Path("copy").mkdir()
     for name in files:
         Path("copy", name).write_bytes(TEXT)
     assert main(words("data tiny --source copy --json")) == 0
     told = json.loads(capsys.readouterr().out)
-    Path("copy/lost").unlink()
-    assert main(words("data tiny --source copy --partial")) == 0
+    Path("mine").write_text("some\nwords\n")
+    assert main(words("data tiny --source copy --vocab mine")) == 0
     capsys.readouterr()
     entries = listed(capsys)
-    whole, part = entries["tiny"], entries["tiny-partial"]
-    assert told == whole and whole["prepared"] == part["prepared"] == "yes"
-    assert whole["tokens"] == {"train": 400, "valid": 200, "test": 200} and part["tokens"]["train"] == 200
+    whole, other = entries["tiny"], entries["tiny+mine"]
+    assert told == whole and whole["prepared"] == other["prepared"] == "yes" and other["command"] == ""
+    assert whole["tokens"] == other["tokens"] == {"train": 400, "valid": 200, "test": 200}
     assert whole["store_bytes"] == sum(file.stat().st_size for file in Path(whole["store"]).rglob("*"))
-    assert (whole["partial"], part["command"]) == ("", "") and "1 of 2 files of its train split" in part["partial"]
     Path(whole["store"], "corpus.json").write_text("{")
     assert listed(capsys)["tiny"]["prepared"] == "damaged"
     assert main(["data"]) == 0 and "damaged" in capsys.readouterr().out
 
 
 def test_options_of_a_corpus_need_its_name(capsys):
-    assert main(words("data --source copy --partial")) == 2
+    assert main(words("data --source copy --vocab mine")) == 2
     told = capsys.readouterr().err
-    assert (
-        told.startswith("txl: NAME must be given with --source, --partial: one of enwik8, ") and told.count("\n") == 1
-    )
+    assert told.startswith("txl: NAME must be given with --source, --vocab: one of enwik8, ") and told.count("\n") == 1
 
 
 def test_the_list_needs_no_torch():

@@ -63,7 +63,7 @@ def test_training_leaves_everything_needed_to_repeat_and_use_it(home: Path):
     assert environment["chosen"]["backend"]["why"] and environment["packages"]["torch"]
     assert os.uname().nodename not in (run / "environment.json").read_text().replace("linux", "")
     log = (run / "log.txt").read_text()
-    assert "step 40/40" in log and "valid" in log and "partial" not in log
+    assert "step 40/40" in log and "valid" in log
     assert "step 40/40" in (home / "log").read_text()
     losses = [entry["loss"] for entry in read_metrics(run / "metrics.jsonl") if entry.get("split") == "train"]
     assert losses[-1] < losses[0] < math.log(256)
@@ -196,29 +196,23 @@ def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsy
 
 
 def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypatch, capsys):
-    """A partial corpus, as sentences in a new order each epoch; every figure is marked as partial."""
+    """As sentences in a new order each epoch."""
     text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40
-    files = {"train": "", "valid": "", "lost": ""}
-    splits = {"train": ("train", "lost"), "valid": ("valid",), "test": ("valid",)}
+    files = {"train": "", "valid": ""}
+    splits = {"train": ("train",), "valid": ("valid",), "test": ("valid",)}
     protocols = {"sentence": Protocol(None, {})}
     known = Dataset("word", files, (), protocols, splits, counted=("train",), tokenised=True)
     monkeypatch.setitem(DATASETS, "tiny", known)
     Path("tiny").mkdir()
     for name in ("train", "valid"):
         (Path("tiny") / name).write_bytes(text)
-    assert main(words("data tiny --source tiny --partial")) == 0
-    assert "1 of 2 files of its train split; its words are those of its train split." in capsys.readouterr().out
-    sentences = words("--corpus.name tiny-partial --corpus.newlines sentence --corpus.shuffle-lines")
+    assert main(words("data tiny --source tiny")) == 0
+    sentences = words("--corpus.name tiny --corpus.newlines sentence --corpus.shuffle-lines")
     assert main(["train", "text-words", "--out", "runs/tiny", *TINY, *sentences, "--train.max-steps", "60"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("partial: 1 of 2 files") == 2, "beside the model, and beside the test figure"
-    validations = [line for line in shown.splitlines() if "  valid  " in line]
-    assert validations and all(line.endswith("(partial)") for line in validations)
-    entries = [entry for entry in read_metrics("runs/tiny/metrics.jsonl") if entry["split"] != "train"]
-    assert entries and all("1 of 2 files" in entry["partial"] for entry in entries)
+    capsys.readouterr()
     assert main(words("eval runs/tiny --json")) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["partial"].startswith("1 of 2") and result["results"][0]["targets"] == len(text.split()) + 80
+    assert result["results"][0]["targets"] == len(text.split()) + 80
     asked = ["generate", "runs/tiny", "--prompt", 'He said , "', "--max-tokens", "12", "--seed", "1"]
     assert main(asked) == 0
     readable = capsys.readouterr().out

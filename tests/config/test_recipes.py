@@ -181,8 +181,8 @@ def test_data_keeps_line_ends_and_takes_the_vocabulary_from_the_text(tmp_path: P
     config = load_recipe("enwik8-small", data=tmp_path / "text")
     assert (config.corpus.newlines, config.model.vocab_size) == ("keep", 0)
     assert config.corpus.name == str((tmp_path / "text").resolve())
-    named = load_recipe("lm1b-small", data="lm1b-partial")
-    assert (named.corpus.name, named.corpus.newlines) == ("lm1b-partial", "sentence")
+    named = load_recipe("lm1b-small", data="lm1b")
+    assert (named.corpus.name, named.corpus.newlines) == ("lm1b", "sentence")
     assert load_recipe("enwik8-small").corpus.newlines == "drop"
 
 

@@ -32,7 +32,6 @@ from transformer_xl.data.corpora.preparing import prepare
 from transformer_xl.data.corpora.published import DATASETS, SPLITS, Counts, Dataset, Package, Protocol
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import is_tokenised, open_corpus
-from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
 from transformer_xl.data.texts import read_splits
 from transformer_xl.data.vocab import EOS, UNK, Newlines, Vocab
@@ -283,7 +282,7 @@ class TestCorpus:
             ("train.bin", b"\0", "but its header says"),
             ("corpus.json", b"{", "is damaged"),
             ("corpus.json", b"[]", "is damaged"),
-            ("corpus.json", b"{}", "is not a transformer-xl token store of version 1"),
+            ("corpus.json", b"{}", "is not a transformer-xl token store of version 2"),
             ("corpus.json", b'{"format": "transformer-xl token store", "version": 1}', "is damaged"),
             ("vocab.json", b'{"unit": "byte", "newlines": "keep", "symbols": [1]}', "is not the vocabulary"),
         ],
@@ -673,7 +672,6 @@ class TestPublished:
     """`prepare` on corpora of a few bytes that have every property of real ones."""
 
     TEXT = b"ab\nb" * 5
-    PART = b"ab\nb" * 3
 
     @pytest.fixture
     def tiny(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -688,14 +686,6 @@ class TestPublished:
             },
             cuts=(10, 15),
         )
-        part = replace(
-            known,
-            files={"tiny.begin": digest(self.PART)},
-            protocols={"drop": Protocol(2, {"train": Counts(5)})},
-            cuts=(6, 9),
-            note="the first 12 of 20 bytes",
-        )
-        known = replace(known, substitute=part)
         monkeypatch.setitem(DATASETS, "tiny", known)
         (tmp_path / "source").mkdir()
         (tmp_path / "source" / "tiny.xz").write_bytes(lzma.compress(self.TEXT))
@@ -762,9 +752,8 @@ class TestPublished:
 
     def test_a_folder_without_the_files_says_which_are_missing(self, tiny: Path) -> None:
         (tiny / "tiny.xz").unlink()
-        for partial in (False, True):
-            with pytest.raises(FileNotFoundError, match=r"must hold tiny, and lacks tiny\. Give a whole copy, take"):
-                prepare("tiny", tiny, partial=partial)
+        with pytest.raises(FileNotFoundError, match=r"must hold tiny, and lacks tiny\. Give a whole copy, leave out"):
+            prepare("tiny", tiny)
 
     def test_the_wrong_unit_or_vocabulary_is_refused(self, tiny: Path) -> None:
         path = str(prepare("tiny", tiny).path)
@@ -796,23 +785,6 @@ class TestPublished:
         with pytest.raises(ValueError, match="is not that of the corpus tiny"):
             open_corpus(CorpusConfig(name="tiny", newlines="keep"), Vocab.build("byte", []))
 
-    def test_a_partial_corpus_is_made_only_when_asked_for_and_called_partial(self, tiny: Path, home: Path) -> None:
-        (tiny / "tiny.xz").unlink()
-        (tiny / "tiny.begin").write_bytes(self.PART)
-        with pytest.raises(FileNotFoundError, match=r"take what there is with --partial"):
-            prepare("tiny", tiny)
-        corpus = prepare("tiny", tiny, partial=True)
-        assert corpus.path == home / "corpora" / "tiny-partial" and corpus.name == "tiny-partial"
-        assert corpus.caveat == "; partial: the first 12 of 20 bytes"
-        assert corpus.vocab.decode_bytes(corpus.split("test").ids) == b"bb"
-        assert open_corpus(CorpusConfig(name="tiny-partial", newlines="drop")) == corpus
-        (tiny / "tiny.begin").write_bytes(self.PART[:-1])
-        with pytest.raises(ValueError, match="is not the published tiny"):
-            prepare("tiny", tiny, partial=True)
-
-    def test_a_whole_corpus_is_not_called_partial(self, tiny: Path, home: Path) -> None:
-        assert prepare("tiny", tiny, partial=True).path == home / "corpora" / "tiny"
-
     def test_files_may_be_in_subfolders_or_in_an_archive(self, words: Path, tmp_path: Path) -> None:
         (tmp_path / "deep" / "er").mkdir(parents=True)
         words.rename(tmp_path / "deep" / "er" / "words")
@@ -822,9 +794,7 @@ class TestPublished:
         (tmp_path / "list.xz").write_bytes(lzma.compress((tmp_path / "deep" / "er" / "words" / "list").read_bytes()))
         from_archive = prepare("words", tmp_path / "words.tgz", vocab_file=tmp_path / "list.xz")
         assert from_archive == from_folder
-        assert prepare("words", tmp_path / "words.tgz", partial=True) == from_folder
-        with pytest.raises(ValueError, match=r"say with --source"):
-            prepare("words", partial=True)
+        assert prepare("words", tmp_path / "words.tgz") == from_folder
 
     def test_sentences_are_between_their_marks(self, words: Path) -> None:
         corpus = prepare("words", words)
@@ -834,45 +804,15 @@ class TestPublished:
         assert corpus.vocab.opening_ids.tolist() == [2] and corpus.vocab.line_end == 2
         assert corpus.vocab.decode(corpus.split("train").ids[1:]) == "the <unk> <unk>\nthe dog\n<unk> dog\n"
 
-    def test_missing_files_are_listed(self, words: Path, home: Path) -> None:
-        (words / "list").rename(words / "kept")
-        corpus = prepare("words", words, partial=True)
-        assert corpus.header.partial == "no vocabulary file; its words are those of its train split"
-        (words / "kept").rename(words / "list")
-        (words / "a.2").unlink()
-        corpus = prepare("words", words, partial=True)
-        assert corpus.header.partial == "1 of 2 files of its train split" and len(corpus.vocab) == 4
-        (words / "a.1").unlink()
-        (words / "list").unlink()
-        corpus = prepare("words", words, partial=True)
-        notes = ("no train split", "no vocabulary file", "its words are those of its valid and test split")
-        assert corpus.header.partial == "; ".join(notes)
-        assert corpus.vocab.symbols == ("<S>", "the", "bird", "sat", UNK)
-        assert set(corpus.header.splits) == {"valid", "test"}
-
     def test_another_vocabulary_is_another_store(self, words: Path, tmp_path: Path, home: Path) -> None:
         (tmp_path / "mine.txt").write_text("dog\ncat\n<UNK>\n")
         corpus = prepare("words", words, vocab_file=tmp_path / "mine.txt")
         assert corpus.path == home / "corpora" / "words+mine" and corpus.name == "words+mine"
         assert corpus.vocab.symbols == ("<S>", "dog", "cat", "<UNK>") and corpus.vocab.unk == 3
-        for name in ("words", "words-partial", "words+mine", "words+mine-partial", "wikitext-2-raw"):
+        for name in ("words", "words+mine", "wikitext-2-raw"):
             assert is_tokenised(name)
-        for name in ("wordsmith", "ptb-char", "enwik8", "text8-partial", "a/path"):
+        for name in ("wordsmith", "ptb-char", "enwik8", "a/path"):
             assert not is_tokenised(name)
-
-    def test_a_published_vocabulary_is_used_only_for_a_partial_training_split(self, words: Path, monkeypatch):
-        known = DATASETS["words"]
-        files = {name: file for name, file in known.files.items() if name != "list"}
-        monkeypatch.setitem(DATASETS, "words", replace(known, files=files, listed=known.files["list"]))
-        with pytest.raises(ValueError, match="bird"):  # the words of the training split are closed
-            prepare("words", words)
-        assert prepare("words", words, vocab_file=words / "list").name == "words"
-        (words / "a.2").unlink()
-        corpus = prepare("words", words, partial=True)
-        assert corpus.name == "words-partial" and corpus.vocab.symbols == ("<unk>", "the", "<S>", "dog")
-        (words / "list").write_bytes(b"the\n<S>\n")
-        with pytest.raises(ValueError, match="is not the published list"):
-            prepare("words", words, partial=True)
 
     def test_every_address_has_a_file_name(self) -> None:
         names = {
@@ -1084,26 +1024,17 @@ def test_every_published_corpus_has_three_splits_of_files_that_can_be_downloaded
     assert {file for files in dataset.splits.values() for file in files} <= set(dataset.files)
     assert {file for package in dataset.packages for file in package.files} == set(dataset.files)
     assert all(package.origins for package in dataset.packages)
-    for one in filter(None, (dataset, dataset.substitute)):
-        if one.cuts and (whole := one.protocols.get("keep")):
-            first, second = one.cuts
-            assert [whole.splits[split].tokens for split in ("train", "valid")] == [first, second - first]
+    if dataset.cuts and (whole := dataset.protocols.get("keep")):
+        first, second = dataset.cuts
+        assert [whole.splits[split].tokens for split in ("train", "valid")] == [first, second - first]
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["ptb-char", "wikitext-2", "wikitext-2-raw", "text8", "wikitext-103", "lm1b"])
+@pytest.mark.parametrize("name", ["ptb-char", "wikitext-2", "wikitext-2-raw"])
 def test_every_available_corpus_has_the_published_counts(name: str) -> None:
-    """`prepare` compares all counts; a corpus with missing files is called partial."""
-    whole = name not in ("text8", "wikitext-103", "lm1b")
-    if not whole:
-        with pytest.raises(FileNotFoundError, match="--partial"):
-            prepare(name, DATA / name)
-    corpus = prepare(name, DATA / name, partial=not whole)
-    assert corpus.name == (name if whole else f"{name}-partial") and bool(corpus.caveat) != whole
-    if name == "lm1b":
-        test = corpus.split("test").ids
-        assert StreamLoader(test, batch_size=10, tgt_len=32).targets == 159_658
-        assert (test == corpus.vocab.line_end).sum() == 6_075 + 1
+    """`prepare` compares all counts."""
+    corpus = prepare(name, DATA / name)
+    assert corpus.name == name
     if name == "ptb-char":
         words = read_file(DATA / "ptb" / "ptb.test.txt.xz").decode()
         lines = [line.strip() for line in words.splitlines()]

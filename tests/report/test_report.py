@@ -127,7 +127,7 @@ def test_every_text_of_a_file_is_escaped(tmp_path):
     pages = {}
     for words in ("plain", EVIL):
         stored = words.replace("\x00", "").replace("\ud800", "")
-        entries = [line(10, 1.0), scored(10, 1.0, corpus=words, partial=words, split=words, unit=words, mem_len=words)]
+        entries = [line(10, 1.0), scored(10, 1.0, corpus=words, split=words, unit=words, mem_len=words)]
         entries.append({"step": 10, "sample": f"{words}\n{words}"})
         run = make_run(tmp_path / re.sub(r"\W", "", words) / stored.replace("/", ""), entries)
         config = (run / "config.toml").read_text()
@@ -178,11 +178,6 @@ def test_figures_that_are_not_finite_are_reported(tmp_path):
     seen = page_of(make_run(tmp_path / "mine", entries))
     for words in ("1 of 3 lines", "5 steps were skipped", "test loss is not finite", "not finite"):
         assert words in seen.text, words
-
-
-def test_a_partial_corpus_is_reported(tmp_path):
-    entries = [line(20, 1.0), scored(20, 1.0, "test", partial="the first half")]
-    assert "partial: the first half" in page_of(make_run(tmp_path / "mine", entries)).text
 
 
 def test_samples_keep_their_lines_and_steps(tmp_path):

@@ -69,12 +69,7 @@ class Corpus:
     @property
     def about(self) -> dict[str, str]:
         """The entries that name this text in metrics."""
-        return {"corpus": self.name} | ({"partial": self.header.partial} if self.header.partial else {})
-
-    @property
-    def caveat(self) -> str:
-        """The note to print with every figure on this corpus: the missing parts; empty if it is complete."""
-        return f"; partial: {self.header.partial}" if self.header.partial else ""
+        return {"corpus": self.name}
 
     @property
     def caution(self) -> str:
@@ -183,7 +178,6 @@ class Corpus:
         *,
         name: str = "",
         source: str = "",
-        partial: str = "",
         unit: Unit = "byte",
         newlines: Newlines = "keep",
         vocab: Vocab | None = None,
@@ -200,7 +194,6 @@ class Corpus:
         Args:
             splits: for train, valid and test, or some of them: a text, or several texts in order. A text is bytes or a
                 file that is read in pieces. It is UTF-8 unless the unit is "byte"; for "id" it is a `Span` of ids.
-            partial: the parts missing from a published corpus, in words.
             vocab: the vocabulary, which also sets the unit and newlines; ids need one. None makes one from the splits
                 in `counted`, with `unit`, `newlines`, `min_count`, `closed` (see `Vocab.from_counts`) and `bpe_size`.
             documents: each text, or line of a `.jsonl` file, starts with an empty memory. Otherwise texts are joined.
@@ -245,7 +238,6 @@ class Corpus:
                     header = Header(
                         name=name,
                         source=source,
-                        partial=partial,
                         unit=vocab.unit,
                         newlines=vocab.newlines,
                         dtype=vocab.dtype.str,

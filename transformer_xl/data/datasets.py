@@ -20,6 +20,7 @@ from ..mistake import Mistake
 from .corpora.archive import unpack_if_archive
 from .corpora.published import DATASETS, Dataset
 from .corpus import Corpus
+from .header import VERSION
 from .ids import largest_id
 from .reading import expand_home, read_file
 from .texts import read_splits
@@ -103,7 +104,7 @@ def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
 
 def is_tokenised(name: str) -> bool:
     """Whether this corpus separates punctuation by spaces, so its text is printed in `readable` form."""
-    own = name.removesuffix("-partial").partition("+")[0]
+    own = name.partition("+")[0]
     return own in DATASETS and DATASETS[own].tokenised
 
 
@@ -140,7 +141,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
         listed = expand_home(config.vocab)
         vocab = Vocab.read(read_file(listed), str(listed), unit=config.unit, newlines=config.newlines)
     unit, newlines = (config.unit, config.newlines) if vocab is None else (vocab.unit, vocab.newlines)
-    settings = [unit, newlines, config.min_count, config.reset_documents, vocab.fingerprint if vocab else None]
+    settings = [VERSION, unit, newlines, config.min_count, config.reset_documents, vocab.fingerprint if vocab else None]
     settings += [config.bpe_size] if unit == "bpe" else []
     path = path.resolve()
     with unpack_if_archive(path, cache_folder()) as files:

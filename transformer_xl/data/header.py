@@ -18,7 +18,7 @@ SPLITS = ("train", "valid", "test")
 WHOLE = "all"
 """The only split of a text that is not cut. For a corpus with splits, all of them one after another."""
 FORMAT = "transformer-xl token store"
-VERSION = 1
+VERSION = 2
 PREPARE_AGAIN = "Delete that folder and prepare the corpus again."
 
 
@@ -44,8 +44,6 @@ class Header:
     name: str
     source: str
     """The origin of the text, in words."""
-    partial: str = ""
-    """The parts missing from a published corpus, in words; empty if it is complete."""
     unit: Unit
     newlines: Newlines
     dtype: str
@@ -74,7 +72,7 @@ class Header:
 
     def _damage(self) -> Iterator[str]:
         """The names of entries with impossible values."""
-        texts = ("name", "source", "partial", "unit", "newlines", "dtype", "vocab")
+        texts = ("name", "source", "unit", "newlines", "dtype", "vocab")
         yield from (name for name in texts if not isinstance(getattr(self, name), str))
         if not self.splits or not (self.splits.keys() <= set(SPLITS) or self.splits.keys() == {WHOLE}):
             yield "splits"

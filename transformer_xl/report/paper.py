@@ -20,5 +20,5 @@ TABLES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
 
 
 def corpus_name(config: Mapping[str, Any]) -> str:
-    """The published corpus that a run's settings name, whole or partial."""
-    return str(config.get("corpus", {}).get("name", "")).removesuffix("-partial").partition("+")[0]
+    """The published corpus that a run's settings name."""
+    return str(config.get("corpus", {}).get("name", "")).partition("+")[0]

@@ -101,11 +101,6 @@ class Record:
         known = [e for e in self.evaluations if e.get("split") == "valid" and math.isfinite(number(e.get("loss")))]
         return min(known, key=lambda entry: number(entry["loss"]), default=None)
 
-    @property
-    def partial(self) -> str:
-        """The text that names the missing part of its corpus; empty for a whole corpus."""
-        return next((str(entry["partial"]) for entry in reversed(self.evaluations) if entry.get("partial")), "")
-
     def tokens(self, steps: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Targets trained on up to each of `steps`, from speeds and times."""
         counted = np.cumsum(self.train["tokens_per_second"] * np.diff(self.train["seconds"], prepend=0.0))

@@ -74,7 +74,7 @@ def loss_figures(figure: str, loss: np.ndarray) -> np.ndarray:
 
 
 def remarks(record: Record) -> list[str]:
-    """The sentences about a run that is unfinished, partial, not finite or damaged."""
+    """The sentences about a run that is unfinished, not finite or damaged."""
     return [*record.faults, *_state(record), *_caveats(record)]
 
 
@@ -95,8 +95,6 @@ def _state(record: Record) -> list[str]:
 
 def _caveats(record: Record) -> list[str]:
     found, train = [], record.train
-    if record.partial:
-        found.append(f"The corpus is partial: {record.partial}. Its figures do not hold for the whole corpus.")
     if lost := int((~np.isfinite(train["loss"])).sum()):
         found.append(f"{lost:,} of {len(train['loss']):,} lines of training have no finite loss.")
     if skipped := int(np.nansum(train["skipped"])):

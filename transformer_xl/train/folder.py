@@ -68,7 +68,7 @@ def describe(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ran
     together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
     return (
         f"{parameters / 1e6:.2f}M parameters on {corpus.name}, {split.tokens:,} tokens{unknown}, "
-        f"{corpus.vocab}{corpus.caveat}; segments of {train.tgt_len:,} after {train.mem_len:,}, scored "
+        f"{corpus.vocab}; segments of {train.tgt_len:,} after {train.mem_len:,}, scored "
         f"{scored.tgt_len:,} after {scored.mem_len:,}; {train.device}, {train.precision}, {train.backend}{together}"
     )
 

@@ -217,8 +217,7 @@ class _Loop:
             result = validate(model, self.corpus, self.config, self.trainer.ranks, self.printer)
             loss = result.loss
             if self.printer is not None:
-                mark = " (partial)" if self.corpus.caveat else ""
-                self.printer.note(f"step {self.trainer.step}  {split}  {result}{mark}")
+                self.printer.note(f"step {self.trainer.step}  {split}  {result}")
             self._log(split=split, **self.corpus.about, **result.to_json())
         return loss
 

@@ -59,7 +59,7 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
         FileNotFoundError: there is no such corpus or text.
         Mistake: the corpus has no small recipe, or the text has too little text.
     """
-    path, published = expand_home(data), data.removesuffix("-partial").partition("+")[0]
+    path, published = expand_home(data), data.partition("+")[0]
     if published in DATASETS and not path.exists():
         return _for_published(data, published)
     store = store_of(text_name(data))

@@ -20,13 +20,12 @@ from ..options.train import Data
 def data(options: Data) -> None:
     """List the corpora; with a name, prepare that corpus, by default with the published treatment of line ends."""
     if options.name is None:
-        given = [f"--{name}" for name in ("source", "partial", "vocab", "newlines") if getattr(options, name)]
+        given = [f"--{name}" for name in ("source", "vocab", "newlines") if getattr(options, name)]
         if given:
             raise Mistake(f"NAME must be given with {', '.join(given)}: one of {', '.join(DATASETS)}.")
         list_corpora(as_json=options.json)
         return
-    how = {"newlines": options.newlines, "partial": options.partial, "vocab_file": options.vocab}
-    corpus = prepare(options.name, options.source, **how)
+    corpus = prepare(options.name, options.source, newlines=options.newlines, vocab_file=options.vocab)
     if options.json:
         print(json.dumps(corpus_facts(corpus.name, corpus.path)))
     else:
@@ -40,13 +39,11 @@ def _show_counts(corpus: Corpus) -> None:
         targets = split.tokens - len(split.documents or [0])
         rows.append([name, *(f"{n:,}" for n in (split.tokens, targets, split.types, split.unknown, split.bytes))])
     title = f"{corpus.name}: {corpus.vocab}, in {corpus.path}"
-    if corpus.header.partial:
-        title += f"\nPartial: {corpus.header.partial}."
     show_table(title, ["split", "tokens", "targets", "types", "unknown", "bytes of text"], rows)
 
 
 def list_corpora(*, as_json: bool) -> None:
-    """Print a row for each published corpus, and for each other store: partial, or with other words or line ends."""
+    """Print a row for each published corpus, and for each store with other words or line ends."""
     folder = store_folder("x", "").parent
     others = sorted(file.parent.name for file in folder.glob("*/corpus.json") if file.parent.name not in DATASETS)
     entries = [corpus_facts(name, folder / name) for name in (*DATASETS, *others)]
@@ -81,7 +78,6 @@ def corpus_facts(name: str, store: Path) -> dict[str, Any]:
         "tokens": {split: counts[split].tokens if split in counts else None for split in SPLITS},
         "download_bytes": _download_size(published) if published else None,
         "prepared": prepared,
-        "partial": header.partial if header else "",
         "store": str(store) if header else "",
         "store_bytes": sum(file.stat().st_size for file in files),
         "command": f"txl data {name}" if published else "",

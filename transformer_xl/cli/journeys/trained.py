@@ -82,6 +82,4 @@ class Text:
         self.split: Split = corpus.split(name)
         self.unknown: int = corpus.unknown(name)
         self.about: dict[str, str] = {**corpus.about, "split": name}
-        self.title: str = (
-            f"{corpus.name}, {name}{f' ({self.unknown:,} unknown)' if self.unknown else ''}{corpus.caveat}"
-        )
+        self.title: str = f"{corpus.name}, {name}{f' ({self.unknown:,} unknown)' if self.unknown else ''}"

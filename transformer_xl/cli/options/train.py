@@ -42,8 +42,6 @@ class Data(Command):
     """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
     source: Annotated[Path | None, arg(metavar="PATH")] = None
     """A local copy: a folder with the published files (or compressed ones), an archive, or a single file."""
-    partial: bool = False
-    """Accept a --source that lacks files. The corpus is then called NAME-partial, and all figures say so."""
     vocab: Annotated[Path | None, arg(metavar="FILE")] = None
     """A file with the vocabulary: one word per line, with or without counts."""
     newlines: Literal["drop", "keep"] | None = None

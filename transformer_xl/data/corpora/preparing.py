@@ -1,6 +1,6 @@
 """`prepare`, the work of `txl data`: convert a published corpus, downloaded or local, to a token store.
 
-It refuses content or counts that differ from the published ones. If files are missing, the store is called partial.
+It refuses content or counts that differ from the published ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from filelock import FileLock
 
@@ -24,7 +23,7 @@ from ..reading import OPENERS, Text, expand_home, open_file, read_errors, read_f
 from ..vocab import Newlines, Vocab
 from .archive import unpack_if_archive
 from .download import download
-from .published import DATASETS, Counts, Dataset, Protocol
+from .published import DATASETS, Dataset, Protocol
 
 
 def prepare(
@@ -32,7 +31,6 @@ def prepare(
     source: str | Path | None = None,
     *,
     newlines: Newlines | None = None,
-    partial: bool = False,
     vocab_file: str | Path | None = None,
 ) -> Corpus:
     """Tokenise the published corpus `name` into the cache.
@@ -41,7 +39,6 @@ def prepare(
         source: a folder with its files, an archive of them, or the only file; compressed (.xz, .gz, .bz2) or plain.
             None downloads it.
         newlines: the treatment of line ends; None is the published one. Each treatment has a separate store.
-        partial: accept that files are missing. The store is then called `name-partial` and records what is missing.
         vocab_file: take the words of this file. The store's name then includes the file's name, except for the
             published file.
 
@@ -51,34 +48,25 @@ def prepare(
     """
     dataset = dataset_of(name, newlines)
     newlines = newlines or dataset.newlines
-    with _source_files(name, source, partial=partial) as found:
-        if partial and dataset.substitute and dataset.substitute.replaces(dataset, found):
-            dataset = dataset.substitute
+    with _source_files(name, source) as found:
         protocol = dataset.protocols[newlines]
         needed = [file for file in dataset.files if vocab_file is None or file != dataset.vocab_file]
-        taken = _choose_texts(dataset, found, needed, protocol.splits, partial=partial)
-        counted = dataset.counted if set(dataset.counted) <= taken.texts.keys() else tuple(taken.texts)
-        listed = found.get(dataset.vocab_file) if taken.notes or dataset.vocab_file in dataset.files else None
-        listed = listed if vocab_file is None else expand_home(vocab_file)
+        texts = _choose_texts(dataset, found, needed)
+        listed = found.get(dataset.vocab_file) if vocab_file is None else expand_home(vocab_file)
         vocab, other = _read_vocab(dataset, listed, newlines)
-        own_words = bool(other)
-        if taken.notes and vocab is None and dataset.unit == "word":
-            taken.notes.append(f"its words are those of its {' and '.join(counted)} split")
-            own_words = True
-        store_name = name + (f"+{other}" if other else "") + ("-partial" if taken.notes else "")
+        store_name = name + (f"+{other}" if other else "")
         try:
             return Corpus.build(
                 store_folder(store_name, "" if newlines == dataset.newlines else newlines),
-                taken.texts,
+                texts,
                 name=store_name,
                 source=name,
-                partial="; ".join(taken.notes),
                 unit=dataset.unit,
                 newlines=newlines,
                 vocab=vocab,
-                counted=counted,
-                closed=not own_words,
-                check=lambda header: _check_counts(header, taken.counts, None if own_words else protocol),
+                counted=dataset.counted,
+                closed=not other,
+                check=lambda header: _check_counts(header, protocol, own_words=bool(other)),
             )
         except UnicodeDecodeError as error:
             raise Mistake(f"A file of {name} is not the published one: it is not UTF-8 text ({error}).") from error
@@ -89,57 +77,28 @@ def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines) -> tu
     if listed is None:
         return None, ""
     name = _plain_name(listed)
-    if name == dataset.vocab_file:
-        _verify(name, listed, dataset.listed)
     vocab = Vocab.read(read_file(listed), str(listed), unit=dataset.unit, newlines=newlines)
     return vocab, "" if name == dataset.vocab_file else name.removesuffix(".txt")
 
 
-class _Chosen(NamedTuple):
-    """The available texts of a corpus."""
-
-    texts: dict[str, list[Text]]
-    counts: dict[str, Counts]
-    """The published counts of the complete splits."""
-    notes: list[str]
-    """The missing parts, in words."""
-
-
-def _choose_texts(
-    dataset: Dataset,
-    found: Mapping[str, Path],
-    needed: Sequence[str],
-    published: Mapping[str, Counts],
-    *,
-    partial: bool,
-) -> _Chosen:
-    """Verify the files found and choose the texts of each split."""
-    missing = [file for file in needed if file not in found]
-    if missing and (not partial or len(missing) == len(needed)):
+def _choose_texts(dataset: Dataset, found: Mapping[str, Path], needed: Sequence[str]) -> dict[str, list[Text]]:
+    """Verify the files found, and choose the texts of each split."""
+    if missing := [file for file in needed if file not in found]:
         raise FileNotFoundError(
-            f"--source must hold {listing(needed, 4)}, and lacks {listing(missing, 4)}. Give a whole copy, take what "
-            "there is with --partial, or leave out --source to download all."
+            f"--source must hold {listing(needed, 4)}, and lacks {listing(missing, 4)}. Give a whole copy, leave out "
+            "--source to download all, or train on the files that there are by --data."
         )
     for file in needed:
-        if file in found:
-            _verify(file, found[file], dataset.files[file])
-    taken = _Chosen({}, dict(published), [dataset.note] if dataset.note else [])
+        _verify(file, found[file], dataset.files[file])
     if dataset.cuts:
         first, second = dataset.cuts
         text = read_file(found[needed[0]])
-        taken.texts.update(train=[text[:first]], valid=[text[first:second]], test=[text[second:]])
+        return {"train": [text[:first]], "valid": [text[first:second]], "test": [text[second:]]}
+    texts: dict[str, list[Text]] = {}
     for split, files in dataset.splits.items():
-        there = [found[file] for file in files if file in found]
-        if there:
-            taken.texts[split] = [dataset.spelling(read_file(path)) for path in there] if dataset.spelling else [*there]
-        if len(there) < len(files):
-            taken.counts.pop(split, None)
-            taken.notes.append(
-                f"{len(there)} of {len(files)} files of its {split} split" if there else f"no {split} split"
-            )
-    if dataset.vocab_file in missing:
-        taken.notes.append("no vocabulary file")
-    return taken
+        paths = [found[file] for file in files]
+        texts[split] = [dataset.spelling(read_file(path)) for path in paths] if dataset.spelling else [*paths]
+    return texts
 
 
 def _verify(name: str, path: Path, published: str) -> None:
@@ -156,13 +115,13 @@ def _verify(name: str, path: Path, published: str) -> None:
         )
 
 
-def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Protocol | None) -> None:
-    """Refuse a corpus whose token counts differ from the published ones. With `protocol`, compare all counts."""
+def _check_counts(header: Header, protocol: Protocol, *, own_words: bool) -> None:
+    """Refuse a corpus whose counts differ from the published ones; with a vocabulary of its own, only tokens count."""
     wrong = []
-    if protocol and protocol.vocab_size not in (None, header.vocab_size):
+    if not own_words and protocol.vocab_size not in (None, header.vocab_size):
         wrong.append(f"{header.vocab_size:,} entries of the vocabulary, not {protocol.vocab_size:,}")
-    for split, counts in published.items():
-        for name in ("tokens", "types", "unknown") if protocol else ("tokens",):
+    for split, counts in protocol.splits.items():
+        for name in ("tokens",) if own_words else ("tokens", "types", "unknown"):
             found, must = getattr(header.splits[split], name), getattr(counts, name)
             if must not in (None, found):
                 wrong.append(f"{found:,} {name} in {split}, not {must:,}")
@@ -171,7 +130,7 @@ def _check_counts(header: Header, published: Mapping[str, Counts], protocol: Pro
 
 
 @contextmanager
-def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Iterator[dict[str, Path]]:
+def _source_files(name: str, source: str | Path | None) -> Iterator[dict[str, Path]]:
     """Yield the available files of a corpus by published name. Unpacked files are removed afterwards."""
     dataset = DATASETS[name]
     downloads = cache_folder() / "downloads" / name
@@ -181,11 +140,9 @@ def _source_files(name: str, source: str | Path | None, *, partial: bool) -> Ite
             raise FileNotFoundError(
                 f"--source must be a folder, an archive or a file, and {places[0]} is missing, a pipe or a device."
             )
-    elif partial:
-        raise Mistake("--partial takes what a local copy holds: say with --source where it is.")
     else:
         places = _download_all(dataset, downloads)
-    names = [*dataset.files, dataset.vocab_file, *(dataset.substitute.files if dataset.substitute else ())]
+    names = list(dataset.files)
     found: dict[str, Path] = {}
     with ExitStack() as stack:
         for place in places:

@@ -7,7 +7,7 @@ line end; lm1b also counts the `<S>` before the first sentence. All published vo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..header import SPLITS as SPLITS
 from ..vocab import Newlines, Unit
@@ -57,13 +57,7 @@ class Dataset:
     counted: tuple[str, ...] = SPLITS
     """The splits whose words make the vocabulary."""
     vocab_file: str = ""
-    """A file with the vocabulary. Required if it is in `files`, otherwise used if the training split is missing."""
-    listed: str = ""
-    """Digest of a vocabulary file that is not required."""
-    substitute: Dataset | None = None
-    """The corpus that `--partial` uses if its files are found instead."""
-    note: str = ""
-    """The parts that a substitute lacks, in words."""
+    """The one of `files` with the vocabulary; "": it is made from the text."""
     spelling: Callable[[bytes], bytes] | None = None
     """Converts the published spelling of characters to plain text."""
     tokenised: bool = False
@@ -73,10 +67,6 @@ class Dataset:
     def newlines(self) -> Newlines:
         """The published treatment of line ends."""
         return next(iter(self.protocols))
-
-    def replaces(self, whole: Dataset, found: Collection[str]) -> bool:
-        """Whether files of this substitute were found, and not all files of the whole corpus."""
-        return not set(whole.files) <= set(found) and bool((self.files.keys() - whole.files.keys()) & set(found))
 
 
 def _plain_characters(text: bytes) -> bytes:
@@ -140,10 +130,6 @@ _WIKITEXT_103 = {
     "wiki.valid.tokens": "sha256:9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
     "wiki.test.tokens": "sha256:56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
 }
-_WIKITEXT_2_ARTICLES = {
-    "wiki.train.wikitext-2-articles.tokens": "sha256:557bfc71134cd36f7dd2037f3cee82b5423a2a2466800df098d38cd8b099959e",
-    **{name: digest for name, digest in _WIKITEXT_103.items() if digest},
-}
 _LM1B_TRAIN = tuple(f"news.en-{shard:05}-of-00100" for shard in range(1, 100))
 _LM1B_TEST = "news.en.heldout-00000-of-00050"
 _LM1B_VOCAB = "1b_word_vocab.txt"
@@ -153,40 +139,6 @@ _LM1B_ARCHIVE = Origin(
     "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
 )
 
-_TEXT8 = Dataset(
-    unit="char",
-    files={"text8": "md5:3bea1919949baf155f99411df5fada7e"},
-    packages=_package(
-        ["text8"],
-        Origin(
-            "http://mattmahoney.net/dc/text8.zip",
-            31_344_016,
-            "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-        ),
-        Origin("https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz"),
-    ),
-    protocols={"keep": _protocol(27, (90_000_000, 27), (5_000_000, 27), (5_000_000, 27))},
-    cuts=(90_000_000, 95_000_000),
-)
-
-_WIKITEXT = Dataset(
-    unit="word",
-    files=_WIKITEXT_103,
-    packages=_wikitext(
-        _WIKITEXT_103,
-        "wikitext-103-v1.zip",
-        190_229_076,
-        "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-    ),
-    protocols={
-        "keep": _protocol(267_735, (103_227_021, 267_735, 441_959), (217_646, 18_891, 1_657), (245_569, 19_766, 2_492))
-    },
-    splits=_one_file_each(_WIKITEXT_103),
-    counted=("train",),
-    vocab_file="vocab.counts.txt",
-    listed="sha256:59565b3f032a989222435633f35007b8bc2204a0f5035aa3575ef79774c44744",
-    tokenised=True,
-)
 
 DATASETS: dict[str, Dataset] = {
     "enwik8": Dataset(
@@ -206,18 +158,20 @@ DATASETS: dict[str, Dataset] = {
         },
         cuts=(90_000_000, 95_000_000),
     ),
-    "text8": replace(
-        _TEXT8,
-        substitute=replace(
-            _TEXT8,
-            files={
-                "text8.first74090640": "sha256:f0624e3bcaa8466848a2e176a150711d866df1c5edf491b5c28a258776524082",
-            },
-            protocols={"keep": _protocol(27, (72_090_640, 27), (1_000_000, 27), (1_000_000, 27))},
-            cuts=(72_090_640, 73_090_640),
-            note="the first 74,090,640 of 100,000,000 characters, of which the last 2 x 1,000,000 are held out: "
-            "validation and test are not those of text8",
+    "text8": Dataset(
+        unit="char",
+        files={"text8": "md5:3bea1919949baf155f99411df5fada7e"},
+        packages=_package(
+            ["text8"],
+            Origin(
+                "http://mattmahoney.net/dc/text8.zip",
+                31_344_016,
+                "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+            ),
+            Origin("https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz"),
         ),
+        protocols={"keep": _protocol(27, (90_000_000, 27), (5_000_000, 27), (5_000_000, 27))},
+        cuts=(90_000_000, 95_000_000),
     ),
     "ptb": Dataset(
         unit="word",
@@ -260,19 +214,23 @@ DATASETS: dict[str, Dataset] = {
         splits=_one_file_each(_WIKITEXT_2_RAW),
         tokenised=True,
     ),
-    "wikitext-103": replace(
-        _WIKITEXT,
-        substitute=replace(
-            _WIKITEXT,
-            files=_WIKITEXT_2_ARTICLES,
-            protocols={
-                "keep": _protocol(
-                    267_735, (2_088_628, 67_509, 9_978), (217_646, 18_891, 1_657), (245_569, 19_766, 2_492)
-                )
-            },
-            splits=_one_file_each(_WIKITEXT_2_ARTICLES),
-            note="of the training split only the articles it shares with WikiText-2, 2 per cent",
+    "wikitext-103": Dataset(
+        unit="word",
+        files=_WIKITEXT_103,
+        packages=_wikitext(
+            _WIKITEXT_103,
+            "wikitext-103-v1.zip",
+            190_229_076,
+            "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
         ),
+        protocols={
+            "keep": _protocol(
+                267_735, (103_227_021, 267_735, 441_959), (217_646, 18_891, 1_657), (245_569, 19_766, 2_492)
+            )
+        },
+        splits=_one_file_each(_WIKITEXT_103),
+        counted=("train",),
+        tokenised=True,
     ),
     "lm1b": Dataset(
         unit="word",
