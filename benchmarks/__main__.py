@@ -14,7 +14,7 @@ from tyro.conf import DisallowNone, Positional, arg
 
 from transformer_xl.mistake import Mistake
 
-Part = Literal["train", "eval", "decode", "op", "sliding", "memory", "data", "kernels", "all"]
+Part = Literal["train", "eval", "decode", "op", "sliding", "memory", "data", "kernels", "here", "all"]
 _ALWAYS = ("size", "recipe", "device", "precision", "repeats")
 TAKES = {
     "train": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
@@ -25,9 +25,11 @@ TAKES = {
     "memory": ("size", "recipe", "device", "precision", "peers", "batch_size", "tgt_len", "mem_len"),
     "data": ("megabytes", "counts", "repeats"),
     "kernels": ("size", "results"),
+    "here": ("recipe", "device", "precision", "seconds", "repeats"),
     "all": (*_ALWAYS, "peers"),
 }
 """The options that each part uses."""
+_RACES = [name for name in TAKES if name not in ("data", "kernels", "here", "all")]
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class Command:
     part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
     """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; sliding: the paper's
     Table 9; memory: the peak memory of a training step; data: from text to ids; kernels: the fused kernels compiled for
-    GPUs, without one; all: everything except data and kernels."""
+    GPUs, without one; here: one recipe or run on this machine, without peers; all: everything but these three."""
     size: Literal["paper", "toy"] | None = None
     """toy: the same code at sizes that take seconds; by default paper. kernels: by default with all masks only; paper:
     with each choice of masks."""
     recipe: Annotated[str | None, arg(metavar="RECIPE")] = None
-    """The recipe of the model; by default enwik8-12l."""
+    """The recipe of the model; by default enwik8-12l. here: also a run folder or hf:NAME."""
     peers: Annotated[str | None, arg(metavar="PYTHON")] = None
     """The Python of an environment with torch, transformers 4.37.2 and, if wanted, x-transformers."""
     against: Annotated[Path | None, arg(metavar="CHECKOUT")] = None
@@ -56,6 +58,8 @@ class Command:
     """Tokens of memory; sliding: the attention length."""
     repeats: Annotated[int | None, arg(metavar="N")] = None
     """Turns of each contender; medians are reported. By default 5, for data 1."""
+    seconds: float | None = None
+    """here: minimum duration of one measurement; by default 1."""
     megabytes: Annotated[int | None, arg(metavar="N")] = None
     """data: size of the text in MB; by default 540, the size of WikiText-103."""
     counts: Annotated[Path | None, arg(metavar="FILE")] = None
@@ -99,6 +103,11 @@ def bench(part: Part, given: dict[str, Any]) -> None:
 
         bench_kernels(**given)
         return
+    if part == "here":
+        from .here import bench_here
+
+        bench_here(**given)
+        return
     import torch
 
     from transformer_xl.cli.journeys.native import build_native
@@ -114,7 +123,7 @@ def bench(part: Part, given: dict[str, Any]) -> None:
     build_native(torch.device(options.torch_device), needed=True)
     own = {"op": bench_op, "sliding": bench_sliding, "memory": bench_memory}
     with Pool() as pool:
-        for name in [name for name in TAKES if name not in ("data", "kernels", "all")] if part == "all" else [part]:
+        for name in _RACES if part == "all" else [part]:
             if name in own:
                 own[name](options, pool)
             else:

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_xl.analysis.bound import zipf
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.reading import read_file
 from transformer_xl.data.vocab import EOS, id_type
 from transformer_xl.mistake import Mistake
 from transformer_xl.runtime.terminal import show_table
 
+from .bound import zipf
 from .measure import measure_call
 
 _PIECE = 1 << 22

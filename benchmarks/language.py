@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.analysis import bound
 from transformer_xl.config.settings import RunConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.inference import has_compiler
 
+from . import bound
 from .gate import check_op, check_same
 from .options import Options, finish, hardware, header, job, show, write_text
 from .race import Contender, Pool, Prepared, Runner, Timing, race

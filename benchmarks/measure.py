@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
-from transformer_xl.analysis.peak import peak_memory
+from .peak import peak_memory
 
 
 class Measured(NamedTuple):

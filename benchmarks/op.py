@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformer_xl.analysis import bound
 from transformer_xl.ops import BACKENDS
 
+from . import bound
 from .gate import check_op, check_output
 from .options import Options, finish, header, show
 from .race import Contender, Pool, race

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from transformer_xl.analysis.bound import zipf_ids
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import RunConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.runtime.device import resolve_device
 from transformer_xl.runtime.terminal import show_table
 
+from .bound import zipf_ids
 from .race import Contender
 
 _TOY = {"n_layer": 2, "n_head": 2, "d_head": 16, "d_model": 64, "d_inner": 64, "d_embed": None}

@@ -175,8 +175,8 @@ class Pool:
         return {contender.key: Prepared(process, contender.key)}
 
     def prepare_rate(self, key: str, name: str, job: dict[str, Any]) -> dict[str, Prepared]:
-        """Prepare a class of `transformer_xl.analysis.rates`, which measures this machine; all share one process."""
-        rates = Contender("rates", "", "transformer_xl.analysis.rates", name)
+        """Prepare a class of `benchmarks.rates`, which measures this machine; all share one process."""
+        rates = Contender("rates", "", "benchmarks.rates", name)
         process = self._process(rates._replace(name=""))
         process.ask("prepare", **rates.request(job) | {"key": key})
         return {key: Prepared(process, key)}

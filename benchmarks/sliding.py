@@ -6,8 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.analysis import bound
-
+from . import bound
 from .gate import check_op, check_same
 from .language import prepare_models
 from .options import Options, finish, header, job, show, write_text

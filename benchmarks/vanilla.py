@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.analysis.bound import Product
 from transformer_xl.config.settings import TransformerXLConfig
+
+from .bound import Product
 
 
 class Layer(nn.Module):

@@ -32,7 +32,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.analysis.peak import first_step, peak_memory, restart_peak
+from .peak import first_step, peak_memory, restart_peak
 
 
 class Worker:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from unittest.mock import patch
 
-from transformer_xl.analysis.peak import peak_memory
+from benchmarks.peak import peak_memory
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
 from transformer_xl.train.objective import Objective
 

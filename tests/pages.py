@@ -32,7 +32,6 @@ SMALL = shlex.split(" ".join((SIZES, HEADS, BANDS, STEPS)))
 LIMITS = {
     "eval": "--max-tokens 100",
     "generate": "--max-tokens 5",
-    "bench": "--seconds 0.01 --repeats 1",
     "analyse recl": "--positions 8 --max-context 40 --step 20",
     "analyse length": "--max-tokens 100 --attn-len 8 16",
     "analyse attention": "--max-tokens 200 --positions 100 --heads 1.1 1.2",
@@ -46,7 +45,6 @@ ONLY_READ = {
     r"\bhf:": "it asks the Hugging Face hub; tests/interop/test_huggingface.py has a local copy",
     r"^txl convert .*--from ": "the file of another program is large; tests/interop converts small ones",
     r"\bwt103\b": "it needs a converted checkpoint of another program; tests/interop has small ones",
-    r"^txl bench (?!runs/)": "a recipe has its full size; tests/cli/test_bench.py runs small ones",
     r"^txl serve ": "it runs until a signal ends it; tests/serving/test_api.py starts it",
     r"--compile|--train\.compile": "it needs a C++ compiler and a minute",
     r"--train\.trackers": "it needs another package; tests/train/test_trackers.py runs it",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.analysis.bound import zipf_ids
+from benchmarks.bound import zipf_ids
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment

@@ -17,14 +17,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import flex, gate, race
+from benchmarks import bound, flex, gate, race, rates
 from benchmarks.__main__ import main
 from benchmarks.options import Options
 from benchmarks.ours import op_inputs
 from benchmarks.textbook import Model, attend
 from benchmarks.vanilla import Vanilla, vanilla_products
 from transformer_xl import ops
-from transformer_xl.analysis import bound, rates
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.model.transformer_xl import TransformerXL

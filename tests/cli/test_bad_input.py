@@ -124,7 +124,7 @@ class TestOptions:
     NEEDED: typing.ClassVar[dict[str, list[str]]] = {
         **{name: ["x"] for name in ("data", "train", "eval", "harness", "generate")},
         **{name: ["x"] for name in ("recl", "length", "attention")},
-        **{"score": ["run", "file"], "serve": ["run"], "convert": ["run", "--to", "new"], "bench": ["text8-small"]},
+        **{"score": ["run", "file"], "serve": ["run"], "convert": ["run", "--to", "new"]},
     }
 
     @staticmethod
@@ -216,7 +216,7 @@ class TestFiles:
         *("analyse length run --attn-len 3 --out {}", "report {}", "report run --out {}", "demo --out {}"),
         *(f"convert {{}} --from {program} --to new" for program in ("original", "tensorflow", "huggingface", "nvidia")),
         *("convert {} --to-format original --to new", "convert run --to-format huggingface --to {}"),
-        *("data enwik8 --source {}", "bench {}"),
+        *("data enwik8 --source {}"),
     ]
 
     @posix

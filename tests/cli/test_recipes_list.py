@@ -1,8 +1,9 @@
-"""`txl recipes`: exact counts, true results, an estimate of memory near the measured peak, and no guessed time."""
+"""`txl recipes`: exact counts, true results, and an estimate of memory near the measured peak."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,7 +35,6 @@ batch_size = 16
 max_steps = 300
 device = "cpu"
 """
-QUICK = words("--seconds 0.001 --repeats 1 --json")
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,6 @@ def test_every_recipe_is_listed_with_the_count_in_its_header(capsys):
         ]
         if counts:
             assert counts == [f"{entries[name]['parameters']:,}"]
-        assert entries[name]["measured"] is None and entries[name]["seconds"] is None
         assert (
             (entries[name]["memory_bytes"] is None) == (entries[name]["parameters"] is None) == (name == "text-words")
         )
@@ -112,40 +111,24 @@ def test_the_vocabulary_of_a_prepared_corpus_counts(capsys):
     assert entry["parameters"] == journey.count_parameters(sized)
 
 
-def test_a_step_is_timed_and_kept_and_the_estimate_is_near_the_peak(home):
-    """In processes of their own: memory that other tests left free would hide what training takes, and a time holds for
-    this number of threads, which other tests may have changed."""
+PEAK = """
+import sys
+from benchmarks import here
+from benchmarks.peak import first_step
+first_step()
+config = here._settings(sys.argv[1], "cpu", None)
+print(here.measured_row("train", config, here.Here(seconds=0.001, repeats=1))["peak_bytes"])
+"""
 
-    def told(*options: str) -> str:
-        command = [sys.executable, "-m", "transformer_xl", "recipes", "small.toml", *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
+def test_the_estimate_is_near_the_peak(home, capsys):
+    """In a process of its own: memory that other tests left free would hide what training takes."""
     Path("small.toml").write_text(SMALL)
-    [entry] = json.loads(told("--measure", *QUICK))["recipes"]
-    measured = entry["measured"]
-    assert entry["seconds"] == measured["seconds_per_step"] * 300 and measured["device"] == "cpu"
-    assert 0.5 < entry["memory_bytes"] / measured["peak_bytes"] < 2
-    assert json.loads(told("--json"))["recipes"] == [entry]
-    assert f"small.toml: measured on {measured['date']}, cpu, " in told()
-    Path("small.toml").write_text(SMALL.replace("d_inner = 512", "d_inner = 256"))
-    assert json.loads(told("--json"))["recipes"][0]["measured"] is None
-
-
-def test_a_time_of_another_machine_or_a_damaged_file_does_not_count(home, monkeypatch, capsys):
-    entry = {"seconds_per_step": 2.0, "peak_bytes": 1, "device": "cpu", "precision": "fp32", "date": "2026-01-02"}
-    key = journey._key(journey.with_vocabulary(load_recipe("ptb-small")))
-    file = home / "cache" / journey.MEASUREMENTS
-    file.parent.mkdir()
-    file.write_text(json.dumps({key: entry | {"machine": journey._machine()}}))
-    assert listed("ptb-small", capsys)["ptb-small"]["seconds"] == 2.0 * 2280
-    assert main(["recipes", "ptb-small"]) == 0 and "1:16:00" in capsys.readouterr().out
-    monkeypatch.setattr(journey, "_machine", lambda: "another")
-    assert listed("ptb-small", capsys)["ptb-small"]["measured"] is None
-    for damaged in ("{", "[]", json.dumps({key: 3})):
-        file.write_text(damaged)
-        assert listed("ptb-small", capsys)["ptb-small"]["measured"] is None
+    [entry] = listed("small.toml", capsys).values()
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", PEAK, "small.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert 0.5 < entry["memory_bytes"] / int(done.stdout) < 2
 
 
 def test_the_estimate_grows_with_what_it_counts():
@@ -164,8 +147,5 @@ def test_the_estimate_grows_with_what_it_counts():
     assert training_bytes(load_recipe("ptb-small", ["--train.recompute"]), 1, precision="fp32", backend="x") is None
 
 
-def test_options_that_do_not_fit_are_refused(capsys):
-    assert "RECIPE must be given with --measure" in refused("--measure", capsys)
-    assert "text-words takes it from its text" in refused("text-words --measure", capsys)
+def test_an_unknown_recipe_is_refused(capsys):
     assert "Did you mean ptb-small?" in refused("ptb-smal", capsys)
-    assert "--seconds must be above 0" in refused("ptb-small --measure --seconds 0", capsys)

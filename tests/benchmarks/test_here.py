@@ -1,4 +1,4 @@
-"""`txl bench`: every row is measured on this machine, and its figures agree with each other."""
+"""`python -m benchmarks here`: every row is measured on this machine, and its figures agree with each other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.cli.journeys import bench
-from transformer_xl.cli.main import main
+from benchmarks import here
+from benchmarks.__main__ import main
+from transformer_xl import build_model, load_recipe, save_checkpoint
+from transformer_xl.data.vocab import Vocab
 
 TINY = """
 [model]
@@ -38,8 +40,8 @@ def recipe(tmp_path: Path) -> str:
 
 
 def test_each_row_reports_speed_memory_and_bound(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", recipe, *QUICK, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    assert main(["here", "--recipe", recipe, *QUICK]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = {row["part"]: row for row in result["rows"]}
     sizes = {part: (row["batch"], row["lengths"]["tgt_len"], row["lengths"]["mem_len"]) for part, row in rows.items()}
     assert sizes == {"train": (3, 5, 11), "eval": (2, 7, 11), "generate": (1, 1, 11)}
@@ -60,15 +62,15 @@ def test_a_row_without_a_bound_still_has_a_speed(
 ) -> None:
     section = setting.split("\n")[0]
     (tmp_path / "other.toml").write_text(TINY.replace(section, setting))
-    assert main(["bench", str(tmp_path / "other.toml"), *QUICK, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert main(["here", "--recipe", str(tmp_path / "other.toml"), *QUICK]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert all(row["tokens_per_second"] > 0 for row in rows)
     assert {row["part"] for row in rows if row["share_of_bound"] is None} == lacking
 
 
 def test_units_are_timed_with_a_full_memory(recipe: str) -> None:
-    config = bench._settings(recipe, "cpu", "fp32")
-    unit = bench._training_steps(config)
+    config = here._settings(recipe, "cpu", "fp32")
+    unit = here._training_steps(config)
     for _ in range(unit.warm_up):
         unit.run()
     assert unit.run.__self__.memory.length == config.train.mem_len
@@ -85,7 +87,7 @@ def test_units_are_timed_with_a_full_memory(recipe: str) -> None:
 def test_options_that_do_not_fit_are_refused(
     recipe: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", recipe, *words]) == 2
+    assert main(["here", "--recipe", recipe, *words]) == 2
     assert sentence in capsys.readouterr().err
 
 
@@ -93,12 +95,14 @@ def test_options_that_do_not_fit_are_refused(
     ("target", "sentence"), [("text-small", "Give a run of it"), ("nowhere", "RECIPE must be a TOML file")]
 )
 def test_targets_that_do_not_fit_are_refused(target: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", target]) == 2
+    assert main(["here", "--recipe", target]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_a_run_is_measured_as_it_was_trained(capsys: pytest.CaptureFixture[str]) -> None:
-    run = Path(__file__).parents[1] / "golden/first_house/trained/ptb"
-    assert main(["bench", str(run), *QUICK]) == 0
-    _, heading, *rows = capsys.readouterr().out.splitlines()
+def test_a_run_is_measured_as_it_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    settings, run = load_recipe(tmp_path / "tiny.toml"), tmp_path / "run"
+    save_checkpoint(run, model=build_model(settings.model), vocab=Vocab.of_ids(101), config=settings)
+    assert main(["here", "--recipe", str(run), *QUICK]) == 0
+    _, heading, *rows, _ = capsys.readouterr().out.splitlines()
     assert "tokens/s" in heading and [row.split()[0] for row in rows] == ["train", "eval", "generate"]

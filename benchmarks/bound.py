@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..config.settings import TransformerXLConfig
+from transformer_xl.config.settings import TransformerXLConfig
 
 
 class Product(NamedTuple):

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..config.settings import TransformerXLConfig
+from transformer_xl.config.settings import TransformerXLConfig
+
 from . import bound
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -1,4 +1,4 @@
-"""`txl bench`: measure the speed of training, evaluation and generation on this machine, and the share of its bound.
+"""`python -m benchmarks here`: the speed of training, evaluation and generation on this machine, and its bound.
 
 Weights are random and the text is drawn by Zipf's law, because neither changes the speed. Each row repeats one unit of
 work with a full memory: a training step, the evaluation of a segment, or the generation of a token.
@@ -12,30 +12,45 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ...analysis import bound
-from ...analysis.peak import first_step, peak_memory, restart_peak
-from ...analysis.rates import least_seconds, least_token_seconds
-from ...checkpoint import find_checkpoint, load_config
-from ...config.problems import Problems
-from ...config.recipe import load_recipe
-from ...config.settings import Lengths, RunConfig
-from ...data.loader import StreamLoader
-from ...evaluation.generate import Sampling, stream
-from ...interop import local
-from ...mistake import Mistake
-from ...model.baselines import build_model
-from ...runtime.device import autocast, prepare_process, resolve_device
-from ...runtime.terminal import report_progress, show_table
-from ...train import Trainer, choices
-from ...train.folder import environment
-from ..options.measure import Bench
-from .native import build_native
+from transformer_xl.checkpoint import find_checkpoint, load_config
+from transformer_xl.cli.journeys.native import build_native
+from transformer_xl.config.problems import Problems
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.config.settings import Lengths, RunConfig
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.evaluation.generate import Sampling, stream
+from transformer_xl.interop import local
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.baselines import build_model
+from transformer_xl.runtime.device import autocast, prepare_process, resolve_device
+from transformer_xl.runtime.terminal import report_progress, show_table
+from transformer_xl.train import Trainer, choices
+from transformer_xl.train.folder import environment
+
+from . import bound
+from .peak import first_step, peak_memory, restart_peak
+from .rates import least_seconds, least_token_seconds
+
+
+@dataclass(frozen=True)
+class Here:
+    """What to measure, and how."""
+
+    recipe: str = "enwik8-12l"
+    """A recipe, a run folder, or hf:NAME."""
+    device: str = "auto"
+    precision: str | None = None
+    """None: that of the recipe or run."""
+    seconds: float = 1.0
+    """Minimum duration of one measurement."""
+    repeats: int = 5
+    """Number of measurements of each row, after a warm-up; the medians are printed."""
 
 
 class Unit(NamedTuple):
@@ -52,28 +67,21 @@ class Unit(NamedTuple):
         return 2 + math.ceil(self.lengths.mem_len / self.lengths.tgt_len)
 
 
-def bench(options: Bench) -> None:
-    """Print tokens per second, peak memory and share of the bound for training, evaluation and generation."""
-    check_repeats(options)
-    prepare_process()
-    config = _settings(options.model, options.device, options.precision)
-    first_step()
-    rows = [measured_row(part, config, options) for part in report_progress(list(PARTS), "timing")]
-    facts = {"model": options.model, "device": config.train.device, "precision": config.train.precision}
-    if options.json:
-        print(json.dumps(facts | {"repeats": options.repeats, "rows": rows, "machine": environment()}))
-        return
-    columns = ["", "tokens/s", "peak MB", "bound tokens/s", "of the bound", "rows", "tgt_len", "mem_len"]
-    title = "{model} on {device}, {precision}; median of ".format(**facts) + str(options.repeats)
-    show_table(title, columns, [*map(_cells, rows)])
-
-
-def check_repeats(options: object) -> None:
-    """Refuse impossible `seconds` and `repeats`."""
-    problems = Problems()
+def bench_here(**given: Any) -> None:
+    """Print a row for training, evaluation and generation; the last line is JSON."""
+    options, problems = Here(**given), Problems()
     problems.bound(options, "seconds", above=0, most=3600)
     problems.bound(options, "repeats", least=1)
     problems.refuse()
+    prepare_process()
+    config = _settings(options.recipe, options.device, options.precision)
+    first_step()
+    rows = [measured_row(part, config, options) for part in report_progress(list(PARTS), "timing")]
+    facts = {"model": options.recipe, "device": config.train.device, "precision": config.train.precision}
+    columns = ["", "tokens/s", "peak MB", "bound tokens/s", "of the bound", "rows", "tgt_len", "mem_len"]
+    title = "{model} on {device}, {precision}; median of ".format(**facts) + str(options.repeats)
+    show_table(title, columns, [*map(_cells, rows)])
+    print(json.dumps(facts | {"repeats": options.repeats, "rows": rows, "machine": environment()}))
 
 
 def _settings(target: str, device: str, precision: str | None) -> RunConfig:
@@ -84,7 +92,7 @@ def _settings(target: str, device: str, precision: str | None) -> RunConfig:
     else:
         config = load_recipe(target)
     if not config.model.vocab_size:
-        raise Mistake(f"RECIPE must set model.vocab_size, and {target} takes it from its corpus. Give a run of it.")
+        raise Mistake(f"--recipe must set model.vocab_size, and {target} takes it from its corpus. Give a run of it.")
     return on_this_machine(config, device, precision)
 
 
@@ -96,7 +104,7 @@ def on_this_machine(config: RunConfig, device: str, precision: str | None) -> Ru
     return replace(config, train=replace(train, **chosen, random_tgt_len=False, short_share=0))
 
 
-def measured_row(part: str, config: RunConfig, options: Bench) -> dict[str, Any]:
+def measured_row(part: str, config: RunConfig, options: Here) -> dict[str, Any]:
     """The speed, the peak memory and the bound of one part of the table, with the seconds of one unit."""
     device = config.train.device
     gc.collect()
