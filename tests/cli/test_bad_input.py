@@ -216,7 +216,7 @@ class TestFiles:
         *("analyse length run --attn-len 3 --out {}", "report {}", "report run --out {}", "demo --out {}"),
         *(f"convert {{}} --from {program} --to new" for program in ("original", "tensorflow", "huggingface", "nvidia")),
         *("convert {} --to-format original --to new", "convert run --to-format huggingface --to {}"),
-        *("data enwik8 --source {}"),
+        "data enwik8 --source {}",
     ]
 
     @posix
@@ -415,7 +415,7 @@ class TestStores:
     @pytest.mark.parametrize(
         ("entry", "value"),
         [
-            *(("version", 2), ("version", None), ("format", "other"), ("unit", "word"), ("newlines", "drop")),
+            *(("version", 3), ("version", None), ("format", "other"), ("unit", "word"), ("newlines", "drop")),
             *(("dtype", "<u2"), ("vocab_size", 5), ("name", None), ("source", 3), ("splits", {}), ("splits", [1])),
             *(("tokens", "5"), ("tokens", -1), ("tokens", 2.5), ("tokens", 10**30), ("unknown", None)),
             *(("documents", [1]), ("documents", [0, 0]), ("documents", "abc"), ("documents", [0, 10**9])),

@@ -206,8 +206,9 @@ def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypa
     Path("tiny").mkdir()
     for name in ("train", "valid"):
         (Path("tiny") / name).write_bytes(text)
-    assert main(words("data tiny --source tiny")) == 0
-    sentences = words("--corpus.name tiny --corpus.newlines sentence --corpus.shuffle-lines")
+    Path("mine.txt").write_text("\n".join(["<S>", *dict.fromkeys(text.decode().split()), "<unk>"]))
+    assert main(words("data tiny --source tiny --vocab mine.txt")) == 0
+    sentences = words("--corpus.name tiny+mine --corpus.newlines sentence --corpus.shuffle-lines")
     assert main(["train", "text-words", "--out", "runs/tiny", *TINY, *sentences, "--train.max-steps", "60"]) == 0
     capsys.readouterr()
     assert main(words("eval runs/tiny --json")) == 0

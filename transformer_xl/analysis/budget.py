@@ -9,7 +9,7 @@
     gradients      of the rows and scores of one layer at a time: as if there were one more layer
 
 The letters are defined in docs/math.md; F is d_inner, and B counts the rows of one chunk. Muon keeps one moment, and
-the work of a product comes on top, so the estimate is within a factor of 2 of the peak that `python -m benchmarks here` measures.
+the work of a product comes on top, so the estimate is within a factor of 2 of the measured peak.
 """
 
 from __future__ import annotations
