@@ -6,13 +6,9 @@ import bz2
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import os
-import signal
 import socket
-import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -49,9 +45,8 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
 
 
-def load(*origins: Origin, folder: Path, lines: list[str] | None = None, timeout: float = 5.0) -> Path:
-    say = [].append if lines is None else lines.append
-    return download(origins, folder, say=say, attempts=3, timeout=timeout, pause=0.001)
+def load(*origins: Origin, folder: Path, timeout: float = 5.0) -> Path:
+    return download(origins, folder, attempts=3, timeout=timeout, pause=0.001)
 
 
 def published(server: Server, name: str = "f") -> Origin:
@@ -62,198 +57,74 @@ def visible(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
-class TestCuts:
-    @settings(max_examples=30, deadline=None)
-    @given(
-        cuts=st.lists(st.integers(1, 3000), max_size=7).filter(lambda cuts: sum(cuts) < len(CONTENT)),
-        known=st.booleans(),
-        ranges=st.booleans(),
-        chunked=st.booleans(),
-    )
-    def test_after_any_interruptions_the_file_is_whole_and_every_byte_was_sent_once(
-        self, server, cuts, known, ranges, chunked
-    ) -> None:
-        cuts = cuts if ranges else sorted(set(cuts))[-2:]  # without ranges, only a longer piece is progress
-        script = server.put("f", CONTENT, [Turn(cut=cut, ranges=ranges, chunked=chunked) for cut in cuts] + [Turn()])
-        with tempfile.TemporaryDirectory() as folder:
-            path = load(published(server) if known else Origin(server.url("f")), folder=Path(folder))
-            assert path.read_bytes() == CONTENT
-            assert visible(Path(folder)) == {"f"}
-        assert len(script.requests) == len(cuts) + 1
-        if ranges:
-            assert script.sent == len(CONTENT)
-            assert [headers.get("If-Range") for headers in script.requests] == [None] + ['"first"'] * len(cuts)
-
-    def test_a_try_with_new_bytes_does_not_count(self, server, tmp_path) -> None:
-        server.put("f", CONTENT, [Turn(cut=2000)] * 5 + [Turn()])
+class TestDownloads:
+    def test_broken_connections_and_busy_servers_are_tried_again(self, server, tmp_path, capsys) -> None:
+        script = server.put("f", CONTENT, [Turn(cut=5000), Turn(status=500), Turn()])
         assert load(published(server), folder=tmp_path).read_bytes() == CONTENT
+        assert len(script.requests) == 3 and visible(tmp_path) == {"f"}
+        assert all(headers["User-Agent"].startswith("transformer-xl/") for headers in script.requests)
+        assert f"Loading {server.url('f')} (10,291 bytes).\n" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("turn", [Turn(cut=700, ranges=False), Turn(status=500), Turn(status=429), Turn(cut=0)])
-    def test_tries_without_new_bytes_end(self, server, tmp_path, turn) -> None:
-        script = server.put("f", CONTENT, [turn])
-        with pytest.raises(OSError, match="3 times in a row"):
-            load(published(server), folder=tmp_path)
-        assert len(script.requests) == 3 + (turn.cut == 700)
-
-    def test_a_stall_counts_as_an_interruption(self, server, tmp_path) -> None:
-        script = server.put("f", CONTENT, [Turn(stall=3000), Turn()])
-        lines: list[str] = []
-        assert load(published(server), folder=tmp_path, lines=lines, timeout=0.1).read_bytes() == CONTENT
-        assert script.requests[1]["Range"] == "bytes=3000-"
-        assert any("timed out; 3,000 bytes are here, trying again in 0.001 s." in line for line in lines)
+    def test_an_existing_file_needs_no_network(self, server, tmp_path, capsys) -> None:
+        (tmp_path / "f").write_bytes(CONTENT)
+        script = server.put("f", CONTENT)
+        assert load(published(server, "other"), published(server), folder=tmp_path) == tmp_path / "f"
+        assert not script.requests and not capsys.readouterr().err
+        (tmp_path / "f").write_bytes(CONTENT[1:])  # a damaged one is loaded again
+        assert load(published(server), folder=tmp_path).read_bytes() == CONTENT and len(script.requests) == 1
 
     @pytest.mark.parametrize(
-        "second",
+        ("turn", "reason"),
         [
-            Turn(body=CONTENT, ranges=False),
-            Turn(body=CONTENT, shift=7),
-            Turn(body=CONTENT, etag='"second"'),
-            Turn(body=CONTENT, etag='"second"', obeys=False),
-            Turn(body=CONTENT[:1000], obeys=False),
+            (Turn(status=404), "HTTP 404"),
+            (Turn(body=b"?" * len(CONTENT)), "(?i)hash"),
+            (Turn(body=CONTENT + b"?", silent=True), "(?i)hash"),
+            (Turn(status=302, location="file:///etc/passwd"), "file:///etc/passwd"),
+            (Turn(cut=4000), "(?i)incomplete"),
         ],
     )
-    def test_bytes_that_do_not_fit_are_loaded_from_the_start(self, server, tmp_path, second) -> None:
-        server.put("f", b"?" * len(CONTENT), [Turn(cut=3000), second, Turn(body=CONTENT, etag='"second"')])
-        assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
-
-    def test_a_date_makes_a_request_conditional_and_a_weak_etag_does_not(self, server, tmp_path) -> None:
-        date = "Sat, 21 Nov 2026 12:00:00 GMT"
-        turns = [Turn(etag='W/"1"', modified=date, cut=1000), Turn(etag='W/"2"', modified=date)]
-        script = server.put("f", CONTENT, turns)
-        assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
-        assert script.requests[1]["If-Range"] == date
-        assert script.sent == len(CONTENT)
-
-    def test_a_file_without_a_length_ends_with_the_connection(self, server, tmp_path) -> None:
-        server.put("f", CONTENT, [Turn(silent=True)])
-        assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
-
-
-class TestLaterProcesses:
-    def test_an_existing_file_needs_no_network(self, server, tmp_path) -> None:
-        script = server.put("f", CONTENT)
-        for origin in (published(server), Origin(server.url("f"))):
-            assert load(origin, folder=tmp_path).read_bytes() == CONTENT
-        (tmp_path / "f").write_bytes(CONTENT[:-1] + b"?")
-        assert load(published(server), folder=tmp_path).read_bytes() == CONTENT
-        assert len(script.requests) == 2
-
-    def test_a_killed_download_resumes(self, server, tmp_path) -> None:
-        script = server.put("f", CONTENT, [Turn(seconds=0.01), Turn()])
-        code = "import sys, pathlib; from transformer_xl.data.corpora.download import Origin, download\n"
-        code += f"download([Origin({server.url('f')!r})], pathlib.Path({str(tmp_path)!r}))"
-        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-        while not (tmp_path / "part-f").exists() or not (tmp_path / "part-f").stat().st_size:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kept = (tmp_path / "part-f").stat().st_size
-        assert 0 < kept < len(CONTENT)
-        assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
-        assert script.requests[1]["Range"] == f"bytes={kept}-"
-
-    def test_a_printing_error_stops_the_download_and_keeps_the_bytes(self, server, tmp_path) -> None:
-        script = server.put("f", CONTENT, [Turn(cut=5000), Turn()])
-
-        def stop(line: str) -> None:
-            if "trying again" in line:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            download([published(server)], tmp_path, say=stop)
-        assert visible(tmp_path) == {"part-f", "part-f.json"}
-        load(published(server), folder=tmp_path)
-        assert script.sent == len(CONTENT)
-
-    @pytest.mark.parametrize("known", [False, True])
-    @pytest.mark.parametrize("kept", [len(CONTENT), len(CONTENT) + 5, 100])
-    def test_a_part_of_any_length_becomes_the_file(self, server, tmp_path, kept, known) -> None:
-        origin = published(server) if known else Origin(server.url("f"))
-        script = server.put("f", CONTENT)
-        (tmp_path / "part-f").write_bytes((CONTENT + b"12345")[:kept])
-        note = {"url": origin.url, "version": '"first"'}
-        (tmp_path / "part-f.json").write_text(json.dumps(note))
-        assert load(origin, folder=tmp_path).read_bytes() == CONTENT
-        whole = 0 if known else len(CONTENT)
-        assert script.sent == {len(CONTENT): whole, 100: len(CONTENT) - 100}.get(kept, len(CONTENT))
-
-    @pytest.mark.parametrize("note", ["", "[]", "{}", '{"url": "http://elsewhere/f", "digest": null, "version": null}'])
-    def test_a_part_of_unknown_origin_is_not_used(self, server, tmp_path, note) -> None:
-        server.put("f", CONTENT)
-        (tmp_path / "part-f").write_bytes(b"?" * 100)
-        (tmp_path / "part-f.json").write_text(note)
-        assert load(Origin(server.url("f")), folder=tmp_path).read_bytes() == CONTENT
-
-
-class TestMirrors:
-    @pytest.mark.parametrize(
-        ("turn", "reason", "requests"),
-        [
-            (Turn(status=404), "HTTP 404 Not Found", 1),
-            (Turn(status=403), "HTTP 403 Forbidden", 1),
-            (Turn(status=410), "HTTP 410 Gone", 1),
-            (Turn(status=503), "HTTP 503 Service Unavailable, 3 times in a row", 3),
-            (Turn(says=1), "it has 10,292 bytes there, and 10,291 are published", 1),
-            (Turn(body=CONTENT + b"?", silent=True), "it has 10,292 bytes, and 10,291 are published", 1),
-            (Turn(body=b"?" * len(CONTENT)), "its content has sha256 [0-9a-f]{64}, and [0-9a-f]{64} is published", 1),
-            (Turn(status=302, location="file:///etc/passwd"), "HTTP 302 .*not allowed", 1),
-        ],
-    )
-    def test_after_one_address_fails_the_next_is_used(self, server, tmp_path, turn, reason, requests) -> None:
-        bad, good = server.put("bad/f", CONTENT, [turn]), server.put("good/f", CONTENT)
+    def test_after_one_address_fails_the_next_is_used(self, server, tmp_path, turn, reason, capsys) -> None:
+        server.put("bad/f", CONTENT, [turn] * 9)
+        good = server.put("good/f", CONTENT)
         with pytest.raises(OSError, match=reason):
             load(published(server, "bad/f"), folder=tmp_path)
-        assert "f" not in visible(tmp_path)
-        bad.requests.clear()
-        lines: list[str] = []
-        path = load(published(server, "bad/f"), published(server, "good/f"), folder=tmp_path, lines=lines)
-        assert path.read_bytes() == CONTENT
-        assert (len(bad.requests), len(good.requests)) == (requests, 1)
-        assert any("this address is given up" in line for line in lines)
+        assert not visible(tmp_path), "nothing gets the file's name before it is verified"
+        path = load(published(server, "bad/f"), published(server, "good/f"), folder=tmp_path)
+        assert path.read_bytes() == CONTENT and len(good.requests) == 1
+        assert "this address is given up" in capsys.readouterr().err
 
-    def test_temporary_errors_are_retried_and_redirects_followed(self, server, tmp_path) -> None:
-        server.put("moved", b"", [Turn(status=500), Turn(status=302, location=server.url("f"))])
-        script = server.put("f", CONTENT, [Turn(cut=5000), Turn()])
-        path = load(published(server, "moved"), folder=tmp_path)
-        assert path == tmp_path / "moved"
-        assert script.sent == len(CONTENT)
-        assert all(headers["User-Agent"].startswith("transformer-xl/") for headers in script.requests)
+    def test_a_file_without_a_digest_is_checked(self, server, tmp_path) -> None:
+        def check(path: Path) -> None:
+            if path.read_bytes() != CONTENT:
+                raise ValueError("it is another file")
 
-    def test_if_every_address_fails_one_sentence_says_so_and_the_bytes_are_kept(self, server, tmp_path) -> None:
-        server.put("1/f", CONTENT, [Turn(cut=4000), Turn(cut=0)])
+        server.put("bad/f", b"?")
+        server.put("f", CONTENT)
+        with pytest.raises(OSError, match="it is another file"):
+            download([Origin(server.url("bad/f"))], tmp_path, check=check)
+        assert not visible(tmp_path)
+        assert download([Origin(server.url("f"))], tmp_path, check=check).read_bytes() == CONTENT
+        with pytest.raises(OSError, match="it has 10,291 bytes there, and 9 are published"):
+            download([Origin(server.url("f"), 9)], tmp_path, check=check)
+
+    def test_if_every_address_fails_one_sentence_says_so(self, server, tmp_path) -> None:
         with pytest.raises(OSError) as error:
-            load(published(server, "1/f"), published(server, "none/f"), folder=tmp_path)
+            load(published(server, "none/1"), published(server, "none/2"), folder=tmp_path)
         assert str(error.value) == (
-            f"f could not be downloaded from {server.url('1/f')} (the connection ended before the 10,291 bytes were "
-            f"here, 3 times in a row), nor from {server.url('none/f')} (HTTP 404 Not Found): run it again to go on "
-            f"from the 4,000 bytes "
-            f"in {tmp_path / 'part-f'}, or give --source a copy that was downloaded by other means."
+            f"1 could not be downloaded from {server.url('none/1')} (HTTP 404 Not Found), nor from "
+            f"{server.url('none/2')} (HTTP 404 Not Found): give --source a copy that was downloaded by other means."
         )
-        script = server.put("1/f", CONTENT)
-        load(published(server, "1/f"), folder=tmp_path)
-        assert script.sent == len(CONTENT) - 4000
 
-    def test_without_a_connection_the_next_mirror_is_used_at_once(self, server, tmp_path, monkeypatch) -> None:
-        resolve = socket.getaddrinfo
-
-        def fail(host: str, *args, **kwargs):
-            if host == "nowhere.test":
-                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-            return resolve(host, *args, **kwargs)
-
-        monkeypatch.setattr(socket, "getaddrinfo", fail)
+    def test_without_a_connection_the_next_address_is_used_at_once(self, server, tmp_path) -> None:
+        server.put("f", CONTENT)
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
-            urls = [
-                f"http://127.0.0.1:{closed.getsockname()[1]}/f",
-                "http://nowhere.test/f",
-                server.url("f").replace("http", "https"),
-            ]
-            with pytest.raises(OSError) as error:
-                load(*map(Origin, urls), folder=tmp_path)
-        for reason in ("Connection refused", "Name or service not known", "SSL"):
-            assert reason in str(error.value)
-        assert "in a row" not in str(error.value)
+            gone = Origin(f"http://127.0.0.1:{closed.getsockname()[1]}/f", None, DIGEST)
+            start = time.monotonic()
+            assert download([gone, published(server)], tmp_path, pause=60).read_bytes() == CONTENT
+            assert time.monotonic() - start < 30
+            with pytest.raises(OSError, match="refused"):
+                download([gone], tmp_path / "other", pause=60)
 
     def test_a_place_that_cannot_be_written_is_named(self, server, tmp_path) -> None:
         (tmp_path / "file").write_bytes(b"")
@@ -263,22 +134,6 @@ class TestMirrors:
     def test_a_percent_encoded_name_is_decoded(self, server, tmp_path) -> None:
         server.put("two words", CONTENT)
         assert load(published(server, "two%20words"), folder=tmp_path) == tmp_path / "two words"
-
-
-class TestLines:
-    def test_a_pipe_gets_lines_of_progress(self, server, tmp_path, capsys) -> None:
-        server.put("f", CONTENT)
-        download([published(server)], tmp_path)
-        assert capsys.readouterr().err == f"Loading {server.url('f')} (10,291 bytes).\n"
-
-    def test_a_terminal_gets_a_progress_bar(self, server, tmp_path, monkeypatch) -> None:
-        server.put("f", CONTENT)
-        terminal = io.StringIO()
-        monkeypatch.setattr(terminal, "isatty", lambda: True)
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setattr(sys, "stderr", terminal)
-        download([published(server)], tmp_path)
-        assert "10.3/10.3 kB" in terminal.getvalue()
 
 
 def zipped(members: list[tuple[str, bytes]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
