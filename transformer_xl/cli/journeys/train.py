@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ...checkpoint import (
-    LoadedModel,
     find_checkpoint,
     latest,
     load_config,
@@ -44,10 +43,11 @@ from ...train import Trainer, choices, fit, gains_from_native, settle
 from ...train.folder import recorded_fact, say
 from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require_installed
+from ..options.analyse import Report
 from ..options.train import Train
 from .evaluate import score_split, show_results
 from .native import build_native
-from .report import finish_page
+from .report import report
 from .texts import changed_splits
 from .trained import Text
 
@@ -90,11 +90,11 @@ class Start(NamedTuple):
     """The facts `BEGUN` for `fit`."""
 
 
-def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh: bool) -> int:
+def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh: bool, page: bool = True) -> int:
     """Train with `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
 
-    `resume` continues from the last checkpoint. `afresh` allows the folder of a run that saved nothing. Mistakes are
-    found before anything is written.
+    `resume` continues from the last checkpoint. `afresh` allows the folder of a run that saved nothing. `page` writes
+    the run's page from what is there. Mistakes are found before anything is written.
     """
     prepare_process()
     with join_ranks(config.train.device) as ranks, ExitStack() as stack:
@@ -111,9 +111,10 @@ def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh:
             trackers = stack.enter_context(open_trackers(names, run, start.config, step=_last_step(run), warn=warn))
         status = carry_out(start, run, ranks, resume=resume, trackers=trackers)
         if status == 0:
-            loaded = score_best(run, start, trackers, ranks)
-            if ranks.first:
-                finish_page(run, loaded, Text(start.corpus, start.config.eval.split), partial(say, run))
+            score_best(run, start, trackers, ranks)
+            if ranks.first and page:
+                report(Report((run,), model=False))
+                print(f"txl report {run} adds what takes a minute: memory lengths, a coloured text, attention.")
     return status
 
 
@@ -323,20 +324,16 @@ def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
         raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
 
 
-def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> LoadedModel:
-    """Score the best checkpoint with the settings of `[eval]`, print the result and append it to the metrics.
-
-    Returns the checkpoint's model.
-    """
+def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
+    """Score the best checkpoint with the settings of `[eval]`, print the result and append it to the metrics."""
     config = start.config
     loaded = load_model(run, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)
     result = score_split(loaded, split, config.eval_lengths, config.eval, precision=config.train.precision, ranks=ranks)
     if not ranks.first:
-        return loaded
+        return
     text = Text(start.corpus, config.eval.split)
     show_results(text.title, [result], unknown=text.unknown)
     entry = {"checkpoint": find_checkpoint(run).name, "step": config.train.max_steps, **text.about, **result.to_json()}
     MetricLog(run / "metrics.jsonl").log(entry)
     trackers.log(entry)
-    return loaded

@@ -69,6 +69,8 @@ class Train:
     resume: Annotated[Literal["no", "yes", "auto"], arg(metavar="[auto]")] = "no"
     """Continue the run in --out from its last checkpoint, with its own config.toml. --resume auto: continue the run
     if it saved a checkpoint; otherwise start it."""
+    report: bool = True
+    """--no-report: do not write the run's page at the end."""
     print_config: bool = False
     """Print the settings as TOML and exit."""
     settings: Annotated[RunConfig, arg(name=""), FlagConversionOff] = field(default_factory=RunConfig)
@@ -99,7 +101,7 @@ class Train:
         if not resume:
             given = recipes.chosen_settings(self.recipe, overrides, self.data)
             origin = Origin(recipes.recipe_identity(recipe), self.init, given, why)
-        return train(config, out, origin, resume=resume, afresh=self.resume == "auto")
+        return train(config, out, origin, resume=resume, afresh=self.resume == "auto", page=self.report)
 
 
 def is_restart(run: Path) -> bool:
