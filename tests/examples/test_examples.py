@@ -94,11 +94,6 @@ def test_every_example_is_listed_and_tested():
         assert f"`{command_and_output(name)[0]}`" in listed
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_an_example_is_short(name):
-    assert len((EXAMPLES / name).read_text().splitlines()) < 120
-
-
 def test_own_text(tmp_path):
     output = printed("own_text.py", tmp_path)
     check_header("own_text.py", output)
