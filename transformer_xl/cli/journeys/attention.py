@@ -84,7 +84,7 @@ def attention(options: Attention) -> dict[str, Any]:
 
 
 def streams_for(tokens: int, most: int, lengths: Lengths) -> int:
-    """At most so many streams that the memory of each is full for the greater part of its tokens: each begins with an
+    """The number of streams, at most `most`, of which each has a full memory for most of its tokens: each begins with an
     empty one."""
     return max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
 
