@@ -84,8 +84,10 @@ def attention(options: Attention) -> dict[str, Any]:
 
 
 def streams_for(tokens: int, most: int, lengths: Lengths) -> int:
-    """The number of streams, at most `most`, that have a full memory for most of their tokens. Each begins with an empty
-    one."""
+    """The number of streams, at most `most`, that have a full memory for most of their tokens.
+
+    Each begins with an empty one.
+    """
     return max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
 
 
