@@ -87,7 +87,7 @@ def figures(pattern: str, output: str) -> list[float]:
 
 def test_every_example_is_listed_and_tested():
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
-    assert files == {*SMALL, NOTEBOOK.name, "README.md"}
+    assert files == {*SMALL, "compress.py", NOTEBOOK.name, "README.md"}
     listed = (EXAMPLES / "README.md").read_text()
     assert not [name for name in files - {"README.md"} if f"({name})" not in listed]
     for name in SMALL:
