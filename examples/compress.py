@@ -3,8 +3,8 @@
 $ python examples/compress.py runs/my my/windows_utils.py utils.txl
 my/windows_utils.py: 5,060 bytes became 1,282 (2.027 bits per byte; the model's own figure is 1.863)
 
-Add --restore, with the other two names, to get the text again. (runs/my is the run of the README; this file is in its test
-split. xz -9e makes 1,680 bytes of it.)
+With --restore, utils.txl and a new name it gives the text again. (runs/my is the run of the README, and this file is in
+its test split. xz -9e makes 1,680 bytes of it.)
 
 A range coder (constriction) gives a byte of probability p a code of -log2 p bits. To restore it, the same probabilities
 have to be computed again, to the last bit. Only the same processor, number of threads and versions of the libraries do
