@@ -770,11 +770,11 @@ def test_a_gradient_penalty_on_a_loss_is_refused():
 
 
 def test_vmap_of_auto_has_gradients():
-    """Inside vmap `requires_grad` is false for all tensors."""
-    inputs, q = six(), torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    """Inside vmap `requires_grad` is false for all tensors. In float32 the backend for inference has no derivative."""
+    inputs, q = [x.detach().float() for x in six()], torch.randn(3, 2, 5, 4)
     if hasattr(relative_attention, "__wrapped__"):
         pytest.skip("checks of shapes do not know vmap")
-    weight = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 5, 4, requires_grad=True)
     out = torch.vmap(lambda each: relative_attention((each * weight)[None], *inputs[1:])[0])(q)
     [found] = torch.autograd.grad(out.square().sum(), weight)
     one_by_one = torch.stack([relative_attention((each * weight)[None], *inputs[1:])[0] for each in q])
