@@ -32,7 +32,7 @@ from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train import MOST_SKIPPED, Trainer, fit, loop, settle
+from transformer_xl.train import MOST_SKIPPED, Trainer, choices, fit, loop, settle
 from transformer_xl.train.metric_log import read_metrics
 
 SHAPE = TransformerXLConfig(
@@ -425,7 +425,8 @@ def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, cap
     out = capsys.readouterr().out
     assert "M parameters on text.txt" in out and "step 2/2" in out
     facts = json.loads(Path("run/environment.json").read_text())
-    assert facts["chosen"]["device"]["name"] == "cpu" and facts["recipe"] == ""
+    assert facts["chosen"]["device"] == choices(config.train, config.model)["device"] and facts["recipe"] == ""
+    assert facts["chosen"]["device"]["why"] != "as the settings say", "the device was auto"
     assert set(facts["corpus"]) == {"train", "valid", "test"}
     assert load_recipe("run/config.toml") == settle(config, corpus)
     assert main(["train", "--out", "run", "text-small", "--data", "text.txt", *sizes.split()]) == 2

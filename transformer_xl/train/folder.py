@@ -25,7 +25,6 @@ from ..ops import BACKENDS
 from ..runtime.device import CPUINFO
 from ..runtime.files import explain_write_error, plain_file, write_whole
 from ..runtime.ranks import Ranks, launch_id
-from .choices import choices
 
 _PACKAGES = ("transformer-xl", "torch", "numpy", "safetensors")
 _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
@@ -40,12 +39,11 @@ def write_facts(
 ) -> None:
     """Write the facts of a run that begins or goes on, and print the lines about it.
 
-    `begun` has the facts `BEGUN`; None: those that the folder records, or a start from Python with these settings.
+    `begun` has the facts `BEGUN`; None: those that the folder records.
     """
     last = latest(run)
     if begun is None:
         begun = {fact: recorded_fact(run, fact) if last else "" for fact in BEGUN}
-        begun["chosen"] = begun["chosen"] or choices(config.train, config.model)
     facts = environment() | {"ranks": ranks.size, "launch": launch_id()} | dict(begun)
     facts["corpus"] = {name: split.sha256 for name, split in corpus.header.splits.items()}
     write_whole(run / "environment.json", json.dumps(facts, indent=2) + "\n")  # first: it identifies the run

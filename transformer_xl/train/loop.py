@@ -32,7 +32,7 @@ from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, seconds_left
-from .choices import settle
+from .choices import choices, settle
 from .folder import write_facts
 from .metric_log import MetricLog, progress_text
 from .optim import learning_rate
@@ -82,6 +82,8 @@ def fit(
             "transformer_xl.runtime.ranks.join_ranks(config.train.device) as ranks: fit(..., ranks=ranks)`."
         )
     check_rebuilt(model)
+    if begun is None and not resume:
+        begun = {"recipe": "", "why": "", "init": "", "chosen": choices(config.train, model.config)}
     config, ranks = settle(replace(config, model=model.config), corpus), ranks or Ranks()
     assert replan is None or ranks.size == 1, "replan is only for a single process"
     run = Path(run)
