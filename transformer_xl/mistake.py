@@ -9,3 +9,8 @@ class Mistake(ValueError):
     The command line prints the sentence and exits with status 2. Any other `ValueError` is a bug and keeps its
     traceback.
     """
+
+
+def shortened(text: str) -> str:
+    """Text from a file, safe and short enough for a sentence: what is long or unprintable is cut and escaped."""
+    return text if text.isprintable() and len(text) <= 100 else ascii(text[:100])

@@ -22,7 +22,6 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from ..mistake import Mistake
-from .pickles.inert import map_file
 
 _DTYPES = {
     1: torch.float32,
@@ -67,7 +66,8 @@ def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
         if entry.dtype in _DTYPES:
             path = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{count:05d}")
             if path not in shards:
-                shards[path] = np.frombuffer(map_file(path), np.uint8)
+                with _readable(path):
+                    shards[path] = np.memmap(path, np.uint8, mode="c")  # written to, it would not change the file
             with _readable(path):
                 tensors[name] = _tensor(name, entry, shards[path])
     return tensors
@@ -105,6 +105,8 @@ def _index(prefix: Path) -> Path:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing, or no regular file. Get it, and all that belongs to it.")
     try:
         yield
     except ValueError as error:
@@ -129,11 +131,10 @@ def _tensor(name: str, entry: _Entry, shard: UInt8[np.ndarray, " N"]) -> Tensor:
 def _read_index(prefix: Path) -> tuple[dict[str, _Entry], int]:
     """The entries by name, and the number of data files."""
     path = _index(prefix)
-    data = memoryview(map_file(path))
     with _readable(path):
-        if len(data) > _LARGEST_INDEX:
-            raise Mistake(f"it has {len(data):,} bytes")
-        values = dict(islice(_table(data), _VARIABLES))
+        if (size := path.stat().st_size) > _LARGEST_INDEX:
+            raise Mistake(f"it has {size:,} bytes")
+        values = dict(islice(_table(memoryview(path.read_bytes())), _VARIABLES))
         if len(values) == _VARIABLES:
             raise Mistake(f"it has {_VARIABLES:,} variables or more")
         if b"" not in values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -17,9 +18,8 @@ from ..config.recipe import (
 )
 from ..config.settings import CorpusConfig, RunConfig
 from ..config.values import fits, type_text
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 from .mapping import shape_of
-from .pickles.inert import printable
 from .source import Source
 
 _OTHER_NAMES = {"n_token": "vocab_size"}
@@ -115,7 +115,7 @@ def _statements(source: Source, shape: Mapping[str, Any]) -> dict[str, Any]:
             stated[name] = value
         else:
             kind = "a table of lengths" if name == "evaluation" else type_text(_KNOWN[name])
-            problems.append(f"{theirs} must be {kind}, and is {printable(str(value))}")
+            problems.append(f"{theirs} must be {kind}, and is {shortened(reprlib.repr(value))}")
     if "cutoffs" in stated:  # some programs add 0 and the size of the vocabulary
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
     if stated.get("proj_share_all_but_first") and shape["bands"] > 1:
@@ -137,10 +137,10 @@ def _contradictions(source: Source, stated: Mapping[str, Any], shape: Mapping[st
         certain["untie_r"] = shape["untie_r"]
     for name, value in certain.items():
         if stated.get(name, value) != value:
-            yield f"{name} is stated as {printable(str(stated[name]))}, and is {value} by its arrays"
+            yield f"{name} is stated as {shortened(str(stated[name]))}, and is {value} by its arrays"
     bands, cutoffs = shape["bands"], stated.get("cutoffs", ())
     if len(cutoffs) not in (0, bands - 1):
-        yield f"cutoffs must be {bands - 1} for its {bands} bands, and are {printable(str(cutoffs))}"
+        yield f"cutoffs must be {bands - 1} for its {bands} bands, and are {shortened(str(cutoffs))}"
     if "tie_projs" in shape and len(stated.get("tie_projs", shape["tie_projs"])) != bands:
         yield f"tie_projs must hold a value for each of {bands} bands"
 

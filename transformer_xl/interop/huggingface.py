@@ -15,7 +15,7 @@ from torch import Tensor
 from ..checkpoint import EXPORTED_VOCAB, config_of
 from ..config.settings import Lengths, RunConfig, TransformerXLConfig
 from ..mistake import Mistake
-from .pickles.unpickle import read_pickle
+from .pickles import read_pickle
 from .source import Source, is_state, read_json
 from .vocabulary import read_vocabulary
 

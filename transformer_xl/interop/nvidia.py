@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..mistake import Mistake
-from .pickles.unpickle import StandIn, read_pickle
+from .pickles import StandIn, read_pickle
 from .source import Source, is_state
 from .vocabulary import pickled_vocabulary
 

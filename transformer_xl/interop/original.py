@@ -15,7 +15,7 @@ from ..config.settings import Lengths, TransformerXLConfig
 from ..mistake import Mistake
 from ..runtime.files import whole_folder
 from .mapping import to_theirs
-from .pickles.unpickle import StandIn, module_state, read_pickle
+from .pickles import StandIn, module_state, read_pickle
 from .source import DIALECTS, Source, is_state
 from .vocabulary import read_vocabulary
 

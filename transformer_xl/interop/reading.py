@@ -13,7 +13,7 @@ from ..checkpoint import LoadedModel
 from ..config.settings import RunConfig
 from ..config.values import listing
 from ..data.vocab import Vocab
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
 from .configure import run_settings
@@ -21,7 +21,6 @@ from .huggingface import read_huggingface
 from .mapping import to_ours
 from .nvidia import read_nvidia
 from .original import read_original
-from .pickles.inert import printable
 from .source import PROGRAMS, Program, Source
 from .tensorflow import read_tensorflow
 
@@ -118,7 +117,7 @@ def _report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> l
     tied = f", {numbers - weights:,} of them copies of tied arrays" if numbers > weights else ""
     lines = [f"{len(source.spelled)} arrays ({numbers:,} numbers{tied}), each used once."]
     for reason in dict.fromkeys(source.left_out.values()):
-        names = [printable(name) for name, why in source.left_out.items() if why == reason]
+        names = [shortened(name) for name, why in source.left_out.items() if why == reason]
         lines.append(f"Left out ({reason}): {listing(names, 1000)}.")
     lengths = config.eval_lengths
     window = f"clamp_len {lengths.clamp_len or 'none'}, attn_len {lengths.attn_len or 'all'}"

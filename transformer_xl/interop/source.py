@@ -90,6 +90,8 @@ class Source:
         if array.dtype not in _FRACTIONS or not 1 <= array.ndim <= 4 or not array.numel():
             kind = f"{dimensions(array.shape)} of {str(array.dtype).removeprefix('torch.')}"
             raise Mistake(f"{self.path} must hold fractions in one to four dimensions, and {name} is {kind}.")
+        if array.numel() * array.itemsize > array.untyped_storage().nbytes():
+            raise Mistake(f"{self.path} must hold each element, and {name} shows some twice. Do not trust this file.")
         self.arrays[canonical] = array
         self.spelled[canonical] = name
 

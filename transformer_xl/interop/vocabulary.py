@@ -9,7 +9,7 @@ from typing import Any
 from ..data.reading import read_file
 from ..data.vocab import EOS, LINE_ENDS, Vocab, is_text, listed_words
 from ..mistake import Mistake
-from .pickles.unpickle import StandIn, read_pickle
+from .pickles import StandIn, read_pickle
 from .source import Symbols, read_json
 
 _PICKLED = (".pt", ".pth", ".pkl", ".bin")

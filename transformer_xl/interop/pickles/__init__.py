@@ -1,1 +1,0 @@
-"""Read pickles without executing them."""
