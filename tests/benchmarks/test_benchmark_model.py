@@ -277,22 +277,31 @@ def test_another_checkout_takes_part_with_its_own_code(tmp_path: Path, capsys: p
     assert "The process of ours, against fp32" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(300)
-def test_all_parts_run_as_a_toy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["all", "--size", "toy", "--precision", "fp32", "--repeats", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    results = {result["part"]: result for result in map(json.loads, (x for x in lines if x.startswith("{")))}
-    assert list(results) == ["train", "eval", "decode", "op", "sliding", "memory"]
-    for result in results.values():
-        assert result["cases"] and result["hardware"]["threads"] >= 1 and result["size"] == "toy"
-    for part in ("train", "eval", "decode"):
-        for case in results[part]["cases"]:
-            rows = {row["contender"]: row for row in case["rows"]}
-            assert list(rows) == ["textbook", "ours", "bound"]
-            assert rows["ours"]["difference"] < gate.TOLERANCES["fp32"]
-            tokens, ours = case["batch"] * case["tgt_len"], rows["ours"]["seconds"]
-            assert rows["ours"]["tokens_per_second"] == pytest.approx(tokens / ours, rel=1e-4)
-            assert rows["ours"]["ratio"] == pytest.approx(rows["textbook"]["seconds"] / ours, rel=1e-4)
-            assert rows["ours"]["share_of_bound"] == pytest.approx(rows["bound"]["seconds"] / ours, rel=1e-4)
-    assert {row["contender"] for row in results["op"]["cases"][0]["rows"]} >= {"textbook", "strided"}
-    assert results["memory"]["cases"][0]["peak_megabytes"] < 100
+def toy(part: str, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
+    """The cases of a part's result."""
+    assert main([part, "--size", "toy", "--precision", "fp32", *options]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["part"] == part and result["hardware"]["threads"] >= 1 and result["size"] == "toy"
+    return result["cases"]
+
+
+@pytest.mark.parametrize("part", ["train", "decode"])
+def test_ours_is_compared_with_the_textbook_and_the_bound(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for case in toy(part, capsys, "--repeats", "1"):
+        rows = {row["contender"]: row for row in case["rows"]}
+        assert list(rows) == ["textbook", "ours", "bound"]
+        assert rows["ours"]["difference"] < gate.TOLERANCES["fp32"]
+        tokens, ours = case["batch"] * case["tgt_len"], rows["ours"]["seconds"]
+        assert rows["ours"]["tokens_per_second"] == pytest.approx(tokens / ours, rel=1e-4)
+        assert rows["ours"]["ratio"] == pytest.approx(rows["textbook"]["seconds"] / ours, rel=1e-4)
+        assert rows["ours"]["share_of_bound"] == pytest.approx(rows["bound"]["seconds"] / ours, rel=1e-4)
+
+
+def test_memory_is_the_peak_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 1 < toy("memory", capsys)[0]["peak_megabytes"] < 100
+
+
+@pytest.mark.outside
+def test_the_op_and_a_sliding_window_run_as_toys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {row["contender"] for row in toy("op", capsys, "--repeats", "1")[0]["rows"]} >= {"textbook", "strided"}
+    assert toy("sliding", capsys, "--repeats", "1")

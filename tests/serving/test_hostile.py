@@ -19,7 +19,7 @@ from serving_live import Live, language_model, live_server
 from transformer_xl.serving.requests import Completion, Limits
 from transformer_xl.serving.sessions import new_id
 
-MANY = 300
+MANY = 105
 """Number of requests of each test that draws them."""
 LIMITS = Limits(body_bytes=20_000, body_seconds=0.3, max_tokens=10_000, prompt_tokens=500)
 FIELDS = [*Completion.model_fields, "words", "__class__", "model_config", "prompt\u0000"]
