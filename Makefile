@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all check release clean
+.PRECIOUS: $(VENV)/.%
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -15,7 +16,7 @@ test: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not outside and not rehearsal"
 
 # Also checks the shapes and types of all arguments, which doubles the time.
-test-all: check
+test-all: $(VENV)/.dev check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not rehearsal" --jaxtyping-packages=transformer_xl,shapes.check
 
 .PHONY: docs
@@ -23,7 +24,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html. The search needs a server: python3 -m http.server --directory build/site"
 
-check: $(VENV)/.dev
+check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -43,17 +44,8 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+# With the extra of this name: .docs, .test or .dev, which holds the others; .core has none.
+$(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV); the first time this takes a minute or more."
-	$(INSTALL) -e .
-	touch $@
-
-$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing into $(VENV); the first time this takes a minute or more."
-	$(INSTALL) -e '.[docs]'
-	touch $@ $(VENV)/.core
-
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing into $(VENV); the first time this takes a minute or more."
-	$(INSTALL) -e '.[dev]'
-	touch $@ $(VENV)/.core
+	$(INSTALL) -e '.$(if $(filter core,$*),,[$*])'
+	touch $@ $(VENV)/.core $(if $(filter dev,$*),$(VENV)/.test $(VENV)/.docs)

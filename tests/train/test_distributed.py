@@ -229,6 +229,7 @@ def test_a_signal_to_one_rank_stops_all_after_saving(home, tmp_path):
     assert (home / "stopped" / "checkpoints" / "step_00000011").is_dir()
 
 
+@pytest.mark.outside
 def test_a_batch_that_ranks_cannot_share_is_refused_in_a_sentence(home, tmp_path):
     done = launch(3, "-m", "transformer_xl", *train(home, "three"), TXL_HOME=str(tmp_path))
     assert done.returncode != 0

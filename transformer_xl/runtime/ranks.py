@@ -105,11 +105,13 @@ def join_ranks(device: str) -> Iterator[Ranks]:
 
 def _settle() -> None:
     """Wait until gloo's threads have released Python's tensors, because a release while the interpreter ends aborts the
-    process (https://github.com/pytorch/pytorch/issues/190489)."""
-    last, end = torch.zeros(1), time.monotonic() + 5
-    own = last._use_count()  # type: ignore[attr-defined]
-    dist.all_reduce(last)
-    while last._use_count() > own and time.monotonic() < end:  # type: ignore[attr-defined]
+    process (https://github.com/pytorch/pytorch/issues/190489). So many sums at once reach each of its threads."""
+    last, end = [torch.zeros(1) for _ in range(16)], time.monotonic() + 5
+    own = last[0]._use_count()  # type: ignore[attr-defined]
+    for sums in [dist.all_reduce(each, async_op=True) for each in last]:
+        if sums is not None:
+            sums.wait()
+    while max(each._use_count() for each in last) > own and time.monotonic() < end:  # type: ignore[attr-defined]
         time.sleep(0.001)
 
 
