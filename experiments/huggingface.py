@@ -26,9 +26,9 @@ def here(run: str, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from transformer_xl.checkpoint import load_model
     from transformer_xl.evaluation.generate import Sampling, stream
     from transformer_xl.hf import export_huggingface
+    from transformer_xl.run import load_model
 
     loaded = load_model(run)
     export_huggingface(loaded, folder)

@@ -14,11 +14,11 @@ import torch
 from small_models import VOCAB, small_model
 from torch import Tensor, nn
 
-from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop.mapping import to_theirs
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.run import save_checkpoint
 
 BANDS = {"cutoffs": (5, 11), "div_val": 2, "d_embed": 14, "tie_projs": (False, True, True)}
 SLICES = {"cutoffs": (5, 11)}

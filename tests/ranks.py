@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from small_models import VOCAB, small_model
 from torch import Tensor
 
-from transformer_xl.checkpoint import set_weights, weights
 from transformer_xl.config.settings import TrainConfig
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
+from transformer_xl.run import set_weights, weights
 from transformer_xl.runtime.ranks import Ranks, join_ranks
 from transformer_xl.train import MOST_SKIPPED, Trainer
 from transformer_xl.train.objective import Objective

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "transformer_xl"
 FLOORS = (
     {"config", "runtime", "ops"},
     {"model", "data"},
-    {"checkpoint"},
+    {"run"},
     {"evaluation"},
     {"train"},
     {"report", "analysis", "interop", "serving"},
@@ -122,8 +122,8 @@ def test_files_import_lower_floors_only():
         ("data/vocab.py", "from ..model.memory import Memory"),
         ("data/__init__.py", "from ..model import TransformerXL"),
         ("data/deep/er.py", "from ...model import TransformerXL"),
-        ("checkpoint/saving.py", "from ..train.metric_log import MetricLog"),
-        ("checkpoint/saving.py", "from ..nowhere import thing"),
+        ("run/saving.py", "from ..train.loop import fit"),
+        ("run/saving.py", "from ..nowhere import thing"),
         ("mystery.py", ""),
     ],
 )

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint import save_checkpoint
     from .config.recipe import load_recipe
     from .config.settings import Lengths, RunConfig, TransformerXLConfig
     from .data.datasets import open_corpus
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from .model.memory import Memory
     from .model.step import VectorStep
     from .model.transformer_xl import TransformerXL, TransformerXLBackbone
+    from .run import save_checkpoint
     from .train import fit, settle
 
     __version__: str
@@ -73,7 +73,7 @@ _HOMES = {
     "RunConfig": "config.settings",
     "Sampling": "evaluation.generate",
     "StreamLoader": "data.loader",
-    "save_checkpoint": "checkpoint",
+    "save_checkpoint": "run",
 }
 
 

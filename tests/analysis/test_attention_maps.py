@@ -25,7 +25,6 @@ from transformer_xl.analysis.attention import (
     watch_attention,
 )
 from transformer_xl.analysis.figures import LINE, Passage, _lay_out, draw_by_distance, draw_passages
-from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli.journeys.attention import attention
 from transformer_xl.cli.options.analyse import Attention
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
@@ -34,6 +33,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.model.baselines import build_model
 from transformer_xl.ops.masks import Mask, visible
 from transformer_xl.ops.reference import scores_by_term
+from transformer_xl.run import save_checkpoint
 
 OTHERS: dict[str, dict[str, Any]] = {
     "zero memory": {"zero_memory": True},

@@ -15,7 +15,6 @@ import pytest
 from filelock import FileLock
 from torch import Tensor
 
-from transformer_xl.checkpoint import find_checkpoint, load_config, load_model
 from transformer_xl.cli.journeys.demo import measure
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe
@@ -23,8 +22,8 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.model.transformer_xl import DecoderLayer
+from transformer_xl.run import Metrics, find_checkpoint, load_config, load_model
 from transformer_xl.runtime.files import LOCK
-from transformer_xl.train.metric_log import read_metrics
 
 TEXT = Path(os.__file__).read_bytes()[:20_000]
 TINY = words(
@@ -112,7 +111,7 @@ def test_the_demo_ends_in_time_on_a_machine_that_becomes_busy(demo, busy_from):
     steps = load_config(find_checkpoint("run")).train.max_steps
     assert load_recipe("run/config.toml").train.max_steps == steps
     assert find_checkpoint("run").name == f"step_{steps:08d}"
-    entries = read_metrics("run/metrics.jsonl")
+    entries = Metrics("run/metrics.jsonl").entries()
     shown = [(entry["step"], entry["lr"], entry["seconds"]) for entry in entries if entry["split"] == "train"]
     assert shown[-1][0] == steps and shown[-1][1] < 0.05 * max(lr for _, lr, _ in shown)  # the line ends
     assert max(b[2] - a[2] for a, b in pairwise(shown)) <= 5

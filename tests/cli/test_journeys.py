@@ -19,7 +19,7 @@ import pytest
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
-from transformer_xl.train.metric_log import read_metrics
+from transformer_xl.run import Metrics
 
 TEXT = Path(os.__file__).read_bytes()[:20_000]
 TINY = words(
@@ -65,7 +65,7 @@ def test_training_leaves_everything_needed_to_repeat_and_use_it(home: Path):
     log = (run / "log.txt").read_text()
     assert "step 40/40" in log and "valid" in log
     assert "step 40/40" in (home / "log").read_text()
-    losses = [entry["loss"] for entry in read_metrics(run / "metrics.jsonl") if entry.get("split") == "train"]
+    losses = [entry["loss"] for entry in Metrics(run / "metrics.jsonl").entries() if entry.get("split") == "train"]
     assert losses[-1] < losses[0] < math.log(256)
 
 
@@ -73,7 +73,7 @@ def test_the_written_config_repeats_the_run_to_the_bit(home: Path):
     assert main(["train", "runs/first/config.toml", "--out", "runs/again"]) == 0
 
     def losses(run: str) -> list[float]:
-        return [entry["loss"] for entry in read_metrics(home / run / "metrics.jsonl") if "loss" in entry]
+        return [entry["loss"] for entry in Metrics(home / run / "metrics.jsonl").entries() if "loss" in entry]
 
     assert losses("runs/again") == losses("runs/first")
 

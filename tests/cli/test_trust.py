@@ -25,17 +25,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import ALONE, trainer_of
 
-from transformer_xl.checkpoint import checkpoints, latest, load_model, parts, put_damaged_aside
-from transformer_xl.checkpoint.history import prune
-from transformer_xl.checkpoint.parts import FILES
-from transformer_xl.cli.journeys.train import STOPPED, refuse_run
+from transformer_xl.cli.journeys.train import STOPPED
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe
+from transformer_xl.run import Metrics, Run, load_model, metrics, parts
+from transformer_xl.run.parts import FILES
 from transformer_xl.runtime.files import LOCK, SEAL, check_seal, lock_folder, seal
 from transformer_xl.train import MOST_SKIPPED, Trainer
-from transformer_xl.train import metric_log as metrics
 from transformer_xl.train.diagnosis import not_finite
-from transformer_xl.train.metric_log import read_metrics
 from transformer_xl.train.objective import Objective
 from transformer_xl.train.writer import BackgroundWriter
 
@@ -109,43 +106,43 @@ def test_the_checksums_equal_those_of_coreutils(run):
     tool = shutil.which("sha256sum")
     if tool is None:
         pytest.skip("there is no sha256sum")
-    subprocess.run([tool, "--check", "--strict", "--quiet", SEAL], cwd=latest(run), check=True)
+    subprocess.run([tool, "--check", "--strict", "--quiet", SEAL], cwd=Run(run).latest, check=True)
 
 
 @pytest.mark.parametrize("name", [*FILES, SEAL])
 def test_a_damaged_last_checkpoint_is_set_aside_and_the_run_ends_with_the_same_bits(home, run, name, capsys):
-    weights = {path.name: (path / "model.safetensors").read_bytes() for path in checkpoints(run)}
+    weights = {path.name: (path / "model.safetensors").read_bytes() for path in Run(run).checkpoints()}
     figures = without_clock(run)
-    flip(latest(run) / name, 8 * 20 + 3)
+    flip(Run(run).latest / name, 8 * 20 + 3)
     assert main(words(home, run, "--resume")) == 0
     told = capsys.readouterr().out
     assert "damaged_step_00000012 now, and does not count." in told
     assert (run / "checkpoints" / "damaged_step_00000012").is_dir()
-    assert {path.name: (path / "model.safetensors").read_bytes() for path in checkpoints(run)} == weights
+    assert {path.name: (path / "model.safetensors").read_bytes() for path in Run(run).checkpoints()} == weights
     assert without_clock(run) == figures
 
 
 def test_a_run_with_only_damaged_checkpoints_is_refused_in_one_sentence(home, run, capsys):
-    for folder in checkpoints(run):
+    for folder in Run(run).checkpoints():
         flip(folder / "model.safetensors", 12345)
     assert main(words(home, run, "--resume")) == 2
     assert "holds no checkpoint to go on from" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_not_scored(run, capsys):
-    flip(latest(run) / "model.safetensors", 54321)
-    assert main(["eval", str(latest(run))]) == 2
+    flip(Run(run).latest / "model.safetensors", 54321)
+    assert main(["eval", str(Run(run).latest)]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "model.safetensors is cut short, damaged or of another kind" in told
 
 
 def test_the_best_checkpoint_is_never_guessed(run, capsys):
     """A damaged header may be that of the best: another one is not taken for it in silence, and training goes on."""
-    flip(checkpoints(run)[0] / "config.json", 8 * 30)
+    flip(Run(run).checkpoints()[0] / "config.json", 8 * 30)
     assert main(["eval", str(run)]) == 2
     assert "config.json is cut short, damaged or of another kind" in capsys.readouterr().err
-    prune(run, keep=2)
-    assert [path.name for path in checkpoints(run)] == ["step_00000009", "step_00000012"]
+    Run(run).prune(keep=2)
+    assert [path.name for path in Run(run).checkpoints()] == ["step_00000009", "step_00000012"]
 
 
 def test_resuming_a_finished_run_scores_it_again_and_logs_it_once(home, run):
@@ -213,7 +210,7 @@ def test_settings_left_open_are_those_of_the_run_that_goes_on(home, tmp_path, ca
     line = words(home, tmp_path / "run", *left_open, "--model.vocab-size", "0", "--resume", "auto")
     assert main(line) == 0
     settled = (tmp_path / "run" / "config.toml").read_text()
-    shutil.rmtree(checkpoints(tmp_path / "run")[-1])
+    shutil.rmtree(Run(tmp_path / "run").checkpoints()[-1])
     assert main(line) == 0 and "Resumed from step" in capsys.readouterr().out
     assert (tmp_path / "run" / "config.toml").read_text() == settled
     assert "--train.lr is" in refusal([*line, "--train.lr", "3"], capsys)
@@ -237,16 +234,16 @@ def test_one_command_begins_a_run_and_resumes_it(home, tmp_path, capsys):
     line = words(home, tmp_path / "run", "--init", str(home / "run"), "--resume", "auto")
     assert main(line) == 0
     assert "Resumed" not in capsys.readouterr().out
-    for folder in checkpoints(tmp_path / "run")[1:]:
+    for folder in Run(tmp_path / "run").checkpoints()[1:]:
         shutil.rmtree(folder)
     assert main(line) == 0
     sentence = "Resumed from step 3 of 12 (step_00000003)."
     assert sentence in capsys.readouterr().out and sentence in (tmp_path / "run" / "log.txt").read_text()
-    for folder in checkpoints(tmp_path / "run"):  # as a run that was killed before it saved
+    for folder in Run(tmp_path / "run").checkpoints():  # as a run that was killed before it saved
         shutil.rmtree(folder)
-    assert main(line) == 0 and latest(tmp_path / "run").name == "step_00000012"
+    assert main(line) == 0 and Run(tmp_path / "run").latest.name == "step_00000012"
     assert "Resumed" not in capsys.readouterr().out
-    for folder in checkpoints(tmp_path / "run"):
+    for folder in Run(tmp_path / "run").checkpoints():
         flip(folder / "model.safetensors", 12345)
     for _ in range(2):  # nothing is thrown away because it is damaged
         assert main(line) == 2 and "holds no checkpoint to go on from" in capsys.readouterr().err
@@ -259,7 +256,7 @@ def test_a_start_is_logged_before_the_notes_about_its_text(run):
 
 def test_beginning_again_never_removes_a_run_that_saved_in_the_meantime(run):
     with pytest.raises(FileExistsError, match="Go on with it by --resume"):
-        refuse_run(run, resume=False, afresh=True)
+        Run(run).refuse(afresh=True)
 
 
 def test_a_folder_that_is_not_a_run_is_left_alone(home, tmp_path, capsys):
@@ -300,7 +297,7 @@ def test_a_reader_that_ends_stops_a_run_as_sigterm_does(home, tmp_path, monkeypa
     assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1] == ended
     assert capsys.readouterr().err.splitlines() == [ended]
     monkeypatch.undo()
-    assert 0 < int(latest(tmp_path / "run").name.removeprefix("step_")) < 12
+    assert 0 < int(Run(tmp_path / "run").latest.name.removeprefix("step_")) < 12
     assert main([*line, "--resume"]) == 0
     assert without_clock(tmp_path / "run") == without_clock(home / "run")
 
@@ -355,7 +352,7 @@ def test_a_run_whose_terminal_closes_saves(home, tmp_path):
             shown += os.read(own, 10_000)
         os.close(own)
         assert process.wait(100) == STOPPED
-    assert len(checkpoints(tmp_path / "run")) == 1
+    assert len(Run(tmp_path / "run").checkpoints()) == 1
     assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1].startswith("Stopped by a signal, and saved.")
 
 
@@ -379,9 +376,9 @@ def test_a_name_that_config_toml_cannot_hold_is_refused(home, tmp_path, option, 
 
 
 def test_whole_checkpoints_are_not_set_aside(run):
-    names = [path.name for path in checkpoints(run)]
-    put_damaged_aside(run, lambda told: pytest.fail(told))
-    assert [path.name for path in checkpoints(run)] == names
+    names = [path.name for path in Run(run).checkpoints()]
+    Run(run).put_damaged_aside()
+    assert [path.name for path in Run(run).checkpoints()] == names
 
 
 def _hold(folder: Path, ready, done) -> None:
@@ -468,21 +465,21 @@ def test_background_work_runs_in_order_and_reports_its_failure():
 
 
 def test_a_step_folder_without_its_files_is_damaged(run):
-    for path in latest(run).iterdir():
+    for path in Run(run).latest.iterdir():
         path.unlink()
-    told = []
-    put_damaged_aside(run, told.append)
-    assert len(told) == 1 and latest(run).name == "step_00000009"
+    Run(run).put_damaged_aside()
+    [*_, told] = (run / "log.txt").read_text().splitlines()
+    assert "damaged_step_00000012" in told and Run(run).latest.name == "step_00000009"
 
 
 @pytest.mark.parametrize("rest", ["\0" * 50, '{"step": 9, "loss', '\0\n{"step": 8}\n\0'])
 def test_metrics_after_the_last_checkpoint_may_be_damaged(tmp_path, rest):
-    log = metrics.MetricLog(tmp_path / "metrics.jsonl")
+    log = Metrics(tmp_path / "metrics.jsonl")
     for step in (2, 4, 6):
         log.log({"step": step})
     log.path.write_text(log.path.read_text() + rest)
     log.truncate(4)
-    assert [entry["step"] for entry in read_metrics(log.path)] == [2, 4]
+    assert [entry["step"] for entry in log.entries()] == [2, 4]
     log.path.write_text('\0\n{"step": 4}\n')
     with pytest.raises(ValueError, match="line 1 is not a JSON object"):
         log.truncate(4)
@@ -503,9 +500,9 @@ def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monk
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "could not be written: No space left on device. Free some space" in told
     monkeypatch.undo()
-    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000003", "step_00000006"]
+    assert [path.name for path in Run(tmp_path / "run").checkpoints()] == ["step_00000003", "step_00000006"]
     assert main(words(home, tmp_path / "run", "--resume")) == 0
-    a, b = (load_model(latest(folder)).model for folder in (home / "run", tmp_path / "run"))
+    a, b = (load_model(Run(folder).latest).model for folder in (home / "run", tmp_path / "run"))
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     assert without_clock(tmp_path / "run") == without_clock(home / "run")
 

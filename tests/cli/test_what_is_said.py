@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from transformer_xl import TransformerXLConfig, load_model
-from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe, split_overrides
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
+from transformer_xl.run import save_checkpoint
 from transformer_xl.runtime.device import resolve_device
 from transformer_xl.runtime.ranks import join_ranks
 

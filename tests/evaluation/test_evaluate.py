@@ -17,7 +17,6 @@ from small_models import VARIANTS, small_model
 from small_models import text as random_text
 from table_model import TableModel
 
-from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.cli.journeys.evaluate import evaluate as evaluate_options
 from transformer_xl.cli.options.use import Eval
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
@@ -26,6 +25,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import LineScore, score_lines
 from transformer_xl.evaluation.score import EvalResult, Tempered, TokenLog, evaluate
 from transformer_xl.evaluation.sliding import Sliding
+from transformer_xl.run import save_checkpoint
 
 LENGTHS = Lengths(tgt_len=5, mem_len=7)
 TEXT = "the cat sat on a mat\nthe dog ate the cat\n"

@@ -24,7 +24,6 @@ from transformer_xl import (
     open_corpus,
     settle,
 )
-from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.config.settings import CorpusConfig, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate
@@ -32,6 +31,7 @@ from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
+from transformer_xl.run import save_checkpoint
 
 WORDS = Vocab("word", ("<eos>", "<unk>", "a", "bird", "sang", "twice"))
 CHARS = Vocab("char", ("\n", "a", "b", "é", "<unk>"))

@@ -16,7 +16,6 @@ import torch
 from small_models import small_model
 
 from transformer_xl import load_model, open_corpus
-from transformer_xl.checkpoint import LoadedModel, save_checkpoint
 from transformer_xl.cli.journeys.harness import task_manager
 from transformer_xl.cli.main import main
 from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, TrainConfig
@@ -30,6 +29,7 @@ from transformer_xl.interop import harness, harness_tasks
 from transformer_xl.interop.harness import TextModel, sampling_of
 from transformer_xl.interop.harness_tasks import articles, task_documents, write_task
 from transformer_xl.mistake import Mistake
+from transformer_xl.run import LoadedModel, save_checkpoint
 
 CHARS = Vocab("char", ("\n", *"abc ", "<unk>"))
 LETTERS = Vocab("char", tuple("\nabc "))

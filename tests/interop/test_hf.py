@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from small_models import VARIANTS, VOCAB, read, small_model, text
 
 from transformer_xl import LanguageModel, load_model
-from transformer_xl.checkpoint import LoadedModel
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate
+from transformer_xl.run import LoadedModel
 
 transformers = pytest.importorskip("transformers", minversion="5")
 

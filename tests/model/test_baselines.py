@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from small_models import VOCAB, layers_of, lengths, read, score, small_model, text
 from torch import Tensor, nn
 
-from transformer_xl.checkpoint import load_model
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.model.baselines import build_model
 from transformer_xl.ops import BACKENDS
+from transformer_xl.run import load_model
 from transformer_xl.train import fit
 from transformer_xl.train.objective import Counts, Objective
 

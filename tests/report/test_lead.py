@@ -16,7 +16,6 @@ import pytest
 import torch
 from test_report import EVIL, Page
 
-from transformer_xl.checkpoint import find_checkpoint, load_model, save_checkpoint, step_folder
 from transformer_xl.cli.journeys import figures as journey
 from transformer_xl.cli.journeys.figures import READ, TARGETS, WRITTEN, figures_of, memory_lengths, texts_of
 from transformer_xl.cli.journeys.report import finish_page
@@ -31,6 +30,7 @@ from transformer_xl.model.baselines import build_model
 from transformer_xl.report.figures import FILE, Figures, Token, identity, load_figures, save_figures
 from transformer_xl.report.lead import NATS, SHARES, legend, level
 from transformer_xl.report.record import read_run
+from transformer_xl.run import Run, find_checkpoint, load_model, save_checkpoint
 from transformer_xl.train import settle
 
 SENTENCES = "The naïve bird <b>sang</b> & 'twice'.\n\tNo one\u00a0heard “it” — 雨が降る.\n"
@@ -59,7 +59,7 @@ def make_run(run: Path, *changes: str, heads: bool = True, step: int = 10, seed:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
-    folder = step_folder(run, step)
+    folder = Run(run).checkpoint(step)
     save_checkpoint(folder, model=model, vocab=corpus.vocab, config=config, step=step, valid_loss=1.0)
     (run / "config.toml").write_text(write_toml(config), "utf-8")
     facts = {"recipe": "text-small", "corpus": {n: s.sha256 for n, s in corpus.header.splits.items()}}
@@ -222,7 +222,7 @@ def test_missing_text_and_damaged_figures_leave_the_rest_of_the_page(tmp_path, c
 
 
 def test_a_failure_or_an_interrupt_after_training_costs_only_these_figures(tmp_path, monkeypatch):
-    run, said = tmp_path / "run", []
+    run = tmp_path / "run"
     config = make_run(run)
     loaded, text = load_model(run), Text(open_corpus(config.corpus), "test")
 
@@ -233,11 +233,12 @@ def test_a_failure_or_an_interrupt_after_training_costs_only_these_figures(tmp_p
         return raising
 
     monkeypatch.setattr("transformer_xl.cli.journeys.report.model_figures", fail(FloatingPointError("nan")))
-    finish_page(run, loaded, text, said.append)
-    assert said == ["The page lacks the figures that need the model: nan"] and (run / "report.html").exists()
+    finish_page(Run(run), loaded, text)
+    assert (run / "log.txt").read_text() == "The page lacks the figures that need the model: nan\n"
+    assert (run / "report.html").exists()
     monkeypatch.setattr("transformer_xl.cli.journeys.report.model_figures", fail(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt) as interrupt:
-        finish_page(run, loaded, text, said.append)
+        finish_page(Run(run), loaded, text)
     assert "txl report" in interrupt.value.__notes__[0]
 
 

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from serving_live import BYTES, LENGTHS, WORDS, Live, language_model, live_server
 
-from transformer_xl.checkpoint import save_checkpoint
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
+from transformer_xl.run import save_checkpoint
 from transformer_xl.serving.choices import token_name
 from transformer_xl.serving.requests import Limits
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe, write_toml
 from transformer_xl.config.settings import RunConfig, TrainConfig
-from transformer_xl.train.metric_log import read_metrics
+from transformer_xl.run import Metrics
 from transformer_xl.train.trackers import Trackers, figures, open_trackers, require_installed
 
 CONFIG = RunConfig(train=TrainConfig(max_steps=5))
@@ -100,7 +100,7 @@ def go_on(*more: str) -> int:
 
 def measured(run: str = "runs/a") -> list[tuple[int, dict[str, float]]]:
     """The entries of metrics.jsonl as trackers should get them."""
-    entries = read_metrics(Path(run) / "metrics.jsonl")
+    entries = Metrics(Path(run) / "metrics.jsonl").entries()
     return [(entry["step"], figures(entry)) for entry in entries if "split" in entry]
 
 
@@ -201,7 +201,7 @@ def test_a_resumed_run_can_add_and_drop_a_tracker(text, fake):
 def test_a_failing_tracker_is_named_and_switched_off_and_training_continues(text, wandb, capsys, broken_from):
     wandb.broken_from = broken_from
     assert train("--train.trackers", "wandb") == 0
-    assert [entry["step"] for entry in read_metrics("runs/a/metrics.jsonl")] == [2, 3, 4, 4, 6, 6, 6]
+    assert [entry["step"] for entry in Metrics("runs/a/metrics.jsonl").entries()] == [2, 3, 4, 4, 6, 6, 6]
     assert all(step < broken_from for step, _ in wandb.received)
     warning = "wandb is switched off for the rest of this run because it failed: ConnectionError: no route to host"
     assert capsys.readouterr().out.splitlines().count(warning) == 1

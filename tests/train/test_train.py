@@ -21,7 +21,6 @@ from filelock import FileLock
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from transformer_xl.checkpoint import best, checkpoints, latest, load_config, load_training, load_weights, valid_loss
 from transformer_xl.cli.main import main
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
@@ -30,10 +29,10 @@ from transformer_xl.data.datasets import open_corpus
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.run import Metrics, Run, load_config, load_training, load_weights, valid_loss
 from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
 from transformer_xl.train import MOST_SKIPPED, Trainer, choices, fit, loop, settle
-from transformer_xl.train.metric_log import read_metrics
 
 SHAPE = TransformerXLConfig(
     vocab_size=256, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, dropout=0.1, dropatt=0.1
@@ -108,7 +107,7 @@ def _interrupted(
     handle = model.backbone.layers[0].register_forward_hook(send)
     assert not fit(model, corpus, config, folder)
     handle.remove()
-    assert load_training(latest(folder)).step == after
+    assert load_training(Run(folder).latest).step == after
 
 
 @pytest.fixture
@@ -157,9 +156,9 @@ def test_replan_can_end_training_and_is_saved(corpus, tmp_path):
         model, config = start(eval_every=0, save_every=0)
         plan = replace(config.train, max_steps=most, log_every=3)
         assert fit(model, corpus, config, tmp_path / f"{most}", replan=lambda trainer, plan=plan: plan)
-        assert [path.name for path in checkpoints(tmp_path / f"{most}")] == [f"step_{most:08d}"]
-        assert load_config(best(tmp_path / f"{most}")).train == plan
-        logged = [entry["step"] for entry in read_metrics(tmp_path / f"{most}" / "metrics.jsonl") if "lr" in entry]
+        assert [path.name for path in Run(tmp_path / f"{most}").checkpoints()] == [f"step_{most:08d}"]
+        assert load_config(Run(tmp_path / f"{most}").best).train == plan
+        logged = [entry["step"] for entry in Metrics(tmp_path / f"{most}" / "metrics.jsonl").entries() if "lr" in entry]
         assert logged == [*range(3, most, 3), most]
 
 
@@ -167,7 +166,7 @@ def test_a_checkpoint_has_the_shape_of_its_model(corpus, tmp_path):
     """Also if the settings leave the size of the vocabulary open."""
     model, config = start()
     fit(model, corpus, replace(config, model=replace(SHAPE, vocab_size=0)), tmp_path)
-    assert load_config(best(tmp_path)).model == SHAPE
+    assert load_config(Run(tmp_path).best).model == SHAPE
 
 
 def test_training_outside_the_main_thread_works(corpus, tmp_path):
@@ -273,20 +272,20 @@ def test_a_step_waits_for_the_device_once_and_reduces_once(corpus, monkeypatch, 
 def test_a_run_keeps_its_best_and_last_checkpoints_and_its_metrics(corpus, tmp_path):
     _, finished = run(corpus, tmp_path, keep=1, max_steps=8)
     assert finished
-    kept = checkpoints(tmp_path)
-    assert latest(tmp_path) in kept and best(tmp_path) in kept and len(kept) <= 2
-    entries = read_metrics(tmp_path / "metrics.jsonl")
+    kept = Run(tmp_path).checkpoints()
+    assert Run(tmp_path).latest in kept and Run(tmp_path).best in kept and len(kept) <= 2
+    entries = Metrics(tmp_path / "metrics.jsonl").entries()
     assert [entry["step"] for entry in entries if entry["split"] == "train"] == [2, 4, 6, 8]
     valid = {entry["step"]: entry["loss"] for entry in entries if entry["split"] == "valid"}
     assert list(valid) == [4, 8]
-    assert valid_loss(best(tmp_path)) == min(valid.values())
+    assert valid_loss(Run(tmp_path).best) == min(valid.values())
 
 
 def test_training_learns(corpus, tmp_path):
     model, config = start(max_steps=60, lr=0.03, eval_every=0, tgt_len=10)
     before = model.backbone.content_bias.detach().clone()
     fit(model, corpus, config, tmp_path)
-    losses = [e["loss"] for e in read_metrics(tmp_path / "metrics.jsonl") if e["split"] == "train"]
+    losses = [e["loss"] for e in Metrics(tmp_path / "metrics.jsonl").entries() if e["split"] == "train"]
     assert losses[0] > 4 and losses[-1] < 2.6  # ten letters at random: ln 10 = 2.30
     assert not torch.equal(before, model.backbone.content_bias)
     other = TransformerXL(SHAPE)
@@ -299,11 +298,11 @@ AVERAGED = {"average_from": 4, "min_lr_ratio": 0.5}
 
 def test_averaged_weights_are_scored_and_saved(corpus, tmp_path):
     model, _ = run(corpus, tmp_path, **AVERAGED)
-    losses = {e["split"]: e["loss"] for e in read_metrics(tmp_path / "metrics.jsonl") if e["step"] == 8}
+    losses = {e["split"]: e["loss"] for e in Metrics(tmp_path / "metrics.jsonl").entries() if e["step"] == 8}
     assert losses.keys() == {"train", "valid", "valid-average"} and losses["valid"] != losses["valid-average"]
-    assert valid_loss(latest(tmp_path)) == losses["valid-average"]
+    assert valid_loss(Run(tmp_path).latest) == losses["valid-average"]
     saved, first = (start()[0] for _ in range(2))
-    load_weights(saved, latest(tmp_path))
+    load_weights(saved, Run(tmp_path).latest)
     assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))
     trainer = Trainer(first, StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5), replace(TRAIN, **AVERAGED))
     torch.manual_seed(TRAIN.seed)
@@ -438,7 +437,7 @@ def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, cap
     config = replace(config, train=replace(config.train, max_steps=4))
     assert fit(model, corpus, config, "run", resume=True)
     assert "Resumed from step 4 of 4 (step_00000004). All 4 steps are done" in capsys.readouterr().out
-    assert [entry["step"] for entry in read_metrics(Path("run/metrics.jsonl")) if "lr" in entry] == [2, 4]
+    assert [entry["step"] for entry in Metrics(Path("run/metrics.jsonl")).entries() if "lr" in entry] == [2, 4]
 
 
 def test_two_fits_do_not_share_a_folder(corpus, tmp_path):

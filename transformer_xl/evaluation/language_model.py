@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ..checkpoint import LoadedModel
 from ..config.settings import Lengths
 from ..mistake import Mistake
+from ..run import LoadedModel
 from ..runtime.device import autocast
 from .generate import Context, Sampling, TokenText, prompt_ids, read_prompts, stream_text
 from .measures import bits, perplexity

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from ..checkpoint import LoadedModel
 from ..config.settings import Lengths
 from ..data.vocab import Vocab, split_words
 from ..evaluation.generate import Sampling, generate
 from ..evaluation.sequences import BATCH_TOKENS, Continuation, score_continuations, score_sequences
 from ..mistake import Mistake
+from ..run import LoadedModel
 
 _PROMPTS = 32
 """Number of prompts that are continued in one batch."""

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from .. import checkpoint
-from ..checkpoint import EXPORTED_VOCAB, save_checkpoint
+from .. import run
 from ..data.datasets import cache_folder
 from ..evaluation.language_model import LanguageModel
 from ..mistake import Mistake
+from ..run import EXPORTED_VOCAB, save_checkpoint
 from .huggingface import VOCABULARIES, WEIGHTS
 from .reading import read_model
 
@@ -37,7 +37,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
         FileNotFoundError: there is nothing at `path`, or no checkpoint in it.
         ValueError: the checkpoint is damaged or of another kind, or its files do not fit each other.
     """
-    return LanguageModel(*checkpoint.load_model(local(path), device=device, backend=backend))
+    return LanguageModel(*run.load_model(local(path), device=device, backend=backend))
 
 
 def local(path: str | Path) -> Path:

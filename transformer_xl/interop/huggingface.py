@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..checkpoint import EXPORTED_VOCAB, config_of
 from ..config.settings import Lengths, RunConfig, TransformerXLConfig
 from ..mistake import Mistake
+from ..run import EXPORTED_VOCAB, config_of
 from .pickles import read_pickle
 from .source import Source, is_state, read_json
 from .vocabulary import read_vocabulary

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checkpoint.tensors import dimensions
 from ..config.settings import TransformerXLConfig
 from ..config.values import listing
 from ..mistake import Mistake
 from ..model.baselines import build_model
+from ..run import dimensions
 from .source import Source
 
 

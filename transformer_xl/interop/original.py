@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import EXPORTED_VOCAB, LoadedModel, write_json
 from ..config.settings import Lengths, TransformerXLConfig
 from ..mistake import Mistake
+from ..run import EXPORTED_VOCAB, LoadedModel, write_json
 from ..runtime.files import whole_folder
 from .mapping import to_theirs
 from .pickles import StandIn, module_state, read_pickle

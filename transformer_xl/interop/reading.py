@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..checkpoint import LoadedModel
 from ..config.settings import RunConfig
 from ..config.values import listing
 from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
+from ..run import LoadedModel
 from .configure import run_settings
 from .huggingface import read_huggingface
 from .mapping import to_ours

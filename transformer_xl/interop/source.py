@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeGuard, get_args
 import torch
 from torch import Tensor
 
-from ..checkpoint import EXPORTED_VOCAB, dimensions
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
 from ..mistake import Mistake
+from ..run import EXPORTED_VOCAB, dimensions
 
 Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
 PROGRAMS: tuple[Program, ...] = get_args(Program)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..checkpoint import find_checkpoint
+from ..run import find_checkpoint
 from ..runtime.files import SEAL, digest_of, plain_file, write_whole
 
 FILE = "report.json"

@@ -5,10 +5,8 @@ A file that is missing or damaged raises nothing: the page reports it from `Reco
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PureWindowsPath
@@ -18,8 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..evaluation.measures import figure
-from ..runtime.files import plain_file
-from ..train.metric_log import read_metrics
+from ..run import Run
 from .figures import FILE, Figures, are_current, load_figures
 
 TRACKED = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "seconds", "skipped")
@@ -142,24 +139,25 @@ def _pictures(run: Path, faults: list[str]) -> list[Path]:
     return found
 
 
-def read_run(run: Path, name: str) -> Record:
+def read_run(folder: Path, name: str) -> Record:
     """Read as much of a run's folder as can be read; refuse a folder that `txl train` did not write."""
-    if not any((run / file).exists() for file in ("config.toml", "metrics.jsonl", "checkpoints")):
-        raise FileNotFoundError(f"{run} is not a run: it must be a folder that `txl train` wrote, with metrics.jsonl.")
-    faults: list[str] = []
-    config = _read(run / "config.toml", faults, lambda path: tomllib.loads(plain_file(path).read_text("utf-8")))
-    environment = _read(run / "environment.json", faults, lambda path: json.loads(plain_file(path).read_text("utf-8")))
-    entries = _read(run / "metrics.jsonl", faults, read_metrics)
+    run, faults = Run(folder), list[str]()
+    if not run.exists():
+        raise FileNotFoundError(
+            f"{folder} is not a run: it must be a folder that `txl train` wrote, with metrics.jsonl."
+        )
+    config = _read(folder / "config.toml", faults, run.tables)
+    entries = _read(run.metrics.path, faults, run.metrics.entries)
     entries = sorted((e for e in entries or () if math.isfinite(number(e.get("step")))), key=lambda e: e["step"])
-    folders = sorted(run.glob("checkpoints/step_*"))
+    saved = bool(run.checkpoints())
     return Record(
         name=name,
         config={name: table for name, table in (config or {}).items() if isinstance(table, dict)},
-        environment=environment if isinstance(environment, dict) else {},
+        environment=_read(folder / "environment.json", faults, run.facts) or {},
         entries=entries,
-        parameters=_read(folders[-1] / "model.safetensors", faults, _stored_numbers) if folders else None,
-        pictures=_pictures(run, faults),
-        figures=_figures(run, faults) if folders else None,
+        parameters=_read(folder, faults, run.parameters) if saved else None,
+        pictures=_pictures(folder, faults),
+        figures=_figures(folder, faults) if saved else None,
         faults=faults,
     )
 
@@ -169,27 +167,20 @@ def _figures(run: Path, faults: list[str]) -> Figures | None:
     if not (run / FILE).exists():
         faults.append("The figures that need the model are missing. `txl report` computes them if it has the text.")
         return None
-    figures = _read(run / FILE, faults, load_figures)
-    if figures is not None and not _read(run, faults, lambda run: are_current(figures, run)):
+    figures = _read(run / FILE, faults, lambda: load_figures(run / FILE))
+    if figures is not None and not _read(run, faults, lambda: are_current(figures, run)):
         faults.append(f"{FILE} is of another checkpoint than the best one, so its figures are left out.")
         return None
     return figures
 
 
-def _read(path: Path, faults: list[str], reading: Any) -> Any:
+def _read(path: Path, faults: list[str], read: Callable[[], Any]) -> Any:
+    """What `read` returns; None after a fault, which names `path`."""
     if not path.exists():
         faults.append(f"{path.name} is missing.")
         return None
     try:
-        return reading(path)
+        return read()
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever the file holds
         faults.append(f"{path.name} could not be read: {str(error).replace(str(path), path.name)}")  # no folder
         return None
-
-
-def _stored_numbers(path: Path) -> int:
-    """The number of elements in a safetensors file, from its header: eight bytes of length, then JSON."""
-    with plain_file(path).open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(min(size, 100 << 20)))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import latest, load_training, load_weights, save_checkpoint, step_folder, weights
 from ..config.settings import RunConfig, TrainConfig
 from ..data.corpora.detokenise import readable
 from ..data.corpus import Corpus
@@ -28,13 +27,13 @@ from ..evaluation.score import EvalResult, evaluate
 from ..mistake import Mistake
 from ..model.baselines import check_rebuilt
 from ..model.transformer_xl import TransformerXL
+from ..run import Metrics, Run, load_training, load_weights, save_checkpoint, weights
 from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, seconds_left
 from .choices import choices, settle
-from .folder import write_facts
-from .metric_log import MetricLog, progress_text
+from .lines import introduce, progress_text
 from .optim import learning_rate
 from .step import Pace, Trainer
 from .trackers import Trackers
@@ -45,7 +44,7 @@ def fit(
     model: TransformerXL,
     corpus: Corpus,
     config: RunConfig,
-    run: str | Path,
+    folder: str | Path,
     *,
     resume: bool = False,
     trackers: Trackers | None = None,
@@ -65,7 +64,7 @@ def fit(
         ranks: the processes that train together, each with a `model` of equal weights; None: only this one.
         replan: called after each step; returns the settings of training for the rest of the run, and may change the
             model's. Only for a single process that has to end at a given time.
-        begun: how the run began, for its `environment.json` (`folder.BEGUN`).
+        begun: how the run began, for its `environment.json` (`run.folder.BEGUN`).
 
     Returns:
         False if SIGTERM, SIGINT, SIGHUP or a closed pipe ended it early, after the step was done and saved.
@@ -86,22 +85,23 @@ def fit(
         begun = {"recipe": "", "why": "", "init": "", "chosen": choices(config.train, model.config)}
     config, ranks = settle(replace(config, model=model.config), corpus), ranks or Ranks()
     assert replan is None or ranks.size == 1, "replan is only for a single process"
-    run = Path(run)
-    if not resume and latest(run) is not None:
-        raise FileExistsError(f"{run} holds checkpoints. Choose another folder, or go on with resume=True.")
+    run = Run(folder)
+    if not resume and run.latest is not None:
+        raise FileExistsError(f"{folder} holds checkpoints. Choose another folder, or go on with resume=True.")
     with ExitStack() as stack:
         if ranks.first:
-            stack.enter_context(lock_folder(run))
-            write_facts(run, model, corpus, config, ranks, begun)
+            stack.enter_context(lock_folder(run.path))
+            run.begin(config, corpus, ranks=ranks.size, begun=begun)
+            introduce(run, model, corpus, config, ranks)
         model.to(config.train.device).train()
-        trainer = _start(model, corpus, config, run, latest(run) if resume else None, ranks)
+        trainer = _start(model, corpus, config, run, ranks, resume=resume)
         writer = BackgroundWriter(kept=ranks.first)
         loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer)
         if ranks.first:
-            remove_unfinished(run)
-            loop.metrics = MetricLog(run / "metrics.jsonl")
+            remove_unfinished(run.path)
+            loop.metrics = run.metrics
             loop.metrics.truncate(trainer.step)
-            printer = ProgressPrinter(log=run / "log.txt")
+            printer = ProgressPrinter(log=run.path / "log.txt")
             loop.printer = stack.enter_context(printer)
         received = stack.enter_context(_deferred_signals(ranks))
         stack.enter_context(writer)  # inside the line above, so signals are still deferred while it ends
@@ -116,10 +116,9 @@ def fit(
     return trainer.step >= trainer.config.max_steps and not signals
 
 
-def _start(
-    model: TransformerXL, corpus: Corpus, config: RunConfig, run: Path, last: Path | None, ranks: Ranks
-) -> Trainer:
-    """The trainer at the checkpoint `last`, or at the start of the run."""
+def _start(model: TransformerXL, corpus: Corpus, config: RunConfig, run: Run, ranks: Ranks, *, resume: bool) -> Trainer:
+    """The trainer at the start of the run, or with `resume` at its last checkpoint."""
+    last = run.latest if resume else None
     if last is not None:
         load_weights(model, last)
     trainer = Trainer(model, train_segments(corpus, config), config.train, ranks=ranks)
@@ -129,7 +128,7 @@ def _start(
     steps = [int(step) for step in ranks.gather(torch.tensor(trainer.step))]
     if len(set(steps)) > 1:
         raise Mistake(
-            f"All ranks must continue from one step, got {', '.join(map(str, steps))}. Let all machines see {run}."
+            f"All ranks must continue from one step, got {', '.join(map(str, steps))}. Let all machines see {run.path}."
         )
     return trainer
 
@@ -158,11 +157,11 @@ class _Loop:
     trainer: Trainer
     corpus: Corpus
     config: RunConfig
-    run: Path
+    run: Run
     trackers: Trackers
     writer: BackgroundWriter
     printer: ProgressPrinter | None = None
-    metrics: MetricLog | None = None
+    metrics: Metrics | None = None
 
     def train(self, received: list[str], replan: Callable[[Trainer], TrainConfig] | None) -> None:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
@@ -233,7 +232,7 @@ class _Loop:
         if self.metrics is None:
             return
         self.metrics.sync()  # before a checkpoint says how far they go
-        folder, config = step_folder(self.run, trainer.step), replace(self.config, model=model.config)
+        folder, config = self.run.checkpoint(trainer.step), replace(self.config, model=model.config)
         write = partial(save_checkpoint, folder, model=stored, vocab=self.corpus.vocab, config=config)
         self.writer.begin(partial(write, training=training, valid_loss=valid_loss, keep=trainer.config.keep))
 

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..checkpoint import TrainingState, set_weights, weights
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
 from ..evaluation.measures import figure, tokens_per_second
@@ -26,6 +25,7 @@ from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL, ordered_weights
+from ..run import TrainingState, set_weights, weights
 from ..runtime.device import autocast
 from ..runtime.ranks import Ranks
 from .averaging import Average

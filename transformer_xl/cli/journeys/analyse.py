@@ -16,11 +16,11 @@ from jaxtyping import Float, Int
 from ...analysis import recl as measures
 from ...analysis.figures import Curve, Panel, draw_curves, draw_gains
 from ...analysis.length import TOLERANCE, Sweep, attention_lengths, sweep
-from ...checkpoint import find_checkpoint, load_vocab
 from ...config.problems import Problems
 from ...data.vocab import Vocab
 from ...evaluation.measures import figure
 from ...mistake import Mistake
+from ...run import find_checkpoint, load_vocab
 from ...runtime.files import write_whole
 from ...runtime.terminal import show_pairs, show_table
 from ..options.analyse import Length, Recl

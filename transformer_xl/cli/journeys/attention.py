@@ -14,11 +14,11 @@ import numpy as np
 
 from ...analysis.attention import KINDS, TERMS, AverageAttention, Glance, attending_layers, average_attention, glance
 from ...analysis.figures import Passage, draw_by_distance, draw_passages
-from ...checkpoint import LoadedModel
 from ...config.settings import Lengths, TransformerXLConfig
 from ...data.loader import StreamLoader
 from ...data.vocab import Vocab
 from ...mistake import Mistake
+from ...run import LoadedModel
 from ...runtime.terminal import report_progress, show_table
 from ..options.analyse import Attention
 from .analyse import save_arrays

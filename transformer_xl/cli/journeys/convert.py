@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...checkpoint import save_checkpoint
 from ...config.recipe import changed_settings
 from ...data.corpus import Corpus
 from ...data.datasets import store_folder
 from ...data.vocab import Vocab
 from ...interop import Imported, check_vocabulary, load_model, read_model, read_vocabulary, write_original
 from ...mistake import Mistake
+from ...run import save_checkpoint
 from ..options.use import Convert
 
 _OF_THE_CALL = {

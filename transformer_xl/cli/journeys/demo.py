@@ -17,13 +17,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 
 import torch
 
-from ...checkpoint import LoadedModel, load_model
 from ...config.recipe import load_recipe
 from ...config.settings import TrainConfig
 from ...data.corpus import Corpus, Split
@@ -33,16 +31,16 @@ from ...evaluation.generate import Sampling, stream_text
 from ...evaluation.lengths import score_lengths
 from ...evaluation.score import EvalResult
 from ...mistake import Mistake
+from ...run import LoadedModel, Run, load_model
 from ...runtime.device import prepare_process
 from ...runtime.files import empty_folder, lock_folder
 from ...runtime.ranks import Ranks
 from ...runtime.terminal import show_table
 from ...train import Trainer
-from ...train.metric_log import MetricLog
 from ..options.train import Demo
 from .choose import left_out
 from .report import finish_page
-from .train import Origin, carry_out, prepare, refuse_run, say
+from .train import Origin, carry_out, prepare
 from .trained import Text
 
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
@@ -115,14 +113,14 @@ def demo(options: Demo, begun: float) -> int:
     if not 0.1 <= options.minutes < 1e6:
         raise Mistake(f"--minutes must be at least 0.1 and below 1,000,000, got {options.minutes:g}.")
     if options.out is not None:
-        refuse_run(options.out, resume=False)
+        Run(options.out).refuse()
     corpus = library_corpus()
     with ExitStack() as stack:
         run = options.out or own_folder(stack)
         if options.out is not None:
             stack.enter_context(lock_folder(run))
         seconds = 60 * options.minutes
-        status = show(run, corpus, begun + (1 - SPARE) * seconds, PAGE * seconds)
+        status = show(Run(run), corpus, begun + (1 - SPARE) * seconds, PAGE * seconds)
     if status == 0:
         kept = "" if options.out else " (the next demo takes its place)"
         print(f"{time.perf_counter() - begun:.0f} seconds in all. More text: txl generate {run}{kept}", flush=True)
@@ -155,8 +153,8 @@ def library_corpus() -> Corpus:
     return Corpus.build(folder, texts, name="library", reuse=True)
 
 
-def show(run: Path, corpus: Corpus, end: float, seconds: float) -> int:
-    """Run the demo in the folder `run`; the slow work is done at the time `end`, and then the figures of the page take
+def show(run: Run, corpus: Corpus, end: float, seconds: float) -> int:
+    """Run the demo in the folder of `run`. The slow work is done at the time `end`; then the figures of the page take
     `seconds`. Returns the exit status."""
     config = load_recipe("text-fast", ["--train.eval-every", "0", "--train.save-every", "0"])  # the clock decides
     config = replace(config, corpus=replace(config.corpus, name=str(corpus.path)))
@@ -166,14 +164,13 @@ def show(run: Path, corpus: Corpus, end: float, seconds: float) -> int:
     plan = Plan(start.config.train, end, targets, len(corpus.split("train").ids))
     if status := carry_out(start, run, Ranks(), replan=plan):
         return status
-    loaded = load_model(run, device=start.config.train.device)
+    loaded = load_model(run.path, device=start.config.train.device)
     write_sample(loaded, time.perf_counter() + (end - time.perf_counter()) / 5)
     results, scored = measure(loaded, test, end)
     compare(results, scored, len(test.ids))
-    metrics = MetricLog(run / "metrics.jsonl")
     for result in results:
-        metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
-    finish_page(run, loaded, Text(corpus, "test"), partial(say, run), seconds=seconds, results=results)
+        run.metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
+    finish_page(run, loaded, Text(corpus, "test"), seconds=seconds, results=results)
     return 0
 
 

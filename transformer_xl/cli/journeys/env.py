@@ -14,11 +14,11 @@ from ...config.settings import TrainConfig, TransformerXLConfig
 from ...data.datasets import cache_folder
 from ...mistake import Mistake
 from ...ops import resolve_backend, testing, triton_refusal, verdict
+from ...run import environment
 from ...runtime.device import resolve_device
 from ...runtime.files import below_home, make_folder, write_whole
 from ...runtime.terminal import show_pairs
 from ...train import choices
-from ...train.folder import environment
 from ..options.measure import Env
 
 

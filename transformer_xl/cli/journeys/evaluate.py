@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...checkpoint import LoadedModel
 from ...config.problems import as_options
 from ...config.settings import EvalConfig, Lengths
 from ...data.corpus import Corpus, Split
@@ -19,6 +18,7 @@ from ...evaluation.lines import score_lines
 from ...evaluation.score import EvalResult, Tempered, TokenLog
 from ...evaluation.score import evaluate as evaluate_stream
 from ...evaluation.sliding import Sliding
+from ...run import LoadedModel
 from ...runtime.ranks import Ranks
 from ...runtime.terminal import report_progress, show_table
 from ..options.use import Eval, Score

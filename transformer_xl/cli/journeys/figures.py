@@ -19,7 +19,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...analysis.attention import TERMS, AverageAttention, average_attention
-from ...checkpoint import LoadedModel, find_checkpoint
 from ...config.settings import Lengths, RunConfig
 from ...data.corpus import Split
 from ...data.loader import Segment, StreamLoader
@@ -38,6 +37,7 @@ from ...report.figures import (
     load_figures,
     save_figures,
 )
+from ...run import LoadedModel, find_checkpoint
 from .evaluate import segments_of
 from .trained import Text, Trained
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ...checkpoint import LoadedModel
 from ...config.settings import Lengths
 from ...data.corpora.detokenise import Detokeniser, readable
 from ...data.datasets import is_tokenised
 from ...evaluation.generate import Sampling, stream_text
 from ...model.inference import has_compiler
+from ...run import LoadedModel
 from ..options.use import Generate
 from .texts import read_text, report_unknown, text_of
 from .trained import Trained

@@ -12,11 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...checkpoint import LoadedModel
 from ...config.settings import Lengths
 from ...interop.harness import harness_model, require_harness
 from ...interop.harness_tasks import TASKS, corpus_of, write_task
 from ...mistake import Mistake
+from ...run import LoadedModel
 from ...runtime.files import write_whole
 from ...runtime.terminal import show_table
 from ..options.use import Harness

@@ -6,15 +6,15 @@ Figures that need the model are computed once, after training or here, and store
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint import LoadedModel, find_checkpoint
 from ...mistake import Mistake
 from ...report.figures import save_figures
 from ...report.page import page
 from ...report.record import read_run
+from ...run import LoadedModel, Run, find_checkpoint
 from ...runtime.files import write_whole
 from ..options.analyse import Report
 from .figures import FAILURES, figures_of, model_figures
@@ -39,20 +39,22 @@ def report(options: Report) -> Path:
     return to
 
 
-def finish_page(run: Path, loaded: LoadedModel, text: Text, say: Callable[[str], None], **options: Any) -> None:
+def finish_page(run: Run, loaded: LoadedModel, text: Text, **options: Any) -> None:
     """Compute the figures of a finished run that need the model, and write its page; `model_figures` has the options.
 
-    The run is saved, so a failure costs only these figures, which `say` reports.
+    The run is saved, so a failure costs only these figures, which a line of the log reports.
     """
     try:
-        figures = model_figures(loaded, text, find_checkpoint(run), precision=loaded.config.train.precision, **options)
-        save_figures(run, figures)
+        figures = model_figures(
+            loaded, text, find_checkpoint(run.path), precision=loaded.config.train.precision, **options
+        )
+        save_figures(run.path, figures)
     except FAILURES as error:
-        say(f"The page lacks the figures that need the model: {str(error) or type(error).__name__}")
+        run.say(f"The page lacks the figures that need the model: {str(error) or type(error).__name__}")
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note(f"{run} is trained and scored: txl report {run} writes its page.")
+        interrupt.add_note(f"{run.path} is trained and scored: txl report {run.path} writes its page.")
         raise
-    report(Report((run,), model=False))
+    report(Report((run.path,), model=False))
 
 
 def complete(run: Path, device: str) -> None:

@@ -8,9 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ...checkpoint import LoadedModel
 from ...config.settings import Lengths
 from ...mistake import Mistake
+from ...run import LoadedModel
 from ..options.use import Serve
 from .trained import Trained
 

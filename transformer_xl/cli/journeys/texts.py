@@ -7,17 +7,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ...checkpoint import find_checkpoint
 from ...config.recipe import text_name
 from ...config.settings import CorpusConfig
-from ...config.values import join_words
 from ...data.corpus import Corpus
 from ...data.datasets import open_corpus
 from ...data.header import WHOLE
 from ...data.reading import read_file
 from ...data.vocab import Vocab
 from ...mistake import Mistake
-from ...train.folder import recorded_fact
+from ...run import Run
 
 
 def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
@@ -32,7 +30,7 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
         raise Mistake(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
     whole = data is not None and asked in (None, WHOLE)
     corpus = open_corpus(config if data is None else replace(config, name=data), vocab, whole=whole)
-    if data is None and (changed := changed_splits(run, corpus)):
+    if data is None and (changed := Run.of(run).changed_splits(corpus)):
         raise Mistake(
             f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
             "trained the model may be in it. Restore it, or name what to read by --data."
@@ -43,18 +41,6 @@ def corpus_for(run: Path, config: CorpusConfig, vocab: Vocab, data: str | None, 
     for note in notes:
         print(f"txl: {note}", file=sys.stderr)
     return corpus
-
-
-def changed_splits(run: Path, corpus: Corpus) -> str:
-    """The splits that have changed since a run, or the run of a checkpoint, began; "" if none is known to differ.
-
-    A run records a SHA-256 of the ids of each split.
-    """
-    folder = find_checkpoint(run, which="last").parent
-    known = (recorded_fact(folder.parent, "corpus") if folder.name == "checkpoints" else None) or {}
-    splits = corpus.header.splits
-    changed = [name for name in splits if splits[name].sha256 != known.get(name, splits[name].sha256)]
-    return join_words(changed) if changed else ""
 
 
 def report_unknown(vocab: Vocab, texts: Iterable[str | bytes], name: str, consequence: str = "") -> None:

@@ -9,23 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ...checkpoint import (
-    find_checkpoint,
-    latest,
-    load_config,
-    load_model,
-    load_vocab,
-    load_weights,
-    put_damaged_aside,
-)
 from ...config.problems import Problems
-from ...config.recipe import Setting, changed_settings, find_recipe, load_recipe, recipe_identity, text_name, write_toml
+from ...config.recipe import Setting, changed_settings, find_recipe, recipe_identity, text_name
 from ...config.settings import RunConfig, TrainConfig
 from ...config.values import value_text
 from ...data.corpus import Corpus
@@ -35,20 +25,18 @@ from ...interop import local
 from ...mistake import Mistake
 from ...model.baselines import build_model
 from ...model.transformer_xl import TransformerXL
+from ...run import Run, find_checkpoint, load_config, load_model, load_vocab, load_weights
 from ...runtime.device import prepare_process, resolve_device
-from ...runtime.files import LOCK, holds_anything, lock_folder, refuse_odd_name, write_whole
-from ...runtime.ranks import Ranks, join_ranks, launch_id
+from ...runtime.files import refuse_odd_name
+from ...runtime.ranks import Ranks, join_ranks
 from ...runtime.terminal import LastingOutput
 from ...train import Trainer, choices, fit, gains_from_native, settle
-from ...train.folder import recorded_fact, say
-from ...train.metric_log import MetricLog
 from ...train.trackers import Trackers, open_trackers, require_installed
 from ..options.analyse import Report
 from ..options.train import Train
 from .evaluate import score_split, show_results
 from .native import build_native
 from .report import report
-from .texts import changed_splits
 from .trained import Text
 
 STOPPED = 75
@@ -90,8 +78,8 @@ class Start(NamedTuple):
     """The facts `BEGUN` for `fit`."""
 
 
-def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh: bool, page: bool = True) -> int:
-    """Train with `config` in the folder `run`, then score the best checkpoint. Returns the exit status.
+def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: bool, page: bool = True) -> int:
+    """Train with `config` as `run`, then score the best checkpoint. Returns the exit status.
 
     `resume` continues from the last checkpoint. `afresh` allows the folder of a run that saved nothing. `page` writes
     the run's page from what is there. Mistakes are found before anything is written.
@@ -101,41 +89,27 @@ def train(config: RunConfig, run: Path, origin: Origin, *, resume: bool, afresh:
         stack.enter_context(redirect_stdout(LastingOutput(sys.stdout)))
         trackers = Trackers()
         if ranks.first:
-            claim(run, stack, resume=resume, afresh=afresh)
+            stack.enter_context(run.claimed(resume=resume, afresh=afresh))
         else:
             ranks.wait()  # until rank 0 has prepared the corpus
         start = prepare(config, run, origin, ranks, resume=resume)
         if ranks.first:
             ranks.wait()
-            names, warn = start.config.train.trackers, partial(say, run)
-            trackers = stack.enter_context(open_trackers(names, run, start.config, step=_last_step(run), warn=warn))
+            names = start.config.train.trackers
+            tracked = open_trackers(names, run.path, start.config, step=run.step, warn=run.say)
+            trackers = stack.enter_context(tracked)
         status = carry_out(start, run, ranks, resume=resume, trackers=trackers)
         if status == 0:
             score_best(run, start, trackers, ranks)
             if ranks.first and page:
-                report(Report((run,), model=False))
-                print(f"txl report {run} adds what takes a minute: memory lengths, a coloured text, attention.")
+                report(Report((run.path,), model=False))
+                print(f"txl report {run.path} adds what takes a minute: memory lengths, a coloured text, attention.")
     return status
-
-
-def claim(run: Path, stack: ExitStack, *, resume: bool, afresh: bool) -> None:
-    """Lock the folder for this process while `stack` is open, and put its damaged checkpoints aside."""
-    if not (run / LOCK).exists():  # if there is a lock, report first that a process trains here
-        refuse_run(run, resume=resume, afresh=afresh)
-    stack.enter_context(lock_folder(run))
-    if resume:
-        put_damaged_aside(run, partial(say, run))
-    refuse_run(run, resume=resume, afresh=afresh)
-
-
-def _last_step(run: Path) -> int:
-    last = latest(run)
-    return int(last.name.removeprefix("step_")) if last else 0
 
 
 def carry_out(
     start: Start,
-    run: Path,
+    run: Run,
     ranks: Ranks,
     *,
     resume: bool = False,
@@ -145,35 +119,37 @@ def carry_out(
     """Train in the folder. `fit` explains `replan`. Returns the exit status."""
     options = {"resume": resume, "trackers": trackers, "ranks": ranks, "replan": replan}
     try:
-        finished = fit(start.model, start.corpus, start.config, run, begun=start.begun, **options)
+        finished = fit(start.model, start.corpus, start.config, run.path, begun=start.begun, **options)
     except KeyboardInterrupt as interrupt:
-        last = latest(run)
-        interrupt.add_note(f"{last.name} is saved: go on with --resume --out {run}." if last else "Nothing was saved.")
+        last = run.latest
+        interrupt.add_note(
+            f"{last.name} is saved: go on with --resume --out {run.path}." if last else "Nothing was saved."
+        )
         raise
     if replan is not None:
-        write_whole(run / "config.toml", write_toml(load_config(find_checkpoint(run, which="last"))))
+        run.write_settings(load_config(find_checkpoint(run.path, which="last")))
     if finished:
         return 0
     if ranks.first:
         left = getattr(sys.stdout, "reader_left", False)
         cause = "a closed pipe" if left else "a signal"
-        line = f"Stopped by {cause}, and saved. Go on with txl train --resume --out {run}."
-        say(run, line)
+        line = f"Stopped by {cause}, and saved. Go on with txl train --resume --out {run.path}."
+        run.say(line)
         if left:
             print(line, file=sys.stderr)
     ranks.wait()  # the launcher stops all ranks when one ends
     return STOPPED
 
 
-def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resume: bool = False) -> Start:
+def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume: bool = False) -> Start:
     """Open the corpus, choose every setting that is open, and build the model."""
     require_installed(config.train.trackers)
     _check_before_reading(config, ranks)
     begun = {"recipe": origin.recipe, "why": origin.why, "init": _init_name(origin.init)}
     if resume:
-        begun = {fact: recorded_fact(run, fact) for fact in begun}
+        begun = {fact: run.facts().get(fact, "") for fact in begun}
     source = find_checkpoint(local(origin.init)) if origin.init is not None else None
-    vocab = load_vocab(source or find_checkpoint(run, which="last")) if begun["init"] else None
+    vocab = load_vocab(source or find_checkpoint(run.path, which="last")) if begun["init"] else None
     if vocab is None and config.corpus.unit == "id" and config.model.vocab_size:
         vocab = Vocab.of_ids(config.model.vocab_size)
     if source is not None and vocab is not None:
@@ -183,8 +159,8 @@ def prepare(config: RunConfig, run: Path, origin: Origin, ranks: Ranks, *, resum
         print(corpus.caution, file=sys.stderr)
     if resume and (changed := _change(run, corpus)):
         raise Mistake(
-            f"{config.corpus.name} has changed since {run} began: {changed}. Restore it, or start a new run from these "
-            f"weights with --init {run}."
+            f"{config.corpus.name} has changed since {run.path} began: {changed}. Restore it, or start a new run from "
+            f"these weights with --init {run.path}."
         )
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
@@ -213,11 +189,11 @@ def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
         refuse_odd_name(name, option)
 
 
-def _change(run: Path, corpus: Corpus) -> str:
+def _change(run: Run, corpus: Corpus) -> str:
     """The difference between a text and the text of the run; "" if there is none."""
-    if changed := changed_splits(run, corpus):
+    if changed := run.changed_splits(corpus):
         return f"{changed} has another SHA-256"
-    same = corpus.vocab == load_vocab(find_checkpoint(run, which="last"))
+    same = corpus.vocab == load_vocab(find_checkpoint(run.path, which="last"))
     return "" if same else "it has another vocabulary"
 
 
@@ -263,12 +239,7 @@ def _init_name(init: Path | None) -> str:
     return "" if init is None else init.resolve().name
 
 
-def began_here(run: Path) -> bool:
-    """Whether the torchrun that started this process also began the run, with processes that failed."""
-    return bool(launch_id()) and recorded_fact(run, "launch") == launch_id()
-
-
-def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> RunConfig:
+def resumed_settings(run: Run, options: Train, overrides: Sequence[str]) -> RunConfig:
     """The settings of a resumed run: its own `config.toml`, with the allowed changes of the command line.
 
     The rest of the command line must be as when the run began, if that is recorded. RECIPE and --data may be left out.
@@ -278,17 +249,18 @@ def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> Run
         Mistake: a line for each setting that cannot change.
     """
     data, init = options.data, options.init
-    asked, began = options.recipe and recipe_identity(options.recipe), recorded_fact(run, "recipe")
-    if not (run / "config.toml").exists():
-        raise FileNotFoundError(f"{run} holds no run to resume. Leave out --resume to start one there.")
-    own = load_recipe(run / "config.toml")
+    file, facts = run.path / "config.toml", run.facts()
+    asked, began = options.recipe and recipe_identity(options.recipe), facts.get("recipe", "")
+    if not file.exists():
+        raise FileNotFoundError(f"{run.path} holds no run to resume. Leave out --resume to start one there.")
+    own = run.settings()
     config, changes = changed_settings(own, overrides)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     for setting in changes:
         if setting.open_in(config):  # it was chosen when the run began
             section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
             config = replace(config, **{setting.section: section})
-    advice = f"in {run}, and cannot change now. Start a new run from its weights with --init {run}."
+    advice = f"in {run.path}, and cannot change now. Start a new run from its weights with --init {run.path}."
     fixed = Problems(
         f"{setting.label} is {setting.of(own)} {advice}"
         for setting in changes
@@ -297,43 +269,29 @@ def resumed_settings(run: Path, options: Train, overrides: Sequence[str]) -> Run
     )
     if data is not None and text_name(data) != own.corpus.name:
         fixed.append(f"--data is {own.corpus.name} {advice}")
-    if init is not None and _init_name(init) != recorded_fact(run, "init"):
-        fixed.append(f"--init is {recorded_fact(run, 'init') or 'not given'} {advice}")
-    if (
-        began not in ("", asked)
-        and options.recipe
-        and find_recipe(options.recipe).resolve() != (run / "config.toml").resolve()
-    ):
-        fixed.append(f"RECIPE must be {began}, by which {run} began, or {run / 'config.toml'}, got {asked}.")
+    if init is not None and _init_name(init) != facts.get("init", ""):
+        fixed.append(f"--init is {facts.get('init') or 'not given'} {advice}")
+    if began not in ("", asked) and options.recipe and find_recipe(options.recipe).resolve() != file.resolve():
+        fixed.append(f"RECIPE must be {began}, by which {run.path} began, or {file}, got {asked}.")
     fixed.refuse()
     return config
 
 
-def refuse_run(run: Path, *, resume: bool, afresh: bool = False) -> None:
-    """Refuse a folder that is not empty; with `resume`, refuse a folder without a checkpoint.
-
-    `afresh` allows the folder of a run that saved nothing.
-    """
-    refuse_odd_name(run, "--out")
-    if resume and latest(run) is None:
-        raise FileNotFoundError(f"{run} holds no checkpoint to go on from. Remove it and start again without --resume.")
-    began = (run / "environment.json").exists()
-    may = resume or (afresh and began and latest(run) is None) or began_here(run)
-    if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
-        advice = "Go on with it by --resume, or choose" if began else "Choose"
-        raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
-
-
-def score_best(run: Path, start: Start, trackers: Trackers, ranks: Ranks) -> None:
+def score_best(run: Run, start: Start, trackers: Trackers, ranks: Ranks) -> None:
     """Score the best checkpoint with the settings of `[eval]`, print the result and append it to the metrics."""
     config = start.config
-    loaded = load_model(run, device=config.train.device, backend=config.train.backend)
+    loaded = load_model(run.path, device=config.train.device, backend=config.train.backend)
     split = start.corpus.split(config.eval.split)
     result = score_split(loaded, split, config.eval_lengths, config.eval, precision=config.train.precision, ranks=ranks)
     if not ranks.first:
         return
     text = Text(start.corpus, config.eval.split)
     show_results(text.title, [result], unknown=text.unknown)
-    entry = {"checkpoint": find_checkpoint(run).name, "step": config.train.max_steps, **text.about, **result.to_json()}
-    MetricLog(run / "metrics.jsonl").log(entry)
+    entry = {
+        "checkpoint": find_checkpoint(run.path).name,
+        "step": config.train.max_steps,
+        **text.about,
+        **result.to_json(),
+    }
+    run.metrics.log(entry)
     trackers.log(entry)

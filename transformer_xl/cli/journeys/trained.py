@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from ...checkpoint import LoadedModel, find_checkpoint, load_config, load_model
 from ...config.problems import Problems, as_options
 from ...config.settings import Lengths, RunConfig
 from ...data.corpus import Corpus, Split
 from ...data.header import WHOLE
 from ...data.vocab import Vocab
 from ...interop import local
+from ...run import LoadedModel, find_checkpoint, load_config, load_model
 from ...runtime.device import prepare_process, resolve_device, resolve_precision
 from ..options.command import Part
 from .native import build_native

@@ -82,9 +82,10 @@ class Train:
         resume = self.resume == "yes" or (saved and (self.resume == "auto" or is_restart(out)))
         recipe, why = self.recipe or "", ""
         if resume:
+            from ...run import Run
             from ..journeys.train import resumed_settings
 
-            config = resumed_settings(out, self, overrides)
+            config = resumed_settings(Run(out), self, overrides)
         else:
             defaults: Sequence[str] = ()
             if self.recipe is None:
@@ -95,22 +96,23 @@ class Train:
         if self.print_config:
             print(f"# {why}\n" * bool(why) + recipes.write_toml(config), end="")
             return 0
+        from ...run import Run
         from ..journeys.train import Origin, train
 
         origin = Origin()
         if not resume:
             given = recipes.chosen_settings(self.recipe, overrides, self.data)
             origin = Origin(recipes.recipe_identity(recipe), self.init, given, why)
-        return train(config, out, origin, resume=resume, afresh=self.resume == "auto", page=self.report)
+        return train(config, Run(out), origin, resume=resume, afresh=self.resume == "auto", page=self.report)
 
 
 def is_restart(run: Path) -> bool:
     """Whether torchrun started this process to replace processes that failed."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
-    from ..journeys.train import began_here
+    from ...run import Run
 
-    return began_here(run)
+    return Run(run).began_here()
 
 
 def spell_out_resume(words: Sequence[str]) -> list[str]:

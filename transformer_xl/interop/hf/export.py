@@ -23,8 +23,8 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from ... import __version__
-from ...checkpoint import EXPORTED_VOCAB, LoadedModel, write_json
 from ...mistake import Mistake
+from ...run import EXPORTED_VOCAB, LoadedModel, write_json
 from ...runtime.files import whole_folder
 from .modeling_transformer_xl import TransformerXLForCausalLM, TransformerXLHFConfig
 from .tokenizer import fast_tokenizer

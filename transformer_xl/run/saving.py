@@ -14,7 +14,7 @@ from ..config.settings import RunConfig
 from ..data.vocab import Vocab
 from ..model.baselines import check_rebuilt
 from ..runtime.files import remove_unfinished, seal, whole_folder
-from .history import prune
+from .folder import Run
 from .parts import FORMAT, VERSION, write_json, write_tensors
 from .tensors import weights
 
@@ -43,7 +43,7 @@ def save_checkpoint(
     """Write a complete checkpoint. After an error nothing of it remains, and older checkpoints are unchanged.
 
     Args:
-        folder: the folder to write; `step_folder(run, step)` for a run's own checkpoint.
+        folder: the folder to write; `Run.checkpoint` names those of a run.
         model: a `TransformerXL`, whose config is stored as `config.model`; or its `weights`.
         training: the state for resuming; None if the checkpoint is not for resuming.
         step: number of training steps of the weights; by default the one in `training`.
@@ -73,5 +73,5 @@ def save_checkpoint(
             write_json(unfinished / "training.json", {"step": training.step, "scalars": training.scalars})
         seal(unfinished)
     if keep is not None:
-        prune(folder.parent.parent, keep)
+        Run.of(folder).prune(keep)
     return folder

@@ -1,4 +1,6 @@
-"""Checkpoints: folders of safetensors and JSON. They contain no pickles, and exist only if they are complete.
+"""Runs and their checkpoints: `Run` is the folder of a run.
+
+A checkpoint is a folder of safetensors and JSON. It contains no pickles, and exists only if it is complete.
 
     runs/NAME/checkpoints/step_00004000/
         model.safetensors     the weights; tied ones once, under the first of their names in `model.state_dict()`
@@ -13,32 +15,31 @@ A folder without the last three files is enough for evaluating and generating.
 
 from __future__ import annotations
 
-from .history import best, checkpoints, find_checkpoint, latest, put_damaged_aside, step_folder, valid_loss
+from .environment import environment
+from .folder import Run, find_checkpoint, valid_loss
 from .loading import LoadedModel, config_of, load_config, load_model, load_training, load_vocab, load_weights
-from .parts import EXPORTED_VOCAB, FORMAT, write_json
+from .metrics import Metrics
+from .parts import EXPORTED_VOCAB, write_json
 from .saving import TrainingState, save_checkpoint
 from .tensors import dimensions, set_weights, weights
 
 __all__ = [
     "EXPORTED_VOCAB",
-    "FORMAT",
     "LoadedModel",
+    "Metrics",
+    "Run",
     "TrainingState",
-    "best",
-    "checkpoints",
     "config_of",
     "dimensions",
+    "environment",
     "find_checkpoint",
-    "latest",
     "load_config",
     "load_model",
     "load_training",
     "load_vocab",
     "load_weights",
-    "put_damaged_aside",
     "save_checkpoint",
     "set_weights",
-    "step_folder",
     "valid_loss",
     "weights",
     "write_json",

@@ -8,19 +8,20 @@ import math
 import pytest
 
 from transformer_xl.evaluation.measures import bits, figure, perplexity, tokens_per_second
-from transformer_xl.train.metric_log import MetricLog, progress_text, read_metrics
+from transformer_xl.run import Metrics
+from transformer_xl.train.lines import progress_text
 
 
 def test_a_log_returns_its_entries(tmp_path):
-    log = MetricLog(tmp_path / "run" / "metrics.jsonl")
+    log = Metrics(tmp_path / "run" / "metrics.jsonl")
     entries = [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "split": "valid", "loss": 1e-300}]
     for entry in entries:
         log.log(entry)
-    assert read_metrics(log.path) == entries
+    assert log.entries() == entries
 
 
 def test_every_line_is_strict_json_even_when_training_diverges(tmp_path):
-    log = MetricLog(tmp_path / "metrics.jsonl")
+    log = Metrics(tmp_path / "metrics.jsonl")
     log.log({"step": 1, "loss": math.nan, "gradient_norm": math.inf})
 
     def refuse(constant):
@@ -30,31 +31,31 @@ def test_every_line_is_strict_json_even_when_training_diverges(tmp_path):
 
 
 def test_resuming_drops_later_entries_and_an_unfinished_line(tmp_path):
-    log = MetricLog(tmp_path / "metrics.jsonl")
+    log = Metrics(tmp_path / "metrics.jsonl")
     for step in (10, 20, 30, 40):
         log.log({"step": step})
     with log.path.open("a") as file:
         file.write('{"step": 5')
     log.truncate(20)
     log.log({"step": 21})
-    assert [entry["step"] for entry in read_metrics(log.path)] == [10, 20, 21]
+    assert [entry["step"] for entry in log.entries()] == [10, 20, 21]
 
 
 def test_resuming_keeps_samples_of_the_steps_it_keeps(tmp_path):
     """A sample's text may hold line ends of any kind, and words that look like an entry."""
-    log, text = MetricLog(tmp_path / "metrics.jsonl"), 'a\n{"step": 99}\u2028\x85\ud800"step": 99'
+    log, text = Metrics(tmp_path / "metrics.jsonl"), 'a\n{"step": 99}\u2028\x85\ud800"step": 99'
     for step in (10, 20, 30):
         log.log({"step": step, "loss": 1.0})
         log.log({"step": step, "sample": text})
-    entries = read_metrics(log.path)
+    entries = log.entries()
     with log.path.open("a") as file:
         file.write('{"step": 30, "sample": "torn')
     log.truncate(20)
-    assert read_metrics(log.path) == entries[:4] and entries[3] == {"step": 20, "sample": text}
+    assert log.entries() == entries[:4] and entries[3] == {"step": 20, "sample": text}
 
 
 def test_truncating_a_missing_log_makes_no_file(tmp_path):
-    log = MetricLog(tmp_path / "metrics.jsonl")
+    log = Metrics(tmp_path / "metrics.jsonl")
     log.truncate(20)
     assert not log.path.exists()
 
@@ -63,13 +64,13 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\nnot json\n{"step": 2}\n')
     with pytest.raises(ValueError, match="line 2 is not a JSON object: 'not json'"):
-        read_metrics(path)
+        Metrics(path).entries()
 
 
 def test_a_log_that_cannot_be_written_raises_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"metrics\.jsonl could not be written: .+\."):
-        MetricLog(tmp_path / "file" / "metrics.jsonl").log({"step": 1})
+        Metrics(tmp_path / "file" / "metrics.jsonl").log({"step": 1})
 
 
 def test_figures_by_hand():

@@ -14,21 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from transformer_xl.checkpoint import (
-    TrainingState,
-    best,
-    checkpoints,
-    find_checkpoint,
-    latest,
-    load_config,
-    load_model,
-    load_training,
-    load_weights,
-    parts,
-    save_checkpoint,
-    step_folder,
-)
-from transformer_xl.checkpoint.history import prune
 from transformer_xl.config.settings import (
     CorpusConfig,
     EvalConfig,
@@ -40,6 +25,17 @@ from transformer_xl.config.settings import (
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.run import (
+    Run,
+    TrainingState,
+    find_checkpoint,
+    load_config,
+    load_model,
+    load_training,
+    load_weights,
+    parts,
+    save_checkpoint,
+)
 from transformer_xl.runtime import files
 
 VOCAB = Vocab("char", tuple("abcdefghijklmnopqrs"))
@@ -63,7 +59,7 @@ def model() -> TransformerXL:
 
 
 def save(run, model, step, **options):
-    return save_checkpoint(step_folder(run, step), model=model, vocab=VOCAB, config=CONFIG, step=step, **options)
+    return save_checkpoint(Run(run).checkpoint(step), model=model, vocab=VOCAB, config=CONFIG, step=step, **options)
 
 
 def altered(folder):
@@ -146,7 +142,7 @@ def test_the_training_state_is_restored_bit_by_bit(tmp_path, model):
         scalars={"best_loss": float("inf"), "lr": 0.1 + 0.2, "rows": [1, 2], "nested": {"a": None}},
         tensors={"memory.0": torch.randn(2, 7, 14), "rng": torch.get_rng_state(), "count": torch.tensor(5)},
     )
-    folder = save_checkpoint(step_folder(tmp_path, 3), model=model, vocab=VOCAB, config=CONFIG, training=training)
+    folder = save_checkpoint(Run(tmp_path).checkpoint(3), model=model, vocab=VOCAB, config=CONFIG, training=training)
     got = load_training(folder)
     assert (got.step, got.scalars) == (training.step, training.scalars)
     assert got.tensors.keys() == training.tensors.keys()
@@ -273,25 +269,25 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path, model):
 
 
 def test_a_run_is_loaded_from_its_best_checkpoint_and_resumed_from_its_last(tmp_path, model):
-    assert latest(tmp_path) is None and best(tmp_path) is None
+    assert Run(tmp_path).latest is None and Run(tmp_path).best is None
     save(tmp_path, model, 5)
-    assert find_checkpoint(tmp_path) == step_folder(tmp_path, 5)
+    assert find_checkpoint(tmp_path) == Run(tmp_path).checkpoint(5)
     for step, loss in ((10, 2.0), (20, 1.5), (30, 1.75), (40, float("nan"))):
         save(tmp_path, model, step, valid_loss=loss, training=TrainingState(step))
-    assert find_checkpoint(tmp_path) == best(tmp_path) == step_folder(tmp_path, 20)
-    assert find_checkpoint(tmp_path, which="last") == latest(tmp_path) == step_folder(tmp_path, 40)
+    assert find_checkpoint(tmp_path) == Run(tmp_path).best == Run(tmp_path).checkpoint(20)
+    assert find_checkpoint(tmp_path, which="last") == Run(tmp_path).latest == Run(tmp_path).checkpoint(40)
     assert load_training(tmp_path).step == 40
     save(tmp_path, model, 50, valid_loss=1.5)
-    assert best(tmp_path) == step_folder(tmp_path, 50), "of equal losses the later one"
+    assert Run(tmp_path).best == Run(tmp_path).checkpoint(50), "of equal losses the later one"
 
 
 def test_pruning_keeps_the_last_and_the_best(tmp_path, model):
     for step, loss in ((10, 2.0), (20, 1.5), (30, None), (40, 1.75)):
         save(tmp_path, model, step, valid_loss=loss)
-    prune(tmp_path, keep=1)
-    assert checkpoints(tmp_path) == [step_folder(tmp_path, 20), step_folder(tmp_path, 40)]
+    Run(tmp_path).prune(keep=1)
+    assert Run(tmp_path).checkpoints() == [Run(tmp_path).checkpoint(20), Run(tmp_path).checkpoint(40)]
     save(tmp_path, model, 50, valid_loss=1.25, keep=2)
-    assert checkpoints(tmp_path) == [step_folder(tmp_path, 40), step_folder(tmp_path, 50)]
+    assert Run(tmp_path).checkpoints() == [Run(tmp_path).checkpoint(40), Run(tmp_path).checkpoint(50)]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
@@ -350,7 +346,7 @@ def test_a_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path, model, mon
             save(tmp_path, model, 4)
             reached = True
         except Killed:
-            for folder in checkpoints(tmp_path):
+            for folder in Run(tmp_path).checkpoints():
                 load_model(folder)
         monkeypatch.undo()
         moments += 1

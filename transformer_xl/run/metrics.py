@@ -1,4 +1,4 @@
-"""The figures that training reports: entries of `metrics.jsonl` for programs, a line of text for people."""
+"""`Metrics`: the file in which a run records losses, speeds, scores and samples."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.measures import figure
 from ..mistake import Mistake
 from ..runtime.files import explain_write_error, plain_file, sync, write_whole
-from ..runtime.terminal import clock
 
 
-class MetricLog:
+class Metrics:
     """`metrics.jsonl`: one JSON object per line. Programs can read it during the run."""
 
     def __init__(self, path: str | Path):
@@ -37,27 +35,26 @@ class MetricLog:
     def truncate(self, step: int) -> None:
         """Remove later entries than `step`, which resuming repeats, the final scores of a finished run (which name
         their checkpoint), and a last line that a killed run left unfinished."""
-        entries = read_metrics(self.path, step)
-        kept = [entry for entry in entries if entry.get("step", 0) <= step and "checkpoint" not in entry]
+        kept = [entry for entry in self.entries(step) if entry.get("step", 0) <= step and "checkpoint" not in entry]
         if self.path.exists():
             write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
+    def entries(self, step: int | None = None) -> list[dict[str, Any]]:
+        """The entries; none if there is no file.
 
-def read_metrics(path: str | Path, step: int | None = None) -> list[dict[str, Any]]:
-    """The entries of a metrics file; none if there is no file.
-
-    A kill or a power loss may leave a damaged line, which ends the entries. If an entry follows it (with `step`: an
-    entry of at most this step), this raises a `Mistake`.
-    """
-    path = Path(path)
-    if not path.exists():
-        return []
-    lines = plain_file(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    entries = [_entry(line) for line in lines]
-    damaged = entries.index(None) if None in entries else len(entries)
-    if any(entry is not None and (step is None or entry.get("step", 0) <= step) for entry in entries[damaged:]):
-        raise Mistake(f"{path}, line {damaged + 1} is not a JSON object: {lines[damaged][:60]!r}. Remove the line.")
-    return [entry for entry in entries[:damaged] if entry is not None]
+        A kill or a power loss may leave a damaged line, which ends the entries. If an entry follows it (with `step`:
+        an entry of at most this step), this raises a `Mistake`.
+        """
+        if not self.path.exists():
+            return []
+        lines = plain_file(self.path).read_text(encoding="utf-8", errors="replace").splitlines()
+        entries = [_entry(line) for line in lines]
+        damaged = entries.index(None) if None in entries else len(entries)
+        if any(entry is not None and (step is None or entry.get("step", 0) <= step) for entry in entries[damaged:]):
+            raise Mistake(
+                f"{self.path}, line {damaged + 1} is not a JSON object: {lines[damaged][:60]!r}. Remove the line."
+            )
+        return [entry for entry in entries[:damaged] if entry is not None]
 
 
 def _entry(line: str) -> dict[str, Any] | None:
@@ -66,14 +63,6 @@ def _entry(line: str) -> dict[str, Any] | None:
     except json.JSONDecodeError:
         return None
     return entry if isinstance(entry, dict) else None
-
-
-def progress_text(unit: str, loss: float, lr: float, tokens_per_second: float, seconds_left: float | None) -> str:
-    """The line of figures that training prints; `loss` is the mean of nats since the last line."""
-    name, value = figure(unit, loss)
-    shown = f"{value:8.2f}" if name == "ppl" else f"{value:.4f}"
-    speed = f"{tokens_per_second:,.0f} tokens/s"
-    return f"loss {loss:.4f}  {name} {shown}  lr {lr:.2e}  {speed}  {clock(seconds_left)} left"
 
 
 def _finite(value: Any) -> Any:

@@ -18,7 +18,7 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
-from .history import find_checkpoint
+from .folder import find_checkpoint
 from .parts import name_damage, read_header, read_json, read_tensors
 from .saving import TrainingState
 from .tensors import set_weights

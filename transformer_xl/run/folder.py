@@ -1,0 +1,265 @@
+"""`Run`: the folder of a run, as training writes it and as everything else reads it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from ..config.recipe import load_recipe, write_toml
+from ..config.settings import RunConfig
+from ..config.values import join_words
+from ..data.corpus import Corpus
+from ..mistake import Mistake
+from ..runtime.files import (
+    LOCK,
+    check_seal,
+    explain_write_error,
+    holds_anything,
+    lock_folder,
+    plain_file,
+    refuse_odd_name,
+    remove_folder,
+    write_whole,
+)
+from ..runtime.ranks import launch_id
+from .environment import environment
+from .metrics import Metrics
+from .parts import FILES, name_damage, read_header
+
+BEGUN = ("recipe", "why", "init", "chosen")
+"""What `environment.json` says of how a run began: its recipe, why this one, the run whose weights it started from, and
+the choices for settings that were "auto"."""
+
+
+class Run:
+    """The folder of a run.
+
+    runs/NAME/
+        config.toml       every setting
+        environment.json  versions, hardware, the checksums of the text, and how the run began
+        log.txt           the lines that training printed
+        metrics.jsonl     losses, speeds, scores and samples, for programs
+        checkpoints/      step_00004000/ and so on
+        report.html       the page; report.json has the figures on it that need the model
+    """
+
+    def __init__(self, path: str | Path):
+        self.path: Path = Path(path)
+
+    @classmethod
+    def of(cls, folder: Path) -> Run:
+        """The run at `folder`, or the run of the checkpoint at `folder`."""
+        return cls(folder.parent.parent if folder.parent.name == "checkpoints" else folder)
+
+    @property
+    def metrics(self) -> Metrics:
+        return Metrics(self.path / "metrics.jsonl")
+
+    def exists(self) -> bool:
+        """Whether training has written anything here."""
+        return any((self.path / name).exists() for name in ("config.toml", "metrics.jsonl", "checkpoints"))
+
+    # The checkpoints.
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint after `step` steps."""
+        return self.path / "checkpoints" / f"step_{step:08d}"
+
+    def checkpoints(self) -> list[Path]:
+        """The complete checkpoints, oldest first."""
+        found = self.path.glob("checkpoints/*")
+        steps = [(int(match[1]), path) for path in found if (match := re.fullmatch(r"step_(\d+)", path.name))]
+        return [path for _, path in sorted(steps)]
+
+    @property
+    def latest(self) -> Path | None:
+        """The last checkpoint; None if there is none."""
+        return next(reversed(self.checkpoints()), None)
+
+    @property
+    def step(self) -> int:
+        """Number of steps at the last checkpoint; 0 if there is none."""
+        return int(self.latest.name.removeprefix("step_")) if self.latest else 0
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint with the lowest known validation loss, or None. The later one wins a tie.
+
+        Raises:
+            ValueError, FileNotFoundError: a checkpoint is damaged and could be the best.
+        """
+        return self._lowest(valid_loss)
+
+    def _lowest(self, loss_of: Callable[[Path], float | None]) -> Path | None:
+        losses = [(loss_of(path), path) for path in reversed(self.checkpoints())]
+        known = [(loss, path) for loss, path in losses if loss is not None]
+        return min(known, key=lambda entry: entry[0])[1] if known else None
+
+    def prune(self, keep: int) -> None:
+        """Remove all checkpoints except the last `keep` and the best."""
+        assert keep >= 1, f"prune must keep at least one checkpoint, got keep={keep}"
+        kept = {*self.checkpoints()[-keep:], self._lowest(_loss_if_sound)}  # a damaged checkpoint must not stop a run
+        for path in self.checkpoints():
+            if path not in kept:
+                remove_folder(path)
+
+    def put_damaged_aside(self) -> None:
+        """Rename damaged checkpoints, so the last sound one is the last, and log a sentence about each."""
+        for folder in self.checkpoints():
+            try:
+                for name in FILES:
+                    with name_damage(folder / name):
+                        (folder / name).stat()
+                        check_seal(folder / name)
+            except (ValueError, OSError) as error:
+                if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and error.errno != errno.EIO:
+                    raise
+                aside = folder.with_name(f"damaged_{folder.name}")
+                if aside.exists():
+                    remove_folder(aside)
+                folder.rename(aside)
+                self.say(f"{error} It is {aside.name} now, and does not count.")
+
+    def parameters(self) -> int:
+        """The number of parameters, from the header of the last checkpoint's weights: 8 bytes of length, then JSON."""
+        with plain_file(self.checkpoints()[-1] / "model.safetensors").open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, 100 << 20)))
+        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+    # The facts about the run.
+
+    def settings(self) -> RunConfig:
+        """The settings in `config.toml`. A wrong one raises `Mistake`."""
+        return load_recipe(self.path / "config.toml")
+
+    def tables(self) -> dict[str, Any]:
+        """The tables of `config.toml`, whichever version wrote them."""
+        return tomllib.loads(plain_file(self.path / "config.toml").read_text(encoding="utf-8"))
+
+    def write_settings(self, config: RunConfig) -> None:
+        write_whole(self.path / "config.toml", write_toml(config))
+
+    def facts(self) -> dict[str, Any]:
+        """The content of `environment.json`; empty if there is no such file.
+
+        Raises:
+            Mistake: the file is damaged.
+        """
+        file = self.path / "environment.json"
+        if not file.exists():
+            return {}
+        try:
+            found = json.loads(plain_file(file).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            found, reason = None, str(error)
+        else:
+            reason = "it holds no table"
+        if not isinstance(found, dict):
+            raise Mistake(
+                f"{file} is damaged ({reason}); it records how the run began. Restore it, or remove it to compare "
+                "nothing."
+            )
+        return found
+
+    def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, Any] | None) -> None:
+        """Write the settings and facts of a run that begins or goes on.
+
+        `begun` has the facts `BEGUN`; None: those that the folder records.
+        """
+        if begun is None:
+            known = self.facts() if self.latest else {}
+            begun = {fact: known.get(fact, "") for fact in BEGUN}
+        facts = environment() | {"ranks": ranks, "launch": launch_id()} | dict(begun)
+        facts["corpus"] = {name: split.sha256 for name, split in corpus.header.splits.items()}
+        # First the facts: they identify the run.
+        write_whole(self.path / "environment.json", json.dumps(facts, indent=2) + "\n")
+        self.write_settings(config)
+
+    def began_here(self) -> bool:
+        """Whether the torchrun that started this process also began the run, with processes that failed."""
+        return bool(launch_id()) and self.facts().get("launch") == launch_id()
+
+    def changed_splits(self, corpus: Corpus) -> str:
+        """The splits of a text that have changed since the run began; "" if none is known to differ."""
+        known, splits = self.facts().get("corpus") or {}, corpus.header.splits
+        changed = [name for name in splits if splits[name].sha256 != known.get(name, splits[name].sha256)]
+        return join_words(changed) if changed else ""
+
+    def say(self, line: str) -> None:
+        """Print a line and append it to the log."""
+        print(line, flush=True)
+        with explain_write_error(self.path / "log.txt"), (self.path / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(line + "\n")
+
+    # One process at a time.
+
+    @contextmanager
+    def claimed(self, *, resume: bool = False, afresh: bool = False) -> Iterator[None]:
+        """Lock the folder for training in this process. Damaged checkpoints are put aside to resume.
+
+        `refuse` explains the options and what is refused.
+        """
+        if not (self.path / LOCK).exists():  # if there is a lock, report first that a process trains here
+            self.refuse(resume=resume, afresh=afresh)
+        with lock_folder(self.path):
+            if resume:
+                self.put_damaged_aside()
+            self.refuse(resume=resume, afresh=afresh)
+            yield
+
+    def refuse(self, *, resume: bool = False, afresh: bool = False) -> None:
+        """Refuse a folder that is not empty; with `resume`, refuse a folder without a checkpoint.
+
+        `afresh` allows the folder of a run that saved nothing.
+        """
+        run, last = self.path, self.latest
+        refuse_odd_name(run, "--out")
+        if resume and last is None:
+            raise FileNotFoundError(
+                f"{run} holds no checkpoint to go on from. Remove it and start again without --resume."
+            )
+        began = (run / "environment.json").exists()
+        may = resume or (afresh and began and last is None) or self.began_here()
+        if not may and run.exists() and (not run.is_dir() or holds_anything(run)):
+            advice = "Go on with it by --resume, or choose" if began else "Choose"
+            raise FileExistsError(f"{run} exists. {advice} another folder with --out.")
+
+
+def valid_loss(folder: str | Path) -> float | None:
+    """The validation loss of a checkpoint, in nats per target; None if it was not measured."""
+    return read_header(Path(folder) / "config.json").get("valid_loss")
+
+
+def _loss_if_sound(folder: Path) -> float | None:
+    with suppress(ValueError, FileNotFoundError):
+        return valid_loss(folder)
+    return None
+
+
+def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -> Path:
+    """The checkpoint folder at `path`: `path` itself, or the best or last checkpoint of a run.
+
+    Raises:
+        FileNotFoundError: `path` does not exist or holds no checkpoint.
+    """
+    path = Path(path)
+    if (path / "model.safetensors").exists():
+        return path
+    run = Run(path)
+    found = (run.best if which == "best" else None) or run.latest
+    if found is None:
+        state = "does not exist"
+        if path.exists():
+            state = "has no checkpoint yet" if (path / "config.toml").exists() else "holds no checkpoint"
+        raise FileNotFoundError(
+            f"{path} {state}. Name a run folder that `txl train` wrote, or one of the folders in its checkpoints/."
+        )
+    return found
