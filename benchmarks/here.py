@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transformer_xl.cli.journeys.native import build_native
 from transformer_xl.config.problems import Problems
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import Lengths, RunConfig
@@ -27,6 +26,7 @@ from transformer_xl.evaluation.generate import Sampling, stream
 from transformer_xl.interop import local
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
+from transformer_xl.ops import build_native
 from transformer_xl.run import environment, find_checkpoint, load_config
 from transformer_xl.runtime.device import autocast, prepare_process, resolve_device
 from transformer_xl.runtime.terminal import report_progress, show_table

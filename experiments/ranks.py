@@ -59,7 +59,7 @@ TEXTS = {
 KILL = """
 import os, signal, sys
 from transformer_xl import train
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 
 if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     advance = train.Trainer.advance

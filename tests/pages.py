@@ -19,7 +19,7 @@ import tyro
 
 from benchmarks.__main__ import Command
 from experiments import parts
-from transformer_xl.cli import main as cli
+from transformer_xl.commands import main as cli
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
 
 SIZES = "--model.n-layer 1 --model.d-model 16 --model.d-inner 32 --train.tgt-len 16"
@@ -39,8 +39,8 @@ LIMITS = {
 """What a test adds to other commands. It replaces the same options."""
 ONLY_READ = {
     r"^txl data ": "it downloads or reads a published corpus; tests/data/test_download.py does so from a local server",
-    r"^txl demo": "it takes minutes; tests/cli/test_demo.py runs it",
-    r"^txl env --check": "it needs a GPU; tests/cli/test_cli.py refuses it without one",
+    r"^txl demo": "it takes minutes; tests/commands/test_demo.py runs it",
+    r"^txl env --check": "it needs a GPU; tests/commands/test_cli.py refuses it without one",
     r"^txl harness ": "it needs another package; tests/interop/test_harness.py runs it",
     r"\bhf:": "it asks the Hugging Face hub; tests/interop/test_huggingface.py has a local copy",
     r"^txl convert .*--from ": "the file of another program is large; tests/interop converts small ones",
@@ -132,7 +132,7 @@ class Page:
                 plain = re.sub(r" --resume( auto)?\b", "", shlex.join(words))
                 words = [*shlex.split(plain), "--print-config"]
             else:
-                for command in cli.COMMANDS.values():
+                for command in map(cli.command_class, cli.COMMANDS):
                     patch.setattr(command, "run", lambda *_: 0)
             assert cli.main(words[1:]) == 0, shlex.join(words)
 

@@ -22,9 +22,9 @@ FLOORS = (
     {"model", "data"},
     {"run"},
     {"evaluation"},
-    {"train"},
-    {"report", "analysis", "interop", "serving"},
-    {"cli"},
+    {"train", "analysis"},
+    {"report", "interop", "serving"},
+    {"commands"},
 )
 ROOF = {"__init__", "__main__", "hf"}
 """Public names, which may come from any floor."""
@@ -40,7 +40,7 @@ NO_TORCH = (
     "runtime.launcher",
     "runtime.files",
 )
-NO_TORCH += ("runtime.terminal", "cli.options", "cli.main")
+NO_TORCH += ("runtime.terminal", "commands", "commands.main")
 """Modules that stay importable in no time: a command line is read and refused before torch is needed."""
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -139,7 +139,7 @@ def test_an_upward_import_or_a_file_without_a_floor_is_found(path, source):
         ("data/corpus.py", "from .vocab import Vocab\nfrom ..runtime.files import write_whole"),
         ("data/__init__.py", "from .vocab import Vocab"),
         ("ops/__init__.py", "from . import reference\nfrom .reference import attend"),
-        ("cli/main.py", "import torch\nfrom transformer_xl import __version__"),
+        ("commands/main.py", "import torch\nfrom transformer_xl import __version__"),
     ],
 )
 def test_a_downward_import_is_allowed(path, source):
@@ -179,7 +179,7 @@ def test_the_modules_of_help_import_no_torch(name):
 
 HELP = """
 import sys
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 try:
     main({arguments})
 except SystemExit as end:

@@ -25,8 +25,7 @@ from transformer_xl.analysis.attention import (
     watch_attention,
 )
 from transformer_xl.analysis.figures import LINE, Passage, _lay_out, draw_by_distance, draw_passages
-from transformer_xl.cli.journeys.attention import attention
-from transformer_xl.cli.options.analyse import Attention
+from transformer_xl.commands.attention import Attention
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
@@ -275,7 +274,8 @@ def home(tmp_path_factory: pytest.TempPathFactory):
 
 def looked(home: Path, out: Path | None, **options: Any) -> dict[str, Any]:
     given = {"data": str(home / "text.txt"), "split": "train", "precision": "fp32", "out": out} | options
-    return attention(Attention(home / "run", **given))
+    Attention(home / "run", **given).run()
+    return json.loads(((out or home / "run" / "attention") / "attention.json").read_text())
 
 
 def test_by_default_the_files_are_in_the_run(home: Path):

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from small_models import small_model, text
 
 from transformer_xl.analysis.figures import Curve, Panel, draw_curves
 from transformer_xl.analysis.length import Sweep, attention_lengths, sweep
-from transformer_xl.cli.journeys import analyse
-from transformer_xl.cli.options.analyse import Length, Recl
+from transformer_xl.commands.length import Length
+from transformer_xl.commands.recl import Recl
 from transformer_xl.config.settings import EvalConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.corpus import Split
 from transformer_xl.data.loader import StreamLoader
@@ -125,11 +126,18 @@ def home(tmp_path_factory: pytest.TempPathFactory):
 
 
 def recl(runs: list[Path], **options: Any) -> dict[str, Any]:
-    return analyse.recl(Recl(tuple(runs), **options))
+    """What the command writes to `recl.json`."""
+    with TemporaryDirectory() as folder:
+        command = Recl(tuple(runs), **{"out": Path(folder)} | options)
+        command.run()
+        return json.loads((command.out / "recl.json").read_text())
 
 
 def length(runs: list[Path], **options: Any) -> dict[str, Any]:
-    return analyse.length(Length(tuple(runs), **options))
+    with TemporaryDirectory() as folder:
+        command = Length(tuple(runs), **{"out": Path(folder)} | options)
+        command.run()
+        return json.loads((command.out / "length.json").read_text())
 
 
 SMALL = {"step": 4, "max_context": 16, "positions": 40, "split": "train"}

@@ -13,7 +13,7 @@ import torch
 from pages import ONLY_READ, SMALL, Page, commands_of, prepare_folder, reason_to_read_only, small_recipe
 
 import transformer_xl
-from transformer_xl.cli import main as cli
+from transformer_xl.commands import main as cli
 
 sybil = pytest.importorskip("sybil")
 from sybil.document import Document  # noqa: E402

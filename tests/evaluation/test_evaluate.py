@@ -17,8 +17,7 @@ from small_models import VARIANTS, small_model
 from small_models import text as random_text
 from table_model import TableModel
 
-from transformer_xl.cli.journeys.evaluate import evaluate as evaluate_options
-from transformer_xl.cli.options.use import Eval
+from transformer_xl.commands.eval import Eval
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.loader import Segment, StreamLoader
 from transformer_xl.data.vocab import Vocab
@@ -339,7 +338,7 @@ def run(tmp_path_factory: pytest.TempPathFactory):
 
 
 def evaluate_run(run: Path, **asked: Any) -> None:
-    evaluate_options(Eval(run, **asked))
+    Eval(run, **asked).run()
 
 
 class TestRun:

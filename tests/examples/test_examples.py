@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from transformer_xl import load_model
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ from foreign import (
 from small_models import small_model
 
 from transformer_xl import load_model as public_load_model
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.interop import configure, read_model
 from transformer_xl.interop.mapping import to_theirs

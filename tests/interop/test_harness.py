@@ -16,8 +16,8 @@ import torch
 from small_models import small_model
 
 from transformer_xl import load_model, open_corpus
-from transformer_xl.cli.journeys.harness import task_manager
-from transformer_xl.cli.main import main
+from transformer_xl.commands.harness import task_manager
+from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import store_folder

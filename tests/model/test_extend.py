@@ -25,7 +25,7 @@ from transformer_xl import (
     save_checkpoint,
     settle,
 )
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 from transformer_xl.config.shape import KINDS, own_kinds
 from transformer_xl.mistake import Mistake
 from transformer_xl.model import baselines

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, lengths, small_model, text
 
-from transformer_xl.cli.journeys.generate import _compiling_problems
+from transformer_xl.commands.generate import _compiling_problems
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling, stream
 from transformer_xl.model.inference import KVCache, has_compiler

@@ -330,7 +330,7 @@ def test_two_copies_in_one_process(built: Path) -> None:
 
 
 def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformer_xl.cli.journeys.native import build_native
+    from transformer_xl.ops import build_native
 
     calls: list[Any] = []
     monkeypatch.setattr(native, "build", calls.append)

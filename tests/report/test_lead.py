@@ -16,17 +16,23 @@ import pytest
 import torch
 from test_report import EVIL, Page
 
-from transformer_xl.cli.journeys import figures as journey
-from transformer_xl.cli.journeys.figures import READ, TARGETS, WRITTEN, figures_of, memory_lengths, texts_of
-from transformer_xl.cli.journeys.report import finish_page
-from transformer_xl.cli.journeys.trained import Text
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, write_toml
 from transformer_xl.config.settings import RunConfig
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.evaluation.generate import Sampling, generate
 from transformer_xl.evaluation.language_model import LanguageModel
 from transformer_xl.model.baselines import build_model
+from transformer_xl.report.compute import (
+    READ,
+    TARGETS,
+    WRITTEN,
+    figures_of,
+    finish_page,
+    memory_lengths,
+    model_figures,
+    texts_of,
+)
 from transformer_xl.report.figures import FILE, Figures, Token, identity, load_figures, save_figures
 from transformer_xl.report.lead import NATS, SHARES, legend, level
 from transformer_xl.report.record import read_run
@@ -75,8 +81,8 @@ def page_of(run: Path, *options: str) -> Page:
 
 def compute(run: Path, config: RunConfig, **options: Any) -> Figures:
     """The figures in fp32, stored in the run."""
-    text, folder = Text(open_corpus(config.corpus), "test"), find_checkpoint(run)
-    found = journey.model_figures(load_model(run), text, folder, precision="fp32", **options)
+    split, folder = open_corpus(config.corpus).split("test"), find_checkpoint(run)
+    found = model_figures(load_model(run), split, folder, precision="fp32", **options)
     save_figures(run, found)
     return found
 
@@ -224,7 +230,7 @@ def test_missing_text_and_damaged_figures_leave_the_rest_of_the_page(tmp_path, c
 def test_a_failure_or_an_interrupt_after_training_costs_only_these_figures(tmp_path, monkeypatch):
     run = tmp_path / "run"
     config = make_run(run)
-    loaded, text = load_model(run), Text(open_corpus(config.corpus), "test")
+    loaded, split = load_model(run), open_corpus(config.corpus).split("test")
 
     def fail(error: BaseException) -> Any:
         def raising(*_: Any, **__: Any) -> Figures:
@@ -232,13 +238,13 @@ def test_a_failure_or_an_interrupt_after_training_costs_only_these_figures(tmp_p
 
         return raising
 
-    monkeypatch.setattr("transformer_xl.cli.journeys.report.model_figures", fail(FloatingPointError("nan")))
-    finish_page(Run(run), loaded, text)
+    monkeypatch.setattr("transformer_xl.report.compute.model_figures", fail(FloatingPointError("nan")))
+    finish_page(Run(run), loaded, split)
     assert (run / "log.txt").read_text() == "The page lacks the figures that need the model: nan\n"
     assert (run / "report.html").exists()
-    monkeypatch.setattr("transformer_xl.cli.journeys.report.model_figures", fail(KeyboardInterrupt()))
+    monkeypatch.setattr("transformer_xl.report.compute.model_figures", fail(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt) as interrupt:
-        finish_page(Run(run), loaded, text)
+        finish_page(Run(run), loaded, split)
     assert "txl report" in interrupt.value.__notes__[0]
 
 

@@ -297,7 +297,7 @@ def test_the_command_serves_and_ends_gracefully(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformer_xl.cli.main import main
+    from transformer_xl.commands.main import main
 
     model = language_model()
     run = save_checkpoint(tmp_path / "toy", model=model.model, vocab=BYTES, config=model.config)

@@ -171,7 +171,7 @@ batch_size = 3
 KILL = """
 import os, signal, sys
 from transformer_xl import train
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 if os.environ["RANK"] == "1" and attempt < 2:

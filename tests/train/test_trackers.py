@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, write_toml
 from transformer_xl.config.settings import RunConfig, TrainConfig
 from transformer_xl.run import Metrics

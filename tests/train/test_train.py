@@ -21,7 +21,7 @@ from filelock import FileLock
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from transformer_xl.cli.main import main
+from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.config.settings import EvalConfig, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.corpus import Corpus

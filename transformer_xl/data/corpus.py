@@ -43,6 +43,18 @@ class Split(NamedTuple):
     documents: Integer[np.ndarray, " D"] | None
     """Start positions of documents, the first 0; None unless each document starts with an empty memory."""
     name: str
+    corpus: str = ""
+    unknown: int = 0
+    """Number of tokens that are `<unk>`."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.corpus}, {self.name}{f' ({self.unknown:,} unknown)' if self.unknown else ''}"
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The entries that name this text in JSON and in metrics."""
+        return {"corpus": self.corpus, "split": self.name}
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,7 @@ class Corpus:
             pairs = zip(splits, starts, strict=True)
             documents = [split.documents + start for split, start in pairs if split.documents is not None]
             ids = np.concatenate([split.ids for split in splits])
-            return Split(ids, np.concatenate(documents) if documents else None, name)
+            return Split(ids, np.concatenate(documents) if documents else None, name, self.name, self.unknown(name))
         if name not in self.header.splits:
             raise Mistake(
                 f"The corpus {self.name} has no {name} split, only {', '.join(self.header.splits)}. Ask for another, "
@@ -146,7 +158,8 @@ class Corpus:
         self._verify(name)
         ids = np.memmap(self.path / f"{name}.bin", dtype=self.header.dtype, mode="r")
         ids = ids if self.other_ids is None else self.other_ids[ids]
-        return Split(ids, None if starts is None else np.array(starts, np.int64), name)
+        starts = None if starts is None else np.array(starts, np.int64)
+        return Split(ids, starts, name, self.name, self.unknown(name))
 
     def unknown(self, name: str) -> int:
         """Number of tokens of a split, or of "all", that are `<unk>`."""

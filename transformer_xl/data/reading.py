@@ -216,3 +216,20 @@ def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
             end -= 1
         end -= bool(end) and text[end - 1] >= 0xC0
     return end
+
+
+def read_text(file: str) -> bytes:
+    """The bytes of a file, or of standard input for "-"."""
+    if file == "-":
+        return sys.stdin.buffer.read()
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"There is no file {file}. Give a text file, or - for standard input.")
+    return read_file(Path(file))
+
+
+def text_of(text: bytes, file: str) -> str:
+    """Decode UTF-8; raise `Mistake` for other bytes, because only a model of bytes can read them."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise Mistake(f"{file} is not UTF-8 text ({error}), and the model reads text, not bytes.") from error

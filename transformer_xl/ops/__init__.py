@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,15 @@ def native_was_measured() -> bool:
     """
     known = torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and _is_amd())
     return known or os.environ.get("TXL_NATIVE") == "1"
+
+
+def build_native(device: torch.device | None, *, needed: bool = False) -> None:
+    """Build the kernels for this CPU, once: if `auto` takes them on it in bf16, or if this call uses them (`needed`).
+
+    Lines go to standard error, because a result may be JSON.
+    """
+    if device is not None and device.type == "cpu" and (needed or native_was_measured()):
+        import_module(".native", __name__).build(partial(print, file=sys.stderr, flush=True))
 
 
 @cache

@@ -13,11 +13,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..run import short_names
+from ..runtime.files import write_whole
 from . import paper
 from .curves import HEIGHT, WIDTH
 from .graphs import curves
 from .lead import costs, looks, texts
-from .record import LENGTHS, Record, number
+from .record import LENGTHS, Record, number, read_run
 from .settings import compare, environments
 from .summary import UNKNOWN, corpus_of, description, exact, figure_of, line_class, main_figures, remarks
 from .tables import Row, Table
@@ -36,6 +38,20 @@ CAPTIONS = {
 }
 
 _NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+PAGE = "report.html"
+
+
+def write_page(runs: Sequence[Path], to: Path | None = None, title: str | None = None) -> None:
+    """Write the page of some runs from what their folders hold, and print its path.
+
+    By default it is `report.html` in the folder of a single run, or in the current folder.
+    """
+    to = to or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    records = [read_run(run, name) for run, name in zip(runs, short_names(runs), strict=True)]
+    write_whole(to, page(records, title))
+    print(f"Report: {to}", flush=True)
 
 
 def page(records: Sequence[Record], title: str | None = None) -> str:

@@ -16,7 +16,7 @@ A folder without the last three files is enough for evaluating and generating.
 from __future__ import annotations
 
 from .environment import environment
-from .folder import Run, find_checkpoint, valid_loss
+from .folder import Run, find_checkpoint, short_names, valid_loss
 from .loading import LoadedModel, config_of, load_config, load_model, load_training, load_vocab, load_weights
 from .metrics import Metrics
 from .parts import EXPORTED_VOCAB, write_json
@@ -40,6 +40,7 @@ __all__ = [
     "load_weights",
     "save_checkpoint",
     "set_weights",
+    "short_names",
     "valid_loss",
     "weights",
     "write_json",

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -263,3 +263,13 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "best") -
             f"{path} {state}. Name a run folder that `txl train` wrote, or one of the folders in its checkpoints/."
         )
     return found
+
+
+def short_names(runs: Sequence[Path]) -> list[str]:
+    """Short names: the fewest last components of the paths that make all names differ. A repeated run is numbered."""
+    parts = [run.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        found = ["/".join(each[-depth:]) for each in parts]
+        if len(set(found)) == len(set(parts)):
+            break
+    return [name if found.count(name) == 1 else f"{name} #{index}" for index, name in enumerate(found, start=1)]

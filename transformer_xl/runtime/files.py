@@ -78,6 +78,13 @@ def plain_file(path: Path) -> Path:
     return path
 
 
+def writable(path: Path, option: str) -> Path:
+    """Return `path`; raise `Mistake` if it cannot be a file to write. Called before any work."""
+    if path.exists() and not path.is_file():
+        raise Mistake(f"{option} must be a file to write, and {path} is a folder, a pipe or a device. Name another.")
+    return path
+
+
 def below_home(path: Path) -> str:
     """A path with ~ instead of the home folder, which could reveal the user's name."""
     home = os.path.expanduser("~")

@@ -23,11 +23,12 @@ from ..data.corpus import Corpus
 from ..data.datasets import is_tokenised
 from ..data.loader import StreamLoader
 from ..evaluation.generate import Sampling, generate
-from ..evaluation.score import EvalResult, evaluate
+from ..evaluation.score import EvalResult
+from ..evaluation.splits import score_split
 from ..mistake import Mistake
 from ..model.baselines import check_rebuilt
 from ..model.transformer_xl import TransformerXL
-from ..run import Metrics, Run, load_training, load_weights, save_checkpoint, weights
+from ..run import LoadedModel, Metrics, Run, load_training, load_weights, save_checkpoint, weights
 from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
@@ -257,23 +258,14 @@ def validate(
     printer: ProgressPrinter | None = None,
 ) -> EvalResult:
     """Score the validation split at the recipe's test lengths, shared among the ranks; `printer` shows the progress."""
-    lengths, ranks = config.eval_lengths, ranks or Ranks()
-    loader = StreamLoader(
+    return score_split(
+        LoadedModel(model, corpus.vocab, config),
         corpus.split("valid"),
-        batch_size=config.eval.batch_size,
-        tgt_len=lengths.tgt_len,
-        max_tokens=config.train.eval_tokens,
-        context_len=config.context_len(lengths),
-        rows=ranks.rows(config.eval.batch_size),
-    )
-    return evaluate(
-        model,
-        loader if printer is None else printer.follow(loader, "validating"),
-        lengths,
+        config.eval_lengths,
+        replace(config.eval, max_tokens=config.train.eval_tokens),
         precision=config.train.precision,
-        unit=corpus.unit,
-        token_sizes=corpus.vocab.token_sizes(),
-        total=ranks.total,
+        ranks=ranks,
+        follow=None if printer is None else partial(printer.follow, what="validating"),
     )
 
 

@@ -1,0 +1,615 @@
+"""Bad input works or gets a sentence and status 2: never a traceback, a hang, wrong numbers or half a file."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import split as words
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from mangled import ODD_TEXTS, mangled
+
+import transformer_xl
+from transformer_xl.commands.attention import Attention
+from transformer_xl.commands.length import Length
+from transformer_xl.commands.main import COMMANDS, command_class, main, users_sentence
+from transformer_xl.commands.recl import Recl
+from transformer_xl.config.recipe import HINTS, load_recipe
+from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.data.reading import pieces, read_file, read_text
+from transformer_xl.data.vocab import Unit, Vocab
+
+ROOT = Path(__file__).parents[2]
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 2 --train.log-every 2")
+TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
+posix = pytest.mark.skipif(os.name != "posix", reason="pipes, devices and rights of POSIX")
+several = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+dice = st.integers(0, 2**32).map(random.Random)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a text, a run of bytes and one of words, a store of each, a pipe; and a cache of its own."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        patch.chdir(folder)
+        Path("text.txt").write_text(TEXT)
+        if os.name == "posix":
+            os.mkfifo("pipe")
+        assert main(["train", "text-small", "--data", "text.txt", "--out", "run", *TINY]) == 0
+        assert main(["train", "text-words", "--data", "text.txt", "--out", "words", *TINY]) == 0
+        splits = {name: TEXT.encode() for name in ("train", "valid", "test")}
+        Corpus.build("bytes-store", splits, name="bytes")
+        Corpus.build("words-store", splits, name="words", unit="word")
+        yield folder
+
+
+def tried(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The status of a command and its mistakes; checks that no file stays half-written."""
+    capsys.readouterr()
+    with in_time():
+        status = main(arguments)
+    shown = capsys.readouterr()
+    assert status in (0, 2) and "Traceback" not in shown.err, shown.err
+    if status:
+        lines = shown.err.splitlines()
+        assert lines and all(line.startswith("txl: ") and line.endswith((".", "?")) for line in lines), shown.err
+        assert shown.out == ""
+    assert not list(Path().rglob(".tmp-*"))
+    return status, shown.err if status else shown.out
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    status, told = tried(arguments, capsys)
+    assert status == 2, f"{arguments} gave {told}"
+    return told
+
+
+@contextmanager
+def in_time(seconds: int = 30) -> Iterator[None]:
+    """Fail if the code waits for a pipe or for the end of an endless file."""
+
+    def late(*_: object) -> None:
+        raise AssertionError(f"more than {seconds} seconds")
+
+    if os.name != "posix":
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class TestOptions:
+    """All options, with values made from their types."""
+
+    OWNERS: typing.ClassVar[dict[tuple[str, ...], type]] = {
+        **{(name,): command_class(name) for name in COMMANDS},
+        **{("analyse", part.__name__.lower()): part for part in (Recl, Length, Attention)},
+    }
+    LINES: typing.ClassVar[dict[str, str]] = {
+        "eval": "eval run --mem-len 3 --tgt-len 30",
+        "eval dynamic": "eval run --mem-len 3 --tgt-len 30 --dynamic rms --dynamic-tokens 50",
+        "score": "score run text.txt",
+        "generate": "generate run --max-tokens 2",
+        "analyse recl": "analyse recl run --step 5 --max-context 10 --positions 10",
+        "analyse length": "analyse length run --attn-len 3",
+    }
+    """A command that ends soon, behind which one more option is given."""
+    NEEDED: typing.ClassVar[dict[str, list[str]]] = {
+        **{name: ["x"] for name in ("data", "train", "eval", "harness", "generate")},
+        **{name: ["x"] for name in ("recl", "length", "attention")},
+        **{"score": ["run", "file"], "serve": ["run"], "convert": ["run", "--to", "new"]},
+    }
+
+    @staticmethod
+    def kinds(hint: Any) -> set[Any]:
+        """The plain types that an option takes: int for `tuple[int | None, ...]`."""
+        if get_origin(hint) is Literal:
+            return {Literal}
+        inner = get_args(hint)
+        return set().union(*map(TestOptions.kinds, inner)) if inner else {hint} - {type(None), ...}
+
+    def test_a_word_of_another_type_is_refused_by_name(self, capsys):
+        tested = 0
+        for command, owner in self.OWNERS.items():
+            for option, hint in typing.get_type_hints(owner).items():
+                kinds = self.kinds(hint)
+                if not kinds & {int, float, Literal}:
+                    continue
+                name = {"program": "from"}.get(option, option).replace("_", "-")
+                given = [f"--{name}=1.5x"] if option == "resume" else [f"--{name}", "1.5x"]  # a flag, but for auto
+                with pytest.raises(SystemExit) as exit:
+                    main([*command, *self.NEEDED.get(command[-1], ()), *given])
+                shown = capsys.readouterr()
+                assert exit.value.code == 2 and f"--{name}" in shown.err + shown.out, shown.err
+                tested += 1
+        assert tested > 50
+
+    @pytest.mark.parametrize("line", LINES)
+    def test_a_number_at_or_beyond_the_limits_is_refused_or_works(self, home, line, capsys):
+        before = words(self.LINES[line])
+        owner = self.OWNERS[tuple(before[: 2 if before[0] == "analyse" else 1])]
+        for option, hint in typing.get_type_hints(owner).items():
+            values = ["-1", "0", str(10**30)] if int in self.kinds(hint) else []
+            values += ["-1", "nan", "inf", "1e-320", "1e308"] if float in self.kinds(hint) else []
+            if option.startswith("dynamic") != line.endswith("dynamic"):
+                continue
+            for value in values if (option, line) != ("max_tokens", "generate") else values[:2]:
+                status, told = tried([*before, f"--{option.replace('_', '-')}", value], capsys)
+                assert status == 2 or not {"-1", "nan", "inf"} & {value} or option in ("seed", "device"), (option, told)
+
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [
+            ("eval run --dynamic-tokens 1e3x", 'it must be a whole number, got "1e3x"'),
+            ("eval run --tgt-len long", 'it must be a whole number, got "long"'),
+            ("eval run --mem-len 3 b", 'it must be a list of whole numbers, got [3, "b"]'),
+            ("eval run --mem-len", "it must be a list of whole numbers, got []"),
+            ("generate run --temperature a", 'it must be a number, got "a"'),
+        ],
+    )
+    def test_a_number_is_refused_in_our_own_words(self, line, told, capsys):
+        """tyro's own name Python's classes, and it takes a list without values for the default."""
+        with pytest.raises(SystemExit) as exit:
+            main(words(line))
+        shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert exit.value.code == 2 and told in shown, shown
+
+    def test_a_setting_of_another_type_is_refused_by_name(self, tmp_path):
+        wrong = {int: ["1.5", '"a"', "true", "[1]", "{a=1}", str(10**30), "1979-05-27"], float: ["nan", "inf", '"a"']}
+        wrong |= {bool: ["1", '"yes"'], str: ["1", "[1]"], Literal: ['"nonsense"', "3"]}
+        for section, hints in HINTS.items():
+            for name, hint in hints.items():
+                kinds = self.kinds(hint)
+                values = set.intersection(*(set(wrong[kind]) for kind in kinds))
+                assert values, f"no value is wrong for {section}.{name}"
+                for value in sorted(values - ({"[1]"} if get_origin(hint) is tuple else set())):
+                    (tmp_path / "recipe.toml").write_text(f"[{section}]\n{name} = {value}\n")
+                    with pytest.raises(ValueError, match=rf"^{section}\.{name} in recipe .* must be ") as error:
+                        load_recipe(tmp_path / "recipe.toml")
+                    assert users_sentence(error.value) is not None
+
+    @pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "[" * 5000, "[1979-05-27]", "[nan, {a = 1}]"])
+    def test_a_number_that_python_cannot_print_is_refused(self, tmp_path, value):
+        (tmp_path / "recipe.toml").write_text(f"[train]\nlr = {value}\n")
+        with pytest.raises(ValueError, match=r"recipe\.toml") as error:
+            load_recipe(tmp_path / "recipe.toml")
+        assert len(str(users_sentence(error.value))) < 600
+
+
+class TestFiles:
+    """Other things in place of a file."""
+
+    OPTIONS: typing.ClassVar[list[str]] = [
+        *("train {}", "train text-small --data {}", "train text-small --data text.txt --init {}"),
+        *("train text-small --data text.txt --resume --out {}", "train text-small --data text.txt --out {}"),
+        "train text-words --data text.txt --corpus.vocab {}",
+        *("eval {}", "eval run --data {}", "eval run --dump {}", "score {} text.txt", "score run {}"),
+        *("generate {}", "generate run --prompt @{}"),
+        *("analyse recl {}", "analyse attention run --data {}", "analyse attention run --out {}"),
+        *("analyse length run --attn-len 3 --out {}", "report {}", "report run --out {}", "demo --out {}"),
+        *(f"convert {{}} --from {program} --to new" for program in ("original", "tensorflow", "huggingface", "nvidia")),
+        *("convert {} --to-format original --to new", "convert run --to-format huggingface --to {}"),
+        "data enwik8 --source {}",
+    ]
+
+    @posix
+    @pytest.mark.parametrize("line", OPTIONS)
+    def test_a_pipe_or_a_device_is_refused_at_once(self, home, line, capsys):
+        for place in ("pipe", "/dev/zero") if "--out" not in line else ["pipe"]:  # a bug would write there
+            told = refused(words(line.format(place)), capsys)
+            assert place in told
+            assert Path("pipe").is_fifo() and not Path("new").exists()
+
+    @posix
+    @pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl", "environment.json"])
+    def test_a_report_does_not_wait_for_a_pipe_in_a_run(self, home, file, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        shutil.copytree("run", "odd")
+        Path("odd", file).unlink()
+        os.mkfifo(Path("odd", file))
+        assert tried(["report", str(Path("odd").resolve())], capsys)[0] == 0
+        page = Path("odd/report.html").read_text()
+        assert f"{file} could not be read" in page and str(Path.cwd()) not in page
+
+    @posix
+    @pytest.mark.parametrize("file", ["config.json", "vocab.json", "model.safetensors", "SHA256SUMS"])
+    @pytest.mark.parametrize("device", ["pipe", "/dev/zero"])
+    def test_loading_a_checkpoint_does_not_wait_for_a_pipe_or_device(self, home, file, device, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        [checkpoint] = Path("run/checkpoints").iterdir()
+        shutil.copytree(checkpoint, "odd")
+        Path("odd", file).unlink()
+        Path("odd", file).symlink_to(Path(device).absolute())
+        assert f"odd/{file}" in refused(words("eval odd"), capsys)
+
+    @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\xfe{\0}\0", b"[" * 9999])
+    @pytest.mark.parametrize("line", ["eval odd", "train text-small --out odd --resume"])
+    def test_a_damaged_file_of_a_run_is_named(self, home, content, line, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        shutil.copytree("run", "odd")
+        Path("odd/environment.json").unlink()
+        if content is not None:
+            Path("odd/environment.json").write_bytes(content)
+        else:
+            Path("odd/environment.json").symlink_to("/dev/zero" if os.name == "posix" else "odd")
+        assert "odd/environment.json" in refused(words(line), capsys).replace(os.sep, "/")
+
+    @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux's /proc")
+    def test_a_file_of_a_checkpoint_on_a_bad_disk_is_named(self, home, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        [checkpoint] = Path("run/checkpoints").iterdir()
+        shutil.copytree(checkpoint, "odd")
+        Path("odd/config.json").unlink()
+        Path("odd/config.json").symlink_to("/proc/self/mem")
+        assert "odd/config.json: Input/output error" in refused(words("eval odd"), capsys)
+
+    @posix
+    def test_a_missing_folder_is_named(self, home, tmp_path, monkeypatch, capsys):
+        (tmp_path / "gone").mkdir()
+        monkeypatch.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        assert main(["env"]) == 2
+        assert "The folder in which txl was started is gone" in capsys.readouterr().err
+        monkeypatch.chdir(home)
+
+    @posix
+    @pytest.mark.parametrize("file", ["vocab.json", "test.bin"])
+    def test_opening_a_store_does_not_wait_for_a_pipe(self, home, file, capsys):
+        shutil.rmtree("odd", ignore_errors=True)
+        shutil.copytree("bytes-store", "odd")
+        Path("odd", file).unlink()
+        os.mkfifo(Path("odd", file))
+        assert f"odd/{file}" in refused(words("eval run --data odd"), capsys)
+
+    @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux's /proc")
+    @pytest.mark.parametrize("line", ["score run {}", "generate run --prompt @{}"])
+    def test_a_file_on_a_bad_disk_is_named(self, home, line, capsys):
+        """Where `open` works and `read` does not, the error has no file's name."""
+        assert "/proc/self/mem: Input/output error" in refused(words(line.format("/proc/self/mem")), capsys)
+
+    @posix
+    def test_a_file_without_read_permission_is_named(self):
+        user = os.geteuid()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            file = Path(folder) / "text.toml"
+            file.touch(mode=0)
+            reads = [read_file, load_recipe, lambda file: read_text(str(file))]
+            reads += [lambda file: open_corpus(CorpusConfig(name=str(file))), lambda file: list(pieces(file, "word"))]
+            os.seteuid(user or 65534)  # root may read everything
+            try:
+                for read in reads:
+                    with pytest.raises(OSError) as error:
+                        read(file)
+                    assert "Permission denied" in str(users_sentence(error.value))
+            finally:
+                os.seteuid(user)
+
+    CONTENTS: typing.ClassVar[dict[str, bytes]] = {
+        "empty": b"",
+        "one byte": b"a",
+        "two bytes": b"ab",
+        "NUL": b"a\0b\n" * 50,
+        "not UTF-8": b"a \xff\xfe\n" * 50,
+        "half a pair": b"a\xed\xa0\x80b\n" * 50,
+        "cut in a character": "\u00e9 ".encode() * 100 + b"\xc3",
+        "CRLF": b"the quick\r\nbrown fox\r\n" * 20,
+        "CR": b"the quick\rbrown fox\r" * 20,
+        "BOM": b"\xef\xbb\xbfthe quick\n" * 20,
+        "one line": b"the quick " * 40,
+        "one word": b"x" * 400,
+        "no newline at the end": b"the quick\nbrown" * 20,
+        "newlines": b"\n" * 200,
+        "spaces": b" " * 200,
+        "odd spaces": "a\u2028b\u0085c\x1cd\u00a0e ".encode() * 50,
+        "symbols of ours": b"<eos> <unk> <S> <UNK>\n" * 30,
+    }
+
+    @pytest.mark.parametrize("title", CONTENTS)
+    def test_a_text_is_scored_whole_or_refused(self, home, title, capsys):
+        Path("data.txt").write_bytes(self.CONTENTS[title])
+        Path("data").mkdir(exist_ok=True)
+        Path("data/x.test.txt").write_bytes(self.CONTENTS[title])
+        for run, unit in (("run", "byte"), ("words", "word")):
+            status, told = tried(["eval", run, "--data", "data", "--mem-len", "5", "--json"], capsys)
+            if status == 0:
+                text = self.CONTENTS[title]
+                symbols = len(text) if unit == "byte" else len(text.decode().replace("\n", " <eos> ").split())
+                symbols += unit == "word" and not text.endswith(b"\n")  # a last line gets its end
+                assert json.loads(told)["results"][0]["targets"] == symbols - 1
+            else:
+                assert "x.test.txt" in told or "data" in told
+            tried(["score", run, "data.txt"], capsys)
+            tried(["generate", run, "--prompt", "@data.txt", "--max-tokens", "2"], capsys)
+
+    @pytest.mark.parametrize("unit", ["byte", "char", "word", "bpe"])
+    @pytest.mark.parametrize("title", CONTENTS)
+    def test_a_text_is_restored_or_refused(self, home, title, unit: Unit):
+        Path("data.txt").write_bytes(self.CONTENTS[title])
+        try:
+            with in_time():
+                corpus = open_corpus(CorpusConfig(name="data.txt", unit=unit, bpe_size=270))
+        except (ValueError, OSError) as error:
+            assert "data.txt" in str(users_sentence(error))
+            return
+        ids = np.concatenate([corpus.split(name).ids for name in ("train", "valid", "test")])
+        back, text = corpus.vocab.decode_bytes(ids), self.CONTENTS[title]
+        if unit == "word":  # of which white space is not kept, nor what is unknown
+            assert corpus.vocab.unk in ids or back.decode().split() == text.decode().removeprefix("\ufeff").split()
+        else:
+            assert back == (text if unit == "byte" else text.removeprefix(b"\xef\xbb\xbf"))
+
+    def test_the_time_for_one_long_word_is_linear_in_its_length(self):
+        """With quadratic time this took a minute."""
+        for unit in ("word", "bpe"):
+            with in_time(10):
+                assert b"".join(pieces(b"x" * (1 << 22), unit, 1 << 9)).count(b"x") == 1 << 22
+
+    def test_a_text_that_changes_does_not_change_the_ids_already_read(self, home):
+        Path("data.txt").write_text(TEXT)
+        corpus = open_corpus(CorpusConfig(name="data.txt"))
+        ids = corpus.split("train").ids
+        before = ids.tolist()
+        Path("data.txt").write_text("other")
+        assert ids.tolist() == before and open_corpus(CorpusConfig(name=str(corpus.path))).split("train").ids.size
+
+
+class TestStores:
+    """Token stores, through the command that reads them."""
+
+    @staticmethod
+    def figures(told: str) -> list[float]:
+        return [json.loads(told)["results"][0][name] for name in ("loss", "targets")]
+
+    @pytest.fixture
+    def whole(self, home, capsys) -> list[float]:
+        return self.figures(tried(words("eval run --data bytes-store --json --mem-len 5"), capsys)[1])
+
+    @several
+    @given(dice=dice)
+    def test_a_damaged_store_is_refused_or_gives_the_same_figures(self, dice, whole, capsys):
+        shutil.rmtree("damaged", ignore_errors=True)
+        shutil.copytree("bytes-store", "damaged")
+        file = dice.choice(sorted(Path("damaged").iterdir()))
+        other = dice.choice(sorted(Path("words-store").iterdir())).read_bytes()
+        file.write_bytes(other if dice.random() < 0.2 else mangled(dice, file.read_bytes(), other))
+        status, told = tried(words("eval run --data damaged --json --mem-len 5"), capsys)
+        assert ("damaged" in told) if status else self.figures(told) == whole
+
+    def test_a_flipped_bit_is_detected_before_scoring(self, home, capsys):
+        shutil.rmtree("damaged", ignore_errors=True)
+        shutil.copytree("bytes-store", "damaged")
+        content = bytearray(Path("damaged/test.bin").read_bytes())
+        content[len(content) // 2] ^= 1
+        Path("damaged/test.bin").write_bytes(content)
+        assert "does not have the SHA-256" in refused(words("eval run --data damaged"), capsys)
+        tried(words("eval run --data damaged --split valid"), capsys)
+
+    @pytest.mark.parametrize(
+        ("entry", "value"),
+        [
+            *(("version", 3), ("version", None), ("format", "other"), ("unit", "word"), ("newlines", "drop")),
+            *(("dtype", "<u2"), ("vocab_size", 5), ("name", None), ("source", 3), ("splits", {}), ("splits", [1])),
+            *(("tokens", "5"), ("tokens", -1), ("tokens", 2.5), ("tokens", 10**30), ("unknown", None)),
+            *(("documents", [1]), ("documents", [0, 0]), ("documents", "abc"), ("documents", [0, 10**9])),
+        ],
+    )
+    def test_a_header_with_other_entries_is_refused(self, home, entry, value, capsys):
+        shutil.rmtree("damaged", ignore_errors=True)
+        shutil.copytree("bytes-store", "damaged")
+        header = json.loads(Path("damaged/corpus.json").read_text())
+        (header["splits"]["test"] if entry in header["splits"]["test"] else header)[entry] = value
+        Path("damaged/corpus.json").write_text(json.dumps(header))
+        assert "damaged" in refused(words("eval run --data damaged"), capsys)
+
+    def test_ids_outside_the_vocabulary_are_refused_even_with_a_right_checksum(self, tmp_path):
+        store = Corpus.build(tmp_path / "store", {"test": b"abab"}, vocab=Vocab("byte", tuple(b"ab"))).path
+        header = (store / "corpus.json").read_text()
+        (store / "test.bin").write_bytes(b"\0\1\2\1")
+        forged = hashlib.sha256(b"\0\1\2\1").hexdigest()
+        (store / "corpus.json").write_text(re.sub('"sha256": "[0-9a-f]+"', f'"sha256": "{forged}"', header))
+        with pytest.raises(ValueError, match="has the id 2, outside of its vocabulary"):
+            Corpus.open(store).split("test")
+
+
+class TestCheckpoints:
+    """Checkpoints, through the commands that use them."""
+
+    @pytest.fixture
+    def damaged(self, home) -> Path:
+        shutil.rmtree("damaged", ignore_errors=True)
+        [checkpoint] = Path("run/checkpoints").iterdir()
+        return Path(shutil.copytree(checkpoint, "damaged"))
+
+    def use(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for line in (
+            "eval {}",
+            "generate {} --max-tokens 2",
+            "score {} text.txt",
+            "convert {} --to-format original --to new",
+        ):
+            assert "damaged" in refused(words(line.format(folder)), capsys)
+            assert not Path("new").exists()
+
+    @pytest.mark.parametrize("file", ["vocab.json", "config.json", "model.safetensors"])
+    def test_a_file_of_another_checkpoint_is_refused(self, damaged, file, capsys):
+        [other] = Path("words/checkpoints").iterdir()
+        shutil.copy(other / file, damaged / file)
+        self.use(damaged, capsys)
+
+    @pytest.mark.parametrize("file", ["vocab.json", "config.json", "model.safetensors"])
+    def test_a_truncated_file_is_refused(self, damaged, file, capsys):
+        content, places = (damaged / file).read_bytes(), random.Random(file)
+        for _ in range(3):
+            (damaged / file).write_bytes(content[: places.randrange(len(content) - 2)])
+            self.use(damaged, capsys)
+
+    def test_a_newer_format_is_refused(self, damaged, capsys):
+        header = json.loads((damaged / "config.json").read_text())
+        (damaged / "config.json").write_text(json.dumps(header | {"version": header["version"] + 1}))
+        self.use(damaged, capsys)
+
+
+class TestPrompts:
+    """Prompts for a model to continue."""
+
+    @several
+    @given(
+        prompt=st.text(st.characters(codec=None), max_size=30)
+        | st.sampled_from([text for text in ODD_TEXTS if len(text) < 99]),
+        run=st.sampled_from(["run", "words"]),
+    )
+    def test_any_prompt_is_continued(self, prompt, run, home, capsys):
+        assume(prompt != "-")  # which is standard input
+        status, told = tried(["generate", run, "--max-tokens", "2", "--json", f"--prompt={prompt}"], capsys)
+        assert status or json.loads(told)["text"] is not None
+        tried(["generate", run, "--max-tokens", "2", f"--prompt={prompt}"], capsys)
+
+    def test_a_prompt_that_is_not_text_is_named_among_several(self, home, capsys):
+        Path("latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+        told = refused(words("generate words --max-tokens 2 --prompt the @latin.txt"), capsys)
+        assert "The prompt @latin.txt is not UTF-8" in told
+
+    def test_unknown_words_are_counted_and_invalid_bytes_are_shown_replaced(self, home, capsys):
+        assert main(words("generate words --max-tokens 2 --prompt 'the zebra jumps'")) == 0
+        assert "1 of 3 words of the prompt are unknown to the model." in capsys.readouterr().err
+        assert main(["generate", "run", "--max-tokens", "2", "--prompt", "\udcff"]) == 0
+
+    @pytest.mark.parametrize("temperature", ["1e-320", "1e-300", "1e-40", "1e308"])
+    def test_any_temperature_gives_finite_losses(self, home, temperature, capsys):
+        _, greedy = tried(words("generate run --max-tokens 5 --json --prompt the --temperature 0"), capsys)
+        _, drawn = tried(
+            ["generate", "run", *words("--max-tokens 5 --json --prompt the --temperature"), temperature], capsys
+        )
+        assert temperature == "1e308" or drawn == greedy
+        status, scored = tried(["eval", "run", "--json", "--temperature", temperature], capsys)
+        if status:  # a processor that lets the smallest numbers become 0
+            assert temperature == "1e-320" and scored.startswith("txl: temperature must be above 0, got 0.0. ")
+        else:
+            assert json.loads(scored)["results"][0]["loss"] >= 0
+
+
+PREPARE = """
+import hashlib, sys
+from transformer_xl.commands.main import main
+from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
+
+text = open(sys.argv[1], "rb").read()
+DATASETS["tiny"] = Dataset(
+    unit="byte", files={"tiny": "sha256:" + hashlib.sha256(text).hexdigest()}, packages=(),
+    protocols={"drop": Protocol(None, {}), "keep": Protocol(None, {})}, cuts=(len(text) // 2, len(text) // 4 * 3),
+)
+sys.stdin.readline()
+sys.exit(main(["data", "tiny", "--source", sys.argv[1], "--newlines", "keep"]))
+"""
+
+
+def test_a_corpus_prepared_twice_at_once_is_whole(tmp_path):
+    text = random.Random(1).randbytes(1 << 22)
+    (tmp_path / "tiny").write_bytes(text)
+    command = [sys.executable, "-c", PREPARE, str(tmp_path / "tiny")]
+    environment = os.environ | {"TXL_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(command, env=environment, text=True, **options) for _ in range(3)]
+    for each in both:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    told = [each.communicate(timeout=60) for each in both]
+    assert [each.returncode for each in both] == [0, 0, 0], told
+    [store] = (tmp_path / "home" / "corpora").glob("tiny*")
+    corpus = Corpus.open(store, verify=True)
+    assert b"".join(corpus.vocab.decode_bytes(corpus.split(name).ids) for name in ("train", "valid", "test")) == text
+    assert {path.name for path in store.parent.iterdir()} == {store.name, f".{store.name}.lock"}
+
+
+class TestSupply:
+    """Nothing from a file reaches a shell, a place outside its folder or an unpickler."""
+
+    FORBIDDEN: typing.ClassVar[set[str]] = {
+        *("os.system", "os.popen", "os.execv", "os.execvp", "os.spawnv", "subprocess.call", "subprocess.run"),
+        *("subprocess.check_output", "subprocess.getoutput", "eval", "exec", "compile", "__import__"),
+        *("pickle.load", "pickle.loads", "torch.load", "joblib.load", "yaml.load", "shelve.open", "marshal.loads"),
+        *("numpy.load", "np.load", "tarfile.extractall", "shutil.unpack_archive", "runpy.run_path"),
+    }
+
+    ALLOWED: typing.ClassVar[set[tuple[str, str]]] = {
+        ("subprocess.run", "native/__init__.py"),
+        ("torch.load", "interop/pickles.py"),
+    }
+    """The compiler of our own C++ source, and the reader of foreign checkpoints."""
+
+    def test_the_package_never_executes_what_it_reads(self):
+        for file in Path(transformer_xl.__file__).parent.rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func)
+                    allowed = (name, "/".join(file.parts[-2:])) in self.ALLOWED
+                    assert allowed or name not in self.FORBIDDEN, f"{file}:{node.lineno}"
+                    assert not any(word.arg in ("shell", "trust_remote_code") for word in node.keywords), file
+
+    @pytest.mark.parametrize("name", ["../outside", "/outside", "valid/../../outside", "other"])
+    def test_a_store_cannot_name_a_file_outside_its_folder(self, tmp_path, name):
+        store = Corpus.build(tmp_path / "store", {"test": b"abab"}, vocab=Vocab("byte", tuple(b"ab"))).path
+        shutil.copy(store / "test.bin", tmp_path / "outside.bin")
+        header = json.loads((store / "corpus.json").read_text())
+        header["splits"] = {name: header["splits"]["test"]}
+        (store / "corpus.json").write_text(json.dumps(header))
+        with pytest.raises(ValueError, match="damaged: splits is none"):
+            Corpus.open(store)
+
+    @pytest.mark.parametrize("name", ["hf:../../x", "hf:a/b@../../../run", "hf:a@/run", "hf:..", "hf:a/../../b"])
+    def test_a_name_on_the_hub_cannot_lead_outside_the_cache(self, home, name, capsys):
+        assert "as the hub writes them" in refused(["eval", name], capsys)
+
+
+def test_nothing_published_identifies_the_machine(tmp_path, monkeypatch, capsys):
+    """Users publish the output of `txl env`, environment.json and the report."""
+    own = tmp_path / "home-of-alice"
+    mine = {"HOME": str(own), "TXL_HOME": str(own / "cache"), "USER": "alice", "LOGNAME": "alice", "HF_TOKEN": "secret"}
+    for name, value in (mine | {"HOSTNAME": "alices-host"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("platform.node", lambda: "alices-host")
+    monkeypatch.setattr("socket.gethostname", lambda: "alices-host")
+    own.mkdir()
+    monkeypatch.chdir(own)
+    Path("text.txt").write_text(TEXT)
+    command = ["train", "text-small", "--data", str(own / "text.txt"), *TINY]
+    assert main([*command, "--out", str(own / "first")]) == 0
+    assert main([*command, "--out", "run", "--init", str(own / "first")]) == 0
+    capsys.readouterr()
+    assert main(["env"]) == main(["env", "--json"]) == 0
+    published = {"txl env": capsys.readouterr().out, "the report": Path("run/report.html").read_text()}
+    published["environment.json"] = Path("first/environment.json").read_text()
+    for name, text in published.items():
+        for secret in ("alice", "secret", str(tmp_path)):
+            assert secret not in text, f"{name} has {secret}"
+    assert "text.txt" in published["the report"] and "weights of first" in published["the report"]

@@ -1,0 +1,190 @@
+"""`txl train --data` without RECIPE: the choice follows the words and the size of the text, is printed and recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from shlex import split as words
+
+import pytest
+
+from transformer_xl.commands.main import main
+from transformer_xl.config.recipe import load_recipe, packaged_recipes
+from transformer_xl.data import choose
+from transformer_xl.data.choose import LEAST_STEPS, PASSES, choose_recipe
+from transformer_xl.data.corpora.published import DATASETS
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.datasets import open_corpus
+
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
+TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
+CODE = Path(os.__file__).read_bytes()[:20_000]
+
+
+def prose(count: int, types: int = 300) -> bytes:
+    """A text of `count` words out of `types`, ten on a line."""
+    dice = random.Random(1)
+    drawn = [f"w{dice.randrange(types)}" for _ in range(count)]
+    return "".join(" ".join(drawn[start : start + 10]) + "\n" for start in range(0, count, 10)).encode()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(words(line)) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    return sentence.removeprefix("txl: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe", "reason"),
+    [
+        (prose(20_000), "text-words", "only 0.0% of the words"),
+        (prose(20_000, types=9_000), "text-fast", "and words are for at most 5%"),
+        (CODE, "text-fast", "and words are for at most 5%"),
+        (
+            prose(2_000).replace(b"w1", b"\xff"),
+            "text-fast",
+            "it cannot be read as words, which are too few or not UTF-8",
+        ),
+        (b"x" * 5_000, "text-fast", "it cannot be read as words"),
+    ],
+)
+def test_words_are_for_a_text_that_a_vocabulary_covers(text: bytes, recipe: str, reason: str):
+    Path("text.txt").write_bytes(text)
+    choice = choose_recipe("text.txt")
+    assert choice.recipe == recipe and reason in choice.why
+    assert "`txl train RECIPE --data text.txt` takes another" in choice.why
+
+
+@pytest.mark.parametrize(("unit", "recipe"), [("word", "text-words"), ("char", "text-fast"), ("byte", "text-fast")])
+def test_the_users_unit_decides(unit: str, recipe: str, capsys):
+    for text in (CODE, prose(20_000)):
+        Path("a text.txt").write_bytes(text)
+        assert main(["train", "--data", "a text.txt", "--print-config", "--corpus.unit", unit]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"# Recipe {recipe}: 'a text.txt' is read as {unit}s, as corpus.unit says; ")
+        assert f'unit = "{unit}"\n' in shown
+
+
+def test_words_are_unknown_as_the_corpus_counts_them():
+    """The share in the sentence is the share of <unk> that training then reports."""
+    dice, common = random.Random(2), prose(20_000).decode().splitlines()
+    rare = [f"{line} r{dice.randrange(9_000)}" if n % 4 == 0 else line for n, line in enumerate(common)]
+    Path("text.txt").write_text("\n".join(rare) + "\n")
+    why = choose_recipe("text.txt").why
+    split = open_corpus(load_recipe("text-words", data="text.txt").corpus).header.splits["valid"]
+    ends = len(rare) // 20  # a line end is a token, and no word of `split()`
+    assert f"{split.unknown / (split.tokens - ends):.1%} of the words" in why and split.unknown > 5
+
+
+@pytest.mark.parametrize("tokens", [1, 5_000, 100_000, 300_000, 10**7])
+def test_a_short_text_has_fewer_steps_and_all_else_keeps_its_share(tokens: int):
+    own = load_recipe("text-fast")
+    batch = own.train.batch_size * own.train.tgt_len
+    settings, sentence = choose._pace("text-fast", tokens, ())
+    train = load_recipe("text-fast", list(settings)).train
+    assert LEAST_STEPS <= train.max_steps <= own.train.max_steps
+    if LEAST_STEPS < train.max_steps < own.train.max_steps:
+        assert train.max_steps == PASSES["text-fast"] * tokens // batch
+    passes = train.max_steps * batch / tokens
+    assert f"{train.max_steps:,} steps, {passes:,.1f} passes" in sentence
+    assert ("by heart" in sentence) == (passes > 2 * PASSES["text-fast"])
+    for name in ("warmup_steps", "eval_every", "save_every", "sample_every"):
+        share = getattr(own.train, name) / own.train.max_steps
+        assert getattr(train, name) == pytest.approx(share * train.max_steps, abs=1)
+        assert (getattr(train, name) == 0) == (share == 0), "0 stands for never"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "overrides", "left_out"),
+    [
+        (10**7, "", 0.0),
+        (10**5, "", 0.75),
+        (10**3, "", 0.75),
+        (1_024_000, "--train.max-steps 1000", 0.5),
+        (512_000, "--train.max-steps 1000 --train.batch-size 4", 0.0),
+        (512_000, "--train.max-steps 1000 --model.ngram-dropout 0.2", 0.2),
+        (10**5, "--model.ngrams=", 0.0),
+        (768_000, "--train.tgt-len 64 --train.max-steps 1000", 0.25),
+    ],
+)
+def test_ngrams_of_p_passes_are_left_out_but_for_one_in_p(tokens: int, overrides: str, left_out: float):
+    settings, _ = choose._pace("text-fast", tokens, words(overrides))
+    assert load_recipe("text-fast", [*settings, *words(overrides)]).model.ngram_dropout == left_out
+
+
+def test_a_published_corpus_has_its_small_recipe_or_a_sentence(capsys):
+    for name in DATASETS:
+        if (small := f"{name.replace('-', '')}-small") in packaged_recipes():
+            choice = choose_recipe(name)
+            assert (choice.recipe, choice.words) == (small, ()) and load_recipe(small).corpus.name == name
+    assert "Take one of wikitext103-128m" in refused("train --data wikitext-103", capsys)
+    assert "`txl train text-words --data wikitext-2-raw`" in refused("train --data wikitext-2-raw", capsys)
+    assert "--corpus.unit char --data ptb-char`" in refused("train --data ptb-char", capsys)
+
+
+def test_a_token_store_keeps_its_tokens():
+    splits = {name: prose(500) for name in ("train", "valid", "test")}
+    for unit, recipe in (("word", "text-words"), ("char", "text-fast")):
+        Corpus.build(f"{unit}s", splits, name=f"{unit}s", unit=unit)
+        choice = choose_recipe(f"{unit}s")
+        config = load_recipe(choice.recipe, choice.words, data=f"{unit}s")
+        assert (choice.recipe, config.corpus.unit) == (recipe, unit)
+        assert open_corpus(config.corpus).header.unit == unit
+
+
+def test_neither_a_recipe_nor_a_text_is_one_sentence(capsys):
+    assert "RECIPE or --data must be given" in refused("train", capsys)
+    assert "RECIPE or --data must be given" in refused("train --resume", capsys)
+    assert "there is no nope" in refused("train --data nope", capsys)
+    Path("empty.txt").touch()
+    assert "empty" in refused("train --data empty.txt", capsys) and not Path("runs").exists()
+
+
+def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):
+    Path("my").mkdir()
+    for name in ("a.txt", "b.txt"):
+        Path("my", name).write_bytes(prose(3_000))
+    assert main(["train", "--data", "my/", *TINY]) == 0
+    shown, run = capsys.readouterr().out, Path("runs/my")
+    facts = json.loads((run / "environment.json").read_text())
+    assert facts["recipe"] == "text-words" and facts["why"].startswith("Recipe text-words: my/ is read as words")
+    assert facts["why"] in shown and facts["why"] in (run / "log.txt").read_text()
+    more = words("--resume --train.max-steps 6")
+    assert main(["train", "--out", "runs/my", *more]) == 0  # needs no text either: the run names it
+    assert main(["train", "--data", "my", "--out", "runs/my", "--resume", "--train.max-steps", "8"]) == 0
+    assert main(words("train --data my --resume --train.max-steps 9")) == 0
+    again = json.loads((run / "environment.json").read_text())
+    assert (again["recipe"], again["why"]) == (facts["recipe"], facts["why"])
+    assert "RECIPE must be text-words, by which" in refused("train text-small --out runs/my --resume", capsys)
+
+
+def test_print_config_starts_with_the_reason_and_is_a_recipe(capsys):
+    Path("code.py").write_bytes(CODE)
+    assert main(words("train --data code.py --print-config --train.lr 0.5")) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("# Recipe text-fast: code.py is read as bytes, because ")
+    Path("mine.toml").write_text(shown)
+    config = load_recipe("mine.toml")
+    assert config.train.max_steps == LEAST_STEPS and config.train.lr == 0.5
+    assert main(words("train --data code.py --print-config --train.max-steps 7")) == 0
+    assert "max_steps = 7\n" in capsys.readouterr().out
+
+
+def test_with_init_the_other_runs_tokens_stay():
+    """The recipe that was chosen for the words of the text sets the training only."""
+    Path("code.py").write_bytes(CODE)
+    Path("prose.txt").write_bytes(prose(3_000))
+    assert main(["train", "--data", "code.py", "--out", "first", *TINY]) == 0
+    assert main(["train", "--data", "prose.txt", "--init", "first", "--out", "second", *TRAIN]) == 0
+    assert 'unit = "byte"' in Path("second/config.toml").read_text()

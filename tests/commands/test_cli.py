@@ -1,0 +1,405 @@
+"""The command line: help at once, one sentence for each mistake, and a traceback for each bug."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from shlex import split as words
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.commands import main as cli
+from transformer_xl.commands.demo import library
+from transformer_xl.commands.main import main
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.ops import verdict
+from transformer_xl.runtime.terminal import plain_table
+from transformer_xl.train.start import STOPPED
+
+ROOT = Path(__file__).parents[2]
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
+TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory):
+    """A folder with a text, a run trained on it, and a cache of its own."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        patch.chdir(folder)
+        (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+        assert main(["train", "text-small", "--data", "text.txt", "--out", "run", *TINY]) == 0
+        yield folder
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The sentences with which a command line is refused."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "Traceback" not in shown.err
+    return [line.removeprefix("txl: ") for line in shown.err.splitlines()]
+
+
+def test_help_of_every_command_loads_no_torch():
+    script = """
+import sys
+from transformer_xl.commands.main import COMMANDS, main
+for command in COMMANDS:
+    try:
+        main([command.lower(), "--help"])
+    except SystemExit as exit:
+        assert exit.code == 0
+heavy = {"torch", "numpy", "rich.progress", "jaxtyping"} & sys.modules.keys()
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP is GNU's on Linux")
+@pytest.mark.parametrize(("given", "spins"), [({}, cli.SPINS), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")])
+def test_openmp_spins_briefly_unless_set_otherwise(given, spins):
+    """OpenMP itself reports the values that it read when it was loaded."""
+    kept = {name: value for name, value in os.environ.items() if name not in cli.WAITING}
+    command = [sys.executable, "-m", "transformer_xl", "env", "--json"]
+    done = subprocess.run(command, env=kept | {"OMP_DISPLAY_ENV": "VERBOSE"} | given, capture_output=True, text=True)
+    assert done.returncode == 0 and f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
+def test_print_config_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert main(words("train enwik8-small --print-config --train.lr 0.5 --eval.split valid")) == 0
+    (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
+    config = load_recipe(tmp_path / "mine.toml")
+    assert config == load_recipe("enwik8-small", words("--train.lr 0.5 --eval.split valid"))
+
+
+def test_a_text_that_changed_since_training_is_noticed(home, capsys, tmp_path):
+    """By the SHA-256 of what was read; nothing is trained or scored on it, and restored it goes on."""
+    text = tmp_path / "own.txt"
+    text.write_text("the quick brown fox\n" * 60)
+    run = str(tmp_path / "run")
+    assert main(["train", "text-small", "--data", str(text), "--out", run, *TINY]) == 0
+    before = text.read_bytes()
+    text.write_bytes(before.replace(b"brown", b"green"))
+    for arguments in (["eval", run], ["generate", run, "--from-test", "5"], ["analyse", "length", run]):
+        [sentence] = refused(arguments, capsys)
+        assert "has changed since" in sentence and "train, valid and test has another SHA-256" in sentence
+    more = ["train", "text-small", "--out", run, "--resume", "--train.max-steps", "6"]
+    [sentence] = refused(more, capsys)
+    assert "has changed since" in sentence and f"--init {run}" in sentence
+    assert main(["eval", run, "--data", str(text)]) == 0
+    text.write_bytes(before)
+    assert main(["eval", run]) == 0 and main(more) == 0
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+def test_compressed_text_is_scored_and_continued_like_plain_text(home, capsys, suffix):
+    from transformer_xl.data.reading import OPENERS
+
+    Path("plain.txt").write_text("the quick fox\nthe dog\n")
+    with OPENERS[suffix](f"packed.txt{suffix}", "wb") as packed:
+        packed.write(Path("plain.txt").read_bytes())
+    shown = []
+    for name in ("plain.txt", f"packed.txt{suffix}"):
+        capsys.readouterr()
+        assert main(["score", "run", name]) == 0
+        assert main(["generate", "run", "--prompt", f"@{name}", "--max-tokens", "5", "--seed", "1"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and len(shown[0].splitlines()) >= 4
+
+
+def test_the_split_of_each_file_is_printed_and_logged(home, capsys, tmp_path):
+    for name in ("train.txt", "val.txt", "test.txt"):
+        (tmp_path / "own" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "own" / name).write_text("the quick brown fox\n" * 30)
+    (tmp_path / "own" / "logo.png").write_bytes(b"\0")
+    run = tmp_path / "own" / "run"
+    for resume in ([], ["--resume", "--train.max-steps", "6"]):
+        capsys.readouterr()
+        assert main(["train", "text-small", "--data", str(tmp_path / "own"), "--out", str(run), *TINY, *resume]) == 0
+        told = "train: train.txt (600 bytes); valid: val.txt (600 bytes); test: test.txt (600 bytes)."
+        assert told in capsys.readouterr().out and told in (run / "log.txt").read_text()
+    assert "Left out: logo.png (binary), run (a run)." in (run / "log.txt").read_text()
+
+
+class TestMistakes:
+    """The most common mistakes: each gets one sentence."""
+
+    def test_compiling_without_a_compiler_is_refused(self, home, capsys, monkeypatch):
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        [sentence] = refused(["train", "text-small", "--data", "text.txt", "--train.compile"], capsys)
+        assert "C++ compiler" in sentence and not Path("runs").exists()
+
+    def test_an_unknown_recipe_is_refused(self, home, capsys):
+        [sentence] = refused(["train", "enwik8-smal"], capsys)
+        assert "got 'enwik8-smal'. Did you mean enwik8-small?" in sentence
+
+    def test_a_typo_in_a_recipe_is_refused(self, home, capsys):
+        Path("typo.toml").write_text("[train]\nlearning_rat = 1\nmem_len = -1\n[model]\nn_layers = 3\n")
+        sentences = refused(["train", "typo.toml", "--train.batch-siz", "3"], capsys)
+        assert sorted(sentences) == [
+            "--train.batch-siz is not a setting; did you mean --train.batch-size?",
+            "model.n_layers in recipe typo.toml is not a setting; did you mean model.n_layer?",
+            "train.learning_rat in recipe typo.toml is not a setting; `txl train --help` lists them all.",
+            "train.mem_len in recipe typo.toml must be at least 0, got -1.",
+        ]
+
+    def test_a_missing_file_is_refused(self, home, capsys):
+        [sentence] = refused(["train", "text-small", "--data", "nothing.txt"], capsys)
+        assert "there is no nothing.txt" in sentence
+
+    def test_an_empty_file_is_refused(self, home, capsys):
+        Path("empty.txt").write_text("")
+        [sentence] = refused(["train", "text-small", "--data", "empty.txt"], capsys)
+        assert "empty.txt" in sentence and "empty" in sentence
+        assert not Path("runs").exists()
+
+    def test_a_binary_file_in_a_word_corpus_is_refused(self, home, capsys):
+        Path("binary.dat").write_bytes(bytes(range(256)) * 40)
+        [sentence] = refused(["train", "text-words", "--data", "binary.dat"], capsys)
+        assert "binary.dat" in sentence and "byte" in sentence
+
+    def test_a_negative_length_is_refused(self, home, capsys):
+        sentences = refused(["train", "text-small", "--data", "text.txt", "--train.mem-len", "-5"], capsys)
+        assert sentences == ["--train.mem-len must be at least 0, got -5."]
+        assert refused(words("eval run --mem-len -5 3 --batch-size 0"), capsys) == [
+            "--batch-size must be at least 1, got 0.",
+            "--mem-len must be at least 0, got -5.",
+        ]
+
+    def test_an_attn_len_beyond_the_visible_keys_is_refused(self, home, capsys):
+        [sentence] = refused(words("eval run --mem-len 5 --attn-len 7"), capsys)
+        assert sentence.startswith("--attn-len must be at most --mem-len + 1 = 6, got 7")
+        [sentence] = refused(words("train text-small --data text.txt --train.mem-len 5 --train.attn-len 7"), capsys)
+        assert "attn-len must be at most --train.mem-len + 1 = 6, got 7" in sentence
+
+    def test_a_checkpoint_of_another_vocabulary_is_refused(self, home, capsys):
+        """A prepared corpus keeps its own vocabulary; plain text would be read with the run's."""
+        from transformer_xl.data.corpus import Corpus
+
+        text = b"a few words of text\n" * 9
+        splits = {"train": text, "valid": text, "test": text}
+        Corpus.build(home / "words", splits, name="words", unit="word")
+        [sentence] = refused(["train", "text-words", "--data", "words", "--init", "run", *TINY], capsys)
+        assert "vocabulary" in sentence and "256 bytes" in sentence
+        [sentence] = refused(["eval", "run", "--data", "words"], capsys)
+        assert "vocabulary" in sentence and "256 bytes" in sentence
+
+    def test_a_vocabulary_of_another_size_is_refused(self, home, capsys):
+        words = ["train", "text-small", "--data", "text.txt", "--out", "new", "--model.vocab-size", "204"]
+        [sentence] = refused(words, capsys)
+        assert "model.vocab_size must be 256" in sentence and "got 204" in sentence
+
+    def test_an_existing_run_folder_is_refused(self, home, capsys):
+        [sentence] = refused(["train", "text-small", "--data", "text.txt", "--out", "run"], capsys)
+        assert sentence == "run exists. Go on with it by --resume, or choose another folder with --out."
+
+    def test_a_full_disk_is_reported(self, home, capsys):
+        Path("small").mkdir()
+        mounted = ["mount", "-t", "tmpfs", "-o", "size=60k", "txl-test", "small"]
+        if shutil.which("mount") is None or subprocess.run(mounted, capture_output=True).returncode:
+            pytest.skip("no small file system can be mounted here")
+        try:
+            capsys.readouterr()
+            assert main(["train", "text-small", "--data", "text.txt", "--out", "small/run", *TINY]) == 2
+            shown = capsys.readouterr()
+            [sentence] = shown.err.splitlines()
+            assert "No space left on device" in sentence and "small/run" in sentence
+            assert list(Path("small/run/checkpoints").iterdir()) == []
+        finally:
+            subprocess.run(["umount", "small"], check=True)
+
+
+def test_a_full_disk_is_reported_wherever_it_happens(monkeypatch, capsys):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file")
+
+    monkeypatch.setattr("transformer_xl.commands.env.Env.run", full)
+    assert refused(["env"], capsys) == ["some/file: No space left on device."]
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 2), (errno.EIO, 2), (errno.EPIPE, 141)])
+@pytest.mark.parametrize("fails", ["write", "flush"])
+def test_failing_output_is_reported_unless_its_reader_ended(number, status, fails, monkeypatch, capsys):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("transformer_xl.commands.env.Env.run", lambda _: print("much") or 0)
+    stream = io.StringIO()
+    setattr(stream, fails, fail)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["env"]) == status
+    told = capsys.readouterr().err
+    assert told == ("" if status == 141 else f"txl: standard output: {os.strerror(number)}.\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes descriptors as POSIX shells do")
+@pytest.mark.parametrize(
+    ("line", "status", "told"),
+    [
+        ("score run - <&-", 0, ""),  # closed input is empty
+        ("score run text.txt >&-", 2, "txl: Standard output is closed. Send it to a file, or to /dev/null.\n"),
+        ("--help >&-", 2, "txl: Standard output is closed. Send it to a file, or to /dev/null.\n"),
+        ("env > /dev/full", 2, "txl: standard output: No space left on device.\n"),
+        ("--help > /dev/full", 2, "txl: standard output: No space left on device.\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(home, line, status, told):
+    command = f"{sys.executable} -m transformer_xl {line}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr.decode()) == (status, told)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes descriptors as POSIX shells do")
+def test_training_goes_on_without_output(home, tmp_path):
+    line = f"train text-small --data text.txt --out {tmp_path / 'run'} {' '.join(TINY)} >&-"
+    command = f"{sys.executable} -m transformer_xl {line}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr) == (0, b"") and "step 4/4" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("cache", "told"), [(".cache/txl", "~/.cache/txl"), ("../elsewhere", "elsewhere")])
+def test_env_does_not_name_the_home_folder(cache, told, tmp_path, monkeypatch, capsys):
+    user = tmp_path / "ann"
+    monkeypatch.setenv("HOME", str(user))
+    monkeypatch.setenv("USERPROFILE", str(user))
+    monkeypatch.setenv("TXL_HOME", os.path.normpath(user / cache))
+    assert main(["env"]) == main(["env", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(told) == 2 and str(user) not in shown
+
+
+def test_an_interrupt_is_reported(monkeypatch, capsys):
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformer_xl.commands.env.Env.run", interrupted)
+    assert main(["env"]) == 130
+    assert capsys.readouterr().err == "txl: Interrupted.\n"
+
+
+def test_a_name_outside_the_encoding_of_the_locale_is_reported(monkeypatch, capsys):
+    monkeypatch.setattr("transformer_xl.commands.env.Env.run", lambda _: "a = 'caf\udce9.txt'\n".encode())
+    assert refused(["env"], capsys) == ["'caf\\udce9.txt' is not text in utf-8. Rename it, or set LC_ALL=C.UTF-8."]
+
+
+@pytest.mark.parametrize("fault", ["int('x')", "[][0]", "import numpy; numpy.zeros(3).reshape(2)", "assert False"])
+def test_a_bug_keeps_its_traceback(fault: str, monkeypatch):
+    def faulty(_: object) -> None:
+        exec(fault, {"__name__": "transformer_xl.somewhere"})
+
+    monkeypatch.setattr("transformer_xl.commands.env.Env.run", faulty)
+    with pytest.raises((ValueError, IndexError, AssertionError)):
+        main(["env"])
+
+
+def test_a_value_error_of_another_package_is_a_bug_and_our_own_sentence_is_not():
+    def caught(call) -> Exception:
+        with pytest.raises(ValueError) as info:
+            call()
+        return info.value
+
+    assert cli.users_sentence(caught(lambda: np.zeros(3).reshape(2))) is None
+    assert cli.users_sentence(caught(lambda: tomllib.loads("="))) is None
+    sentence = cli.users_sentence(caught(lambda: load_recipe("text-fast", ["--train.lr", "x"])))
+    assert sentence == '--train.lr must be a number, got "x".'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("eval", "run"),
+        ("train text-fast --resum", "--resum"),
+        ("eval run --split some", "some"),
+    ],
+)
+def test_unknown_words_of_a_command_line_are_refused(arguments: str, told: str, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(arguments.split())
+    shown = capsys.readouterr()
+    assert exit.value.code == 2
+    assert told in shown.err + shown.out and "Traceback" not in shown.err
+
+
+def test_several_mistakes_in_generate_are_reported_at_once(home, capsys):
+    sentences = refused(words("generate run --n 0 --max-tokens 0 --top-p 3 --mem-len -1 --from-test 600"), capsys)
+    assert len(sentences) == 5
+
+
+def test_resuming_allows_only_changes_without_effect_on_the_result(home, capsys):
+    sentences = refused(words("train x --out run --resume --train.lr 3 --train.max-steps 9 --data other"), capsys)
+    assert len(sentences) == 1 and "got 'x'" in sentences[0]
+    changes = "--train.lr 3 --train.max-steps 9 --data other --init x"
+    sentences = refused(words(f"train text-small --out run --resume auto {changes}"), capsys)
+    assert [sentence.split()[0] for sentence in sentences] == ["--train.lr", "--data", "--init"]
+    assert all("--init run" in sentence for sentence in sentences)
+    sentences = refused(words("train text-fast --out run --resume"), capsys)
+    assert sentences == ["RECIPE must be text-small, by which run began, or run/config.toml, got text-fast."]
+    [sentence] = refused(words("train text-fast --out nowhere --resume"), capsys)
+    assert "nowhere holds no run to resume" in sentence
+
+
+@pytest.mark.parametrize("line", ["--resume text-small", "text-small --resume", "--resume auto text-small"])
+def test_resume_accepts_only_the_word_auto(line, home, capsys):
+    capsys.readouterr()
+    assert main(words(f"train {line} --out run --train.max-steps 9 --print-config")) == 0
+    assert "max_steps = 9" in capsys.readouterr().out
+
+
+def test_a_run_stopped_by_a_signal_ends_with_75(home, monkeypatch, capsys):
+    monkeypatch.setattr("transformer_xl.train.start.fit", lambda *_, **__: False)
+    assert main(["train", "text-small", "--data", "text.txt", "--out", "stopped", *TINY]) == STOPPED == 75
+    assert "--resume --out stopped" in capsys.readouterr().out
+
+
+def test_env_reports_device_precision_and_backend_with_reasons(capsys):
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"python", "packages", "cores", "threads", "cpu_features", "devices", "backends", "auto"} <= facts.keys()
+    assert all(choice["name"] != "auto" and choice["why"] for choice in facts["auto"].values())
+    assert main(["env"]) == 0
+    assert "precision" in capsys.readouterr().out
+
+
+def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
+    if not torch.cuda.is_available():
+        assert "--check needs a CUDA device" in refused(["env", "--check"], capsys)[0]
+    monkeypatch.setenv("TXL_HOME", str(tmp_path))
+    monkeypatch.setattr("transformer_xl.ops.triton_refusal", lambda *_: None)
+    monkeypatch.setattr("transformer_xl.ops.verdict.card", lambda _: {"card": "A card"})
+    for why, said in ((None, "They passed, after"), ("d q is wrong", "They failed (d q is wrong), after")):
+        monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda *_, why=why: why)
+        assert main(["env", "--check"]) == 0
+        assert said in capsys.readouterr().err
+        (file,) = tmp_path.rglob("*.json")
+        kept = json.loads(file.read_text())
+        assert kept["card"] == "A card" and kept["why"] == why and kept["date"]
+        why_not = verdict.doubt(torch.device("cuda"))
+        assert why_not is None if why is None else why in str(why_not)
+    verdict.read.cache_clear()
+
+
+def test_tables_in_a_pipe_are_aligned_columns():
+    lines = plain_table("title", ["name", "bpc"], [["a", "1.25"], ["longer", "12.5"]])
+    assert lines == ["title", "name     bpc", "a       1.25", "longer  12.5"]
+
+
+def test_the_demo_holds_out_whole_files_by_a_hash_of_their_names():
+    splits = library()
+    names = [set(files) for files in splits.values()]
+    assert names[0].isdisjoint(names[1] | names[2]) and names[1].isdisjoint(names[2])
+    assert sum(map(len, splits["test"].values())) >= 500_000
+    for name in set.union(*names):
+        left_out = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "site-packages"}
+        assert left_out.isdisjoint(Path(name).parts)

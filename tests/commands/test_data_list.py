@@ -1,0 +1,78 @@
+"""`txl data` without a name lists the published corpora, and what is prepared here, with the counts of the stores."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from shlex import split as words
+
+import pytest
+
+from transformer_xl.commands.main import main
+from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
+
+TEXT = b"the quick brown fox\n" * 40
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
+    assert main(words("data --json")) == 0
+    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["corpora"]}
+
+
+def test_every_published_corpus_is_listed_before_anything_is_prepared(home, capsys):
+    entries = listed(capsys)
+    assert entries.keys() == DATASETS.keys() and not (home / "cache").exists()
+    assert {entry["prepared"] for entry in entries.values()} == {"no"}
+    assert entries["enwik8"]["tokens"] == {"train": 88_982_818, "valid": 4_945_742, "test": 4_943_417}
+    assert entries["enwik8"]["download_bytes"] == 36_445_475 and entries["enwik8"]["command"] == "txl data enwik8"
+    assert entries["lm1b"]["tokens"]["train"] is None and entries["ptb"]["download_bytes"] is None
+    assert main(["data"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("`txl data NAME` downloads") and len(shown) == 2 + len(DATASETS)
+    [row] = [line.split() for line in shown if line.startswith("enwik8")]
+    assert row == ["enwik8", "byte", "88,982,818", "4,945,742", "4,943,417", "36.4", "no"]
+
+
+def test_what_is_prepared_is_listed_with_its_own_counts(home, monkeypatch, capsys):
+    files = {"train": "", "valid": "", "more": ""}
+    splits = {"train": ("train", "more"), "valid": ("valid",), "test": ("valid",)}
+    monkeypatch.setitem(DATASETS, "tiny", Dataset("word", files, (), {"keep": Protocol(None, {})}, splits))
+    Path("copy").mkdir()
+    for name in files:
+        Path("copy", name).write_bytes(TEXT)
+    assert main(words("data tiny --source copy --json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    Path("mine").write_text("some\nwords\n")
+    assert main(words("data tiny --source copy --vocab mine")) == 0
+    capsys.readouterr()
+    entries = listed(capsys)
+    whole, other = entries["tiny"], entries["tiny+mine"]
+    assert told == whole and whole["prepared"] == other["prepared"] == "yes" and other["command"] == ""
+    assert whole["tokens"] == other["tokens"] == {"train": 400, "valid": 200, "test": 200}
+    assert whole["store_bytes"] == sum(file.stat().st_size for file in Path(whole["store"]).rglob("*"))
+    Path(whole["store"], "corpus.json").write_text("{")
+    assert listed(capsys)["tiny"]["prepared"] == "damaged"
+    assert main(["data"]) == 0 and "damaged" in capsys.readouterr().out
+
+
+def test_options_of_a_corpus_need_its_name(capsys):
+    assert main(words("data --source copy --vocab mine")) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("txl: NAME must be given with --source, --vocab: one of enwik8, ") and told.count("\n") == 1
+
+
+def test_the_list_needs_no_torch():
+    script = (
+        "import sys; from transformer_xl.commands.main import main; main(['data']); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0 and "wikitext-103" in done.stdout, done.stderr

@@ -1,0 +1,164 @@
+"""`txl demo` keeps its time limit on a machine that slows down, and does not touch other folders."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import re
+from itertools import islice, pairwise
+from pathlib import Path
+from shlex import split as words
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from torch import Tensor
+
+from transformer_xl.commands.demo import measure
+from transformer_xl.commands.main import main
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.loader import StreamLoader
+from transformer_xl.evaluation.score import evaluate
+from transformer_xl.model.transformer_xl import DecoderLayer
+from transformer_xl.run import Metrics, find_checkpoint, load_config, load_model
+from transformer_xl.runtime.files import LOCK
+
+TEXT = Path(os.__file__).read_bytes()[:20_000]
+TINY = words(
+    "--model.n-layer 1 --model.d-model 16 --model.n-head 2 --model.d-head 8 --model.d-inner 32"
+    " --model.ngram-rows 500 --train.tgt-len 16 --train.mem-len 16 --train.batch-size 4 --train.eval-tokens 200"
+    " --train.precision fp32 --eval.mem-len 32 --eval.batch-size 5"
+)
+forward = DecoderLayer.forward
+TIMED = ("commands.demo", "report.compute", "train.step")
+TIMED += ("evaluation.lengths", "evaluation.score", "runtime.terminal")
+"""Files that look at the clock."""
+
+
+class Machine:
+    """A clock that advances only with a model's work: a step takes `step` seconds, and five times that when busy."""
+
+    def __init__(self, step: float, busy_from: float = math.inf):
+        self.now, self.busy_from = 0.0, busy_from
+        self.token = step / (3 * 4 * 16)  # to train on one costs three times as much as to read it
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def work(self, tokens: int, training: bool) -> None:
+        busy = 5 if self.now >= self.busy_from else 1
+        self.now += self.token * max(tokens, 5) * (3 if training else 1) * busy
+
+
+def on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the clock and the model's work by this machine's."""
+
+    def worked(layer: DecoderLayer, x: Tensor, *others: Any, **options: Any) -> Tensor:
+        machine.work(len(x) * x.shape[1], layer.training)
+        return forward(layer, x, *others, **options)
+
+    monkeypatch.setattr(DecoderLayer, "forward", worked)
+    for file in TIMED:
+        monkeypatch.setattr(f"transformer_xl.{file}.time", machine)
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch):
+    """A small library and a small model; call it with a clock and options, and it returns the exit status."""
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformer_xl.commands.demo.library", lambda: {
+        "train": {"a.py": TEXT}, "valid": {"b.py": TEXT[:500]}, "test": {"c.py": TEXT[:3000]}
+    })  # fmt: skip
+    monkeypatch.setattr(
+        "transformer_xl.commands.demo.load_recipe", lambda name, words: load_recipe(name, [*words, *TINY])
+    )
+
+    def run(machine: Machine, options: str = "--minutes 1") -> int:
+        on(machine, monkeypatch)
+        return main(words(f"demo {options}"))
+
+    return run
+
+
+def test_the_demo_trains_scores_generates_and_compares(demo, capsys):
+    """Its verdict on gzip is the plain comparison."""
+    assert demo(Machine(0.03), "--minutes 0.5 --out runs/demo") == 0
+    shown = capsys.readouterr().out
+    config = load_config(find_checkpoint("runs/demo"))
+    passes = config.train.max_steps * 4 * 16 / len(TEXT)
+    assert passes > 1.5 and config.model.ngram_dropout == 1 - 1 / passes  # as `txl train --data` leaves them out
+    assert "train 1 files, 20,000 bytes" in shown and "class Memory:" in shown and "on 3,000 bytes" in shown
+    table = re.findall(r"^(gzip|bzip2|xz|Transformer-XL, memory \d+)(?: -\w+)?.* (\d+\.\d{3})$", shown, re.MULTILINE)
+    figures = {name: float(bpc) for name, bpc in table}
+    assert {"gzip", "bzip2", "xz", "Transformer-XL, memory 0", "Transformer-XL, memory 32"} <= figures.keys()
+    ours = min(bpc for name, bpc in figures.items() if name.startswith("Transformer-XL"))
+    gzipped = 8 * len(gzip.compress(TEXT[1:3000], 9)) / 2999  # the first byte is context only
+    assert figures["gzip"] == pytest.approx(gzipped, abs=1e-3)
+    assert ("It beats gzip -9" in shown) == (ours < gzipped) and ("did NOT beat gzip -9" in shown) == (ours >= gzipped)
+    assert main(words("generate runs/demo --max-tokens 5 --seed 1")) == 0
+    sample = shown.partition("\n\nclass Memory:\n")[2].partition("\n\nbits per byte")[0]
+    assert 100 < len(sample) <= 400, "a sample fits on a screen"
+
+
+@pytest.mark.parametrize("busy_from", [math.inf, 20, 48], ids=["never", "training", "scoring"])
+def test_the_demo_ends_in_time_on_a_machine_that_becomes_busy(demo, busy_from):
+    machine = Machine(0.5, busy_from)
+    assert demo(machine, "--minutes 1 --out run") == 0
+    assert 50 < machine.now <= 60
+    steps = load_config(find_checkpoint("run")).train.max_steps
+    assert load_recipe("run/config.toml").train.max_steps == steps
+    assert find_checkpoint("run").name == f"step_{steps:08d}"
+    entries = Metrics("run/metrics.jsonl").entries()
+    shown = [(entry["step"], entry["lr"], entry["seconds"]) for entry in entries if entry["split"] == "train"]
+    assert shown[-1][0] == steps and shown[-1][1] < 0.05 * max(lr for _, lr, _ in shown)  # the line ends
+    assert max(b[2] - a[2] for a, b in pairwise(shown)) <= 5
+    [targets] = {entry["targets"] for entry in entries if entry["split"] == "test"}
+    assert 0 < targets <= 2999
+
+
+def test_a_slow_machine_scores_less_text_and_compressors_read_the_same_text(demo, capsys):
+    assert demo(Machine(2), "--minutes 1 --out run") == 0
+    shown = capsys.readouterr().out
+    [scored] = [int(size.replace(",", "")) for size in re.findall(r"on ([\d,]+) of 3,000 bytes", shown)]
+    assert 80 <= scored < 2999
+    rows = [TEXT[1 + start : 1 + start + scored // 5] for start in range(0, 3000, 600)]
+    assert f"{8 * len(gzip.compress(b''.join(rows), 9)) / scored:.3f}" in shown
+
+
+def test_figures_are_of_the_bytes_that_all_lengths_had_time_for(demo, monkeypatch):
+    assert demo(Machine(2), "--minutes 1 --out run") == 0
+    loaded, test = load_model("run"), Corpus.open(load_config(find_checkpoint("run")).corpus.name).split("test")
+    machine = Machine(0.5, busy_from=10)  # in the second of three passes
+    on(machine, monkeypatch)
+    results, scored = measure(loaded, test, 18.0)
+    assert machine.now <= 18 and 80 <= len(scored) < 2999 - 80
+    segments = len(scored) // (5 * 16)
+    loader = StreamLoader(test, batch_size=5, tgt_len=16)
+    for memory, result in zip((32, 16, 0), results, strict=True):
+        plain = evaluate(loaded.model, islice(loader, segments), result.lengths)
+        assert (result.targets, result.bytes, result.lengths.mem_len) == (len(scored), len(scored), memory)
+        assert result.targets == plain.targets and result.nats == pytest.approx(plain.nats, rel=1e-6)
+
+
+def test_a_second_one_leaves_the_folder_of_one_that_runs(demo, capsys):
+    def folder() -> Path:
+        [run] = re.findall(r"txl generate (\S+)", capsys.readouterr().out)
+        return Path(run)
+
+    assert demo(Machine(4)) == 0
+    first = folder()
+    with FileLock(first / LOCK):  # as the one that runs there does
+        assert demo(Machine(4)) == 0
+    second = folder()
+    assert first != second and find_checkpoint(first) and find_checkpoint(second)
+    assert demo(Machine(4)) == 0
+    assert folder() == first and find_checkpoint(second)
+
+
+def test_too_little_time_is_refused(demo, capsys):
+    for minutes in ("0.05", "nan", "-1"):
+        assert demo(Machine(1), f"--minutes {minutes} --out run") == 2
+        assert "--minutes must be at least 0.1 and below 1,000,000" in capsys.readouterr().err

@@ -1,0 +1,234 @@
+"""Whole sessions of a user, from training to evaluation, on a real text; each command is its own process."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from shlex import split as words
+
+import numpy as np
+import pytest
+
+from transformer_xl.commands.main import main
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.data.corpora.published import DATASETS, Dataset, Protocol
+from transformer_xl.run import Metrics
+
+TEXT = Path(os.__file__).read_bytes()[:20_000]
+TINY = words(
+    "--model.n-layer 1 --model.d-model 16 --model.n-head 2 --model.d-head 8 --model.d-inner 32"
+    " --train.tgt-len 16 --train.mem-len 16 --train.batch-size 4 --train.max-steps 40 --train.lr 0.01"
+    " --train.warmup-steps 0 --train.log-every 10 --train.eval-every 20 --train.save-every 20"
+    " --train.sample-every 0 --train.eval-tokens 200 --train.precision fp32 --eval.mem-len 32"
+)
+
+
+def txl(*arguments: str, given: bytes = b"", status: int = 0) -> str:
+    """Run a command as a user would, and return what it wrote to standard output."""
+    command = [sys.executable, "-m", "transformer_xl", *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, timeout=100)
+    assert done.returncode == status, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    return done.stdout.decode()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory):
+    """A folder with a text and a cache of its own, where a run was trained."""
+    folder = tmp_path_factory.mktemp("journey")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        patch.chdir(folder)
+        Path("text.py").write_bytes(TEXT)
+        (folder / "log").write_text(txl("train", "text-small", "--data", "text.py", "--out", "runs/first", *TINY))
+        yield folder
+
+
+def test_training_leaves_everything_needed_to_repeat_and_use_it(home: Path):
+    run = home / "runs/first"
+    assert {path.name for path in run.iterdir()} >= {"config.toml", "environment.json", "log.txt", "metrics.jsonl"}
+    config = load_recipe(run / "config.toml")
+    assert config.model.vocab_size == 256 and config.train.device == "cpu" and config.train.backend != "auto"
+    assert config.corpus.name == str((home / "text.py").resolve())
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["chosen"]["backend"]["why"] and environment["packages"]["torch"]
+    assert os.uname().nodename not in (run / "environment.json").read_text().replace("linux", "")
+    log = (run / "log.txt").read_text()
+    assert "step 40/40" in log and "valid" in log
+    assert "step 40/40" in (home / "log").read_text()
+    losses = [entry["loss"] for entry in Metrics(run / "metrics.jsonl").entries() if entry.get("split") == "train"]
+    assert losses[-1] < losses[0] < math.log(256)
+
+
+def test_the_written_config_repeats_the_run_to_the_bit(home: Path):
+    assert main(["train", "runs/first/config.toml", "--out", "runs/again"]) == 0
+
+    def losses(run: str) -> list[float]:
+        return [entry["loss"] for entry in Metrics(home / run / "metrics.jsonl").entries() if "loss" in entry]
+
+    assert losses("runs/again") == losses("runs/first")
+
+
+def test_a_run_stopped_by_a_signal_saves_ends_with_75_and_resumes(home: Path):
+    arguments = ["train", "text-small", "--data", "text.py", "--out", "runs/long", *TINY, "--train.max-steps", "4000"]
+    with subprocess.Popen([sys.executable, "-m", "transformer_xl", *arguments], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while b"step " not in process.stdout.readline():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        last = process.stdout.read().decode().splitlines()[-1]
+        assert process.wait(timeout=100) == 75
+    assert "--resume --out runs/long" in last
+    [*_, saved] = sorted(Path("runs/long/checkpoints").iterdir())
+    step = int(saved.name.removeprefix("step_"))
+    assert 0 < step < 4000
+    assert main(["train", "text-small", "--out", "runs/long", "--resume", "--train.max-steps", str(step + 3)]) == 0
+    assert Path(f"runs/long/checkpoints/step_{step + 3:08d}").is_dir()
+
+
+def test_evaluation_counts_every_target_once_whatever_the_memory(home: Path):
+    shown = txl(*words("eval runs/first --mem-len 16 0 --batch-size 3 --json --precision fp32"))
+    results = json.loads(shown)["results"]
+    assert [result["mem_len"] for result in results] == [16, 0]
+    assert {result["targets"] for result in results} == {999}
+    assert all(result["bpc"] == pytest.approx(result["loss"] / math.log(2)) for result in results)
+
+
+def test_dumped_log_probabilities_add_up_to_the_loss(home: Path, capsys):
+    assert main(words("eval runs/first --json --dump dump.npz --precision fp32 --max-tokens 100")) == 0
+    [result] = json.loads(capsys.readouterr().out)["results"]
+    dump = np.load("dump.npz")
+    assert len(dump["targets"]) == result["targets"] == 100
+    assert -dump["log_probs"].sum() == pytest.approx(result["nats"], rel=1e-5)
+
+
+def test_same_length_is_attn_len_equal_to_mem_len(home: Path, capsys):
+    assert main(words("eval runs/first --json --same-length --mem-len 16 9 --precision fp32")) == 0
+    same = json.loads(capsys.readouterr().out)["results"]
+    assert [(result["mem_len"], result["attn_len"]) for result in same] == [(16, 16), (9, 9)]
+    assert main(words("eval runs/first --json --attn-len 16 --mem-len 16 --precision fp32")) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["nats"] == same[0]["nats"]
+
+
+def test_score_prints_a_line_for_each_line_of_a_file_or_standard_input(home: Path, capsys):
+    Path("lines.txt").write_bytes(b"import os\n\nxyzzy " * 3)
+    shown = txl("score", "runs/first", "-", given=b"import os\n\nxyzzy " * 3).splitlines()
+    figures = [list(map(float, line.split("\t"))) for line in shown]
+    assert len(figures) == (b"import os\n\nxyzzy " * 3).count(b"\n") + 1
+    assert all(bits == pytest.approx(-nats / math.log(2), abs=1e-3) for nats, _, bits in figures)
+    assert main(["score", "runs/first", "lines.txt", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["log_prob"] for line in lines] == pytest.approx([nats for nats, *_ in figures], abs=1e-3)
+
+
+def test_generation_follows_its_prompt_and_its_seed(home: Path, capsys):
+    asked = words("generate runs/first --max-tokens 20 --seed 3 --json")
+    assert main([*asked, "--prompt", "def a", "import", "--n", "2"]) == 0
+    rows = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [row["prompt"] for row in rows] == ["def a", "def a", "import", "import"]
+    assert rows[0]["text"] != rows[1]["text"]
+    assert main([*asked, "--prompt", "def a"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == rows[0]["text"]
+    assert json.loads(txl(*asked, "--prompt", "-", given=b"def a"))["text"] == rows[0]["text"]
+    Path("prompt.txt").write_text("def a")
+    assert main([*asked, "--prompt", "@prompt.txt"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == rows[0]["text"]
+
+
+def test_a_text_streams_after_its_prompt_and_ends_before_a_stop_string(home: Path, capsys):
+    assert main(words("generate runs/first --from-test 30 --max-tokens 60 --temperature 0")) == 0
+    shown = capsys.readouterr()
+    prompt = TEXT[-1000:][:30].decode()
+    assert shown.out.startswith(prompt) and "60 tokens in" in shown.err
+    stop = shown.out[len(prompt) + 2 : len(prompt) + 4]
+    ended = ["generate", "runs/first", "--from-test", "30", "--max-tokens", "60", "--temperature", "0", "--stop", stop]
+    assert main(ended) == 0
+    assert stop not in capsys.readouterr().out.removesuffix("\n")[len(prompt) :]
+
+
+def test_fine_tuning_starts_from_the_weights_and_vocabulary_of_a_run(home: Path, capsys):
+    Path("other.txt").write_text("Another text, in quite another style. " * 50)
+    few = words("--train.max-steps 1 --train.lr 0 --model.dropout 0.25 --train.tgt-len 8 --train.mem-len 8")
+    arguments = ["train", "text-small", "--data", "other.txt", "--init", "runs/first", "--out", "runs/tuned", *few]
+    assert main([*arguments, "--train.precision", "fp32", "--eval.mem-len", "16"]) == 0
+    config = load_recipe("runs/tuned/config.toml")
+    assert (config.model.d_model, config.model.dropout) == (16, 0.25)
+    capsys.readouterr()
+    nats = []
+    lengths = words("--mem-len 7 --tgt-len 9 --precision fp32")
+    for run in ("runs/first", "runs/tuned"):  # at a learning rate of 0 they are the same weights
+        assert main(["eval", run, "--data", "other.txt", "--json", *lengths]) == 0
+        nats.append(json.loads(capsys.readouterr().out)["results"][0]["nats"])
+    assert nats[0] == nats[1]
+    assert (config.corpus.unit, config.corpus.newlines) == ("byte", "keep")
+
+
+def test_a_fine_tuned_run_resumes_with_its_first_vocabulary(home: Path):
+    Path("one.txt").write_text("a b c d e f g\n" * 60)
+    Path("two.txt").write_text("a b x y z\n" * 60)
+    few = [*TINY, "--train.max-steps", "2"]
+    assert main(["train", "text-words", "--data", "one.txt", "--out", "runs/words1", *few]) == 0
+    begin = ["train", "text-words", "--data", "two.txt", "--out", "runs/words2"]
+    assert main([*begin, "--init", "runs/words1", *few]) == 0
+    assert main([*begin[:2], *begin[4:], "--resume", "--train.max-steps", "4"]) == 0
+    assert Path("runs/words2/checkpoints/step_00000004").is_dir()
+
+
+@pytest.mark.parametrize("unit", ["char", "word", "bpe"])
+def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsys):
+    Path(unit).mkdir()
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
+        (Path(unit) / name).write_text("Ünïcode wörds and   möre of them\n\nin lines\n" * 40)
+    arguments = ["train", "text-words", "--data", unit, "--out", f"runs/{unit}", "--corpus.unit", unit, *TINY]
+    assert main([*arguments, *words("--corpus.reset-documents --train.max-steps 3")]) == 0
+    assert ("bpc" if unit == "char" else "ppl") in capsys.readouterr().out
+    assert main(words(f"generate runs/{unit} --max-tokens 8 --prompt 'Ünïcode wörds' --json")) == 0
+    assert json.loads(capsys.readouterr().out)["text"]
+
+
+def test_a_published_corpus_from_its_files_to_readable_text(home: Path, monkeypatch, capsys):
+    """As sentences in a new order each epoch."""
+    text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40
+    files = {"train": "", "valid": ""}
+    splits = {"train": ("train",), "valid": ("valid",), "test": ("valid",)}
+    protocols = {"sentence": Protocol(None, {})}
+    known = Dataset("word", files, (), protocols, splits, counted=("train",), tokenised=True)
+    monkeypatch.setitem(DATASETS, "tiny", known)
+    Path("tiny").mkdir()
+    for name in ("train", "valid"):
+        (Path("tiny") / name).write_bytes(text)
+    Path("mine.txt").write_text("\n".join(["<S>", *dict.fromkeys(text.decode().split()), "<unk>"]))
+    assert main(words("data tiny --source tiny --vocab mine.txt")) == 0
+    sentences = words("--corpus.name tiny+mine --corpus.newlines sentence --corpus.shuffle-lines")
+    assert main(["train", "text-words", "--out", "runs/tiny", *TINY, *sentences, "--train.max-steps", "60"]) == 0
+    capsys.readouterr()
+    assert main(words("eval runs/tiny --json")) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["results"][0]["targets"] == len(text.split()) + 80
+    asked = ["generate", "runs/tiny", "--prompt", 'He said , "', "--max-tokens", "12", "--seed", "1"]
+    assert main(asked) == 0
+    readable = capsys.readouterr().out
+    assert readable.startswith('He said, "') and " ." not in readable
+    assert main([*asked, "--raw"]) == 0
+    raw = capsys.readouterr().out
+    assert raw.startswith('He said , "') and raw.replace(" ", "").replace("@-@", "-") == readable.replace(" ", "")
+    assert main([*asked[:3], "Nobody knew", "--max-tokens", "3", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert set(json.loads(shown.out)) == {"prompt", "text", "readable"}
+    assert "2 of 2 words of the prompt are unknown to the model" in shown.err
+
+
+@pytest.mark.skipif(shutil.which("head") is None, reason="needs head")
+def test_a_reader_that_stops_early_is_not_a_mistake(home: Path):
+    command = f"{sys.executable} -m transformer_xl score runs/first text.py | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=100)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1 and b"Traceback" not in done.stderr

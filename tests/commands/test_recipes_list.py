@@ -1,0 +1,151 @@
+"""`txl recipes`: exact counts, true results, and an estimate of memory near the measured peak."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from shlex import split as words
+
+import pytest
+
+from transformer_xl.analysis.budget import training_bytes
+from transformer_xl.commands import recipes as journey
+from transformer_xl.commands.main import main
+from transformer_xl.config.recipe import load_recipe, packaged_recipes
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.report.paper import TABLES
+
+SMALL = """
+[model]
+vocab_size = 401
+n_layer = 5
+n_head = 4
+d_head = 32
+d_model = 128
+d_inner = 512
+pre_lnorm = true
+[train]
+tgt_len = 64
+mem_len = 64
+batch_size = 16
+max_steps = 300
+device = "cpu"
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def listed(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
+    capsys.readouterr()
+    assert main(["recipes", *words(arguments), "--json"]) == 0
+    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["recipes"]}
+
+
+def refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(["recipes", *words(arguments)]) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    return sentence.removeprefix("txl: ")
+
+
+def test_every_recipe_is_listed_with_the_count_in_its_header(capsys):
+    entries = listed("", capsys)
+    assert entries.keys() == packaged_recipes().keys()
+    for name, file in packaged_recipes().items():
+        counts = [
+            line.removeprefix("# Parameters: ") for line in file.read_text().splitlines() if "# Parameters: " in line
+        ]
+        if counts:
+            assert counts == [f"{entries[name]['parameters']:,}"]
+        assert (
+            (entries[name]["memory_bytes"] is None) == (entries[name]["parameters"] is None) == (name == "text-words")
+        )
+    assert main(["recipes", "text-fast", "text-words"]) == 0
+    _, heading, demo, row = capsys.readouterr().out.splitlines()
+    assert heading.split()[0] == "recipe" and demo.split()[0] == "text-fast"
+    assert "4 layers of 256" in row and "your text, words" in row and "by the text" in row
+
+
+def test_results_are_those_of_the_headers_and_of_the_paper():
+    results, files = journey.read_results(), packaged_recipes()
+    assert results.keys() <= files.keys()
+    for name, file in files.items():
+        header, known = file.read_text().split("\n\n")[0], results.get(name, {})
+        assert known.keys() <= {"published", "own"}
+        assert (" · published: " in header.splitlines()[0]) == ("published" in known), name
+        if "published" in known:
+            figure, unit = known["published"].split()
+            assert (f"published: {figure} bpc" if unit == "bpc" else f"published: perplexity {figure}") in header, name
+            if not re.search("Tables? [67]", header):  # the tables of the ablations
+                table = [float(row[2]) for row in TABLES[load_recipe(name).corpus.name]]
+                assert any(float(figure) == round(value, len(figure.partition(".")[2])) for value in table), name
+        if "# Ours: " in header:
+            figure, unit = known["own"].split()
+            assert (f"Ours: {figure} bpc" if unit == "bpc" else f"Ours: perplexity {figure}") in header, name
+
+
+def test_own_results_are_those_of_the_readme():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    own = {name: known["own"] for name, known in journey.read_results().items() if "own" in known}
+    assert len(own) >= 4
+    for name, result in own.items():
+        [row] = [line for line in readme.splitlines() if f"**{result}**" in line]
+        assert name in row
+
+
+def test_the_vocabulary_of_a_prepared_corpus_counts(capsys):
+    splits = dict.fromkeys(("train", "valid", "test"), b"one two three four\n" * 30)
+    vocab = Corpus.build("store", splits, name="store", unit="word").vocab
+    Path("mine.toml").write_text('[corpus]\nname = "store"\nunit = "word"\n[model]\nn_layer = 2\nvocab_size = 0\n')
+    [entry] = listed("mine.toml", capsys).values()
+    sized = load_recipe("mine.toml", ["--model.vocab-size", str(len(vocab))])
+    assert entry["parameters"] == journey.count_parameters(sized)
+
+
+PEAK = """
+import sys
+from benchmarks import here
+from benchmarks.peak import first_step
+first_step()
+config = here._settings(sys.argv[1], "cpu", None)
+print(here.measured_row("train", config, here.Here(seconds=0.001, repeats=1))["peak_bytes"])
+"""
+
+
+def test_the_estimate_is_near_the_peak(home, capsys):
+    """In a process of its own: memory that other tests left free would hide what training takes."""
+    Path("small.toml").write_text(SMALL)
+    [entry] = listed("small.toml", capsys).values()
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", PEAK, "small.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert 0.5 < entry["memory_bytes"] / int(done.stdout) < 2
+
+
+def test_the_estimate_grows_with_what_it_counts():
+    config = load_recipe("ptb-small")
+    base = training_bytes(config, 1000, precision="fp32", backend="chunked")
+    assert base is not None
+    assert training_bytes(config, 2000, precision="fp32", backend="chunked") == base + 16_000
+    for words_of, change in (("--train.batch-size 64", 2), ("--train.batch-chunk 2", 0.5), ("--model.n-layer 7", 2)):
+        other = training_bytes(load_recipe("ptb-small", words(words_of)), 1000, precision="fp32", backend="chunked")
+        assert other == pytest.approx(16_000 + (base - 16_000) * change)
+    ngrams = load_recipe("ptb-small", words("--model.ngrams 2 3 --model.ngram-rows 100 --model.ngram-width 8"))
+    table = 2 * 100 * 8
+    assert training_bytes(ngrams, 1000 + table, precision="fp32", backend="chunked") == base + 8 * table
+    assert training_bytes(config, 1000, precision="bf16", backend="chunked") < base  # type: ignore[operator]
+    assert training_bytes(config, 1000, precision="fp32", backend="strided") > base  # type: ignore[operator]
+    assert training_bytes(load_recipe("ptb-small", ["--train.recompute"]), 1, precision="fp32", backend="x") is None
+
+
+def test_an_unknown_recipe_is_refused(capsys):
+    assert "Did you mean ptb-small?" in refused("ptb-smal", capsys)

@@ -1,0 +1,596 @@
+"""Long training runs are reliable: checkpoints are verified, a run has one writer, and its end has a reason."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from figures import without_clock
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import ALONE, trainer_of
+
+from transformer_xl.commands.main import main
+from transformer_xl.config.recipe import load_recipe
+from transformer_xl.run import Metrics, Run, load_model, metrics, parts
+from transformer_xl.run.parts import FILES
+from transformer_xl.runtime.files import LOCK, SEAL, check_seal, lock_folder, seal
+from transformer_xl.train import MOST_SKIPPED, Trainer
+from transformer_xl.train.diagnosis import not_finite
+from transformer_xl.train.objective import Objective
+from transformer_xl.train.start import STOPPED
+from transformer_xl.train.writer import BackgroundWriter
+
+RECIPE = """
+[model]
+vocab_size = 0
+n_layer = 1
+n_head = 1
+d_head = 4
+d_model = 6
+d_inner = 5
+dropout = 0.1
+[corpus]
+unit = "byte"
+[train]
+tgt_len = 8
+mem_len = 8
+batch_size = 4
+max_steps = 12
+log_every = 1
+save_every = 3
+keep = 9
+precision = "fp32"
+device = "cpu"
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A recipe, its text, and a run trained with it."""
+    folder = tmp_path_factory.mktemp("trust")
+    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    assert main(words(folder, folder / "run")) == 0
+    return folder
+
+
+@pytest.fixture
+def run(home, tmp_path) -> Path:
+    """A copy of the run."""
+    shutil.copytree(home / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def words(home: Path, run: Path, *more: str) -> list[str]:
+    return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(run), *more]
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place // 8 % len(content)] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+@given(data=st.binary(max_size=50), place=st.integers(0, 10**6))
+def test_a_flipped_bit_is_detected(tmp_path_factory, data, place):
+    folder = tmp_path_factory.mktemp("sealed")
+    (folder / "a b").write_bytes(data + b"x")
+    (folder / "other").write_bytes(data)
+    seal(folder)
+    check_seal(folder / "a b")
+    flip(folder / "a b", place)
+    with pytest.raises(ValueError, match=f"checksum is not the one in {SEAL}"):
+        check_seal(folder / "a b")
+    flip(folder / "a b", place)
+    check_seal(folder / "a b")
+    check_seal(folder / "other")
+
+
+def test_the_checksums_equal_those_of_coreutils(run):
+    tool = shutil.which("sha256sum")
+    if tool is None:
+        pytest.skip("there is no sha256sum")
+    subprocess.run([tool, "--check", "--strict", "--quiet", SEAL], cwd=Run(run).latest, check=True)
+
+
+@pytest.mark.parametrize("name", [*FILES, SEAL])
+def test_a_damaged_last_checkpoint_is_set_aside_and_the_run_ends_with_the_same_bits(home, run, name, capsys):
+    weights = {path.name: (path / "model.safetensors").read_bytes() for path in Run(run).checkpoints()}
+    figures = without_clock(run)
+    flip(Run(run).latest / name, 8 * 20 + 3)
+    assert main(words(home, run, "--resume")) == 0
+    told = capsys.readouterr().out
+    assert "damaged_step_00000012 now, and does not count." in told
+    assert (run / "checkpoints" / "damaged_step_00000012").is_dir()
+    assert {path.name: (path / "model.safetensors").read_bytes() for path in Run(run).checkpoints()} == weights
+    assert without_clock(run) == figures
+
+
+def test_a_run_with_only_damaged_checkpoints_is_refused_in_one_sentence(home, run, capsys):
+    for folder in Run(run).checkpoints():
+        flip(folder / "model.safetensors", 12345)
+    assert main(words(home, run, "--resume")) == 2
+    assert "holds no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_not_scored(run, capsys):
+    flip(Run(run).latest / "model.safetensors", 54321)
+    assert main(["eval", str(Run(run).latest)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "model.safetensors is cut short, damaged or of another kind" in told
+
+
+def test_the_best_checkpoint_is_never_guessed(run, capsys):
+    """A damaged header may be that of the best: another one is not taken for it in silence, and training goes on."""
+    flip(Run(run).checkpoints()[0] / "config.json", 8 * 30)
+    assert main(["eval", str(run)]) == 2
+    assert "config.json is cut short, damaged or of another kind" in capsys.readouterr().err
+    Run(run).prune(keep=2)
+    assert [path.name for path in Run(run).checkpoints()] == ["step_00000009", "step_00000012"]
+
+
+def test_resuming_a_finished_run_scores_it_again_and_logs_it_once(home, run):
+    figures = without_clock(run)
+    assert main(words(home, run, "--resume")) == 0
+    assert without_clock(run) == figures and figures[-1]["checkpoint"] == "step_00000012"
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence with which a command line is refused."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "Traceback" not in shown.err
+    return shown.err
+
+
+def test_resuming_with_initial_weights_is_refused_and_leaves_the_run_unchanged(home, run, capsys):
+    before = content(run)
+    assert "--init is not given in" in refusal(words(home, run, "--resume", "--init", str(run)), capsys)
+    assert content(run) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "must"),
+    [
+        (["--model.n-layer", "2"], "--model.n-layer must be 1 with --init"),
+        (["--model.vocab-size", "9"], "--model.vocab-size must be 256 with --init"),
+        (["--corpus.unit", "char"], '--corpus.unit must be "byte" with --init'),
+        (["--corpus.newlines", "drop"], '--corpus.newlines must be "keep" with --init'),
+        (["--corpus.min-count", "5"], "--corpus.min-count must be 1 with --init"),
+    ],
+)
+def test_settings_that_contradict_the_initial_run_are_refused(home, tmp_path, given, must, capsys):
+    sentence = refusal(words(home, tmp_path / "new", "--init", str(home / "run"), *given), capsys)
+    assert sentence.startswith(f"txl: {must}") and f"got {given[1]}" in sentence.replace('"', "")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_recipe_trains_another_shape_and_not_another_unit(home, tmp_path, capsys):
+    """The shape is that of the run to start from; what agrees with it may be said, and dropout may differ."""
+    line = ["train", "text-words", *words(home, tmp_path / "new", "--init", str(home / "run"))[2:]]
+    short = ["--train.max-steps", "1", "--train.batch-size", "4", "--train.eval-tokens", "20"]
+    sentence = refusal(line, capsys)
+    assert 'corpus.unit in recipe text-words must be "byte"' in sentence and "--corpus.unit byte" in sentence
+    agreed = ["--corpus.unit", "byte", "--model.n-layer", "1", "--model.vocab-size", "0", "--model.dropout", "0.3"]
+    assert main([*line, *agreed, *short]) == 0
+    model = load_recipe(tmp_path / "new" / "config.toml").model
+    assert (model.d_model, model.d_inner, model.dropout) == (6, 5, 0.3)
+
+
+def test_line_ends_of_a_recipe_must_be_those_of_the_run_to_start_from(home, tmp_path, capsys):
+    (tmp_path / "drop.toml").write_text(f'[corpus]\nname = "{home / "text.txt"}"\nnewlines = "drop"\n')
+    line = ["train", str(tmp_path / "drop.toml"), "--out", str(tmp_path / "new"), "--init", str(home / "run")]
+    assert f'corpus.newlines in recipe {line[1]} must be "keep" with --init' in refusal(line, capsys)
+    assert not (tmp_path / "new").exists()
+
+
+def test_settings_left_open_are_those_of_the_run_that_goes_on(home, tmp_path, capsys):
+    left_open = ["--train.device", "auto", "--train.precision", "auto", "--train.backend", "auto"]
+    line = words(home, tmp_path / "run", *left_open, "--model.vocab-size", "0", "--resume", "auto")
+    assert main(line) == 0
+    settled = (tmp_path / "run" / "config.toml").read_text()
+    shutil.rmtree(Run(tmp_path / "run").checkpoints()[-1])
+    assert main(line) == 0 and "Resumed from step" in capsys.readouterr().out
+    assert (tmp_path / "run" / "config.toml").read_text() == settled
+    assert "--train.lr is" in refusal([*line, "--train.lr", "3"], capsys)
+
+
+def test_a_run_resumes_with_the_recipe_it_began_with(home, run, tmp_path, capsys):
+    before = content(run)
+    (tmp_path / "tiny.toml").write_text(RECIPE + "lr = 0.5\n")
+    for other in ("ptb-small", str(tmp_path / "tiny.toml")):
+        sentence = refusal(["train", other, "--out", str(run), "--resume"], capsys)
+        assert "RECIPE must be tiny.toml" in sentence and f"{run}/config.toml, got {Path(other).name}" in sentence
+    assert content(run) == before
+    assert main(["train", str(run / "config.toml"), "--resume", "--out", str(run)]) == 0
+    assert main(words(home, run, "--resume")) == 0
+    facts = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps({name: facts[name] for name in facts if name != "recipe"}))
+    assert main(["train", "ptb-small", "--out", str(run), "--resume"]) == 0  # of a version that did not note it
+
+
+def test_one_command_begins_a_run_and_resumes_it(home, tmp_path, capsys):
+    line = words(home, tmp_path / "run", "--init", str(home / "run"), "--resume", "auto")
+    assert main(line) == 0
+    assert "Resumed" not in capsys.readouterr().out
+    for folder in Run(tmp_path / "run").checkpoints()[1:]:
+        shutil.rmtree(folder)
+    assert main(line) == 0
+    sentence = "Resumed from step 3 of 12 (step_00000003)."
+    assert sentence in capsys.readouterr().out and sentence in (tmp_path / "run" / "log.txt").read_text()
+    for folder in Run(tmp_path / "run").checkpoints():  # as a run that was killed before it saved
+        shutil.rmtree(folder)
+    assert main(line) == 0 and Run(tmp_path / "run").latest.name == "step_00000012"
+    assert "Resumed" not in capsys.readouterr().out
+    for folder in Run(tmp_path / "run").checkpoints():
+        flip(folder / "model.safetensors", 12345)
+    for _ in range(2):  # nothing is thrown away because it is damaged
+        assert main(line) == 2 and "holds no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_a_start_is_logged_before_the_notes_about_its_text(run):
+    log = (run / "log.txt").read_text().splitlines()
+    assert "M parameters on " in log[0] and log[1].startswith("train, valid, test: text.txt")
+
+
+def test_beginning_again_never_removes_a_run_that_saved_in_the_meantime(run):
+    with pytest.raises(FileExistsError, match="Go on with it by --resume"):
+        Run(run).refuse(afresh=True)
+
+
+def test_a_folder_that_is_not_a_run_is_left_alone(home, tmp_path, capsys):
+    (tmp_path / "letters").write_text("keep me")
+    for more in ([], ["--resume", "auto"]):
+        assert f"{tmp_path} exists. Choose another folder" in refusal(words(home, tmp_path, *more), capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["letters"]
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"], ["--resume", "auto"]])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_in_progress_is_locked_before_and_after_its_first_save(home, run, more, saved, capsys):
+    if not saved:
+        shutil.rmtree(run / "checkpoints")
+    with FileLock(run / LOCK):  # not the lock of this process
+        assert refusal(words(home, run, *more), capsys).startswith(f"txl: {run} is in use by another process. Wait")
+
+
+class Failing(io.StringIO):
+    """Standard output that fails after a number of writes."""
+
+    def __init__(self, number: int, writes: int = 3):
+        super().__init__()
+        self.number, self.left = number, writes
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
+
+
+def test_a_reader_that_ends_stops_a_run_as_sigterm_does(home, tmp_path, monkeypatch, capsys):
+    line = words(home, tmp_path / "run")
+    monkeypatch.setattr(sys, "stdout", Failing(errno.EPIPE))
+    assert main(line) == STOPPED
+    ended = f"Stopped by a closed pipe, and saved. Go on with txl train --resume --out {tmp_path / 'run'}."
+    assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1] == ended
+    assert capsys.readouterr().err.splitlines() == [ended]
+    monkeypatch.undo()
+    assert 0 < int(Run(tmp_path / "run").latest.name.removeprefix("step_")) < 12
+    assert main([*line, "--resume"]) == 0
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_run_continues_after_its_output_fails(home, tmp_path, number, monkeypatch, capsys):
+    """A full disk holds standard output, or the terminal of a run in the background was closed."""
+    monkeypatch.setattr(sys, "stdout", Failing(number))
+    assert main(words(home, tmp_path / "run")) == 0
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence == f"txl: standard output: {os.strerror(number)}. The work continues without it."
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+    assert "step 12/12" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_run_continues_without_output(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words(home, tmp_path / "run")) == 0
+
+
+def test_a_second_interrupt_ends_at_once_with_a_sentence(home, tmp_path, monkeypatch, capsys):
+    advance = Trainer.advance
+
+    def interrupted(trainer, signals):
+        for _ in range(2 * (trainer.step == 7)):  # what step 6 saves may be half-written
+            os.kill(os.getpid(), signal.SIGINT)
+        return advance(trainer, signals)
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(words(home, tmp_path / "run")) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    told = rf"txl: Interrupted. step_0000000[36] is saved: go on with --resume --out {tmp_path / 'run'}.\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
+def test_a_run_whose_terminal_closes_saves(home, tmp_path):
+    import pty
+
+    own, its = pty.openpty()
+    line = words(home, tmp_path / "run", "--train.max-steps", "9999", "--train.save-every", "0")
+    command = [sys.executable, "-c", TERMINAL, *line]
+    streams: dict[str, Any] = {"stdin": its, "stdout": its, "stderr": its}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "200"}
+    with subprocess.Popen(command, **streams, env=environment, start_new_session=True) as process:
+        os.close(its)
+        shown = b""
+        while b"loss" not in shown:
+            shown += os.read(own, 10_000)
+        os.close(own)
+        assert process.wait(100) == STOPPED
+    assert len(Run(tmp_path / "run").checkpoints()) == 1
+    assert (tmp_path / "run" / "log.txt").read_text().splitlines()[-1].startswith("Stopped by a signal, and saved.")
+
+
+TERMINAL = """
+import fcntl, signal, sys, termios
+from transformer_xl.commands.main import main
+
+fcntl.ioctl(0, termios.TIOCSCTTY)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("option", ["--data", "--out", "--corpus.vocab"])
+def test_a_name_that_config_toml_cannot_hold_is_refused(home, tmp_path, option, capsys):
+    odd = tmp_path / "odd\udcff"
+    odd.write_text("to be or not to be\n" * 60)
+    line = words(home, tmp_path / "new", option, str(odd if option != "--out" else tmp_path / "run\udcff"))
+    assert f"{option} must be a name in UTF-8, got '" in refusal(line, capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["odd\udcff"]
+
+
+def test_whole_checkpoints_are_not_set_aside(run):
+    names = [path.name for path in Run(run).checkpoints()]
+    Run(run).put_damaged_aside()
+    assert [path.name for path in Run(run).checkpoints()] == names
+
+
+def _hold(folder: Path, ready, done) -> None:
+    with lock_folder(folder):
+        ready.set()
+        done.wait(60)
+
+
+def test_a_folder_is_locked_by_one_process_until_it_ends(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(tmp_path / "run", ready, done))
+    other.start()
+    assert ready.wait(60)
+    with pytest.raises(BlockingIOError, match="in use by another process"), lock_folder(tmp_path / "run"):
+        pass
+    os.kill(other.pid or 0, 9)
+    other.join()
+    with lock_folder(tmp_path / "run"):
+        (tmp_path / "run" / "kept").touch()
+    assert (tmp_path / "run" / "kept").exists()
+
+
+def test_locking_a_new_folder_leaves_nothing(tmp_path):
+    with lock_folder(tmp_path / "a" / "b"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_leave_no_garbage_but_the_last_ones(home, tmp_path, monkeypatch):
+    found, advance = {}, Trainer.advance
+
+    def collected(trainer, signals):
+        if trainer.step in (7, 87):
+            found[trainer.step] = gc.collect()
+        return advance(trainer, signals)
+
+    monkeypatch.setattr(Trainer, "advance", collected)
+    assert main(words(home, tmp_path / "run", "--train.max-steps", "90", "--train.save-every", "2")) == 0
+    assert found[87] < 300  # what one leaves is 127 objects; left to itself, Python has some 600 here
+
+
+def test_copies_stay_unchanged_until_written_and_their_memory_is_reused():
+    aside, tensor, found = BackgroundWriter(), torch.arange(6.0).view(2, 3).T, []
+    for number in range(3):
+        copy = aside.snapshot().take("tensor", tensor + number)
+        aside.begin(lambda copy=copy: (threading.Event().wait(0.05), found.append((copy.clone(), copy.data_ptr()))))
+    aside.wait()
+    assert [int(copy[0, 0]) for copy, _ in found] == [0, 1, 2]
+    assert all(torch.equal(copy, tensor + number) for number, (copy, _) in enumerate(found))
+    assert len({place for _, place in found}) == 1
+    assert aside.snapshot().take("tensor", tensor.double()).dtype == torch.float64
+    assert BackgroundWriter(kept=False).snapshot().take("tensor", tensor).numel() == 0
+
+
+def test_background_work_runs_in_order_and_reports_its_failure():
+    gate, done, aside = threading.Event(), [], BackgroundWriter()
+
+    def work():
+        gate.wait(60)
+        done.append(1)
+
+    aside.begin(work)
+    assert not done
+    gate.set()
+    aside.begin(lambda: done.append(2))
+    aside.wait()
+    assert done == [1, 2]
+
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"), aside:
+        aside.begin(fail)
+    aside.check()
+    with pytest.raises(FloatingPointError), aside:
+        aside.begin(lambda: done.append(3))
+        raise FloatingPointError
+    assert done == [1, 2, 3]
+    with pytest.raises(FloatingPointError) as caught, aside:
+        aside.begin(fail)
+        raise FloatingPointError
+    assert "No space left" in caught.value.__notes__[0]
+
+
+def test_a_step_folder_without_its_files_is_damaged(run):
+    for path in Run(run).latest.iterdir():
+        path.unlink()
+    Run(run).put_damaged_aside()
+    [*_, told] = (run / "log.txt").read_text().splitlines()
+    assert "damaged_step_00000012" in told and Run(run).latest.name == "step_00000009"
+
+
+@pytest.mark.parametrize("rest", ["\0" * 50, '{"step": 9, "loss', '\0\n{"step": 8}\n\0'])
+def test_metrics_after_the_last_checkpoint_may_be_damaged(tmp_path, rest):
+    log = Metrics(tmp_path / "metrics.jsonl")
+    for step in (2, 4, 6):
+        log.log({"step": step})
+    log.path.write_text(log.path.read_text() + rest)
+    log.truncate(4)
+    assert [entry["step"] for entry in log.entries()] == [2, 4]
+    log.path.write_text('\0\n{"step": 4}\n')
+    with pytest.raises(ValueError, match="line 1 is not a JSON object"):
+        log.truncate(4)
+
+
+def test_a_disk_that_fills_up_stops_the_run_with_a_sentence(home, tmp_path, monkeypatch, capsys):
+    save = parts.save_file
+    saved = []
+
+    def full(tensors, path):
+        saved.append(path)
+        if len(saved) > 4:
+            raise OSError(28, "No space left on device")
+        save(tensors, path)
+
+    monkeypatch.setattr(parts, "save_file", full)
+    assert main(words(home, tmp_path / "run")) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "could not be written: No space left on device. Free some space" in told
+    monkeypatch.undo()
+    assert [path.name for path in Run(tmp_path / "run").checkpoints()] == ["step_00000003", "step_00000006"]
+    assert main(words(home, tmp_path / "run", "--resume")) == 0
+    a, b = (load_model(Run(folder).latest).model for folder in (home / "run", tmp_path / "run"))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert without_clock(tmp_path / "run") == without_clock(home / "run")
+
+
+def test_a_snapshot_does_not_change_while_training_continues():
+    trainer = trainer_of("averaged", ALONE)
+    for _ in range(3):
+        trainer.advance()
+    state = trainer.state()
+    kept = {name: value.clone() for name, value in state.tensors.items()}
+    trainer.advance()
+    assert kept and all(torch.equal(value, kept[name]) for name, value in state.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("module", "the output of backbone.layers.1.feed_forward.outer"),
+        ("gradient", "the gradient of softmax.bias"),
+        ("weight", "the weight backbone.layers.2.attention.qkv.weight"),
+        ("memory", "the memory of layer 1"),
+    ],
+)
+def test_the_first_value_that_is_not_finite_is_named(where, told):
+    trainer = trainer_of("plain", ALONE)
+    trainer.advance()
+    layer, bias = trainer.model.backbone.layers[1], trainer.model.softmax.bias
+    if where == "module":
+        layer.feed_forward.outer.register_forward_hook(lambda m, i, out: out * float("inf"))
+    elif where == "gradient":
+        bias.register_hook(lambda gradient: gradient * float("nan"))
+    elif where == "weight":
+        with torch.no_grad():
+            trainer.model.backbone.layers[2].attention.qkv.weight[0, 0] = float("nan")
+    else:
+        trainer.memory.layers[1][0, 0, 0] = float("inf")
+    with pytest.raises(FloatingPointError, match=rf"first nan or infinity is in {told}\. Lower train\.lr") as caught:
+        for _ in range(MOST_SKIPPED):
+            assert trainer.advance().skipped
+    assert f"{MOST_SKIPPED} steps in a row" in str(caught.value)
+
+
+def test_the_search_repeats_the_step_at_its_progress():
+    trainer, seen = trainer_of("plain", ALONE), []
+
+    class Spy(Objective):
+        def forward(self, *call, progress=0.0, **options):
+            seen.append(progress)
+            return super().forward(*call, progress=progress, **options)
+
+    segment = trainer.loader.segment(0)
+    chunks = [(segment.ids, segment.targets, trainer.memory)]
+    not_finite(Spy(trainer.model), chunks, trainer.memory, trainer.config, 0.75, ALONE)
+    assert seen == [0.75]
+
+
+def test_a_step_with_an_infinite_loss_is_skipped_even_if_its_gradient_is_finite(monkeypatch):
+    trainer = trainer_of("plain", ALONE)
+    regular = Objective.forward
+
+    def infinite(self, *call, **options):
+        loss, nll, after = regular(self, *call, **options)
+        return loss, nll + float("inf"), after
+
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    monkeypatch.setattr(Objective, "forward", infinite)
+    assert trainer.advance().skipped and trainer.memory.length == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_metrics_are_on_the_disk_before_their_checkpoint(home, tmp_path, monkeypatch):
+    order, rename = [], Path.rename
+
+    def renamed(path: Path, to: Path) -> Path:
+        order.append(to.name)
+        return rename(path, to)
+
+    monkeypatch.setattr(metrics, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(Path, "rename", renamed)
+    assert main(words(home, tmp_path / "run")) == 0
+    steps = [i for i, name in enumerate(order) if name.startswith("step_")]
+    assert len(steps) == 4
+    for number, i in enumerate(steps, start=1):
+        assert order[:i].count("metrics.jsonl") >= number
+
+
+def test_several_processes_are_for_training_only(home, monkeypatch, capsys):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["eval", str(home / "run")]) == 2
+    assert "rank 1: txl eval runs in one process" in capsys.readouterr().err

@@ -1,0 +1,302 @@
+"""Help, error messages, titles and documentation are true, and a user can follow them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+from shlex import split as words
+
+import pytest
+import torch
+
+from transformer_xl import TransformerXLConfig, load_model
+from transformer_xl.commands.main import main
+from transformer_xl.config.recipe import load_recipe, split_overrides
+from transformer_xl.config.settings import CorpusConfig
+from transformer_xl.data.datasets import open_corpus
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.baselines import build_model
+from transformer_xl.run import save_checkpoint
+from transformer_xl.runtime.device import resolve_device
+from transformer_xl.runtime.ranks import join_ranks
+
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 2 --train.log-every 2")
+TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for folder, pattern in (("transformer_xl", "*.py"), ("docs", "*.md"), (".", "README.md"), ("tests", "*.py"))
+    for path in (ROOT / folder).rglob(pattern)
+    if ".venv" not in path.parts and path != Path(__file__)
+)
+
+
+def shown_help(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+
+
+def test_nothing_asks_pip_for_this_package_by_name():
+    """It is not published, so `pip install transformer-xl[...]` fails; from a clone `-e ".[...]"` works."""
+    asked = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in PAGES for line in path.read_text().splitlines()
+             if re.search(r"transformer-xl\[", line)]  # fmt: skip
+    assert not asked, "\n".join(asked)
+
+
+def test_the_oldest_torch_that_is_declared_has_every_optimizer():
+    [torch] = [
+        need
+        for need in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        if need.startswith("torch")
+    ]
+    assert torch == "torch>=2.9", "torch.optim.Muon, which every small recipe trains with, came with 2.9"
+
+
+def test_report_does_not_offer_models_of_the_hub(capsys):
+    assert "hf:" not in shown_help("report", capsys)
+    assert "hf:NAME" in shown_help("analyse recl", capsys)
+
+
+LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets the variables of a launcher, and of no other."""
+
+    def give(**variables: str) -> None:
+        for name in (*LAUNCH, "LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
+@pytest.mark.parametrize("missing", LAUNCH)
+@pytest.mark.parametrize("value", [None, "", " "])
+def test_an_incomplete_launch_is_one_process(missing, value, environment, capsys):
+    given = {name: word for name, word in LAUNCH.items() if name != missing}
+    environment(**given, **({} if value is None else {missing: value}))
+    if missing in ("MASTER_ADDR", "MASTER_PORT"):
+        with pytest.raises(Mistake, match=f"must set {missing}: WORLD_SIZE is 2 and RANK 1"), join_ranks("cpu"):
+            pass
+        return
+    with join_ranks("cpu") as ranks:
+        assert (ranks.rank, ranks.size) == (0, 1)
+    told = capsys.readouterr().err
+    if missing == "WORLD_SIZE":
+        assert told == ""
+    else:
+        assert told == f"WORLD_SIZE is 2 without {missing}: this process trains alone. torchrun sets all of them.\n"
+    assert main(["eval", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("txl: nowhere does not exist.")
+
+
+@pytest.mark.parametrize("export", [{"WORLD_SIZE": ""}, {"WORLD_SIZE": "8"}, {"WORLD_SIZE": "many"}, {"RANK": "x"}])
+@pytest.mark.parametrize("command", ["eval nowhere", "train nowhere", "train"])
+def test_variables_of_a_scheduler_change_no_sentence(export, command, environment, capsys):
+    told = []
+    for variables in ({}, export):
+        environment(**variables)
+        try:
+            told.append((main(command.split()), capsys.readouterr()))
+        except SystemExit as exit:
+            told.append((exit.code, capsys.readouterr()))
+    assert told[0] == told[1] and told[0][0] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"WORLD_SIZE": "two"}, {"WORLD_SIZE": "-2"}, {"RANK": "2"}, {"RANK": "9" * 5000}, {"MASTER_PORT": "65536"}],
+)
+def test_a_launch_with_wrong_numbers_is_refused_in_one_sentence(wrong, environment, capsys):
+    environment(**LAUNCH | wrong)
+    for command in ("eval nowhere", "train nowhere"):
+        assert main(command.split()) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("txl: The variable ") and told.count("\n") == 1 and next(iter(wrong)) in told
+
+
+@pytest.mark.parametrize("width", ["5", "1", "0", "-3", "wide", "1000000000"])
+def test_help_is_printed_on_a_terminal_of_any_width(width, monkeypatch, capsys):
+    """tyro's columns never end on a terminal of five columns or fewer."""
+    monkeypatch.setenv("COLUMNS", width)
+    assert "--dynamic" in shown_help("eval", capsys)
+
+
+def test_help_is_printed_on_a_terminal_that_reports_one_column(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "")
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((1, 24)))
+    assert "--dynamic" in shown_help("eval", capsys)
+
+
+@pytest.mark.parametrize("device", ["mps", "gpu", "tpu", "meta", "cuda:x", "cuda:-1", "CPU", "", "cpu:0"])
+def test_an_unsupported_device_is_refused_in_our_own_words(device):
+    with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda or cuda:N, got '.*'\.$") as error:
+        resolve_device(device)
+    assert f"got {device!r}." in str(error.value)
+
+
+def test_a_missing_cuda_device_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cuda:2", "cuda:999999999"):
+        with pytest.raises(ValueError, match=r"^device must be auto, cpu, cuda, or cuda:N with N below 2, got '"):
+            resolve_device(device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(ValueError, match=r"^device must be auto or cpu: torch finds no CUDA device here, got '"):
+            resolve_device(device)
+
+
+@pytest.mark.parametrize(("kind", "positions"), [("transformer-xl", 0), ("shaw", 3), ("vaswani", 0), ("al-rfou", 3)])
+def test_a_model_with_an_empty_vocabulary_is_not_built(kind, positions):
+    with pytest.raises(ValueError, match="vocab_size must be at least 1 to build a model, got 0"):
+        build_model(TransformerXLConfig(vocab_size=0, kind=kind, positions=positions))
+
+
+@pytest.mark.parametrize("command", ["train text-small --data nope", "train text-small --corpus.name nope"])
+def test_a_missing_text_is_named_with_its_option(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("txl: The corpus (--data) must be a text file, a folder or one of ") and "no nope." in told
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NONE"])
+def test_none_has_one_spelling_everywhere(word, monkeypatch):
+    asked = []
+    monkeypatch.setattr("transformer_xl.commands.eval.Eval.run", lambda self: asked.append(self))
+    assert main(["eval", "run", "--clamp-len", word, "5", "--attn-len", word]) == 0
+    assert asked[0].clamp_len == (None, 5) and asked[0].attn_len == (None,)
+    assert load_recipe("text-small", ["--train.clamp-len", word]).train.clamp_len is None
+
+
+def test_help_shows_none_as_it_is_typed(capsys):
+    assert "--clamp-len N|none ..." in shown_help("eval", capsys)
+
+
+@pytest.mark.parametrize("option", ["eval run --tgt-len", "score run file --mem-len", "analyse recl run --step"])
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_none_is_refused_where_it_would_mean_the_default(option, word, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([*option.split(), word])
+    shown = capsys.readouterr()
+    assert exit.value.code == 2 and option.split()[-1] in shown.err + shown.out and "NoneType" not in shown.err
+
+
+@pytest.mark.parametrize("word", ["nobody", "1.5", "-3x", ""])
+def test_a_value_that_is_neither_a_length_nor_none_is_refused(word, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["eval", "run", "--clamp-len", word])
+    shown = capsys.readouterr()
+    assert exit.value.code == 2 and "--clamp-len" in shown.err + shown.out
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides", "others"),
+    [
+        ("demo --train.trackers tensorboard wandb --out x", "--train.trackers tensorboard wandb", "demo --out x"),
+        ("--train.trackers= demo", "--train.trackers=", "demo"),
+        ("demo --model.cutoffs 10 2O", "--model.cutoffs 10 2O", "demo"),
+        ("demo --train.trackers tensorbord wandb", "--train.trackers tensorbord wandb", "demo"),
+        ("demo --model.cutoffs [10, 20]", "--model.cutoffs [10, 20]", "demo"),
+    ],
+)
+def test_a_list_ends_before_the_next_option(line, overrides, others):
+    assert split_overrides(line.split()) == (overrides.split(), others.split())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a run of words, its text, and a text with words that it does not know."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_HOME", str(folder / "cache"))
+        patch.chdir(folder)
+        Path("text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+        Path("other.txt").write_text("the slow brown fox jumps over the lazy cat\n" * 40)
+        assert main([*words("train text-words --data text.txt --out run --corpus.min-count 2"), *TINY]) == 0
+        yield folder
+
+
+DIVERGING = "eval run --dynamic sgd --dynamic-lr 1e30 --mem-len 0 3"
+
+
+def test_a_result_that_is_not_finite_is_shown_and_is_a_failure(home, capsys):
+    capsys.readouterr()
+    assert main(DIVERGING.split()) == 2
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 4 and "nan" in shown.out
+    [told] = [line for line in shown.err.splitlines() if "finite" in line]
+    assert re.fullmatch(r"txl: 2 of 2 results are not finite: .* Lower --dynamic-lr, which is 1e\+30\.", told)
+    assert main([*DIVERGING.split(), "--json"]) == 2
+    results = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["results"]
+    assert [(result["finite"], result["loss"]) for result in results] == [(False, None)] * 2
+
+
+def test_a_model_with_weights_that_are_not_finite_is_a_failure(home, tmp_path, capsys):
+    broken = load_model("run")
+    with torch.no_grad():
+        broken.model.softmax.bias[0] = torch.nan
+    save_checkpoint(tmp_path / "nan", model=broken.model, vocab=broken.vocab, config=broken.config)
+    for command in ("eval {}", "score {} text.txt"):
+        assert main(command.format(tmp_path / "nan").split()) == 2
+        shown = capsys.readouterr()
+        assert "nan" in shown.out and "finite" in shown.err and "dynamic" not in shown.err
+
+
+def test_bits_per_byte_with_unknown_words_are_marked_as_not_comparable(home, capsys):
+    told = "bits/byte is not comparable with other vocabularies: <unk> hides what it stands for"
+    assert main(words("eval run --data other.txt")) == 0
+    assert told in capsys.readouterr().out.splitlines()[0]
+    assert main(words("eval run --data text.txt")) == 0
+    shown = capsys.readouterr().out
+    assert "bits/byte" in shown and told not in shown
+    assert main(words("score run other.txt")) == 0
+    assert capsys.readouterr().err.endswith("are unknown to the model, so bits are not comparable with other models.\n")
+    assert main(words("score run text.txt")) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
+    monkeypatch.setenv("TXL_NATIVE", "0")
+    line = (
+        "train text-words --data text.txt --out replaced --corpus.min-count 2 --train.backend native --train.device cpu"
+    )
+    assert main([*words(line), *TINY]) == 0
+    told = "train.backend is strided: native cannot serve: TXL_NATIVE=0 switches it off; "
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(told)]
+
+
+def test_words_of_a_text_without_spaces_give_a_warning(home, capsys):
+    Path("lines.txt").write_text("\n".join(["".join(map(chr, range(0x4E00, 0x4E00 + 200)))] * 100))
+    assert main(["train", "text-words", "--data", "lines.txt", "--out", "lines", *TINY]) == 0
+    assert "lines.txt has 300 bytes for each word, " in capsys.readouterr().err
+    for unit, text in (("char", "lines.txt"), ("byte", "lines.txt"), ("word", "text.txt")):
+        assert open_corpus(CorpusConfig(name=text, unit=unit)).caution == ""
+
+
+def test_a_title_names_only_what_differs_from_training() -> None:
+    from transformer_xl.commands.eval import Reading
+    from transformer_xl.evaluation.dynamic import DynamicConfig
+
+    rms, sgd = (DynamicConfig(rule=rule, lr=0.25, decay=0.5, epsilon=0.125) for rule in ("rms", "sgd"))
+    assert str(Reading()) == ""
+    assert str(Reading(sliding=3)) == "; windows sliding by 3"
+    assert str(Reading(temperature=0.5, dynamic=sgd)) == "; temperature 0.5; dynamic sgd, lr 0.25, decay 0.5"
+    assert str(Reading(dynamic=rms)) == "; dynamic rms, lr 0.25, decay 0.5, epsilon 0.125"
+
+
+def test_a_misspelled_command_is_one_sentence_with_a_guess(capsys):
+    assert main(["trian", "--data", "my/"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("txl: The command must be one of demo, data, ") and said.endswith(
+        "got 'trian'. Did you mean train?\n"
+    )
+    assert main(["xyzzy"]) == 2 and capsys.readouterr().err.endswith("got 'xyzzy'.\n")

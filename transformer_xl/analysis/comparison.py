@@ -1,0 +1,81 @@
+"""Trained runs that are compared on one text."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..config.problems import Problems
+from ..data.corpus import Split
+from ..data.vocab import Vocab
+from ..evaluation.measures import figure
+from ..run import find_checkpoint, load_vocab, short_names
+from ..run.trained import Part, TrainedRun
+from ..runtime.files import write_whole
+
+
+class Compared(Protocol):
+    """The options of a command that compares runs."""
+
+    @property
+    def runs(self) -> Sequence[Path]: ...
+    @property
+    def data(self) -> str | None: ...
+    @property
+    def split(self) -> Part | None: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def batch_size(self) -> int | None: ...
+
+
+class Comparison:
+    """Runs with the same vocabulary, and the text on which they are compared."""
+
+    def __init__(self, options: Compared, problems: Problems):
+        """Open the runs and the text. If there are `problems`, raise `Mistake` before that."""
+        problems.bound(options, "batch_size", least=1)
+        if not options.runs:
+            problems.append("RUN must be at least one run, got none.")
+        problems.refuse()
+        self.runs: list[TrainedRun] = [TrainedRun(run, options.device, options.precision) for run in options.runs]
+        for each in self.runs:
+            each.problems.refuse()
+        first, vocabs = self.runs[0], [load_vocab(find_checkpoint(each.path)) for each in self.runs]
+        problems += [
+            f"All runs must have the same vocabulary, because they are compared target by target; {each.path} has "
+            f"{vocab}, and {first.path} {'as many others' if str(vocab) == str(vocabs[0]) else vocabs[0]}. Leave one "
+            "of them out."
+            for each, vocab in zip(self.runs, vocabs, strict=True)
+            if vocab != vocabs[0]
+        ]
+        problems.refuse()
+        self.names: list[str] = short_names([each.path for each in self.runs])
+        self.vocab: Vocab = vocabs[0]
+        self.precision: str = first.precision
+        self.split: Split = first.text(self.vocab, options.data, options.split, "test")
+        self.unit: str = figure(self.vocab.unit, 0.0)[0]
+        """The unit of the results: ppl or bpc."""
+
+    def facts(self, of_runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """The JSON entries about the text and each run, with the results of each run."""
+        runs = [
+            {"run": str(each.path), "name": name, "kind": each.config.model.kind, **figures}
+            for each, name, figures in zip(self.runs, self.names, of_runs, strict=True)
+        ]
+        return self.split.about | {"precision": self.precision, "runs": runs}
+
+
+def save_arrays(stem: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write `facts` to `stem`.json and `arrays` to `stem`.npz."""
+    write_whole(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    write_whole(stem.with_suffix(".npz"), file.getvalue())

@@ -1,0 +1,88 @@
+"""What `txl analyse attention` writes: facts about heads for JSON, and the pictures of Figures 5 to 7."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.vocab import Vocab
+from ..run import LoadedModel
+from .attention import KINDS, TERMS, AverageAttention, Glance
+from .figures import Passage, draw_by_distance, draw_passages
+
+NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
+"""The panels of Figure 7. The arrays also have (c), u·k."""
+TOP = 0.2
+"""Share of the memory that is marked, as in Figure 6."""
+Head = tuple[int, int]
+"""Layer and head, counted from 0. Output counts them from 1."""
+
+
+def head_facts(average: AverageAttention) -> dict[str, Any]:
+    """The statistics of each head, and the axes of the arrays."""
+    by_distance = ["kind", "layer", "head", "distance"]
+    axes = {"probability": by_distance, "sums": by_distance, "counts": ["distance"]}
+    _, layers, heads, _ = average.sums.shape
+    each = [
+        {
+            "head": f"{layer + 1}.{head + 1}",
+            "mean_distance_tokens": average.mean_distance[layer, head],
+            "beyond_segment": average.beyond_segment[layer, head],
+            "entropy_nats": average.entropy[layer, head],
+        }
+        for layer, head in product(range(layers), range(heads))
+    ]
+    return {"axes": axes, "kinds": list(KINDS), "heads": each}
+
+
+def passage_facts(looks: Sequence[Glance], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, Any]]:
+    """The tokens of each position's window, and those that the chosen heads mark; the array has the probabilities."""
+    return [
+        {
+            "position": look.position,
+            "array": f"position_{look.position}",
+            "axes": ["layer", "head", "token"],
+            "tokens": _tokens(vocab, look.ids),
+            "top": {f"{n + 1}.{h + 1}": np.flatnonzero(look.top(TOP)[n, h]).tolist() for n, h in chosen},
+        }
+        for look in looks
+    ]
+
+
+def _tokens(vocab: Vocab, ids: np.ndarray) -> list[str]:
+    """Each token as text, a line end as ¶."""
+    return ["¶" if i == vocab.line_end else vocab.decode([i]) for i in ids.tolist()]
+
+
+def draw_heads(
+    folder: Path,
+    average: AverageAttention,
+    chosen: Sequence[Head],
+    looks: Sequence[Glance],
+    loaded: LoadedModel,
+    text: str,
+) -> list[Path]:
+    """Draw the average attention, its terms and the attention of the chosen heads; return the files."""
+    whole, *terms = average.probability
+    queries = f"{average.queries:,} queries"
+    title = f"{text}: average attention of {queries}; circles are mean distances"
+    paths = draw_by_distance(folder / "average", {"": whole}, title, average.mean_distance)
+    had = TERMS[loaded.config.model.kind]
+    panels = {NAMES[kind]: term for kind, term in zip(KINDS[1:], terms, strict=True) if kind in had and kind in NAMES}
+    if len(panels) > 1:
+        title = f"{text}: average of each term through its own softmax, {queries}"
+        paths += draw_by_distance(folder / "terms", panels, title)
+    space = " " if loaded.vocab.unit in ("word", "id") else ""
+    for look in looks:
+        tokens = [token + space for token in _tokens(loaded.vocab, look.ids)]
+        passages = []
+        for n, h in chosen:
+            probability, marked = look.probability[n, h], look.top(TOP)[n, h]
+            share = f"the marked {TOP:.0%} of memory hold {probability[marked].sum():.0%} of its attention"
+            passages.append(Passage(f"layer {n + 1}, head {h + 1}: {share}", tokens, probability, marked))
+        paths += draw_passages(folder / f"position-{look.position}", passages, f"{text}, from token {look.position:,}")
+    return paths

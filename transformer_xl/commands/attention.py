@@ -1,0 +1,129 @@
+"""`txl analyse attention`: the attention of a trained model's heads as pictures, arrays and a table: Figures 5 to 7."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
+
+from ..config.settings import Lengths, TransformerXLConfig
+from ..mistake import Mistake
+from ..runtime.terminal import report_progress, show_table
+from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath
+
+if TYPE_CHECKING:
+    from ..analysis.attention import AverageAttention
+    from ..analysis.heads import Head
+
+NOTABLE = 3
+"""Number of heads to draw by default: the ones with the greatest mean distance, as in the paper."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Draw the attention of each head: by distance, from chosen positions, and by term. Figures 5 to 7."""
+
+    folder: RunFolder
+    data: TextPath = None
+    """Read this text instead of the run's. It is tokenised with the run's vocabulary."""
+    split: Part | None = None
+    """The split to read. By default valid, or all if --data has no splits. all: every split, one after another."""
+    max_tokens: int = 0
+    """Average over at most this many tokens; 0: all."""
+    tgt_len: Size = None
+    mem_len: Size = None
+    heads: Annotated[tuple[str, ...], arg(metavar="LAYER.HEAD ...")] = ()
+    """Heads to draw, counted from 1; by default the three with the greatest mean distance."""
+    positions: Sizes = ()
+    """Draw the attention of these positions, counted from 0; by default of the middle one."""
+    out: Folder = None
+    """The folder for the pictures; by default RUN/attention."""
+    device: str = "auto"
+    precision: Precision = "auto"
+    json: bool = False
+
+    def run(self) -> None:
+        """Average the attention of every head over a split, and draw the attention of some heads from some positions.
+
+        Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays.
+        """
+        from ..analysis.attention import attending_layers, average_attention, glance
+        from ..analysis.comparison import save_arrays
+        from ..analysis.heads import draw_heads, head_facts, passage_facts
+        from ..data.loader import StreamLoader
+        from ..interop import local
+        from ..run.trained import TrainedRun
+
+        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        problems, config, precision = trained.problems, trained.config, trained.precision
+        found = trained.lengths(self)
+        named = problems.attempt(lambda: [_head(name, config.model) for name in self.heads]) or []
+        problems.bound(self, "max_tokens", least=0)
+        loaded = trained.load()
+        [lengths] = found
+        attending_layers(loaded.model)
+        split = trained.text(loaded.vocab, self.data, self.split, "valid")
+        ids, documents = split.ids, split.documents
+        problems.bound(self, "positions", least=1, most=len(ids) - 1)
+        problems.refuse()
+        tokens = min(self.max_tokens or len(ids), len(ids))
+        positions = self.positions or (tokens // 2,)
+        rows = streams_for(tokens, config.eval.batch_size, lengths)
+        if tokens // rows <= lengths.mem_len:
+            filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"
+            print(f"txl: The average is over queries whose memory is not full: it is of {filled}.", file=sys.stderr)
+        loader = StreamLoader(split, batch_size=rows, tgt_len=lengths.tgt_len, max_tokens=self.max_tokens)
+        average = average_attention(loaded.model, report_progress(loader, "averaging"), lengths, precision=precision)
+        looks = []
+        for position in positions:
+            start = 0 if documents is None else int(documents[documents <= position][-1])
+            looks.append(glance(loaded.model, ids, position, lengths, precision=precision, start=start))
+        chosen = named or average.widest(NOTABLE)
+        about = {"run": str(trained.path), **split.about, "queries": average.queries, "precision": precision}
+        facts = (
+            about
+            | {"lengths": asdict(lengths)}
+            | head_facts(average)
+            | {"positions": passage_facts(looks, chosen, loaded.vocab)}
+        )
+        folder = self.out or trained.path / "attention"
+        arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
+        save_arrays(
+            folder / "attention", facts, arrays | {f"position_{look.position}": look.probability for look in looks}
+        )
+        paths = draw_heads(folder, average, chosen, looks, loaded, f"{split.corpus}, {split.name}")
+        if self.json:
+            print(json.dumps(facts | {"files": [str(path) for path in paths]}))
+        else:
+            _show(average, split.title)
+            print(f"Pictures and arrays are in {folder}.")
+
+
+def streams_for(tokens: int, most: int, lengths: Lengths) -> int:
+    """The number of streams, at most `most`, that have a full memory for most of their tokens.
+
+    Each begins with an empty one.
+    """
+    return max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
+
+
+def _head(name: str, config: TransformerXLConfig) -> Head:
+    every = {f"{n + 1}.{h + 1}": (n, h) for n, h in product(range(config.n_layer), range(config.n_head))}
+    if name not in every:
+        raise Mistake(f"--heads must be layer.head, from 1.1 to {config.n_layer}.{config.n_head}, got {name!r}.")
+    return every[name]
+
+
+def _show(average: AverageAttention, text: str) -> None:
+    rows = []
+    for layer, distances in enumerate(average.mean_distance):
+        widest = int(distances.argmax())
+        figures = [f"{distances.mean():.1f}", f"{layer + 1}.{widest + 1} ({distances[widest]:.1f})"]
+        shares = [f"{average.beyond_segment[layer].mean():.1%}", f"{average.entropy[layer].mean():.2f}"]
+        rows.append([str(layer + 1), *figures, *shares])
+    columns = ["layer", "mean distance", "widest head", "beyond segment", "entropy (nats)"]
+    show_table(f"{text}: attention of {average.queries:,} queries", columns, rows)

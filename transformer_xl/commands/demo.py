@@ -1,0 +1,274 @@
+"""`txl demo`: train a small Transformer-XL in minutes on the source of Python's own library.
+
+The model is compared with gzip, bzip2 and xz on files that were held out. The comparison is not fair, because the model
+has read the rest of the library and the compressors have not; but the scale is familiar.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import math
+import os
+import sysconfig
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
+
+from ..config.recipe import load_recipe
+from ..config.settings import TrainConfig
+from ..mistake import Mistake
+from ..runtime.files import empty_folder, lock_folder
+from ..runtime.terminal import show_table
+
+if TYPE_CHECKING:
+    from ..data.corpus import Corpus, Split
+    from ..evaluation.score import EvalResult
+    from ..run import LoadedModel, Run
+    from ..train import Trainer
+
+LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
+LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
+HELD_OUT, VALIDATION = 500_000, 100_000
+"""Minimum number of bytes of the test and valid splits, in whole files."""
+PROMPT = "class Memory:\n"
+SAMPLE = 400
+"""Number of tokens of text to generate."""
+SPARE = 0.05
+"""Share of the time reserved for the end of the demo: the compressors and the report."""
+PAGE = 0.02
+"""Share of the time, within `SPARE`, for the figures of the report that need the model."""
+AFTER = 0.3
+"""Maximum share of the time after the first step that is reserved for the work after training."""
+SPEED_UP = 2.5
+"""Assumed ratio of the speeds of scoring and training; it is at least this."""
+VALIDATION_SECONDS, LINE_SECONDS = 1.0, 2.0
+"""Seconds for one validation, and between two lines of progress."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train a small model in minutes, score it and generate text. This needs no network and no data."""
+
+    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    """Keep the run in this folder; by default the next demo replaces it."""
+    minutes: float = 5.0
+    """Time for the whole demo, in minutes. On a slow or busy machine it trains for fewer steps."""
+
+    def run(self) -> int:
+        """Train, generate a sample, evaluate with three lengths of memory and compare, within `--minutes`.
+
+        Returns the exit status.
+        """
+        begun = time.perf_counter()  # before torch is imported, which takes seconds
+        from ..run import Run
+        from ..runtime.device import prepare_process
+
+        prepare_process()
+        if not 0.1 <= self.minutes < 1e6:
+            raise Mistake(f"--minutes must be at least 0.1 and below 1,000,000, got {self.minutes:g}.")
+        if self.out is not None:
+            Run(self.out).refuse()
+        corpus = library_corpus()
+        with ExitStack() as stack:
+            folder = self.out or own_folder(stack)
+            if self.out is not None:
+                stack.enter_context(lock_folder(folder))
+            seconds = 60 * self.minutes
+            status = show(Run(folder), corpus, begun + (1 - SPARE) * seconds, PAGE * seconds)
+        if status == 0:
+            kept = "" if self.out else " (the next demo takes its place)"
+            took = time.perf_counter() - begun
+            print(f"{took:.0f} seconds in all. More text: txl generate {folder}{kept}", flush=True)
+        return status
+
+
+@dataclass
+class Plan:
+    """Ends training by the clock: sets `max_steps` after each step from the pace so far.
+
+    The learning rate depends on `max_steps`, so it falls with the time passed. The share of n-grams that are left out
+    depends on the passes over the text.
+    """
+
+    train: TrainConfig
+    end: float
+    """The time at which the work after training must be done."""
+    targets: int
+    """Number of targets to score after training."""
+    tokens: int
+    """Number of tokens of the training split."""
+    first: float = 0.0
+    """The time at the end of the first step, which takes longer than the others."""
+    seconds: float = 0.0
+    """Duration of all steps so far."""
+
+    def __call__(self, trainer: Trainer) -> TrainConfig:
+        """The settings for the rest of the run."""
+        from ..data.choose import left_out
+
+        now, step = time.perf_counter(), trainer.step
+        took, self.seconds = trainer.seconds - self.seconds, trainer.seconds
+        self.first = self.first or now
+        pace = (now - self.first) / (step - 1) if step > 1 else took
+        scored = SPEED_UP * self.train.batch_size * self.train.tgt_len / pace
+        # Generating a token takes less than a sixty-fourth of a step.
+        after = min(self.targets / scored + SAMPLE / 64 * pace, AFTER * (self.end - self.first))
+        left = self.end - after - now
+        steps = step + max(int(left / pace), step == 1 and left > 0)
+        share = left_out(steps * self.train.batch_size * self.train.tgt_len / self.tokens)
+        trainer.model.config = replace(trainer.model.config, ngram_dropout=share)
+        return replace(
+            self.train,
+            max_steps=steps,
+            warmup_steps=min(self.train.warmup_steps, steps // 10),
+            eval_tokens=max(min(self.train.eval_tokens, int(VALIDATION_SECONDS * scored)), 1),
+            log_every=1 << max(int(math.log2(LINE_SECONDS / max(took, pace))), 0),  # a power of 2: no gaps
+        )
+
+
+def own_folder(stack: ExitStack) -> Path:
+    """An empty folder in the cache, locked while `stack` is open. Folders in which another demo runs are skipped."""
+    from ..data.datasets import cache_folder
+
+    run = cache_folder() / "demo" / "run"
+    numbers = count(2)
+    while True:
+        try:
+            stack.enter_context(lock_folder(run))
+        except BlockingIOError:
+            run = run.with_name(f"run-{next(numbers)}")
+        else:
+            empty_folder(run)
+            return run
+
+
+def library_corpus() -> Corpus:
+    """The library as a corpus, in a folder of the cache named by a hash of its content."""
+    from ..data.corpus import Corpus
+    from ..data.datasets import cache_folder
+
+    splits = library()
+    sizes = {name: (len(files), sum(map(len, files.values()))) for name, files in splits.items()}
+    listed = "; ".join(f"{name} {files} files, {size:,} bytes" for name, (files, size) in sizes.items())
+    print(f"The library of this Python, as bytes: {listed}", flush=True)
+    texts = {name: list(files.values()) for name, files in splits.items()}
+    digest = hashlib.sha256(b"".join([listed.encode(), *chain.from_iterable(texts.values())])).hexdigest()
+    folder = cache_folder() / "demo" / f"library-{digest[:16]}"
+    return Corpus.build(folder, texts, name="library", reuse=True)
+
+
+def show(run: Run, corpus: Corpus, end: float, seconds: float) -> int:
+    """Run the demo in the folder of `run`. The slow work is done at the time `end`; then the figures of the page take
+    `seconds`. Returns the exit status."""
+    from ..report.compute import finish_page
+    from ..run import load_model
+    from ..runtime.ranks import Ranks
+    from ..train.start import Origin, prepare, train_and_save
+
+    config = load_recipe("text-fast", ["--train.eval-every", "0", "--train.save-every", "0"])  # the clock decides
+    config = replace(config, corpus=replace(config.corpus, name=str(corpus.path)))
+    start = prepare(config, run, Origin("text-fast"), Ranks())
+    test = corpus.split("test")
+    targets = start.config.train.eval_tokens + 3 * len(test.ids)
+    plan = Plan(start.config.train, end, targets, len(corpus.split("train").ids))
+    if status := train_and_save(start, run, Ranks(), replan=plan):
+        return status
+    loaded = load_model(run.path, device=start.config.train.device)
+    write_sample(loaded, time.perf_counter() + (end - time.perf_counter()) / 5)
+    results, scored = measure(loaded, test, end)
+    compare(results, scored, len(test.ids))
+    for result in results:
+        run.metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
+    finish_page(run, loaded, test, seconds=seconds, results=results)
+    return 0
+
+
+def library() -> dict[str, dict[str, bytes]]:
+    """The library's source files by split and name. A hash of its name decides the split of a file.
+
+    Raises:
+        FileNotFoundError: this Python has no source of its library.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    kept: list[Path] = []
+    for folder, below, files in os.walk(root):
+        below[:] = set(below) - LEFT_OUT  # os.walk does not enter these
+        kept += [Path(folder, file).relative_to(root) for file in files if file.endswith(".py")]
+    by_hash = sorted(kept, key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
+    splits: dict[str, dict[str, bytes]] = {"train": {}, "valid": {}, "test": {}}
+    wanted = {"test": HELD_OUT, "valid": VALIDATION}
+    for name in by_hash:
+        text = (root / name).read_bytes()
+        split = next((split for split, size in wanted.items() if size > 0), "train")
+        splits[split][name.as_posix()] = text
+        wanted[split] = wanted.get(split, 0) - len(text)
+    train = sum(map(len, splits["train"].values()))
+    if train < HELD_OUT:
+        raise FileNotFoundError(f"{root} holds too little Python source to learn from: this Python came without it.")
+    return {split: dict(sorted(files.items())) for split, files in splits.items()}
+
+
+def write_sample(loaded: LoadedModel, end: float) -> None:
+    """Print text while the model generates it, until the time `end` at the latest."""
+    from ..evaluation.generate import Sampling, stream_text
+
+    print(f"\nA sample, from {PROMPT!r} on:\n\n{PROMPT}", end="", flush=True)
+    sampling = Sampling(temperature=0.8, seed=loaded.config.train.seed)
+    lengths = loaded.config.eval_lengths
+    for _, text in stream_text(loaded.model, loaded.vocab, [PROMPT], lengths, sampling, SAMPLE):
+        print(text, end="", flush=True)
+        if time.perf_counter() > end:
+            break
+    print("\n", flush=True)
+
+
+def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResult], bytes]:
+    """Score the same targets with a memory longer than in training, as in training, and without one.
+
+    This ends at the time `end`. The results are for the first segments, as many as all three could score; the scored
+    bytes are returned too.
+    """
+    import torch
+
+    from ..data.loader import StreamLoader
+    from ..evaluation.lengths import score_lengths
+
+    config = loaded.config
+    memories = (2 * config.train.mem_len, config.train.mem_len, 0)
+    loader = StreamLoader(test, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
+    results, count = score_lengths(
+        loaded.model,
+        [(replace(config.eval_lengths, mem_len=size, attn_len=None), loader) for size in memories],
+        end,
+        precision=config.train.precision,
+        token_sizes=loaded.vocab.token_sizes(),
+    )
+    targets = torch.cat([segment.targets for segment in islice(loader, count)], dim=1)
+    return results, loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
+
+
+def compare(results: Sequence[EvalResult], scored: bytes, held_out: int) -> None:
+    """Print bits per byte on the `scored` bytes, best first, and the comparison with gzip."""
+    size = len(scored)
+    packed = {"gzip -9": gzip.compress(scored, 9), "bzip2 -9": bz2.compress(scored, 9)}
+    packed["xz -9e"] = lzma.compress(scored, preset=9 | lzma.PRESET_EXTREME)
+    figures = {name: 8 * len(text) / size for name, text in packed.items()}
+    notes = ("", " as in training", ": none")
+    for result, note in zip(results, notes, strict=True):
+        figures[f"Transformer-XL, memory {result.lengths.mem_len}{note}"] = result.bpc
+    rows = [[name, f"{bpc:.3f}"] for name, bpc in sorted(figures.items(), key=lambda item: item[1])]
+    some = f"{size:,} of " if size < held_out - 1 else ""  # the first byte is context only
+    show_table(f"bits per byte on {some}{held_out:,} bytes of files held out", ["", "bpc"], rows)
+    ours, gzipped = min(result.bpc for result in results), figures["gzip -9"]
+    verdict = "It beats gzip -9" if ours < gzipped else "It did NOT beat gzip -9"
+    advice = " Compressors do better on more text: more --minutes score more." if some else ""
+    print(f"{verdict}: {ours:.3f} against {gzipped:.3f} bits per byte.{advice}", flush=True)

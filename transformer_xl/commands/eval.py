@@ -1,0 +1,203 @@
+"""`txl eval`: score a split of a text with a trained model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from ..config.problems import as_options
+from ..config.settings import EvalConfig, Lengths
+from ..runtime.files import writable
+from ..runtime.terminal import report_progress
+from .shared import Part, Precision, RunFolder, Size, Sizes, SizesOrNone, TextPath
+
+if TYPE_CHECKING:
+    from ..data.corpus import Corpus, Split
+    from ..evaluation.dynamic import DynamicConfig
+    from ..evaluation.score import EvalResult
+    from ..run import LoadedModel
+    from ..run.trained import TrainedRun
+
+HIGHEST_RATE = 1e30
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Score a text with a trained model, at one or many lengths."""
+
+    folder: RunFolder
+    data: TextPath = None
+    """Score this text file, folder or archive instead: its test split, or all of it if it has no splits."""
+    split: Part | None = None
+    """The split to score; by default the one in the run's [eval]. A text without splits is cut into train, valid and
+    test as for training. all: every split, one after another."""
+    tgt_len: Size = None
+    """Tokens per forward pass. All lengths default to the run's."""
+    mem_len: Sizes = ()
+    """Tokens of memory. Several values are scored one after another, with every clamp_len and attn_len."""
+    clamp_len: SizesOrNone = ()
+    """Largest distance; greater ones are encoded as this one."""
+    attn_len: SizesOrNone = ()
+    """Number of keys that a query attends to, including its own."""
+    same_length: bool = False
+    """Set attn_len to mem_len, so every query attends to the same number of keys."""
+    sliding: Annotated[int | None, arg(metavar="STRIDE")] = None
+    """Read windows of tgt_len tokens without memory; each starts STRIDE tokens after the last. 1: every target has
+    tgt_len tokens of context."""
+    temperature: float = 1.0
+    """Divide log-probabilities by this and normalise them again."""
+    dynamic: Literal["sgd", "rms"] | None = None
+    """Dynamic evaluation: take a gradient step on each segment after scoring it."""
+    dynamic_lr: Annotated[float | None, arg(metavar="RATE")] = None
+    """Learning rate of --dynamic; by default 0.1. Choose it on the validation split."""
+    dynamic_decay: Annotated[float | None, arg(metavar="SHARE")] = None
+    """Each step also moves the weights back towards the trained ones, by this share of the difference; by default 0."""
+    dynamic_epsilon: Annotated[float | None, arg(metavar="EPSILON")] = None
+    """rms: limits the steps of weights with small gradients; by default 0.1."""
+    dynamic_tokens: Size = None
+    """rms: measure gradients on this many tokens of the training split; by default 10,000; 0: all."""
+    batch_size: Size = None
+    """Number of streams (rows of a batch); by default the run's, or 1 with --sliding or --dynamic."""
+    max_tokens: Size = None
+    """Score at most N tokens; 0: all."""
+    device: str = "auto"
+    precision: Precision = "auto"
+    json: bool = False
+    """Print one JSON object."""
+    dump: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write each target's id and log-probability (nats) to a NumPy .npz file."""
+
+    def run(self) -> None:
+        """Score the split once for each combination of lengths, and print the results."""
+        from ..evaluation.score import TokenLog
+        from ..evaluation.splits import progress, refuse_infinite, score_split
+        from ..interop import local
+        from ..run.trained import TrainedRun, split_of
+
+        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        problems, own = trained.problems, trained.config.eval
+        reading = Reading.of(self, trained)
+        asked = {"batch_size": self.batch_size, "max_tokens": self.max_tokens}
+        given = {name: value for name, value in asked.items() if value is not None}
+        how = problems.attempt(lambda: replace(own, **reading.scope | given), as_options(given)) or own
+        lengths = reading.lengths(self, trained)
+        log, dump = TokenLog(), self.dump
+        if dump is not None:
+            problems.attempt(lambda: writable(dump, "--dump"))
+            if len(lengths) > 1:
+                problems.append(f"--dump writes one file, so give one set of lengths with it, got {len(lengths)}.")
+        loaded = trained.load()
+        corpus = trained.corpus(loaded.vocab, self.data, self.split)
+        split = split_of(corpus, self.split, how.split)
+        results = []
+        for each in lengths:
+            reader = reading.reader(loaded, corpus, each, how, trained.precision)
+            options = {"precision": trained.precision, "log": log if dump else None, "follow": progress(split, each)}
+            results.append(score_split(reader, split, each, how, **options))
+        if dump is not None:
+            log.save(dump)
+        _show(results, trained, split, reading, self)
+        dynamic = reading.dynamic
+        advice = f"Lower --dynamic-lr, which is {dynamic.lr:g}." if dynamic else "Score another checkpoint."
+        refuse_infinite([result.nats for result in results], f"results are not finite: the weights diverged. {advice}")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The way to read a text, besides the lengths; by default as in training."""
+
+    sliding: int | None = None
+    temperature: float = 1.0
+    dynamic: DynamicConfig | None = None
+
+    @classmethod
+    def of(cls, options: Eval, trained: TrainedRun) -> Reading:
+        """The reading that the options ask for. Mistakes are added to the run's problems."""
+        from ..evaluation.dynamic import DynamicConfig
+        from ..evaluation.score import Tempered
+
+        problems, rule = trained.problems, options.dynamic
+        problems.attempt(lambda: Tempered(None, options.temperature))
+        asked = {name: getattr(options, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
+        given = {name: value for name, value in asked.items() if value is not None}
+        needed = {"lr": "sgd or rms", "decay": "sgd or rms", "epsilon": "rms", "tokens": "rms"}
+        problems += [f"--dynamic-{n} needs --dynamic {needed[n]}." for n in given if (rule or "none") not in needed[n]]
+        learning = problems.attempt(lambda: DynamicConfig(rule=rule, **given)) if rule else None
+        if learning is not None and learning.lr > HIGHEST_RATE:
+            problems.append(f"--dynamic-lr must be at most {HIGHEST_RATE:g}, got {learning.lr:g}.")
+        return cls(options.sliding, options.temperature, learning)
+
+    def __str__(self) -> str:
+        """The addition to a title; empty by default."""
+        words = [] if self.sliding is None else [f"windows sliding by {self.sliding}"]
+        words += [] if self.temperature == 1 else [f"temperature {self.temperature:g}"]
+        if self.dynamic is not None:
+            rms = f", epsilon {self.dynamic.epsilon:g}" if self.dynamic.rule == "rms" else ""
+            words.append(f"dynamic {self.dynamic.rule}, lr {self.dynamic.lr:g}, decay {self.dynamic.decay:g}{rms}")
+        return "".join(f"; {part}" for part in words)
+
+    @property
+    def scope(self) -> dict[str, int]:
+        """Defaults for `EvalConfig`: sliding windows and dynamic evaluation read one stream."""
+        if self.sliding is not None:
+            return {"batch_size": 1, "context_len": 0}
+        return {"batch_size": 1} if self.dynamic else {}
+
+    def lengths(self, options: Eval, trained: TrainedRun) -> list[Lengths]:
+        """The lengths that the options ask for, without memory for --sliding. Adds mistakes to the run's problems."""
+        if self.sliding is None:
+            return trained.lengths(options)
+        if options.mem_len or options.attn_len or options.same_length:
+            trained.problems.append(
+                "--sliding reads windows without memory: leave out --mem-len, --attn-len, --same-length."
+            )
+        from ..evaluation.sliding import Sliding
+
+        found = trained.lengths(replace(options, mem_len=(0,), attn_len=(None,), same_length=False))
+        for each in found[:1]:
+            trained.problems.attempt(partial(Sliding, None, each.tgt_len, self.sliding))
+        return found
+
+    def reader(
+        self, loaded: LoadedModel, corpus: Corpus, lengths: Lengths, config: EvalConfig, precision: str
+    ) -> LoadedModel:
+        """`loaded` with a model that reads in this way. This first measures gradients if they are needed."""
+        from ..evaluation.dynamic import Dynamic, relative_rms
+        from ..evaluation.score import Tempered
+        from ..evaluation.sliding import Sliding
+        from ..evaluation.splits import segments_of
+
+        model: Any = loaded.model
+        if self.sliding is not None:
+            model = Sliding(model, lengths.tgt_len, self.sliding)
+        if self.temperature != 1:
+            model = Tempered(model, self.temperature)
+        if self.dynamic is not None:
+            rms = None
+            if self.dynamic.rule == "rms":
+                part = replace(config, batch_size=1, max_tokens=self.dynamic.tokens)
+                loader = segments_of(loaded, corpus.split("train"), lengths, part)
+                rms = relative_rms(model, report_progress(loader, "measuring gradients"), lengths, precision=precision)
+            model = Dynamic(model, self.dynamic, rms)
+        return loaded._replace(model=model)
+
+
+def _show(results: Sequence[EvalResult], trained: TrainedRun, split: Split, reading: Reading, options: Eval) -> None:
+    from ..evaluation.splits import show_results
+
+    if not options.json:
+        show_results(split, results, how=str(reading))
+        return
+    facts = {
+        "run": str(trained.path),
+        "trained_on": trained.config.corpus.name,
+        **split.about,
+        "unknown": split.unknown,
+    }
+    print(json.dumps(facts | asdict(reading) | {"results": [result.to_json() for result in results]}))

@@ -1,0 +1,177 @@
+"""`txl generate`: generate text with a trained model, and print it token by token."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
+
+from ..config.settings import Lengths
+from .shared import Precision, RunFolder, Size
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..run import LoadedModel
+    from ..run.trained import TrainedRun
+
+MOST_CONTEXT = 512
+"""Maximum number of tokens of the test split in a prompt: the paper's context (Appendix E)."""
+MOST_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Generate text and print it token by token."""
+
+    folder: RunFolder
+    prompt: Annotated[tuple[str, ...], arg(metavar="TEXT|-|@FILE ...")] = ()
+    """Text to continue; several prompts are continued in one batch. -: standard input. @FILE: the text of a file."""
+    from_test: Size = None
+    """Continue the first N tokens of the test split, at most 512."""
+    max_tokens: Annotated[int, arg(metavar="N")] = 500
+    top_k: Annotated[int, arg(metavar="N")] = 40
+    """Sample only from the N likeliest tokens; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the fewest likeliest tokens whose probabilities sum to at least this."""
+    temperature: float = 1.0
+    """Divide log-probabilities by this. 0: take the likeliest token each time."""
+    stop: Annotated[tuple[str, ...], arg(metavar="TEXT ...")] = ()
+    """End the text before the first of these strings."""
+    seed: Size = None
+    """The same seed gives the same text. By default every call uses a new one."""
+    n: int = 1
+    """Number of continuations of each prompt."""
+    mem_len: Size = None
+    """Tokens of memory; by default as in evaluation. 0: generate each token from the last tgt_len tokens."""
+    device: str = "auto"
+    precision: Precision = "auto"
+    compile: bool = False
+    """Compile the computation of a token, which takes minutes. On a CPU with AVX-512 it is faster without this."""
+    raw: bool = False
+    """Print words as in the corpus, with spaces around punctuation (WikiText, Penn Treebank, lm1b)."""
+    json: bool = False
+    """Print one JSON object per continuation, after all of them are done."""
+
+    def run(self) -> None:
+        """Continue each prompt. A single text is printed token by token; several are printed when all are done.
+
+        If the corpus has spaces around punctuation, text is printed in readable form unless `--raw` is given; JSON has
+        the exact text and the readable form. The number of tokens and the speed go to standard error.
+        """
+        from ..data.corpora.detokenise import readable
+        from ..data.datasets import is_tokenised
+        from ..evaluation.generate import Sampling, stream_text
+        from ..interop import local
+        from ..run.trained import TrainedRun
+
+        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        problems, config = trained.problems, trained.config
+        problems.bound(self, "max_tokens", least=1)
+        problems.bound(self, "n", least=1, most=MOST_ROWS)
+        problems.bound(self, "from_test", least=1, most=MOST_CONTEXT)
+        if self.from_test is not None and self.prompt:
+            problems.append("--from-test takes the prompt from the test set, so give it or a prompt, not both.")
+        names = ("temperature", "top_k", "top_p", "seed", "stop")
+        sampling = problems.attempt(lambda: Sampling(**{name: getattr(self, name) for name in names}))
+        found = trained.lengths(self)
+        if self.compile and trained.device is not None and found:
+            problems += _compiling_problems(trained.device, found[0], config.model.kind)
+        problems.refuse()
+        assert sampling is not None, "what is refused has a problem"
+        read = [_read_prompt(prompt) for prompt in self.prompt]
+        loaded = trained.load(step=not self.compile)
+        texts = _prompts(self, read, trained, loaded)
+        if unknown := loaded.vocab.unknown_in(texts, "the prompt"):
+            print(f"{unknown}.", file=sys.stderr)
+        texts = [text for text in texts or [""] for _ in range(self.n)]
+        neat = is_tokenised(config.corpus.name) and not self.raw
+        lengths, how = config.writing_lengths(found[0]), {"precision": trained.precision, "compiled": self.compile}
+        pieces = stream_text(loaded.model, loaded.vocab, texts, lengths, sampling, self.max_tokens, **how)
+        written = _write(loaded, texts, pieces, self, neat=neat)
+        if len(texts) == 1 and not self.json:
+            return
+        for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
+            exact = _prompt_text(prompt) + text
+            if self.json:
+                form = {"readable": readable(exact)} if neat else {}
+                print(json.dumps({"prompt": _prompt_text(prompt), "text": text} | form))
+            else:
+                print(f"--- {number} ---\n{readable(exact) if neat else exact}")
+
+
+def _write(
+    loaded: LoadedModel,
+    prompts: Sequence[str | bytes],
+    pieces: Iterator[tuple[int, str]],
+    options: Generate,
+    *,
+    neat: bool,
+) -> list[str]:
+    """The text after each prompt. A single one is printed while it is generated, in readable form if `neat`."""
+    from ..data.corpora.detokenise import Detokeniser
+
+    written, streams = [""] * len(prompts), len(prompts) == 1 and not options.json
+    form = Detokeniser()
+    feed, close = (form.feed, form.close) if neat else (str, str)
+    if streams:
+        print(feed(_prompt_text(prompts[0])), end="", flush=True)
+    start = time.perf_counter()
+    for row, text in pieces:
+        written[row] += text
+        if streams:
+            print(feed(text), end="", flush=True)
+    seconds = time.perf_counter() - start
+    if streams:
+        print(close(), flush=True)
+    tokens = options.max_tokens * len(prompts)
+    if options.stop:
+        tokens = sum(len(loaded.vocab.encode(text)) for text in written)
+    print(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    return written
+
+
+def _compiling_problems(device: torch.device, lengths: Lengths, kind: str) -> Iterator[str]:
+    from ..model.inference import has_compiler
+
+    if kind != "transformer-xl":
+        yield f"--compile is for models of kind transformer-xl, and this one's is {kind}. Leave it out."
+    if lengths.mem_len == 0:
+        yield "--compile needs a memory: without one each token reads a whole window again. Give --mem-len."
+    if device.type != "cpu":
+        yield f"--compile is for the CPU, got {device}, where a step is captured anyway. Leave it out."
+    elif not has_compiler():
+        yield "--compile must be left out on a CPU without a C++ compiler. Install g++, or leave it out."
+
+
+def _read_prompt(prompt: str) -> str | bytes:
+    from ..data.reading import read_text
+
+    if prompt == "-":
+        return read_text("-")
+    return read_text(prompt[1:]) if prompt.startswith("@") else prompt
+
+
+def _prompts(
+    options: Generate, read: Sequence[str | bytes], trained: TrainedRun, loaded: LoadedModel
+) -> Sequence[str | bytes]:
+    """The texts to continue, in the form that the model reads."""
+    from ..data.reading import text_of
+
+    if options.from_test is not None:
+        ids = trained.text(loaded.vocab, None, "test", "test").ids
+        ids = ids[len(loaded.vocab.opening_ids) :][: options.from_test]
+        return [loaded.vocab.decode_bytes(ids) if loaded.vocab.unit == "byte" else loaded.vocab.decode(ids)]
+    if loaded.vocab.unit == "byte":
+        return read
+    named = zip(options.prompt, read, strict=True)
+    return [text_of(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in named]
+
+
+def _prompt_text(prompt: str | bytes) -> str:
+    return prompt.decode(errors="replace") if isinstance(prompt, bytes) else prompt

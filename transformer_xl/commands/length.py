@@ -1,0 +1,88 @@
+"""`txl analyse length`: perplexity or bits at each attention length, as in the paper's Table 6."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..config.problems import Problems
+from ..runtime.terminal import show_pairs, show_table
+from .shared import ComparisonOptions, Precision, Size, Sizes
+
+if TYPE_CHECKING:
+    from ..analysis.comparison import Comparison
+    from ..analysis.length import Sweep
+
+
+@dataclass(frozen=True)
+class Length(ComparisonOptions):
+    """Measure perplexity or bits at each attention length, and find the shortest one that is as good as the best:
+    Table 6."""
+
+    attn_len: Sizes = ()
+    """By default from a quarter of the tgt_len of training to eight times the tgt_len of training."""
+    max_tokens: int = 0
+    """Score at most this many tokens; 0: all."""
+    stride: int = 8
+    """For models without memory: number of tokens between the starts of two windows."""
+    batch_size: Size = None
+    precision: Precision = "auto"
+
+    def run(self) -> None:
+        """Print the figure of each run at each attention length; mark the best length and the shortest as good.
+
+        Files: `length.json` and the picture.
+        """
+        import numpy as np
+
+        from ..analysis.comparison import Comparison
+        from ..analysis.figures import Curve, Panel, draw_curves
+        from ..analysis.length import TOLERANCE, attention_lengths, sweep
+        from ..runtime.files import write_whole
+
+        problems = Problems()
+        problems.bound(self, "max_tokens", least=0)
+        problems.bound(self, "stride", "attn_len", least=1)
+        group = Comparison(self.fetched(), problems)
+        lengths = list(self.attn_len) or attention_lengths([run.config for run in group.runs])
+        sweeps = []
+        for run in group.runs:
+            own = run.config.eval
+            how = replace(own, max_tokens=self.max_tokens, batch_size=self.batch_size or own.batch_size)
+            reading = {"how": how, "stride": self.stride, "precision": group.precision}
+            sweeps.append(sweep(run.load().model, run.config, group.split, lengths, group.vocab, **reading))
+        facts = {"tolerance": TOLERANCE} | group.facts(map(_as_figures, sweeps))
+        if self.out is not None:
+            write_whole(self.out / "length.json", json.dumps(facts, indent=1) + "\n")
+            curves = {}
+            for name, each in zip(group.names, sweeps, strict=True):
+                marks = {each.shortest: "as good"} | {each.best: "best"}
+                curves[name] = Curve(np.array(each.attn_lens), np.array(each.figures), marks=marks)
+            draw_curves(self.out / "length", [Panel("", curves)], "attention length in tokens", group.unit)
+        if self.json:
+            print(json.dumps(facts))
+        else:
+            _show_lengths(group, sweeps)
+
+
+def _as_figures(each: Sweep) -> dict[str, Any]:
+    results = [result.to_json() | {"attn_len": n} for n, result in zip(each.attn_lens, each.results, strict=True)]
+    chosen = {"best": each.attn_lens[each.best], "shortest": each.attn_lens[each.shortest]}
+    return {"read": each.description} | chosen | {"results": results}
+
+
+def _show_lengths(group: Comparison, sweeps: Sequence[Sweep]) -> None:
+    from ..analysis.length import TOLERANCE
+
+    close = f"shortest within {TOLERANCE:.1%} of the best {group.unit}"
+    rows = []
+    for name, each in zip(group.names, sweeps, strict=True):
+        for index, (attn_len, result) in enumerate(zip(each.attn_lens, each.results, strict=True)):
+            notes = ["best"] * (index == each.best) + [close] * (index == each.shortest)
+            figures = [f"{result.headline[1]:.4f}", f"{result.loss:.4f}"]
+            counts = [f"{result.targets:,}", f"{result.tokens_per_second:,.0f}"]
+            rows.append([name, f"{attn_len:,}", *figures, *counts, ", ".join(notes)])
+    show_table(group.split.title, ["run", "attn_len", group.unit, "loss", "targets", "tokens/s", ""], rows)
+    show_pairs("\nHow each reads", {name: each.description for name, each in zip(group.names, sweeps, strict=True)})

@@ -1,0 +1,150 @@
+"""`txl analyse recl`: how much context helps trained models, as the paper's RECL: Table 8, Figures 3 and 4."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from ..config.problems import Problems
+from ..mistake import Mistake
+from ..runtime.terminal import show_pairs, show_table
+from .shared import ComparisonOptions, Precision
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float, Int
+
+    from ..analysis import recl as measures
+    from ..analysis.comparison import Comparison
+
+
+@dataclass(frozen=True)
+class Recl(ComparisonOptions):
+    """Compare the relative effective context length of models: Table 8, Figures 3 and 4."""
+
+    r: Annotated[tuple[float, ...], arg(metavar="R ...")] = (0.1, 0.5, 1.0)
+    """Shares of the positions to use: 0.1 uses the tenth with the highest loss."""
+    step: int = 100
+    """Context lengths are multiples of this (the paper's Delta)."""
+    max_context: int = 1000
+    positions: int = 2000
+    """Number of targets to sample."""
+    threshold: float = 0.01
+    """The smallest relative gain that counts."""
+    trained_context: bool = False
+    """Give no model more context than in training."""
+    seed: int = 0
+    batch_size: int = 16
+    """Number of windows in a batch."""
+    precision: Precision = "fp32"
+    """fp32 by default, because rounding changes losses, and small gains count."""
+
+    def run(self) -> None:
+        """Print the RECL of each run, and its losses by context length.
+
+        Files: `recl.json`, `recl.npz` (all losses) and the pictures (Figures 3 and 4).
+        """
+        import numpy as np
+
+        from ..analysis import recl as measures
+        from ..analysis.comparison import Comparison, save_arrays
+        from ..analysis.figures import Curve, Panel, draw_curves, draw_gains
+
+        step, longest, seed = self.step, self.max_context, self.seed
+        problems = Problems()
+        problems.bound(self, "step", "positions", least=1)
+        problems.bound(self, "seed", least=0)
+        problems.bound(self, "r", above=0, most=1)
+        problems.bound(self, "threshold", above=0, below=1)
+        if longest < 2 * step or (step > 0 and longest % step):
+            problems.append(
+                f"--max-context must be a multiple of --step = {step:,}, at least twice it, got {longest:,}."
+            )
+        group = Comparison(self.fetched(), problems)
+        split = group.split
+        targets = measures.sample_positions(
+            len(split.ids), self.positions, step=step, longest=longest, seed=seed, documents=split.documents
+        )
+        contexts = np.arange(step, longest + 1, step)
+        losses, readings = _losses(group, self, contexts, targets)
+        draws = measures.draw(targets, longest, seed)
+        shares = [measures.measure(losses, contexts, share, draws, threshold=self.threshold) for share in self.r]
+        mean, interval = measures.mean_losses(losses, draws)
+        figures = [
+            {"read": read, "loss": mean[i].tolist(), "loss_interval": interval[:, i].tolist()}
+            for i, read in enumerate(readings)
+        ]
+        facts = group.facts(figures) | {"positions": self.positions, "seed": seed, "threshold": self.threshold}
+        facts |= {"contexts": contexts.tolist(), "recl": [_as_json(share, group.names) for share in shares]}
+        if self.out is not None:
+            arrays = {"losses": losses.astype(np.float32), "positions": targets, "contexts": contexts}
+            save_arrays(self.out / "recl", facts, arrays | {"names": np.array(group.names)})
+            draw_gains(self.out / "recl_gains", group.names, contexts, shares, self.threshold)
+            known = np.exp if group.unit == "ppl" else partial(np.multiply, 1 / np.log(2))
+            curves = {n: Curve(contexts, known(mean[i]), known(interval[:, i])) for i, n in enumerate(group.names)}
+            draw_curves(self.out / "recl_context", [Panel("all positions", curves)], "context in tokens", group.unit)
+        if self.json:
+            print(json.dumps(facts))
+        else:
+            heading = f"RECL on {group.split.title}: {self.positions:,} positions, threshold {self.threshold:g}"
+            _show_recl(heading, group, facts, shares)
+
+
+def _losses(
+    group: Comparison, options: Recl, contexts: Int[np.ndarray, " L"], targets: Int[np.ndarray, " P"]
+) -> tuple[Float[np.ndarray, "I L P"], list[str]]:
+    """The losses of each run, and a description of how it reads. One model is in memory at a time."""
+    import numpy as np
+
+    from ..analysis import recl as measures
+
+    losses, readings = [], []
+    score: Any = partial(measures.true_losses, ids=group.split.ids, positions=targets, precision=group.precision)
+    for run in group.runs:
+        plan = measures.feeding_of(run.config, options.max_context, trained_context=options.trained_context)
+        seen = np.minimum(contexts, plan.most)
+        losses.append(score(run.load().model, contexts=seen, lengths=plan.lengths, batch_size=options.batch_size))
+        readings.append(plan.description)
+        if not np.isfinite(losses[-1]).all():
+            raise Mistake(f"{run.path} gives losses that are not finite, so it cannot be compared. Leave it out.")
+    return np.stack(losses), readings
+
+
+def _as_json(found: measures.Recl, names: Sequence[str]) -> dict[str, Any]:
+    """For each run: its RECL, its RECL without gains that are lost again, and its curves."""
+    runs = []
+    for i, name in enumerate(names):
+        length, net = (
+            {name: values[..., i].tolist() for name, values in each._asdict().items()}
+            for each in (found.length, found.net)
+        )
+        curves = {curve: getattr(found, curve)[i].tolist() for curve in ("relative", "back", "perplexity")}
+        ends = {n: getattr(found, n)[:, i].tolist() for n in ("relative_interval", "perplexity_interval")}
+        runs.append({"name": name, "recl": length.pop("tokens"), **length, "net": net, **curves, **ends})
+    return {"r": found.r, "runs": runs}
+
+
+def _show_recl(heading: str, group: Comparison, facts: Mapping[str, Any], shares: Sequence[measures.Recl]) -> None:
+    from ..evaluation.measures import figure
+
+    net = "\nnet of what going back gains"
+    for words, lengths in {heading: [s.length for s in shares], net: [s.net for s in shares]}.items():
+        rows = [[name, *(_length_text(length, i) for length in lengths)] for i, name in enumerate(group.names)]
+        show_table(f"{words} [95 % interval]", ["run", *(f"r = {share.r:g}" for share in shares)], rows)
+    losses = [run["loss"] for run in facts["runs"]]
+    rows = [
+        [f"{context:,}", *(f"{figure(group.vocab.unit, loss)[1]:.4f}" for loss in at_context)]
+        for context, *at_context in zip(facts["contexts"], *losses, strict=True)
+    ]
+    show_table(f"\n{group.unit} by context", ["context", *group.names], rows)
+    show_pairs("\nHow each reads", {run["name"]: run["read"] for run in facts["runs"]})
+
+
+def _length_text(found: measures.Length, i: int) -> str:
+    (low, high), reached = found.interval[:, i], found.reached[i]
+    return f"{'' if reached else '>= '}{found.tokens[i]:,} [{low:,}, {high:,}]"

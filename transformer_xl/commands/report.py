@@ -1,0 +1,54 @@
+"""`txl report`: write a self-contained HTML page about one run, or several side by side, from their folders.
+
+Figures that need the model are computed once and stored in the run.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from ..mistake import Mistake
+from ..runtime.files import writable
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about a run, or about several runs side by side."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Folders that `txl train` wrote.")]
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """By default report.html in the run's folder; for several runs, report.html in the current folder."""
+    title: Annotated[str | None, arg(metavar="TEXT")] = None
+    """By default the name of the run, or the number of runs."""
+    model: bool = True
+    """--no-model: do not run the model for figures that are not stored yet."""
+    device: str = "auto"
+
+    def run(self) -> None:
+        """Write the page and print its path."""
+        if not self.runs:
+            raise Mistake("report must be given at least one run, got none. Name a folder that `txl train` wrote.")
+        to = self.out and writable(self.out, "--out")
+        from ..report.page import write_page
+
+        for run in self.runs if self.model else ():
+            if (run / "checkpoints").is_dir():
+                complete(run, self.device)
+        write_page(self.runs, to, self.title)
+
+
+def complete(run: Path, device: str) -> None:
+    """Compute the figures of a run that need its model, if they are missing. A failure is printed: the page has other
+    parts."""
+    from ..report.compute import FAILURES, figures_of
+
+    try:
+        figures_of(run, device=device)
+    except FAILURES as error:
+        reason = str(error) or type(error).__name__
+        print(f"txl: The page of {run} lacks the figures that need the model: {reason}", file=sys.stderr)

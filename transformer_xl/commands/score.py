@@ -1,0 +1,51 @@
+"""`txl score`: the log-probability, perplexity and bits of each line of a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from .shared import Precision, RunFolder, Size
+
+
+@dataclass(frozen=True)
+class Score:
+    """Print the log-probability (nats), perplexity and bits of each line of a file, separated by tabs."""
+
+    folder: RunFolder
+    file: Annotated[Positional[str], arg(metavar="FILE|-")]
+    """A text file, which may be compressed (.gz, .xz, .bz2), or - for standard input."""
+    tgt_len: Size = None
+    mem_len: Size = None
+    """Tokens of memory within a line."""
+    device: str = "auto"
+    precision: Precision = "fp32"
+    json: bool = False
+    """Print one JSON object per line."""
+
+    def run(self) -> None:
+        """Print a line for each line of the file."""
+        from ..data.reading import read_text, text_of
+        from ..evaluation.lines import score_lines
+        from ..evaluation.splits import refuse_infinite
+        from ..interop import local
+        from ..run.trained import TrainedRun
+
+        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        found = trained.lengths(self)
+        trained.problems.refuse()
+        text = read_text(self.file)
+        loaded = trained.load()
+        lines = text.split(b"\n")[: -1 if text.endswith(b"\n") or not text else None]
+        given = lines if loaded.vocab.unit == "byte" else [text_of(line, self.file) for line in lines]
+        scores = score_lines(loaded.model, loaded.vocab, given, found[0], precision=trained.precision)
+        if unknown := loaded.vocab.unknown_in(given, "the text"):
+            print(f"{unknown}, so bits are not comparable with other models.", file=sys.stderr)
+        for each in scores:
+            plain = f"{each.log_prob:.6f}\t{each.ppl:.4f}\t{each.bits:.4f}"
+            print(json.dumps(each.to_json()) if self.json else plain)
+        refuse_infinite([each.nats for each in scores], "lines have no finite score. Use another checkpoint.")

@@ -1,0 +1,122 @@
+"""`txl serve`: answer requests over HTTP."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
+
+from ..config.settings import Lengths
+from ..mistake import Mistake
+from .shared import Precision, RunFolder, Size
+
+if TYPE_CHECKING:
+    from ..run import LoadedModel
+    from ..serving.service import Service
+
+TOKEN = "TXL_SERVE_TOKEN"
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Answer requests over HTTP in the form of OpenAI's completions, and show a page to read and write texts."""
+
+    folder: RunFolder
+    port: int = 8000
+    """0: any free port, which is printed."""
+    host: str = "127.0.0.1"
+    """The address to listen at. Any other lets other machines in: give a token."""
+    token: Annotated[tuple[str, ...], arg(metavar="TEXT ...")] = ()
+    """Answer only requests with one of these tokens. By default those in the variable TXL_SERVE_TOKEN, if it is set."""
+    rows: int = 16
+    """Number of texts that are written at the same time, rounded up to a multiple of 8."""
+    queue: int = 256
+    """Number of prompts that may wait; more are answered 429."""
+    max_prompt: Annotated[int, arg(metavar="N")] = 131_072
+    """Tokens of a prompt, at most."""
+    max_tokens: Annotated[int, arg(metavar="N")] = 16_384
+    """Tokens of an answer, at most."""
+    session_minutes: float = 60.0
+    """How long a text can be continued after its last use."""
+    sessions: Annotated[int, arg(metavar="N")] = 1000
+    """Number of texts that can be continued, at most; the least recently used go first."""
+    session_mb: int = 1024
+    """Their memory in megabytes, at most."""
+    grace: float = 30.0
+    """Seconds for running texts after a signal to end."""
+    mem_len: Size = None
+    """Tokens of memory; by default as in evaluation."""
+    device: str = "auto"
+    precision: Precision = "auto"
+
+    def run(self) -> None:
+        """Load the model, listen, and answer until a signal comes."""
+        _refuse_without_packages()
+        from ..interop import local
+        from ..run.trained import TrainedRun
+        from ..serving.api import build_app
+        from ..serving.engine import refusal
+        from ..serving.server import Server, listen
+
+        trained = TrainedRun(local(self.folder), self.device, self.precision)
+        problems = trained.problems
+        problems.bound(self, "port", least=0, most=65_535)
+        problems.bound(self, "rows", least=1, most=1024)
+        problems.bound(self, "queue", "max_prompt", "max_tokens", least=1, most=1 << 24)
+        problems.bound(self, "sessions", "session_mb", "grace", least=0, most=1 << 24)
+        problems.bound(self, "session_minutes", above=0, most=1 << 24)
+        found = trained.lengths(self)
+        if found and (reason := refusal(trained.config.model, found[0])):
+            problems.append(reason)
+        tokens = self.token or tuple(os.environ.get(TOKEN, "").split())
+        if not all(tokens):
+            problems.append("--token must be texts that are not empty.")
+        loaded = trained.load(step=True)
+        logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+        service = _service(self, loaded, found[0], trained.precision)
+        server = Server(build_app(service, tokens), service.engine, grace=self.grace)
+        with listen(self.host, self.port) as socket:
+            _report(self, service, socket.getsockname()[1], locked=bool(tokens))
+            service.engine.start()
+            gc.freeze()  # what there is now stays, so it need not be searched for garbage
+            try:
+                server.run(sockets=[socket])
+            finally:
+                service.engine.stop()
+
+
+def _service(options: Serve, loaded: LoadedModel, lengths: Lengths, precision: str) -> Service:
+    from ..serving.engine import Engine
+    from ..serving.requests import Limits
+    from ..serving.service import Service
+    from ..serving.sessions import Sessions
+
+    engine = Engine(loaded.model, loaded.vocab, lengths, rows=options.rows, most=options.queue, precision=precision)
+    sessions = Sessions(
+        seconds=60 * options.session_minutes, most=options.sessions, most_bytes=options.session_mb << 20
+    )
+    limits = Limits(prompt_tokens=options.max_prompt, max_tokens=options.max_tokens)
+    return Service(options.folder.resolve().name or "model", engine, sessions, limits)
+
+
+def _report(options: Serve, service: Service, port: int, *, locked: bool) -> None:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"{service.name}, {service.vocab}: http://{host}:{port} (completions: /v1)", flush=True)
+    if options.host not in LOCAL and not locked:
+        print(f"txl: Other machines can use this server, because no token is set. Set {TOKEN}.", file=sys.stderr)
+
+
+def _refuse_without_packages() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        message = f"txl serve needs {error.name}. Install it: pip install fastapi uvicorn prometheus-client."
+        raise Mistake(message) from None

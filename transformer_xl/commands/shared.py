@@ -1,0 +1,46 @@
+"""The types of the options that several commands have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from tyro.conf import Positional, arg
+
+RunFolder = Annotated[
+    Positional[Path],
+    arg(metavar="RUN", help="A run folder, one of its checkpoints, or hf:NAME for a model on the Hugging Face hub."),
+]
+Precision = Literal["auto", "fp32", "bf16"]
+Part = Literal["train", "valid", "test", "all"]
+TextPath = Annotated[str | None, arg(metavar="PATH")]
+Sizes = Annotated[tuple[int, ...], arg(metavar="N ...")]
+SizesOrNone = Annotated[tuple[int | None, ...], arg(metavar="N|none ...")]
+"""`none` may be in upper or lower case, as in a recipe's settings."""
+Size = Annotated[int | None, arg(metavar="N")]
+Folder = Annotated[Path | None, arg(metavar="DIR")]
+Runs = Annotated[
+    Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Run folders, or hf:NAME; all with the same vocabulary.")
+]
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """The options of the commands that compare runs."""
+
+    runs: Runs
+    data: TextPath = None
+    """Score this text instead of the first run's corpus."""
+    split: Part | None = None
+    """The split to score. By default test, or all if --data has no splits. all: every split, one after another."""
+    device: str = "auto"
+    out: Folder = None
+    """Write JSON and arrays to this folder, and pictures if matplotlib is installed."""
+    json: bool = False
+
+    def fetched(self) -> Self:
+        """These options, with a folder of this machine for each model of the hub."""
+        from ..interop import local
+
+        return replace(self, runs=tuple(map(local, self.runs)))

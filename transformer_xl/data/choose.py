@@ -1,0 +1,193 @@
+"""Choose a recipe by the text, and say why: `txl train --data` without RECIPE.
+
+A published corpus has its small recipe. Any other text is read as words (`text-words`) if a word vocabulary covers it,
+otherwise as bytes (`text-fast`, which takes minutes). Token ids take the recipe for words if their vocabulary is large.
+The number of steps follows from the size of the text.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name
+from ..config.values import listing
+from ..mistake import Mistake
+from .corpora.archive import unpack_if_archive
+from .corpora.published import DATASETS
+from .datasets import cache_folder, missing_corpus, store_of
+from .header import Header
+from .ids import id_blocks, largest_id
+from .reading import Span, expand_home, pieces
+from .texts import read_splits
+from .vocab import Unit
+
+BYTES, WORDS = "text-fast", "text-words"
+MOST_UNKNOWN = 0.05
+"""The largest share of unknown words in the valid split for `text-words`."""
+PASSES = {BYTES: 5, WORDS: 10}
+"""Maximum number of passes over the training text; with more, a small model learns a small text by heart."""
+MOST_CHARACTERS = 1024
+"""The largest vocabulary of ids for `text-fast`, which is made for few and frequent tokens."""
+MOST_LEFT_OUT = 0.75
+"""The largest share of n-grams to leave out; 0.9 was worse than 0.7 even in 10 passes."""
+LEAST_STEPS = 100
+SAMPLE = 20_000_000
+"""Number of first bytes of a split in which words are counted."""
+_PACED = ("warmup_steps", "eval_every", "save_every", "sample_every")
+"""Settings of [train] that keep their share of max_steps."""
+
+
+class Choice(NamedTuple):
+    """A recipe for a text."""
+
+    recipe: str
+    words: Sequence[str]
+    """Settings that follow from the text, as words of a command line. The user's own words come after them."""
+    why: str
+    """The choice, its reason and how to make another, in one sentence."""
+
+
+def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
+    """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text.
+
+    Raises:
+        FileNotFoundError: there is no such corpus or text.
+        Mistake: the corpus has no small recipe, or the text has too little text.
+    """
+    path, published = expand_home(data), data.partition("+")[0]
+    if published in DATASETS and not path.exists():
+        return _for_published(data, published)
+    store = store_of(text_name(data))
+    if store is not None:
+        return _for_store(data, Header.read(store / "corpus.json"), overrides)
+    if not path.exists():
+        raise missing_corpus(data)
+    given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", "unit")]
+    unit = given[-1] if given else "id" if holds_ids(path) else None
+    return _for_ids(data, path, overrides) if unit == "id" else _for_text(data, path, unit, overrides)
+
+
+def _for_published(data: str, published: str) -> Choice:
+    """The corpus's recipe whose name ends in -small."""
+    recipes = [name for name in packaged_recipes() if load_recipe(name).corpus.name == published]
+    small = next((name for name in recipes if name.endswith("-small")), None)
+    if small is None:
+        like = "text-words" if DATASETS[published].unit == "word" else "text-small --corpus.unit char"
+        known = f"one of {listing(recipes)}" if recipes else f"`txl train {like} --data {data}`"
+        raise Mistake(f"RECIPE must be named for --data {data}, which has no small recipe. Take {known}.")
+    return Choice(small, (), f"Recipe {small}: the small one for the corpus {published}; {_another(data)}.")
+
+
+def _for_store(data: str, header: Header, overrides: Sequence[str]) -> Choice:
+    """A token store has fixed tokens."""
+    recipe = WORDS if header.unit == "word" else BYTES
+    fixed = ("--corpus.unit", header.unit, "--corpus.newlines", header.newlines)
+    paced, how = _pace(recipe, header.splits["train"].tokens, overrides) if "train" in header.splits else ((), "")
+    return Choice(
+        recipe,
+        (*fixed, *paced),
+        f"Recipe {recipe}: {_quote(data)} is tokenised as {header.unit}s; {how}{_another(data)}.",
+    )
+
+
+def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]) -> Choice:
+    with unpack_if_archive(path.resolve(), cache_folder()) as files:
+        try:
+            splits = read_splits(files, unit or "word").splits
+        except Mistake:  # without a unit, it is about words if it is no mistake for bytes
+            splits = read_splits(files, unit or "byte").splits
+            recipe, words, why = BYTES, 0, "because it cannot be read as words, which are too few or not UTF-8"
+        else:
+            recipe, words, why = _by_words(splits["train"], splits["valid"])
+        if unit is not None:
+            recipe, why = WORDS if unit in ("word", "bpe") else BYTES, "as corpus.unit says"
+        size = _size(splits["train"])
+    paced, how = _pace(recipe, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size, overrides)
+    tokens = f"{unit or load_recipe(recipe).corpus.unit}s"
+    return Choice(recipe, paced, f"Recipe {recipe}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}.")
+
+
+def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> Choice:
+    """With few ids the recipe for bytes, otherwise the one for words."""
+    with unpack_if_archive(path.resolve(), cache_folder()) as files:
+        splits = read_splits(files, "id").splits
+        size = 1 + largest_id(chain(*splits.values()))
+        tokens = sum(len(block) for span in splits["train"] for block in id_blocks(span, size))
+    recipe = BYTES if size <= MOST_CHARACTERS else WORDS
+    paced, how = _pace(recipe, tokens, overrides)
+    scored = () if "test" in splits else ("--eval.split=valid",)
+    why = f"Recipe {recipe}: {_quote(data)} has {tokens:,} ids of {size:,} in its train split; {how}{_another(data)}."
+    return Choice(recipe, ("--corpus.unit=id", *scored, *paced), why)
+
+
+def _by_words(train: Sequence[Span], valid: Sequence[Span]) -> tuple[str, int, str]:
+    """The recipe, the words of the training split and the reason, by the words that `text-words` would not know.
+
+    Both splits are read up to `SAMPLE` bytes.
+    """
+    least = load_recipe(WORDS).corpus.min_count
+    counts, held_out = (
+        Counter(word for piece in _first_pieces(split) for word in piece.split()) for split in (train, valid)
+    )
+    unknown = sum(number for word, number in held_out.items() if counts[word] < least) / max(held_out.total(), 1)
+    why = f"{unknown:.1%} of the words in its valid split occur fewer than {least} times in its train split"
+    if held_out and unknown <= MOST_UNKNOWN:
+        return WORDS, counts.total(), f"because only {why}"
+    return BYTES, counts.total(), f"because {why}, and words are for at most {MOST_UNKNOWN:.0%}"
+
+
+def _first_pieces(spans: Sequence[Span]) -> Iterator[bytes]:
+    """Pieces of the first `SAMPLE` bytes."""
+    read = 0
+    for span in spans:
+        for piece in pieces(span, "word"):
+            yield piece
+            read += len(piece)
+            if read >= SAMPLE:
+                return
+
+
+def _size(spans: Sequence[Span]) -> int:
+    return sum(len(piece) for span in spans for piece in pieces(span, "byte"))
+
+
+def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[str], str]:
+    """The steps for a training split of this many tokens, as words of a command line, and in a sentence.
+
+    A long text has the recipe's steps. A short one has `PASSES` passes, and what recurs keeps its share of the steps.
+    """
+    train = load_recipe(recipe).train
+    batch = train.batch_size * train.tgt_len
+    steps = min(train.max_steps, max(LEAST_STEPS, PASSES[recipe] * tokens // batch))
+    passes = steps * batch / max(tokens, 1)
+    by_heart = ", which the model will learn by heart" if passes > 2 * PASSES[recipe] else ""
+    how = f"the default is {steps:,} steps, {passes:,.1f} passes over the text{by_heart}; "
+    paced: list[str] = []
+    if steps != train.max_steps:
+        every = {name: getattr(train, name) for name in _PACED if getattr(train, name)}
+        paced = [f"--train.{name}={max(1, old * steps // train.max_steps)}" for name, old in every.items()]
+        paced.append(f"--train.max-steps={steps}")
+    asked = load_recipe(recipe, [*paced, *overrides])
+    passes = asked.train.max_steps * asked.train.batch_size * asked.train.tgt_len / max(tokens, 1)
+    if asked.model.ngrams:
+        paced.append(f"--model.ngram-dropout={left_out(passes):.2f}")
+    return paced, how
+
+
+def left_out(passes: float) -> float:
+    """The share of n-grams to leave out, so that training sees each about once. With more, it learns them by heart."""
+    return min(1 - 1 / max(passes, 1), MOST_LEFT_OUT)
+
+
+def _another(data: str) -> str:
+    return f"`txl train RECIPE --data {_quote(data)}` takes another, and `txl recipes` lists them"
+
+
+def _quote(data: str) -> str:
+    """The name as a shell takes it, on one line."""
+    return shlex.quote(data) if data.isprintable() else ascii(data)

@@ -1,0 +1,93 @@
+"""Score a split of a corpus with a trained model, and print the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ..config.settings import EvalConfig, Lengths
+from ..data.corpus import Split
+from ..data.loader import Segment, StreamLoader
+from ..run import LoadedModel
+from ..runtime.ranks import Ranks
+from ..runtime.terminal import report_progress, show_table
+from .score import EvalResult, TokenLog, evaluate
+
+
+def progress(split: Split, lengths: Lengths) -> Callable[[StreamLoader], Iterable[Segment]]:
+    """Report on standard error how much of a split is scored."""
+    return partial(report_progress, what=f"scoring {split.name} with a memory of {lengths.mem_len:,}")
+
+
+def score_split(
+    loaded: LoadedModel,
+    split: Split,
+    lengths: Lengths,
+    config: EvalConfig,
+    *,
+    precision: str,
+    log: TokenLog | None = None,
+    ranks: Ranks | None = None,
+    follow: Callable[[StreamLoader], Iterable[Segment]] | None = None,
+) -> EvalResult:
+    """Score one split with one set of lengths.
+
+    `config` gives the number of tokens and of streams. `ranks` share the streams. `follow` shows the progress on the
+    first rank.
+    """
+    ranks = ranks or Ranks()
+    segments = segments_of(loaded, split, lengths, config, ranks.rows(config.batch_size))
+    vocab = loaded.vocab
+    return evaluate(
+        loaded.model,
+        follow(segments) if follow and ranks.first else segments,
+        lengths,
+        precision=precision,
+        unit=vocab.unit,
+        token_sizes=vocab.token_sizes(),
+        dump=log,
+        total=ranks.total,
+    )
+
+
+def segments_of(
+    loaded: LoadedModel, split: Split, lengths: Lengths, config: EvalConfig, rows: slice | None = None
+) -> StreamLoader:
+    """The segments of a split, as `config` sets the number of tokens and of streams."""
+    return StreamLoader(
+        split,
+        batch_size=config.batch_size,
+        tgt_len=lengths.tgt_len,
+        max_tokens=config.max_tokens,
+        context_len=replace(loaded.config, eval=config).context_len(lengths),
+        rows=rows,
+    )
+
+
+def refuse_infinite(nats: Sequence[float], sentence: str) -> None:
+    """Raise `FloatingPointError` if some values are not finite. Called after they were printed."""
+    infinite = sum(not math.isfinite(cost) for cost in nats)
+    if infinite:
+        raise FloatingPointError(f"{infinite:,} of {len(nats):,} {sentence}")
+
+
+def show_results(split: Split, results: Sequence[EvalResult], *, how: str = "") -> None:
+    """Print a row for each set of lengths; `how` ends the title."""
+    title = split.title + how
+    unit = results[0].headline[0]
+    bytes_differ = any(result.bytes not in (None, result.targets) for result in results)
+    if bytes_differ and split.unknown:
+        title += "; bits/byte is not comparable with other vocabularies: <unk> hides what it stands for"
+    per_byte = ["bits/byte"] if bytes_differ else []
+    columns = ["mem_len", "tgt_len", "attn_len", "clamp_len", unit, "loss", *per_byte, "targets", "tokens/s"]
+    rows = []
+    for result in results:
+        lengths = result.lengths
+        sizes = [lengths.mem_len, lengths.tgt_len, lengths.attn_len or "all", lengths.clamp_len or "none"]
+        figures = [f"{result.headline[1]:.4f}", f"{result.loss:.4f}"]
+        figures += [f"{result.bits_per_byte:.4f}"] if bytes_differ else []
+        counts = [f"{result.targets:,}", f"{result.tokens_per_second:,.0f}"]
+        rows.append([*map(str, sizes), *figures, *counts])
+    show_table(title, columns, rows)

@@ -1,0 +1,108 @@
+"""A trained run as commands open it: first its settings, then, if there are no problems, its weights and a text."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ..config.problems import Problems, as_options
+from ..config.recipe import text_name
+from ..config.settings import Lengths, RunConfig
+from ..data.corpus import Corpus, Split
+from ..data.datasets import open_corpus
+from ..data.header import WHOLE
+from ..data.vocab import Vocab
+from ..mistake import Mistake
+from ..ops import build_native
+from ..runtime.device import prepare_process, resolve_device, resolve_precision
+from .folder import Run, find_checkpoint
+from .loading import LoadedModel, load_config, load_model
+
+Part = Literal["train", "valid", "test", "all"]
+
+
+class TrainedRun:
+    """A run, its device and precision, and the problems with the options of the command."""
+
+    def __init__(self, run: str | Path, device: str, precision: str):
+        """Read the settings. Raises `FileNotFoundError` if there is no such run."""
+        prepare_process()
+        self.path: Path = Path(run)
+        self.config: RunConfig = load_config(find_checkpoint(self.path))
+        self.problems: Problems = Problems()
+        self.device: torch.device | None = self.problems.attempt(partial(resolve_device, device))
+        chosen = self.device and self.problems.attempt(partial(resolve_precision, precision, self.device))
+        self.precision: str = chosen[0] if chosen else ""
+
+    def lengths(self, options: object) -> list[Lengths]:
+        """Every combination of the lengths in a command's options. Other lengths are the run's.
+
+        The run's `attn_len` is dropped if the requested memory is too short for it. Impossible lengths are added to the
+        problems.
+        """
+        own, asked = self.config.eval_lengths, {}
+        for name in ("tgt_len", "mem_len", "clamp_len", "attn_len"):
+            given = getattr(options, name, None)
+            asked[name] = given if isinstance(given, tuple) else () if given is None else (given,)
+        same_length = getattr(options, "same_length", False)
+        if same_length and asked["attn_len"]:
+            self.problems.append("--same-length sets attn_len to mem_len. Give it or --attn-len, not both.")
+        worded = as_options([name for name, values in asked.items() if values])
+        found = []
+        for sizes in product(*(values or (getattr(own, name),) for name, values in asked.items())):
+            call = dict(zip(asked, sizes, strict=True))
+            if same_length:
+                call["attn_len"] = call["mem_len"]
+            elif not asked["attn_len"] and own.attn_len is not None and own.attn_len > call["mem_len"] + 1:
+                call["attn_len"] = None
+            found.append(self.problems.attempt(partial(Lengths, **call), worded))
+        return [lengths for lengths in found if lengths is not None]
+
+    def load(self, *, step: bool = False) -> LoadedModel:
+        """Load the model, to read token by token if `step`. If there are problems, raise `Mistake` before that."""
+        self.problems.refuse()
+        build_native(self.device, needed=step)
+        return load_model(self.path, device=self.device or "cpu")
+
+    def corpus(self, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:
+        """The run's own corpus, or the text `data`, in the run's vocabulary.
+
+        A text without splits is cut only if `asked` names a split. Notes about the text go to standard error.
+
+        Raises:
+            ValueError, OSError: there is no such text, the run's text has changed, or the vocabulary does not fit it.
+        """
+        run, config = self.path, self.config.corpus
+        if data is None and not config.name:
+            raise Mistake(f"{run} does not say which text it is for: name a file, a folder or a corpus by --data.")
+        whole = data is not None and asked in (None, WHOLE)
+        corpus = open_corpus(config if data is None else replace(config, name=data), vocab, whole=whole)
+        if data is None and (changed := Run.of(run).changed_splits(corpus)):
+            raise Mistake(
+                f"{config.name} has changed since {run} was trained on it: {changed} has another SHA-256, so text that "
+                "trained the model may be in it. Restore it, or name what to read by --data."
+            )
+        notes = list(corpus.notes)
+        if whole and data is not None and text_name(data) == config.name:
+            notes.append(f"{data} trained this model, and is read whole: --split test is what was held out of it.")
+        for note in notes:
+            print(f"txl: {note}", file=sys.stderr)
+        return corpus
+
+    def text(self, vocab: Vocab, data: str | None, asked: Part | None, default: Part) -> Split:
+        """The text that a command reads: the split `asked`, otherwise all of a text without splits, or split `default`.
+
+        `corpus` explains `data`.
+        """
+        return split_of(self.corpus(vocab, data, asked), asked, default)
+
+
+def split_of(corpus: Corpus, asked: Part | None, default: Part) -> Split:
+    """The split `asked`; by default all of a text without splits, otherwise `default`."""
+    return corpus.split(asked or (WHOLE if WHOLE in corpus.header.splits else default))

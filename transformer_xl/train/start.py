@@ -1,0 +1,261 @@
+"""Begin a run: open its text, choose what is open, build the model; then train it and score its best checkpoint.
+
+A user's mistakes are found here, before anything is written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..config.problems import Problems
+from ..config.recipe import Setting, changed_settings, find_recipe, recipe_identity, text_name
+from ..config.settings import RunConfig, TrainConfig
+from ..config.values import value_text
+from ..data.corpus import Corpus
+from ..data.datasets import open_corpus
+from ..data.vocab import Vocab
+from ..evaluation.score import EvalResult
+from ..evaluation.splits import progress, score_split
+from ..mistake import Mistake
+from ..model.baselines import build_model
+from ..model.transformer_xl import TransformerXL
+from ..ops import build_native
+from ..run import Run, find_checkpoint, load_config, load_model, load_vocab, load_weights
+from ..runtime.device import resolve_device
+from ..runtime.files import refuse_odd_name
+from ..runtime.ranks import Ranks
+from .choices import choices, gains_from_native, settle
+from .loop import fit
+from .step import Trainer
+from .trackers import Trackers, require_installed
+
+STOPPED = 75
+"""Exit status of a run that a signal ended after it saved (EX_TEMPFAIL: try again, with --resume)."""
+
+MAY_CHANGE = {
+    *("parallel", "batch_chunk", "max_steps", "log_every", "eval_every", "eval_tokens"),
+    *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
+}
+"""Settings of [train] that may change when a run is resumed. All settings of [eval] may change too."""
+_DROPOUTS = (
+    *("dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output"),
+    *("locked_dropout", "weight_drop"),
+)
+"""Settings of [model] in which a run with --init may differ from the run that it starts from."""
+
+
+class Origin(NamedTuple):
+    """The sources of a new run."""
+
+    recipe: str = ""
+    """The `recipe_identity` of its recipe."""
+    init: Path | None = None
+    """The run, on this machine, whose weights, shape and vocabulary it starts from."""
+    init_given: Path | None = None
+    """That run, as the user named it."""
+    given: Sequence[Setting] = ()
+    """Settings that the user chose; they must not contradict `init`."""
+    why: str = ""
+    """The sentence about the recipe if it was chosen for the text."""
+
+
+class Start(NamedTuple):
+    """Everything that training needs at the first step."""
+
+    corpus: Corpus
+    model: TransformerXL
+    config: RunConfig
+    """The settings, in which nothing is "auto" any more."""
+    begun: dict[str, Any]
+    """The facts `BEGUN` for `fit`."""
+
+
+def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume: bool = False) -> Start:
+    """Open the corpus, choose every setting that is open, and build the model."""
+    require_installed(config.train.trackers)
+    _check_before_reading(config, ranks)
+    begun = {"recipe": origin.recipe, "why": origin.why, "init": name_of(origin.init_given)}
+    if resume:
+        begun = {fact: run.facts().get(fact, "") for fact in begun}
+    source = find_checkpoint(origin.init) if origin.init is not None else None
+    vocab = load_vocab(source or find_checkpoint(run.path, which="last")) if begun["init"] else None
+    if vocab is None and config.corpus.unit == "id" and config.model.vocab_size:
+        vocab = Vocab.of_ids(config.model.vocab_size)
+    if source is not None and vocab is not None:
+        config = inherit(config, source, vocab, origin)
+    corpus = open_corpus(config.corpus, vocab=vocab)
+    if corpus.caution and ranks.first:
+        print(corpus.caution, file=sys.stderr)
+    if resume and (changed := _change(run, corpus)):
+        raise Mistake(
+            f"{config.corpus.name} has changed since {run.path} began: {changed}. Restore it, or start a new run from "
+            f"these weights with --init {run.path}."
+        )
+    _check_splits(config, corpus)
+    config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
+    if ranks.first:  # the others wait until this is done
+        build_native(resolve_device(config.train.device), needed=gains_from_native(config.train, config.model))
+    chosen = choices(config.train, config.model)
+    if config.train.backend not in ("auto", chosen["backend"]["name"]) and ranks.first:
+        print(f"train.backend is {chosen['backend']['name']}: {chosen['backend']['why']}.", file=sys.stderr)
+    config = settle(config, corpus)
+    torch.manual_seed(config.train.seed)
+    model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
+    if source is not None:
+        load_weights(model, source)
+    return Start(corpus, model, config, begun | {"chosen": chosen})
+
+
+def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse a batch that the ranks cannot share, and a path of a text that cannot be written in a file."""
+    parts = config.train.batch_chunk * ranks.size
+    if config.train.batch_size % parts:
+        raise Mistake(
+            f"train.batch_size must be a multiple of {parts}, train.batch_chunk times the ranks, got "
+            f"{config.train.batch_size}. Change it, or start another number of ranks."
+        )
+    for option, name in (("--data", config.corpus.name), ("--corpus.vocab", config.corpus.vocab)):
+        refuse_odd_name(name, option)
+
+
+def _change(run: Run, corpus: Corpus) -> str:
+    """The difference between a text and the text of the run; "" if there is none."""
+    if changed := run.changed_splits(corpus):
+        return f"{changed} has another SHA-256"
+    same = corpus.vocab == load_vocab(find_checkpoint(run.path, which="last"))
+    return "" if same else "it has another vocabulary"
+
+
+def _check_splits(config: RunConfig, corpus: Corpus) -> None:
+    """Refuse a corpus that lacks a split that is needed later. This comes before training, which may take hours."""
+    for split in ("train", "valid"):
+        corpus.split(split)
+    if config.eval.split not in corpus.header.splits:
+        got, splits = config.eval.split, " or ".join(corpus.header.splits)
+        raise Mistake(f"eval.split must be {splits} for the corpus {corpus.name}, got {got}. Give --eval.split valid.")
+    if config.corpus.shuffle_lines and (corpus.vocab.line_end is None or corpus.split("train").documents is not None):
+        raise Mistake(f"corpus.shuffle_lines must be false for {corpus.name}: it has no line ends, or documents.")
+
+
+def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> RunConfig:
+    """`config` with the shape and the vocabulary of `source`, the checkpoint that the run starts from.
+
+    Raises:
+        Mistake: a line for each setting of the user that contradicts the checkpoint.
+    """
+    theirs = load_config(source)
+    dropouts = {name: getattr(config.model, name) for name in _DROPOUTS}
+    counted = {name: getattr(theirs.corpus, name) for name in ("min_count", "bpe_size")}
+    corpus = replace(config.corpus, unit=vocab.unit, newlines=vocab.newlines, **counted)
+    new = replace(config, model=replace(theirs.model, **dropouts), corpus=corpus)
+    problems = Problems()
+    for setting in origin.given:
+        value, own = setting.of(config), setting.of(new)
+        if value != own and not setting.open_in(config):
+            advice = f"Name another recipe, or give --{setting.label} {own}." if setting.source else "Leave it out."
+            problems.append(
+                f"{setting.label}{setting.source} must be {value_text(own)} with --init {origin.init_given}, whose "
+                f"shape and vocabulary ({vocab}) the new run takes, got {value_text(value)}. {advice}"
+            )
+    if config.corpus.vocab:
+        problems.append(f"corpus.vocab must be left out with --init, because {origin.init_given} has the vocabulary.")
+    problems.refuse()
+    return new
+
+
+def name_of(init: Path | None) -> str:
+    """The name by which a run records the run that it started from. The whole path could reveal its owner."""
+    return "" if init is None else init.resolve().name
+
+
+def resumed_settings(
+    run: Run, overrides: Sequence[str], *, recipe: str | None, data: str | None, init: Path | None
+) -> RunConfig:
+    """The settings of a resumed run: its own `config.toml`, with the allowed changes of the command line.
+
+    The rest of the command line must be as when the run began, if that is recorded. RECIPE and --data may be left out.
+
+    Raises:
+        FileNotFoundError: there is no run to resume.
+        Mistake: a line for each setting that cannot change.
+    """
+    file, facts = run.path / "config.toml", run.facts()
+    asked, began = recipe and recipe_identity(recipe), facts.get("recipe", "")
+    if not file.exists():
+        raise FileNotFoundError(f"{run.path} holds no run to resume. Leave out --resume to start one there.")
+    own = run.settings()
+    config, changes = changed_settings(own, overrides)
+    config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
+    for setting in changes:
+        if setting.open_in(config):  # it was chosen when the run began
+            section = replace(getattr(config, setting.section), **{setting.field: setting.of(own)})
+            config = replace(config, **{setting.section: section})
+    advice = f"in {run.path}, and cannot change now. Start a new run from its weights with --init {run.path}."
+    fixed = Problems(
+        f"{setting.label} is {setting.of(own)} {advice}"
+        for setting in changes
+        if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
+        if setting.of(config) != setting.of(own)
+    )
+    if data is not None and text_name(data) != own.corpus.name:
+        fixed.append(f"--data is {own.corpus.name} {advice}")
+    if init is not None and name_of(init) != facts.get("init", ""):
+        fixed.append(f"--init is {facts.get('init') or 'not given'} {advice}")
+    if began not in ("", asked) and recipe and find_recipe(recipe).resolve() != file.resolve():
+        fixed.append(f"RECIPE must be {began}, by which {run.path} began, or {file}, got {asked}.")
+    fixed.refuse()
+    return config
+
+
+def train_and_save(
+    start: Start,
+    run: Run,
+    ranks: Ranks,
+    *,
+    resume: bool = False,
+    trackers: Trackers | None = None,
+    replan: Callable[[Trainer], TrainConfig] | None = None,
+) -> int:
+    """Train in the folder. `fit` explains `replan`. Returns the exit status."""
+    options = {"resume": resume, "trackers": trackers, "ranks": ranks, "replan": replan}
+    try:
+        finished = fit(start.model, start.corpus, start.config, run.path, begun=start.begun, **options)
+    except KeyboardInterrupt as interrupt:
+        last = run.latest
+        interrupt.add_note(
+            f"{last.name} is saved: go on with --resume --out {run.path}." if last else "Nothing was saved."
+        )
+        raise
+    if replan is not None:
+        run.write_settings(load_config(find_checkpoint(run.path, which="last")))
+    if finished:
+        return 0
+    if ranks.first:
+        left = getattr(sys.stdout, "reader_left", False)
+        cause = "a closed pipe" if left else "a signal"
+        line = f"Stopped by {cause}, and saved. Go on with txl train --resume --out {run.path}."
+        run.say(line)
+        if left:
+            print(line, file=sys.stderr)
+    ranks.wait()  # the launcher stops all ranks when one ends
+    return STOPPED
+
+
+def score_best(run: Run, start: Start, trackers: Trackers, ranks: Ranks) -> EvalResult:
+    """Score the best checkpoint with the settings of `[eval]`, and append the result to the metrics."""
+    config = start.config
+    loaded = load_model(run.path, device=config.train.device, backend=config.train.backend)
+    split, lengths, precision = start.corpus.split(config.eval.split), config.eval_lengths, config.train.precision
+    follow = progress(split, lengths)
+    result = score_split(loaded, split, lengths, config.eval, precision=precision, ranks=ranks, follow=follow)
+    if ranks.first:
+        named = {"checkpoint": find_checkpoint(run.path).name, "step": config.train.max_steps}
+        run.metrics.log(entry := {**named, **split.about, **result.to_json()})
+        trackers.log(entry)
+    return result
