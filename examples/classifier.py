@@ -24,7 +24,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegressionCV
 from sklearn.preprocessing import StandardScaler
 
-from transformer_xl import LanguageModel, TransformerXL, fit, load_model, load_recipe, open_corpus, settle
+from transformer_xl import LanguageModel, TransformerXL, fit, load_model, load_recipe, open_corpus, resolve_settings
 
 PACKAGES = ("asyncio", "email", "importlib", "multiprocessing", "tkinter", "unittest")
 SIZE = 256
@@ -62,7 +62,7 @@ def train_model(files: dict[str, list[bytes]], steps: int) -> LanguageModel:
         Path(folder, "source.txt").write_bytes(b"".join(texts))
         config = load_recipe("text-fast", [*SMALL, f"--train.max-steps={steps}"], data=Path(folder, "source.txt"))
         corpus = open_corpus(config.corpus)
-        config = settle(config, corpus)
+        config = resolve_settings(config, corpus)
         torch.manual_seed(config.train.seed)
         fit(TransformerXL(config.model, backend=config.train.backend), corpus, config, Path(folder, "run"))
         return load_model(Path(folder, "run"))

@@ -30,7 +30,7 @@ from transformer_xl import (
     load_model,
     load_recipe,
     open_corpus,
-    settle,
+    resolve_settings,
 )
 from transformer_xl.data.corpus import Corpus
 
@@ -52,7 +52,7 @@ def train_base(run: Path, steps: int) -> None:
     """Train a small model on the source of asyncio."""
     config = load_recipe("text-fast", [*SMALL, f"--train.max-steps={steps}"], data=Path(asyncio.__file__).parent)
     corpus = open_corpus(config.corpus)
-    config = settle(config, corpus)
+    config = resolve_settings(config, corpus)
     torch.manual_seed(config.train.seed)
     fit(TransformerXL(config.model, backend=config.train.backend), corpus, config, run)
 
@@ -82,7 +82,7 @@ def main(run: Path | None = None, steps: int = 150) -> None:
         settings += [f"--train.tgt-len={lengths.tgt_len}", f"--train.mem-len={lengths.mem_len}"]
         config = load_recipe("text-fast", settings, data=documents)
         corpus = open_corpus(config.corpus, trained.vocab)
-        config = settle(replace(config, model=trained.config.model), corpus)
+        config = resolve_settings(replace(config, model=trained.config.model), corpus)
         print_scores(trained, corpus, "before")
         fit(trained.model, corpus, config, Path(folder, "tuned"))
         print_scores(load_model(Path(folder, "tuned")), corpus, "after")

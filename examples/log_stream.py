@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 import torch
 import tyro
 
-from transformer_xl import LanguageModel, TransformerXL, fit, load_model, load_recipe, open_corpus, settle
+from transformer_xl import LanguageModel, TransformerXL, fit, load_model, load_recipe, open_corpus, resolve_settings
 
 SMALL = ["--model.n-layer=2", "--model.n-head=2", "--model.d-model=128", "--model.d-inner=256"]
 SMALL += ["--train.tgt-len=96", "--train.mem-len=96", "--train.batch-size=8", "--eval.mem-len=256"]
@@ -71,7 +71,7 @@ def trained(lines: Iterable[str], steps: int) -> LanguageModel:
         Path(folder, "log.txt").write_text("".join(lines), encoding="utf-8")
         config = load_recipe("text-fast", [*SMALL, f"--train.max-steps={steps}"], data=Path(folder, "log.txt"))
         corpus = open_corpus(config.corpus)
-        config = settle(config, corpus)
+        config = resolve_settings(config, corpus)
         torch.manual_seed(config.train.seed)
         fit(TransformerXL(config.model), corpus, config, Path(folder, "run"))
         return load_model(Path(folder, "run"))

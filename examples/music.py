@@ -93,7 +93,7 @@ def main(steps: int = 800, chorales: int = 400, seed: int = 1111, out: Path = Pa
         data = xl.open_corpus(own.corpus)
     for (kind, shape), lr in zip(SHAPES.items(), (2e-2, 1e-2), strict=True):  # at 4e-2 the LSTM diverged
         model = xl.TransformerXLConfig(vocab_size=0, kind=kind, d_model=128, dropout=0.1, **shape)
-        config = xl.settle(replace(own, model=model, train=replace(own.train, lr=lr)), data)
+        config = xl.resolve_settings(replace(own, model=model, train=replace(own.train, lr=lr)), data)
         torch.manual_seed(config.train.seed)
         model, begun = build_model(config.model), time.perf_counter()
         xl.fit(model, data, config, out / kind)

@@ -27,7 +27,16 @@ from textwrap import indent
 import torch
 import tyro
 
-from transformer_xl import StreamLoader, TransformerXL, evaluate, fit, load_model, load_recipe, open_corpus, settle
+from transformer_xl import (
+    StreamLoader,
+    TransformerXL,
+    evaluate,
+    fit,
+    load_model,
+    load_recipe,
+    open_corpus,
+    resolve_settings,
+)
 
 SMALL = ["--model.n-layer=3", "--model.n-head=2", "--model.d-model=128", "--model.d-inner=512"]
 SMALL += ["--train.tgt-len=64", "--train.mem-len=64"]
@@ -45,7 +54,7 @@ def main(
     corpus = open_corpus(config.corpus)
     sizes = (f"{split} {len(corpus.split(split).ids):,}" for split in ("train", "valid", "test"))
     print(f"Bytes of {folder.name}: {', '.join(sizes)}")
-    config = settle(config, corpus)  # the size of the vocabulary, and what this machine has
+    config = resolve_settings(config, corpus)  # the size of the vocabulary, and what this machine has
     torch.manual_seed(config.train.seed)
     fit(TransformerXL(config.model, backend=config.train.backend), corpus, config, out)
 

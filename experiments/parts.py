@@ -129,12 +129,12 @@ def config_of(options: argparse.Namespace, part: str, seed: int, **train: Any) -
 def trainer_of(config: Any, corpus: Any) -> Any:
     import torch
 
-    from transformer_xl import settle
+    from transformer_xl import resolve_settings
     from transformer_xl.model.baselines import build_model
     from transformer_xl.train import Trainer
     from transformer_xl.train.loop import train_segments
 
-    config = settle(config, corpus)
+    config = resolve_settings(config, corpus)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend).train()
     return Trainer(model, train_segments(corpus, config), config.train)

@@ -42,7 +42,7 @@ class Live(NamedTuple):
         assert answer.status_code == status, answer.text
         return answer.json()
 
-    def settle(self, seconds: float = 20) -> None:
+    def resolve_settings(self, seconds: float = 20) -> None:
         """Wait until the engine has nothing to do."""
         end = time.monotonic() + seconds
         while not self.service.engine.idle:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .model.step import VectorStep
     from .model.transformer_xl import TransformerXL, TransformerXLBackbone
     from .run import save_checkpoint
-    from .train import fit, settle
+    from .train import fit, resolve_settings
 
     __version__: str
 
@@ -48,8 +48,8 @@ __all__ = [
     "load_recipe",
     "open_corpus",
     "register",
+    "resolve_settings",
     "save_checkpoint",
-    "settle",
 ]
 
 _HOMES = {
@@ -66,7 +66,7 @@ _HOMES = {
     "LanguageModel": "evaluation.language_model",
     "load_recipe": "config.recipe",
     "open_corpus": "data.datasets",
-    "settle": "train",
+    "resolve_settings": "train",
     "fit": "train",
     "evaluate": "evaluation.score",
     "generate": "evaluation.generate",

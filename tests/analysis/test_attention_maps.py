@@ -19,12 +19,12 @@ from transformer_xl.analysis.attention import (
     AverageAttention,
     Maps,
     average_attention,
-    glance,
+    position_attention,
     seen_by_distance,
     terms_by_distance,
     watch_attention,
 )
-from transformer_xl.analysis.figures import LINE, Passage, _lay_out, draw_by_distance, draw_passages
+from transformer_xl.analysis.figures import LINE, AttendedText, _lay_out, draw_by_distance, draw_passages
 from transformer_xl.commands.attention import Attention
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment, StreamLoader
@@ -225,7 +225,7 @@ def test_attention_to_the_third_token_before_is_found():
     assert (average.entropy < 0.05).all()
     np.testing.assert_allclose(average.mean_distance, (46 * 3 + 2 + 1) / 49, rtol=1e-2)
     np.testing.assert_allclose(average.beyond_segment, 3 / 5, atol=0.08)  # the first segment has none behind it
-    seen = glance(model, ids, 20, Lengths(tgt_len=5, mem_len=10))
+    seen = position_attention(model, ids, 20, Lengths(tgt_len=5, mem_len=10))
     assert seen.ids.tolist() == ids[10:21].tolist() and (seen.probability[..., -4] > 0.99).all()
     assert seen.top().sum(-1).tolist() == [[2]] * 3 and seen.top()[..., -4].all()
 
@@ -242,7 +242,7 @@ def test_heads_are_ranked_by_mean_distance():
 def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, start: int):
     """Tokens that the layers cannot reach make no difference."""
     model, ids, call = small_model(n_layer=2), text(1, 40)[0].numpy(), Lengths(tgt_len=4, mem_len=6, attn_len=7)
-    seen = glance(model, ids, position, call, start=start)
+    seen = position_attention(model, ids, position, call, start=start)
     memory = None
     for part in torch.from_numpy(ids[None, start:position]).split(4, dim=1):
         _, memory = model.hidden(part, memory, call)
@@ -346,7 +346,7 @@ def test_pictures_allow_many_heads_long_words_and_any_character(tmp_path: Path):
     rng = np.random.default_rng(0)
     panel = rng.dirichlet(np.ones(33), (6, 8))
     marked = np.arange(40) % 5 == 0
-    passage = Passage("head", ["$x_1$ ", "word " * 30] + ["日 "] * 38, rng.dirichlet(np.ones(40)), marked)
+    passage = AttendedText("head", ["$x_1$ ", "word " * 30] + ["日 "] * 38, rng.dirichlet(np.ones(40)), marked)
     paths = draw_by_distance(tmp_path / "average", {"all": panel}, "title", panel @ np.arange(33.0))
     paths += draw_passages(tmp_path / "at", [passage], "title")
     assert len(paths) == 4 and all(path.stat().st_size > 1000 for path in paths)

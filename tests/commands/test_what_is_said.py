@@ -283,14 +283,14 @@ def test_words_of_a_text_without_spaces_give_a_warning(home, capsys):
 
 
 def test_a_title_names_only_what_differs_from_training() -> None:
-    from transformer_xl.commands.eval import Reading
+    from transformer_xl.commands.eval import ReadingMode
     from transformer_xl.evaluation.dynamic import DynamicConfig
 
     rms, sgd = (DynamicConfig(rule=rule, lr=0.25, decay=0.5, epsilon=0.125) for rule in ("rms", "sgd"))
-    assert str(Reading()) == ""
-    assert str(Reading(sliding=3)) == "; windows sliding by 3"
-    assert str(Reading(temperature=0.5, dynamic=sgd)) == "; temperature 0.5; dynamic sgd, lr 0.25, decay 0.5"
-    assert str(Reading(dynamic=rms)) == "; dynamic rms, lr 0.25, decay 0.5, epsilon 0.125"
+    assert str(ReadingMode()) == ""
+    assert str(ReadingMode(sliding=3)) == "; windows sliding by 3"
+    assert str(ReadingMode(temperature=0.5, dynamic=sgd)) == "; temperature 0.5; dynamic sgd, lr 0.25, decay 0.5"
+    assert str(ReadingMode(dynamic=rms)) == "; dynamic rms, lr 0.25, decay 0.5, epsilon 0.125"
 
 
 def test_a_misspelled_command_is_one_sentence_with_a_guess(capsys):

@@ -27,9 +27,9 @@ from server import serving
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data.bpe import BytePairs, train_bpe
-from transformer_xl.data.corpora.download import Origin
+from transformer_xl.data.corpora.download import DownloadSource
 from transformer_xl.data.corpora.preparing import prepare
-from transformer_xl.data.corpora.published import DATASETS, SPLITS, Counts, Dataset, Package, Protocol
+from transformer_xl.data.corpora.published import DATASETS, SPLITS, Dataset, Package, Protocol, SplitCounts
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import is_tokenised, open_corpus
 from transformer_xl.data.reading import OPENERS, chunks, pieces, read_file
@@ -681,8 +681,12 @@ class TestPublished:
             files={"tiny": digest(self.TEXT)},
             packages=(),
             protocols={
-                "drop": Protocol(2, dict(zip(SPLITS, (Counts(8, 2), Counts(3, 2), Counts(4, 2)), strict=True))),
-                "keep": Protocol(4, dict(zip(SPLITS, (Counts(10, 3), Counts(5, 3), Counts(6, 3)), strict=True))),
+                "drop": Protocol(
+                    2, dict(zip(SPLITS, (SplitCounts(8, 2), SplitCounts(3, 2), SplitCounts(4, 2)), strict=True))
+                ),
+                "keep": Protocol(
+                    4, dict(zip(SPLITS, (SplitCounts(10, 3), SplitCounts(5, 3), SplitCounts(6, 3)), strict=True))
+                ),
             },
             cuts=(10, 15),
         )
@@ -700,7 +704,7 @@ class TestPublished:
             unit="word",
             files={name: digest(text) for name, text in files.items()},
             packages=(),
-            protocols={"sentence": Protocol(4, {"test": Counts(5, 3, 2), "train": Counts(11, 4, 3)})},
+            protocols={"sentence": Protocol(4, {"test": SplitCounts(5, 3, 2), "train": SplitCounts(11, 4, 3)})},
             splits={"train": ("a.1", "a.2"), "valid": ("b",), "test": ("b",)},
             counted=("train",),
             vocab_file="list",
@@ -824,7 +828,7 @@ class TestPublished:
         spelled = b"a b _ c \n "
         known = DATASETS["ptb-char"]
         files = dict.fromkeys(known.files, digest(spelled))
-        protocol = Protocol(5, dict.fromkeys(SPLITS, Counts(5, 5)))
+        protocol = Protocol(5, dict.fromkeys(SPLITS, SplitCounts(5, 5)))
         monkeypatch.setitem(DATASETS, "ptb-char", replace(known, files=files, protocols={"keep": protocol}))
         for name in files:
             (tiny / name).write_bytes(spelled)
@@ -874,10 +878,10 @@ class TestDownloaded:
             archive.writestr("../../evil", b"evil")
         with serving() as server:
             script = server.put("tiny.zip", packed.getvalue())
-            gone, there = Origin(server.url("gone.zip")), server.url("tiny.zip")
+            gone, there = DownloadSource(server.url("gone.zip")), server.url("tiny.zip")
             known = (len(packed.getvalue()), digest(packed.getvalue())) if published else ()
-            package = Package(("tiny",), (gone, Origin(there, *known)))
-            protocol = Protocol(2, {"train": Counts(8, 2)})
+            package = Package(("tiny",), (gone, DownloadSource(there, *known)))
+            protocol = Protocol(2, {"train": SplitCounts(8, 2)})
             known = Dataset("byte", {"tiny": digest(text)}, (package,), {"drop": protocol}, cuts=(10, 15))
             monkeypatch.setitem(DATASETS, "tiny", known)
             threads = [threading.Thread(target=prepare, args=["tiny"]) for _ in range(2)]
@@ -898,7 +902,7 @@ class TestDownloaded:
             known = Dataset(
                 "byte",
                 {"tiny": digest(TestPublished.TEXT)},
-                (Package(("tiny",), (Origin(address),)),),
+                (Package(("tiny",), (DownloadSource(address),)),),
                 {"drop": Protocol(2, {})},
                 cuts=(10, 15),
             )

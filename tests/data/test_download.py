@@ -24,7 +24,7 @@ from server import Server, Turn, serving
 
 from transformer_xl.data.corpora import archive as archives
 from transformer_xl.data.corpora.archive import unpack_if_archive
-from transformer_xl.data.corpora.download import Origin, download
+from transformer_xl.data.corpora.download import DownloadSource, download
 from transformer_xl.data.datasets import open_corpus
 from transformer_xl.mistake import Mistake
 
@@ -45,12 +45,12 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
 
 
-def load(*origins: Origin, folder: Path, timeout: float = 5.0) -> Path:
+def load(*origins: DownloadSource, folder: Path, timeout: float = 5.0) -> Path:
     return download(origins, folder, attempts=3, timeout=timeout, pause=0.001)
 
 
-def published(server: Server, name: str = "f") -> Origin:
-    return Origin(server.url(name), len(CONTENT), DIGEST)
+def published(server: Server, name: str = "f") -> DownloadSource:
+    return DownloadSource(server.url(name), len(CONTENT), DIGEST)
 
 
 def visible(folder: Path) -> set[str]:
@@ -101,11 +101,11 @@ class TestDownloads:
         server.put("bad/f", b"?")
         server.put("f", CONTENT)
         with pytest.raises(OSError, match="it is another file"):
-            download([Origin(server.url("bad/f"))], tmp_path, check=check)
+            download([DownloadSource(server.url("bad/f"))], tmp_path, check=check)
         assert not visible(tmp_path)
-        assert download([Origin(server.url("f"))], tmp_path, check=check).read_bytes() == CONTENT
+        assert download([DownloadSource(server.url("f"))], tmp_path, check=check).read_bytes() == CONTENT
         with pytest.raises(OSError, match="it has 10,291 bytes there, and 9 are published"):
-            download([Origin(server.url("f"), 9)], tmp_path, check=check)
+            download([DownloadSource(server.url("f"), 9)], tmp_path, check=check)
 
     def test_if_every_address_fails_one_sentence_says_so(self, server, tmp_path) -> None:
         with pytest.raises(OSError) as error:
@@ -119,7 +119,7 @@ class TestDownloads:
         server.put("f", CONTENT)
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
-            gone = Origin(f"http://127.0.0.1:{closed.getsockname()[1]}/f", None, DIGEST)
+            gone = DownloadSource(f"http://127.0.0.1:{closed.getsockname()[1]}/f", None, DIGEST)
             start = time.monotonic()
             assert download([gone, published(server)], tmp_path, pause=60).read_bytes() == CONTENT
             assert time.monotonic() - start < 30

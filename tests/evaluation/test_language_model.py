@@ -22,7 +22,7 @@ from transformer_xl import (
     fit,
     load_model,
     open_corpus,
-    settle,
+    resolve_settings,
 )
 from transformer_xl.config.settings import CorpusConfig, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
@@ -152,7 +152,9 @@ def test_the_library_trains_a_model_and_uses_it(tmp_path):
     corpus = open_corpus(tmp_path / "text.txt")
     sizes = TransformerXLConfig(vocab_size=0, n_layer=1, n_head=2, d_head=8, d_model=16, d_inner=16)
     settings_of_train = TrainConfig(max_steps=60, tgt_len=16, mem_len=16, batch_size=4, lr=0.01, save_every=0)
-    config = settle(RunConfig(model=sizes, corpus=CorpusConfig(name=str(tmp_path)), train=settings_of_train), corpus)
+    config = resolve_settings(
+        RunConfig(model=sizes, corpus=CorpusConfig(name=str(tmp_path)), train=settings_of_train), corpus
+    )
     assert config.model.vocab_size == 256 and "auto" not in (config.train.device, config.train.precision)
     torch.manual_seed(0)
     assert fit(TransformerXL(config.model), corpus, config, str(tmp_path / "run"))

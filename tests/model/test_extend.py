@@ -22,8 +22,8 @@ from transformer_xl import (
     load_recipe,
     open_corpus,
     register,
+    resolve_settings,
     save_checkpoint,
-    settle,
 )
 from transformer_xl.commands.main import main
 from transformer_xl.config.shape import KINDS, own_kinds
@@ -59,7 +59,7 @@ def kinds(monkeypatch, tmp_path):
 def settings(kind: str, *more: str):
     config = load_recipe("text-small", [*SIZES.split(), "--model.kind", kind, *more], data="text.txt")
     corpus = open_corpus(config.corpus)
-    return settle(config, corpus), corpus
+    return resolve_settings(config, corpus), corpus
 
 
 @pytest.mark.parametrize("kind", OWN)

@@ -37,7 +37,7 @@ from transformer_xl.report.figures import FILE, Figures, Token, identity, load_f
 from transformer_xl.report.lead import NATS, SHARES, legend, level
 from transformer_xl.report.record import read_run
 from transformer_xl.run import Run, find_checkpoint, load_model, save_checkpoint
-from transformer_xl.train import settle
+from transformer_xl.train import resolve_settings
 
 SENTENCES = "The naïve bird <b>sang</b> & 'twice'.\n\tNo one\u00a0heard “it” — 雨が降る.\n"
 SMALL = words(
@@ -59,7 +59,7 @@ def make_run(run: Path, *changes: str, heads: bool = True, step: int = 10, seed:
     text.write_text("".join(f"{number % 7} {SENTENCES}" for number in range(150)), "utf-8")
     config = load_recipe("text-small", [*SMALL, *(HEADS if heads else []), *changes], data=text)
     corpus = open_corpus(config.corpus)
-    config = settle(config, corpus)
+    config = resolve_settings(config, corpus)
     torch.manual_seed(seed)
     model = build_model(config.model)
     for parameter in model.parameters():

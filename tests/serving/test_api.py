@@ -238,7 +238,7 @@ def test_a_client_that_leaves_stops_the_work(live: Live, stream: bool) -> None:
         answer = client.stream("POST", "/v1/completions", json=asked)
         with suppress(httpx.ReadTimeout), answer as begun:
             next(begun.iter_text())
-    live.settle(seconds=5)
+    live.resolve_settings(seconds=5)
     assert live.service.engine.counts.steps < 16_384
 
 

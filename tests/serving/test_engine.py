@@ -16,7 +16,7 @@ from small_models import VARIANTS
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling
 from transformer_xl.serving.engine import Closing, Engine, QueueFull, refusal
-from transformer_xl.serving.texts import Ended, Failed, Job, Outbox, Past, Scored, Wrote, shorter_memory
+from transformer_xl.serving.texts import Ended, EventBuffer, Failed, Job, Past, Scored, Wrote, shorter_memory
 from transformer_xl.serving.turns import Turns
 
 
@@ -163,7 +163,7 @@ def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
 def test_each_text_gets_all_its_events_however_rarely_they_are_sent(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Outbox, "SECONDS", 1e9)
+    monkeypatch.setattr(EventBuffer, "SECONDS", 1e9)
     outs = [Written() for _ in range(8)]
     engine.submit([job(np.array([i]), out, max_tokens=5 + i) for i, out in enumerate(outs)])
     assert [len(out.all()) for out in outs] == [6 + i for i in range(8)]

@@ -221,7 +221,7 @@ def test_each_hostile_request_is_refused_in_a_sentence(live: Live) -> None:
             assert b" 404 " in found.splitlines()[0]
         if kind is slow:
             assert b" 408 " in found.splitlines()[0]
-    live.settle()
+    live.resolve_settings()
     assert len(live.service.sessions) == kept
     assert not live.server.server_state.tasks and len(live.server.server_state.connections) <= 1, "live.client's own"
     assert live.post(prompt="a", previous_response_id=KEPT[0], max_tokens=1)["choices"]
@@ -266,7 +266,7 @@ def test_mangled_requests_break_nothing(live: Live) -> None:
         if status >= 400 and b"application/json" in head and not request.startswith(b"HEAD"):
             assert json.loads(body)["error"]["message"].endswith("."), (number, request[:300], body)
     assert answered > MANY // 2
-    live.settle()
+    live.resolve_settings()
     assert live.post(prompt="a", max_tokens=1)["choices"][0]["finish_reason"] == "length"
     texts = live.service.sessions
     assert texts.nbytes == sum(each.past.nbytes for each in texts._texts.values())

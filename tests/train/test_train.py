@@ -32,7 +32,7 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.run import Metrics, Run, load_config, load_training, load_weights, valid_loss
 from transformer_xl.runtime.files import LOCK
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train import MOST_SKIPPED, Trainer, choices, fit, loop, settle
+from transformer_xl.train import MOST_SKIPPED, Trainer, choices, fit, loop, resolve_settings
 
 SHAPE = TransformerXLConfig(
     vocab_size=256, n_layer=2, n_head=2, d_head=3, d_model=6, d_inner=7, dropout=0.1, dropatt=0.1
@@ -419,7 +419,7 @@ def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, cap
     sizes = "--model.n-layer 1 --model.d-model 8 --model.d-inner 8 --model.n-head 2 --model.d-head 4"
     config = load_recipe("text-small", [*sizes.split(), "--train.max-steps", "2"], data="text.txt")
     corpus = open_corpus(config.corpus)
-    model = TransformerXL(settle(config, corpus).model)
+    model = TransformerXL(resolve_settings(config, corpus).model)
     assert fit(model, corpus, config, "run")  # with settings that are still "auto"
     out = capsys.readouterr().out
     assert "M parameters on text.txt" in out and "step 2/2" in out
@@ -427,7 +427,7 @@ def test_a_run_of_fit_goes_on_by_the_command_and_back(tmp_path, monkeypatch, cap
     assert facts["chosen"]["device"] == choices(config.train, config.model)["device"] and facts["recipe"] == ""
     assert facts["chosen"]["device"]["why"] != "as the settings say", "the device was auto"
     assert set(facts["corpus"]) == {"train", "valid", "test"}
-    assert load_recipe("run/config.toml") == settle(config, corpus)
+    assert load_recipe("run/config.toml") == resolve_settings(config, corpus)
     assert main(["train", "--out", "run", "text-small", "--data", "text.txt", *sizes.split()]) == 2
     assert "run exists. Go on with it by --resume" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", "run", "--train.max-steps", "4"]) == 0

@@ -208,7 +208,7 @@ def average_attention(
     return AverageAttention(sums.cpu().numpy(), counts.cpu().numpy(), queries, *shares)
 
 
-class Glance(NamedTuple):
+class PositionAttention(NamedTuple):
     """The attention of one token. It is the first of its segment, so all its context is memory."""
 
     position: int
@@ -227,7 +227,7 @@ class Glance(NamedTuple):
 
 
 @torch.no_grad()
-def glance(
+def position_attention(
     model: TransformerXL,
     ids: Integer[np.ndarray, " L"],
     position: int,
@@ -235,7 +235,7 @@ def glance(
     *,
     precision: str = "fp32",
     start: int = 0,
-) -> Glance:
+) -> PositionAttention:
     """Attention of `ids[position]` in all layers and heads, after all tokens since `start` that can reach it.
 
     Zeros before a text (`zero_memory`) are not tokens and are left out.
@@ -253,4 +253,6 @@ def glance(
             reader.hidden(context[:, position:], memory, lengths)
     probability = torch.stack(seen).double().flip(-1).cpu().numpy()
     columns = min(probability.shape[-1], position + 1 - start)
-    return Glance(position, ids[position + 1 - columns : position + 1].astype(np.int64), probability[..., -columns:])
+    return PositionAttention(
+        position, ids[position + 1 - columns : position + 1].astype(np.int64), probability[..., -columns:]
+    )

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from ..mistake import Mistake
 from ..runtime.files import write_whole
-from .recl import Recl
+from .recl import ReclResult
 
 COLOURS = "magma_r"
 """A colour map whose lightness only decreases, so it also works in greyscale."""
@@ -45,7 +45,7 @@ class Panel(NamedTuple):
 
 
 def draw_gains(
-    stem: Path, names: Sequence[str], contexts: Int[np.ndarray, " L"], shares: Sequence[Recl], threshold: float
+    stem: Path, names: Sequence[str], contexts: Int[np.ndarray, " L"], shares: Sequence[ReclResult], threshold: float
 ) -> list[Path]:
     """Draw Figure 3: the gain in perplexity from the next step of context, with RECL marked; a panel for each share.
 
@@ -135,7 +135,7 @@ def draw_by_distance(
     return save_figure(figure, stem)
 
 
-class Passage(NamedTuple):
+class AttendedText(NamedTuple):
     """A text with the attention of one head from its last token."""
 
     title: str
@@ -145,7 +145,7 @@ class Passage(NamedTuple):
     marked: Bool[np.ndarray, " S"]
 
 
-def draw_passages(stem: Path, passages: Sequence[Passage], title: str) -> list[Path]:
+def draw_passages(stem: Path, passages: Sequence[AttendedText], title: str) -> list[Path]:
     """Draw each text shaded by attention, with the marked tokens in bold and the query in a frame."""
     laid = [_lay_out(passage.tokens) for passage in passages]
     rows = 2 + sum(layout[-1][1] + 4 for layout in laid)
@@ -172,7 +172,7 @@ def _lay_out(tokens: Sequence[str]) -> list[tuple[int, int]]:
     return corners
 
 
-def _write(axis: Any, passage: Passage, layout: Sequence[tuple[int, int]], top: int) -> None:
+def _write(axis: Any, passage: AttendedText, layout: Sequence[tuple[int, int]], top: int) -> None:
     colours = load_matplotlib().colormaps["Oranges"]
     most = max(float(passage.probability[:-1].max(initial=0.0)), 1e-12)
     for i, (token, (column, row)) in enumerate(zip(passage.tokens, layout, strict=True)):

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..data.vocab import Vocab
 from ..run import LoadedModel
-from .attention import KINDS, TERMS, AverageAttention, Glance
-from .figures import Passage, draw_by_distance, draw_passages
+from .attention import KINDS, TERMS, AverageAttention, PositionAttention
+from .figures import AttendedText, draw_by_distance, draw_passages
 
 NAMES = {"a": "(a) content, q·k", "b": "(b) position by content, q·r", "d": "(d) position for all, v·r"}
 """The panels of Figure 7. The arrays also have (c), u·k."""
@@ -39,7 +39,7 @@ def head_facts(average: AverageAttention) -> dict[str, Any]:
     return {"axes": axes, "kinds": list(KINDS), "heads": each}
 
 
-def passage_facts(looks: Sequence[Glance], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, Any]]:
+def passage_facts(looks: Sequence[PositionAttention], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, Any]]:
     """The tokens of each position's window, and those that the chosen heads mark; the array has the probabilities."""
     return [
         {
@@ -62,7 +62,7 @@ def draw_heads(
     folder: Path,
     average: AverageAttention,
     chosen: Sequence[Head],
-    looks: Sequence[Glance],
+    looks: Sequence[PositionAttention],
     loaded: LoadedModel,
     text: str,
 ) -> list[Path]:
@@ -83,6 +83,6 @@ def draw_heads(
         for n, h in chosen:
             probability, marked = look.probability[n, h], look.top(TOP)[n, h]
             share = f"the marked {TOP:.0%} of memory hold {probability[marked].sum():.0%} of its attention"
-            passages.append(Passage(f"layer {n + 1}, head {h + 1}: {share}", tokens, probability, marked))
+            passages.append(AttendedText(f"layer {n + 1}, head {h + 1}: {share}", tokens, probability, marked))
         paths += draw_passages(folder / f"position-{look.position}", passages, f"{text}, from token {look.position:,}")
     return paths

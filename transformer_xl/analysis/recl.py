@@ -88,7 +88,7 @@ def effective(
     return contexts[np.where(reached, below.argmax(-1), len(contexts) - 1)], reached
 
 
-class Length(NamedTuple):
+class EffectiveLength(NamedTuple):
     """Effective context lengths of models, in tokens."""
 
     tokens: Int[np.ndarray, " I"]
@@ -97,13 +97,13 @@ class Length(NamedTuple):
     interval: Int[np.ndarray, "2 I"]
 
 
-class Recl(NamedTuple):
+class ReclResult(NamedTuple):
     """Results of each model over the hardest share `r` of positions. Intervals have a lower and an upper end."""
 
     r: float
-    length: Length
+    length: EffectiveLength
     """RECL."""
-    net: Length
+    net: EffectiveLength
     """RECL of the gains minus the gains of going back."""
     relative: Float[np.ndarray, "I C"]
     """g_i(c, c')."""
@@ -122,7 +122,7 @@ def measure(
     draws: Integer[np.ndarray, "R P"],
     *,
     threshold: float = THRESHOLD,
-) -> Recl:
+) -> ReclResult:
     """Compute RECL for one share of positions, with intervals over `draws`."""
     blocks = [None, *np.array_split(draws, 1 + draws.size // _AT_A_TIME)]
     forth = [gains(losses, share, weights) for weights in blocks]
@@ -132,13 +132,13 @@ def measure(
     perplexity = np.concatenate([each.perplexity for each in forth])
     length, net = (_length(curve, contexts, threshold) for curve in (relative, relative - back))
     curves = (relative[0], middle(relative[1:]), back[0], perplexity[0], middle(perplexity[1:]))
-    return Recl(share, length, net, *curves)
+    return ReclResult(share, length, net, *curves)
 
 
-def _length(relative: Float[np.ndarray, "R I C"], contexts: Int[np.ndarray, " L"], threshold: float) -> Length:
+def _length(relative: Float[np.ndarray, "R I C"], contexts: Int[np.ndarray, " L"], threshold: float) -> EffectiveLength:
     """The length of the first curve, with the interval over the others."""
     tokens, reached = effective(relative, contexts, threshold)
-    return Length(tokens[0], reached[0], middle(tokens[1:], method="inverted_cdf").astype(contexts.dtype))
+    return EffectiveLength(tokens[0], reached[0], middle(tokens[1:], method="inverted_cdf").astype(contexts.dtype))
 
 
 def mean_losses(

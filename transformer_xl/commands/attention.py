@@ -51,7 +51,7 @@ class Attention:
 
         Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays.
         """
-        from ..analysis.attention import attending_layers, average_attention, glance
+        from ..analysis.attention import attending_layers, average_attention, position_attention
         from ..analysis.comparison import save_arrays
         from ..analysis.heads import draw_heads, head_facts, passage_facts
         from ..data.loader import StreamLoader
@@ -81,7 +81,7 @@ class Attention:
         looks = []
         for position in positions:
             start = 0 if documents is None else int(documents[documents <= position][-1])
-            looks.append(glance(loaded.model, ids, position, lengths, precision=precision, start=start))
+            looks.append(position_attention(loaded.model, ids, position, lengths, precision=precision, start=start))
         chosen = named or average.widest(NOTABLE)
         about = {"run": str(trained.path), **split.about, "queries": average.queries, "precision": precision}
         facts = (

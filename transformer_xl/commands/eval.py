@@ -82,7 +82,7 @@ class Eval:
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)
         problems, own = trained.problems, trained.config.eval
-        reading = Reading.of(self, trained)
+        reading = ReadingMode.of(self, trained)
         asked = {"batch_size": self.batch_size, "max_tokens": self.max_tokens}
         given = {name: value for name, value in asked.items() if value is not None}
         how = problems.attempt(lambda: replace(own, **reading.scope | given), as_options(given)) or own
@@ -109,7 +109,7 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingMode:
     """The way to read a text, besides the lengths; by default as in training."""
 
     sliding: int | None = None
@@ -117,7 +117,7 @@ class Reading:
     dynamic: DynamicConfig | None = None
 
     @classmethod
-    def of(cls, options: Eval, trained: TrainedRun) -> Reading:
+    def of(cls, options: Eval, trained: TrainedRun) -> ReadingMode:
         """The reading that the options ask for. Mistakes are added to the run's problems."""
         from ..evaluation.dynamic import DynamicConfig
         from ..evaluation.score import Tempered
@@ -188,7 +188,9 @@ class Reading:
         return loaded._replace(model=model)
 
 
-def _show(results: Sequence[EvalResult], trained: TrainedRun, split: Split, reading: Reading, options: Eval) -> None:
+def _show(
+    results: Sequence[EvalResult], trained: TrainedRun, split: Split, reading: ReadingMode, options: Eval
+) -> None:
     from ..evaluation.splits import show_results
 
     if not options.json:

@@ -115,7 +115,7 @@ def _losses(
     return np.stack(losses), readings
 
 
-def _as_json(found: measures.Recl, names: Sequence[str]) -> dict[str, Any]:
+def _as_json(found: measures.ReclResult, names: Sequence[str]) -> dict[str, Any]:
     """For each run: its RECL, its RECL without gains that are lost again, and its curves."""
     runs = []
     for i, name in enumerate(names):
@@ -129,7 +129,9 @@ def _as_json(found: measures.Recl, names: Sequence[str]) -> dict[str, Any]:
     return {"r": found.r, "runs": runs}
 
 
-def _show_recl(heading: str, group: Comparison, facts: Mapping[str, Any], shares: Sequence[measures.Recl]) -> None:
+def _show_recl(
+    heading: str, group: Comparison, facts: Mapping[str, Any], shares: Sequence[measures.ReclResult]
+) -> None:
     from ..evaluation.measures import figure
 
     net = "\nnet of what going back gains"
@@ -145,6 +147,6 @@ def _show_recl(heading: str, group: Comparison, facts: Mapping[str, Any], shares
     show_pairs("\nHow each reads", {run["name"]: run["read"] for run in facts["runs"]})
 
 
-def _length_text(found: measures.Length, i: int) -> str:
+def _length_text(found: measures.EffectiveLength, i: int) -> str:
     (low, high), reached = found.interval[:, i], found.reached[i]
     return f"{'' if reached else '>= '}{found.tokens[i]:,} [{low:,}, {high:,}]"

@@ -22,9 +22,6 @@ class Problem(NamedTuple):
         return self.sentence.format(*self.fields)
 
 
-Found = Iterator[Problem]
-
-
 class WrongSettings(Mistake):
     """The error for wrong settings. Callers can word `problems` with the names that the user wrote."""
 
@@ -59,13 +56,13 @@ class Checked:
     def __post_init__(self) -> None:
         refuse_settings(self._problems())
 
-    def _problems(self) -> Found:
+    def _problems(self) -> Iterator[Problem]:
         raise NotImplementedError
 
 
 def out_of_bounds(
     owner: object, *names: str, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
-) -> Found:
+) -> Iterator[Problem]:
     """A problem for each setting in `names` with a value out of bounds. None is a default and always allowed."""
     bounds = {"at least": least, "above": above, "at most": most, "below": below}
     must = " and ".join(f"{words} {bound:,}" for words, bound in bounds.items() if isfinite(bound))

@@ -6,10 +6,11 @@ text, the training and the scoring. A recipe is a TOML file with one table per s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .problems import Checked, Found, Problem, out_of_bounds
+from .problems import Checked, Problem, out_of_bounds
 from .shape import RECURRENT, TransformerXLConfig, needs
 
 _LONGEST, _HIGHEST = 1 << 31, 10**30
@@ -28,11 +29,11 @@ class Lengths(Checked):
     attn_len: int | None = None
     """Number of keys that a query attends to, including its own; None: all."""
 
-    def _problems(self) -> Found:
+    def _problems(self) -> Iterator[Problem]:
         return _length_problems(self)
 
 
-def _length_problems(lengths: Any) -> Found:
+def _length_problems(lengths: Any) -> Iterator[Problem]:
     yield from out_of_bounds(lengths, "tgt_len", "clamp_len", "attn_len", least=1)
     yield from out_of_bounds(lengths, "mem_len", least=0)
     yield from out_of_bounds(lengths, "tgt_len", "mem_len", "clamp_len", most=_LONGEST)
@@ -45,7 +46,7 @@ def _length_problems(lengths: Any) -> Found:
         yield Problem(("attn_len", "mem_len"), sentence)
 
 
-def _context_problems(lengths: Any) -> Found:
+def _context_problems(lengths: Any) -> Iterator[Problem]:
     yield from out_of_bounds(lengths, "context_len", least=0)
     if lengths.context_len and lengths.mem_len:
         sentence = f"{{}} must be 0 where {{}} is given, which replaces the memory, got {lengths.mem_len}."
@@ -75,7 +76,7 @@ class CorpusConfig(Checked):
     bpe_size: int = 8192
     """For unit bpe: size of the vocabulary to make."""
 
-    def _problems(self) -> Found:
+    def _problems(self) -> Iterator[Problem]:
         yield from out_of_bounds(self, "min_count", least=1)
         yield from out_of_bounds(self, "bpe_size", least=257)
         if self.newlines == "sentence" and self.unit not in ("word", "id"):
@@ -165,7 +166,7 @@ class TrainConfig(Checked):
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Trackers that receive the metrics in addition to metrics.jsonl; each needs an extra package."""
 
-    def _problems(self) -> Found:
+    def _problems(self) -> Iterator[Problem]:
         yield from _length_problems(self)
         counts = ("batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
@@ -222,7 +223,7 @@ class EvalConfig(Checked):
     max_tokens: int = 0
     """Score at most this many tokens of the split; 0: all."""
 
-    def _problems(self) -> Found:
+    def _problems(self) -> Iterator[Problem]:
         yield from _length_problems(self)
         yield from _context_problems(self)
         yield from out_of_bounds(self, "batch_size", least=1)
@@ -238,7 +239,7 @@ class RunConfig(Checked):
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
-    def _problems(self) -> Found:
+    def _problems(self) -> Iterator[Problem]:
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
         yield from self._problems_of_ngrams()
         yield from self._problems_of_recurrent()
@@ -260,7 +261,7 @@ class RunConfig(Checked):
                 sentence = f"{{}} must be at most {{}} = {places}, {{}} included, got {width}. Lower it."
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
 
-    def _problems_of_ngrams(self) -> Found:
+    def _problems_of_ngrams(self) -> Iterator[Problem]:
         for name in ("ngrams", "matches") if self.train.parallel == "fsdp" else ():
             if getattr(self.model, name):
                 sentence = "{} must be left out with {} = fsdp, which cannot split gradients of a few rows. Use ddp."
@@ -269,7 +270,7 @@ class RunConfig(Checked):
             parts = ("model.ngrams", "model.matches")
             yield Problem(("train.ngram_lr_ratio", *parts), needs(*parts))
 
-    def _problems_of_recurrent(self) -> Found:
+    def _problems_of_recurrent(self) -> Iterator[Problem]:
         for section in ("train", "eval") if self.model.base_kind in RECURRENT else ():
             for name in ("clamp_len", "attn_len"):
                 if getattr(getattr(self, section), name) is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from .problems import Checked, Found, Problem, out_of_bounds
+from .problems import Checked, Problem, out_of_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class TransformerXLConfig(Checked):
         """Number of matrices, d_model by d_model, in each of a layer's two gates."""
         return _GATES[self.gate]
 
-    def _problems(self) -> Found:
+    def _problems(self) -> Iterator[Problem]:
         sizes = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
         shares = ("dropout", "dropatt", "dropout_words", "weight_drop", "dropout_input", "dropout_output")
         yield from out_of_bounds(self, *sizes, least=1)
@@ -140,7 +141,7 @@ class TransformerXLConfig(Checked):
         yield from self._problems_of_bands()
         yield from self._problems_of_kind()
 
-    def _problems_of_gate(self) -> Found:
+    def _problems_of_gate(self) -> Iterator[Problem]:
         if self.gate not in _GATES:
             yield Problem(("gate",), f"{{}} must be one of {', '.join(_GATES)}, got {self.gate}.")
         elif self.gate_bias != TransformerXLConfig.gate_bias and self.gate in ("none", "input"):
@@ -148,7 +149,7 @@ class TransformerXLConfig(Checked):
             sentence = f"{{}} is for gate = {kinds}, got {{}} = {self.gate}. Leave it out."
             yield Problem(("gate_bias", "gate"), sentence)
 
-    def _problems_of_bands(self) -> Found:
+    def _problems_of_bands(self) -> Iterator[Problem]:
         edges, bands = (0, *self.cutoffs), len(self.cutoffs) + 1
         if any(a >= b for a, b in pairwise(edges)):
             yield Problem(("cutoffs",), f"{{}} must increase from above 0, got {list(self.cutoffs)}.")
@@ -166,7 +167,7 @@ class TransformerXLConfig(Checked):
             sentence = f"{{}} must hold a value for each of the {bands} bands of {{}}, got {len(self.tie_projs)}."
             yield Problem(("tie_projs", "cutoffs"), sentence)
 
-    def _problems_of_kind(self) -> Found:
+    def _problems_of_kind(self) -> Iterator[Problem]:
         known = (*KINDS, *own_kinds)
         if self.kind not in known:
             yield Problem(

@@ -42,7 +42,7 @@ _PACED = ("warmup_steps", "eval_every", "save_every", "sample_every")
 """Settings of [train] that keep their share of max_steps."""
 
 
-class Choice(NamedTuple):
+class ChosenRecipe(NamedTuple):
     """A recipe for a text."""
 
     recipe: str
@@ -52,7 +52,7 @@ class Choice(NamedTuple):
     """The choice, its reason and how to make another, in one sentence."""
 
 
-def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
+def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
     """The recipe for `data`, the name of a corpus or the path of a text. The user's corpus.unit decides for a text.
 
     Raises:
@@ -72,7 +72,7 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> Choice:
     return _for_ids(data, path, overrides) if unit == "id" else _for_text(data, path, unit, overrides)
 
 
-def _for_published(data: str, published: str) -> Choice:
+def _for_published(data: str, published: str) -> ChosenRecipe:
     """The corpus's recipe whose name ends in -small."""
     recipes = [name for name in packaged_recipes() if load_recipe(name).corpus.name == published]
     small = next((name for name in recipes if name.endswith("-small")), None)
@@ -80,22 +80,22 @@ def _for_published(data: str, published: str) -> Choice:
         like = "text-words" if DATASETS[published].unit == "word" else "text-small --corpus.unit char"
         known = f"one of {listing(recipes)}" if recipes else f"`txl train {like} --data {data}`"
         raise Mistake(f"RECIPE must be named for --data {data}, which has no small recipe. Take {known}.")
-    return Choice(small, (), f"Recipe {small}: the small one for the corpus {published}; {_another(data)}.")
+    return ChosenRecipe(small, (), f"Recipe {small}: the small one for the corpus {published}; {_another(data)}.")
 
 
-def _for_store(data: str, header: Header, overrides: Sequence[str]) -> Choice:
+def _for_store(data: str, header: Header, overrides: Sequence[str]) -> ChosenRecipe:
     """A token store has fixed tokens."""
     recipe = WORDS if header.unit == "word" else BYTES
     fixed = ("--corpus.unit", header.unit, "--corpus.newlines", header.newlines)
     paced, how = _pace(recipe, header.splits["train"].tokens, overrides) if "train" in header.splits else ((), "")
-    return Choice(
+    return ChosenRecipe(
         recipe,
         (*fixed, *paced),
         f"Recipe {recipe}: {_quote(data)} is tokenised as {header.unit}s; {how}{_another(data)}.",
     )
 
 
-def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]) -> Choice:
+def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]) -> ChosenRecipe:
     with unpack_if_archive(path.resolve(), cache_folder()) as files:
         try:
             splits = read_splits(files, unit or "word").splits
@@ -109,10 +109,12 @@ def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]
         size = _size(splits["train"])
     paced, how = _pace(recipe, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size, overrides)
     tokens = f"{unit or load_recipe(recipe).corpus.unit}s"
-    return Choice(recipe, paced, f"Recipe {recipe}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}.")
+    return ChosenRecipe(
+        recipe, paced, f"Recipe {recipe}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}."
+    )
 
 
-def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> Choice:
+def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> ChosenRecipe:
     """With few ids the recipe for bytes, otherwise the one for words."""
     with unpack_if_archive(path.resolve(), cache_folder()) as files:
         splits = read_splits(files, "id").splits
@@ -122,7 +124,7 @@ def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> Choice:
     paced, how = _pace(recipe, tokens, overrides)
     scored = () if "test" in splits else ("--eval.split=valid",)
     why = f"Recipe {recipe}: {_quote(data)} has {tokens:,} ids of {size:,} in its train split; {how}{_another(data)}."
-    return Choice(recipe, ("--corpus.unit=id", *scored, *paced), why)
+    return ChosenRecipe(recipe, ("--corpus.unit=id", *scored, *paced), why)
 
 
 def _by_words(train: Sequence[Span], valid: Sequence[Span]) -> tuple[str, int, str]:

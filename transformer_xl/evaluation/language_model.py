@@ -30,7 +30,7 @@ from .score import device_of, ratio
 from .sliding import Sliding
 
 
-class Scored(NamedTuple):
+class ScoredTokens(NamedTuple):
     """The cost of a text, token by token."""
 
     tokens: list[str]
@@ -71,7 +71,7 @@ class LanguageModel(LoadedModel):
             raise Mistake(f"with_lengths takes tgt_len, mem_len, clamp_len and attn_len, got {', '.join(unknown)}.")
         return self._replace(config=replace(self.config, eval=replace(self.config.eval, **lengths)))
 
-    def score(self, text: str | bytes, context: Context | None = None) -> Scored:
+    def score(self, text: str | bytes, context: Context | None = None) -> ScoredTokens:
         """The surprise of each token of `text`, which continues `context` or starts a text.
 
         A text that starts here comes after a line end, as in `txl score`. If the vocabulary has no line end, the first
@@ -96,7 +96,7 @@ class LanguageModel(LoadedModel):
             tokens = [writer.write(token) for token in ids[1:].tolist()]
         sizes = self.vocab.token_sizes()
         size = None if sizes is None else int(sizes[ids[1:]].sum())
-        return Scored(tokens, np.concatenate(nats), size, Context(state, ids[-1:], lengths, self.identity))
+        return ScoredTokens(tokens, np.concatenate(nats), size, Context(state, ids[-1:], lengths, self.identity))
 
     def next_tokens(
         self, prompt: str | bytes = "", context: Context | None = None, *, count: int = 10

@@ -71,12 +71,12 @@ class KVCache:
         pairs = zip(projections, memory.layers, strict=True)
         buffers = [torch.stack(project(past), 1) for project, past in pairs]
         ground = None
-        if memory.zero_ground:
+        if memory.zero_filled:
             zeros = memory.layers[0].new_zeros(1, 1, memory.layers[0].shape[2])
             ground = [torch.cat(project(zeros)) for project in projections]
         return cls(buffers, lengths, memory.length, memory.valid, ground, tokens=memory.tokens)
 
-    def grow_to(self, mem_len: int, *, zero_ground: bool = False) -> KVCache:
+    def grow_to(self, mem_len: int, *, zero_filled: bool = False) -> KVCache:
         """The cache itself, which already has the length that its `Lengths` require."""
         return self
 

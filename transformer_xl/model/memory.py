@@ -20,14 +20,14 @@ class Memory(NamedTuple):
 
     Each call projects them again, because in training the projections get gradients from them. `valid` is the number
     of each row's newest positions that count; None means all. A negative `valid[b]` means that the next call's first
-    -valid[b] tokens of row b are padding, which nothing attends to. With `zero_ground` (`model.zero_memory`) a row
+    -valid[b] tokens of row b are padding, which nothing attends to. With `zero_filled` (`model.zero_memory`) a row
     holds zeros where it has no past, and they count. (Changed copies name every field, because torch 2.11 compiles
     `_replace` to an empty tuple.)
     """
 
     layers: tuple[Float[Tensor, "B M D"], ...]
     valid: Int[Tensor, " B"] | None = None
-    zero_ground: bool = False
+    zero_filled: bool = False
     tokens: Int[Tensor, "B L"] | None = None
     """The last tokens of each row, oldest first, -1 before its first; None without n-grams and matches."""
 
@@ -50,10 +50,10 @@ class Memory(NamedTuple):
         rows = self.layers[0]
         return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
 
-    def grow_to(self, mem_len: int, *, zero_ground: bool = False) -> Memory:
-        """The memory itself. If it or the argument has `zero_ground`: filled up to `mem_len` with zeros that count."""
+    def grow_to(self, mem_len: int, *, zero_filled: bool = False) -> Memory:
+        """The memory itself. If it or the argument has `zero_filled`: filled up to `mem_len` with zeros that count."""
         lacking = max(mem_len - self.length, 0)
-        if not (self.zero_ground or zero_ground):
+        if not (self.zero_filled or zero_filled):
             return self
         if self.valid is None and not lacking:
             return Memory(self.layers, None, True, self.tokens)
@@ -76,11 +76,11 @@ class Memory(NamedTuple):
         valid = self.valid
         if valid is not None:
             valid = (valid + inputs[0].shape[1]).clamp(max=layers[0].shape[1])
-        return Memory(layers, valid, self.zero_ground, self.tokens)
+        return Memory(layers, valid, self.zero_filled, self.tokens)
 
     def with_tokens(self, tokens: Int[Tensor, "B L"]) -> Memory:
         """The same memory with these last tokens."""
-        return Memory(self.layers, self.valid, self.zero_ground, tokens)
+        return Memory(self.layers, self.valid, self.zero_filled, tokens)
 
     def __getitem__(self, index: Any) -> Any:
         """A field by its number, as of any named tuple. Rows are chosen by `select`."""
@@ -91,11 +91,11 @@ class Memory(NamedTuple):
     def select(self, rows: Int[Tensor, " R"] | slice) -> Memory:
         """The given rows (streams), in the given order."""
         valid, tokens = (None if x is None else x[rows] for x in (self.valid, self.tokens))
-        return Memory(tuple(x[rows] for x in self.layers), valid, self.zero_ground, tokens)
+        return Memory(tuple(x[rows] for x in self.layers), valid, self.zero_filled, tokens)
 
     @staticmethod
     def cat(memories: Sequence[Memory]) -> Memory:
-        """Join the rows of several memories. Shorter ones get padding in front, which counts with `zero_ground`."""
+        """Join the rows of several memories. Shorter ones get padding in front, which counts with `zero_filled`."""
         first, *others = memories
         if not others:
             return first
@@ -104,22 +104,22 @@ class Memory(NamedTuple):
             torch.cat([pad(x, (0, 0, length - x.shape[1], 0)) for x in layer])
             for layer in zip(*(m.layers for m in memories), strict=True)
         )
-        whole = first.zero_ground or all(m.valid is None and m.length == length for m in memories)
+        whole = first.zero_filled or all(m.valid is None and m.length == length for m in memories)
         valid = None if whole else torch.cat([m.counts for m in memories])
-        return Memory(layers, valid, first.zero_ground, cat_tokens(memories))
+        return Memory(layers, valid, first.zero_filled, cat_tokens(memories))
 
     def to(self, where: torch.device | str | torch.dtype) -> Memory:
         """A copy on another device, or in another dtype."""
         valid, tokens = self.valid, self.tokens
         if not isinstance(where, torch.dtype):
             valid, tokens = (None if x is None else x.to(where) for x in (valid, tokens))
-        return Memory(tuple(x.to(where) for x in self.layers), valid, self.zero_ground, tokens)
+        return Memory(tuple(x.to(where) for x in self.layers), valid, self.zero_filled, tokens)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows, where a document or episode ended; keep the others."""
         marked = as_marks(rows, self.layers[0])
         tokens = reset_tokens(self.tokens, marked)
-        if self.zero_ground:
+        if self.zero_filled:
             layers = tuple(x.masked_fill(marked[:, None, None], 0) for x in self.layers)
             return Memory(layers, self.valid, True, tokens)
         return Memory(self.layers, self.counts.masked_fill(marked, 0), False, tokens)

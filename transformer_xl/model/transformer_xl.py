@@ -154,7 +154,7 @@ class TransformerXLBackbone(nn.Module):
         check_vectors(x, self.like)
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
-        state = state.grow_to(lengths.mem_len, zero_ground=self.config.zero_memory)
+        state = state.grow_to(lengths.mem_len, zero_filled=self.config.zero_memory)
         x = self.dropout(x)
         recompute = self.recompute and torch.is_grad_enabled()
         call: Any = partial(checkpoint, use_reentrant=False) if recompute else nn.Module.__call__
@@ -225,7 +225,7 @@ class TransformerXLBackbone(nn.Module):
         if not plain or any(type(layer).forward is not DecoderLayer.forward for layer in layers):
             return memory
         projections = [layer.attention.keys_values for layer in layers]
-        memory = memory.grow_to(lengths.mem_len, zero_ground=self.config.zero_memory)
+        memory = memory.grow_to(lengths.mem_len, zero_filled=self.config.zero_memory)
         return KVCache.of_memory(memory, lengths, projections)
 
 

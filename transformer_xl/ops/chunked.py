@@ -49,7 +49,9 @@ def attend(
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
     r = r[:, r.shape[1] - k.shape[2] - mask.ahead :]
     options = _Options(mask, dropout_p, seed)
-    return _Attention.apply(content_q, position_q, k.transpose(0, 1), v.transpose(0, 1), r, options).transpose(0, 1)
+    return _ChunkedAttention.apply(content_q, position_q, k.transpose(0, 1), v.transpose(0, 1), r, options).transpose(
+        0, 1
+    )
 
 
 class _Options(NamedTuple):
@@ -99,7 +101,7 @@ def _blocks(H: int, B: int, T: int, S: int, mask: Mask) -> Iterator[_Block]:
                 yield _Block(heads, rows, slice(query, end), keys, own - first, min(mask.ahead, T - 1 - query))
 
 
-class _Attention(torch.autograd.Function):
+class _ChunkedAttention(torch.autograd.Function):
     """Attention by blocks. All inputs but `r` are `H B L K`; queries are scaled and have their biases added."""
 
     @staticmethod

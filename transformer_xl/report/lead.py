@@ -30,7 +30,7 @@ class Piece(NamedTuple):
     title: str
 
 
-class Text(NamedTuple):
+class ColouredText(NamedTuple):
     """A passage for the template."""
 
     run: str
@@ -120,10 +120,10 @@ def tested_as(record: Record) -> str:
     return str(record.setting("eval", "split") or "test")
 
 
-def texts(records: Sequence[Record]) -> list[Text]:
+def texts(records: Sequence[Record]) -> list[ColouredText]:
     """The passages of all runs."""
     return [
-        Text(
+        ColouredText(
             "" if len(records) == 1 else record.name,
             _heading(record, passage),
             list(_pieces(passage)),

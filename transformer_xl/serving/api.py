@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from .choices import token_name
 from .engine import Closing, QueueFull
 from .guard import BodyGuard, Envelope, error_json
-from .metrics import Metrics
+from .metrics import ServerMetrics
 from .requests import FORMS, Completion, Detokenize, Refused, Tokenize, check_ids, form_error, short
 from .service import Answer, ClientGone, Service
 
@@ -40,7 +40,7 @@ SAFE = {
 def build_app(service: Service, tokens: Sequence[str] = ()) -> FastAPI:
     """The application. With `tokens`, requests need one of them, and a text belongs to the token that made it."""
     app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None)
-    app.state.service, app.state.metrics, app.state.tokens = service, Metrics(service), tuple(tokens)
+    app.state.service, app.state.metrics, app.state.tokens = service, ServerMetrics(service), tuple(tokens)
     app.add_middleware(BodyGuard, most=service.limits.body_bytes, seconds=service.limits.body_seconds)
     app.add_middleware(Envelope, headers=SAFE, count=app.state.metrics.count)
     for kind, answer in {

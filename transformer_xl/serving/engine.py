@@ -30,7 +30,7 @@ from ..model.native import can_step, includes_head
 from ..model.step import Step
 from ..ops.masks import next_multiple
 from ..runtime.device import autocast
-from .texts import Ended, Failed, Job, Outbox, Past, Scored, Top, Wrote, reach_of
+from .texts import Ended, EventBuffer, Failed, Job, Past, Scored, Top, Wrote, reach_of
 from .turns import Turns
 
 LOG = logging.getLogger("transformer_xl.serving")
@@ -80,7 +80,7 @@ class Writing:
 
 
 @dataclass
-class Counts:
+class EngineCounts:
     """What the engine has done so far."""
 
     read: int = 0
@@ -117,14 +117,14 @@ class Engine:
         self.precision: str = precision
         self.device: torch.device = device_of(model)
         self.model: Any = model.for_inference(precision)
-        self.counts: Counts = Counts()
+        self.counts: EngineCounts = EngineCounts()
         self.closing: bool = False
         self._wake = threading.Condition()
         self._queue = Turns()
         self._reading: deque[Reading] = deque()
         self._ready: deque[Writing] = deque()
         self._writing: list[Writing | None] = [None] * rows
-        self._outbox = Outbox()
+        self._events = EventBuffer()
         self._empty_cache = lru_cache(_BEGINNINGS)(partial(empty_cache, self.model))
         self._stopped, self._idle = False, True
         self._thread = threading.Thread(target=self._run, name="txl-engine", daemon=True)
@@ -200,7 +200,7 @@ class Engine:
                     self._read()
                     self._seat()
                     self._write()
-                    self._outbox.send(self.busy)
+                    self._events.send(self.busy)
                 except Exception as error:
                     LOG.exception("The engine failed; its texts are dropped.")
                     self._fail(error)
@@ -266,7 +266,7 @@ class Engine:
             return self.model.hidden(window[:, :-1], state, job.lengths)[1]
         prediction, state = self.model.predict(window[:, :-1], window[:, 1:], state, job.lengths)
         tops = self._tops(prediction.features[0], job.top)
-        self._outbox.add(job, Scored(-prediction.nll[0].double().cpu().numpy(), tops))
+        self._events.add(job, Scored(-prediction.nll[0].double().cpu().numpy(), tops))
         return state
 
     def _tops(self, features: Float[Tensor, "T D"], count: int) -> list[Top]:
@@ -329,7 +329,7 @@ class Engine:
                 for i, row in enumerate(rows):
                     self._draw([row], log_probs[i : i + 1])
             else:
-                self._outbox.add(job, Failed(error))
+                self._events.add(job, Failed(error))
                 self._writing[rows[0]] = None
             return
         drawn = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
@@ -344,14 +344,14 @@ class Engine:
         text = holder.writer.write(token)
         holder.last, holder.written = token, holder.written + 1
         self.counts.written += 1
-        self._outbox.add(job, Wrote(holder.index, token, text, log_prob, top))
+        self._events.add(job, Wrote(holder.index, token, text, log_prob, top))
         if holder.writer.ended or holder.written == job.max_tokens:
             past = Past(self._step.take(row), token, job.lengths)
             self._writing[row] = None
             self._end(holder, "stop" if holder.writer.ended else "length", past)
 
     def _end(self, holder: Writing, reason: str, past: Past) -> None:
-        self._outbox.add(holder.job, Ended(holder.index, holder.writer.close(), reason, past))
+        self._events.add(holder.job, Ended(holder.index, holder.writer.close(), reason, past))
 
     def _fail(self, error: Exception) -> None:
         """Drop all texts."""
@@ -363,8 +363,8 @@ class Engine:
         self._ready.clear()
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):
-            self._outbox.add(job, Failed(error))
-        self._outbox.send()
+            self._events.add(job, Failed(error))
+        self._events.send()
 
 
 def empty_cache(model: Any, lengths: Lengths) -> KVCache:

@@ -35,7 +35,7 @@ class _Engine:
             yield GaugeMetricFamily(name, about, value=value)
 
 
-class Metrics:
+class ServerMetrics:
     """The counters of one server."""
 
     def __init__(self, service: Service) -> None:

@@ -27,7 +27,7 @@ class ClientGone(Exception):
     """Nobody waits for the answer."""
 
 
-class Mail:
+class LoopCalls:
     """Calls from a thread to an event loop. Waking a loop is slow, so it is woken once for all calls that wait."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Service:
     engine: Engine
     sessions: Sessions
     limits: Limits
-    mail: Mail = field(default_factory=Mail)
+    calls: LoopCalls = field(default_factory=LoopCalls)
 
     @property
     def vocab(self) -> Vocab:
@@ -241,6 +241,6 @@ class Answer:
     def _emitter(self, number: int) -> Callable[[Event], None]:
         def emit(event: Event) -> None:
             assert self._loop is not None, "start was called"
-            self.service.mail.send(self._loop, partial(self._events.put_nowait, (number, event)))
+            self.service.calls.send(self._loop, partial(self._events.put_nowait, (number, event)))
 
         return emit

@@ -125,7 +125,7 @@ class Job:
         return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.top
 
 
-class Outbox:
+class EventBuffer:
     """Events that the engine has not sent yet.
 
     To send costs the server about as much as to write a token, whatever it sends. So with many texts the events of

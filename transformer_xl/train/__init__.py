@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .choices import choices, gains_from_native, settle
+from .choices import choices, gains_from_native, resolve_settings
 from .loop import fit, validate
 from .step import MOST_SKIPPED, Trainer, train_step, trained_targets
 
@@ -12,7 +12,7 @@ __all__ = [
     "choices",
     "fit",
     "gains_from_native",
-    "settle",
+    "resolve_settings",
     "train_step",
     "trained_targets",
     "validate",

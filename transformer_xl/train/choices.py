@@ -15,7 +15,7 @@ from ..ops import STRIDED_SCORES, native, native_refusal, native_wins, resolve_b
 from ..runtime.device import resolve_device, resolve_precision
 
 
-def settle(config: RunConfig, corpus: Corpus) -> RunConfig:
+def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
     """`config` with the vocabulary size of the corpus, and a device, precision and backend for this machine.
 
     Raises:

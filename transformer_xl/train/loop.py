@@ -33,7 +33,7 @@ from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import ProgressPrinter, seconds_left
-from .choices import choices, settle
+from .choices import choices, resolve_settings
 from .lines import introduce, progress_text
 from .optim import learning_rate
 from .step import Pace, Trainer
@@ -84,7 +84,7 @@ def fit(
     check_rebuilt(model)
     if begun is None and not resume:
         begun = {"recipe": "", "why": "", "init": "", "chosen": choices(config.train, model.config)}
-    config, ranks = settle(replace(config, model=model.config), corpus), ranks or Ranks()
+    config, ranks = resolve_settings(replace(config, model=model.config), corpus), ranks or Ranks()
     assert replan is None or ranks.size == 1, "replan is only for a single process"
     run = Run(folder)
     if not resume and run.latest is not None:

@@ -30,7 +30,7 @@ from ..run import Run, find_checkpoint, load_config, load_model, load_vocab, loa
 from ..runtime.device import resolve_device
 from ..runtime.files import refuse_odd_name
 from ..runtime.ranks import Ranks
-from .choices import choices, gains_from_native, settle
+from .choices import choices, gains_from_native, resolve_settings
 from .loop import fit
 from .step import Trainer
 from .trackers import Trackers, require_installed
@@ -104,7 +104,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     chosen = choices(config.train, config.model)
     if config.train.backend not in ("auto", chosen["backend"]["name"]) and ranks.first:
         print(f"train.backend is {chosen['backend']['name']}: {chosen['backend']['why']}.", file=sys.stderr)
-    config = settle(config, corpus)
+    config = resolve_settings(config, corpus)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, backend=config.train.backend, recompute=config.train.recompute)
     if source is not None:

@@ -75,7 +75,7 @@ def open_trackers(
     trackers: dict[str, Tracker] = {}
     for name in dict.fromkeys(names):
         try:
-            trackers[name] = TensorBoard(run, step) if name == "tensorboard" else Service(name, run, config)
+            trackers[name] = TensorBoard(run, step) if name == "tensorboard" else TrackingService(name, run, config)
         except Exception as error:
             warn(_failure(name, error))
     return Trackers(trackers, warn)
@@ -101,7 +101,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class Service:
+class TrackingService:
     """Weights & Biases or Trackio, which have the same interface. Their environment variables override our defaults.
 
     Neither can delete entries. A file in the run's folder, `wandb.json` or `trackio.json`, keeps the record's id and

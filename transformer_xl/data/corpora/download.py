@@ -15,7 +15,7 @@ from ...runtime.files import explain_write_error
 
 
 @dataclass(frozen=True)
-class Origin:
+class DownloadSource:
     """One address of a file."""
 
     url: str
@@ -31,7 +31,7 @@ class Origin:
 
 
 def download(
-    origins: Sequence[Origin],
+    origins: Sequence[DownloadSource],
     folder: Path,
     *,
     check: Callable[[Path], object] = lambda path: None,
@@ -78,7 +78,7 @@ class _Broken(Exception):
         self.passing: bool = passing
 
 
-def _load(origin: Origin, folder: Path, check: Callable[[Path], object], timeout: float) -> Path:
+def _load(origin: DownloadSource, folder: Path, check: Callable[[Path], object], timeout: float) -> Path:
     import pooch  # not above, because `txl --help` needs no network
     from requests import exceptions
     from urllib3.exceptions import NewConnectionError

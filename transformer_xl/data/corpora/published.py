@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from ..header import SPLITS as SPLITS
 from ..vocab import Newlines, Unit
-from .download import Origin
+from .download import DownloadSource
 
 
 @dataclass(frozen=True)
-class Counts:
+class SplitCounts:
     """Counts of the tokens of a split; None if not published."""
 
     tokens: int
@@ -28,7 +28,7 @@ class Protocol:
     """The counts of a corpus with one treatment of line ends."""
 
     vocab_size: int | None
-    splits: Mapping[str, Counts]
+    splits: Mapping[str, SplitCounts]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Package:
     """A file, or files in one archive, to download from the first address that works."""
 
     files: tuple[str, ...]
-    origins: tuple[Origin, ...]
+    origins: tuple[DownloadSource, ...]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _plain_characters(text: bytes) -> bytes:
 
 def _protocol(vocab_size: int, *counts: tuple[int, ...]) -> Protocol:
     """A protocol with the numbers of tokens, types and unknown tokens of train, valid and test."""
-    return Protocol(vocab_size, {split: Counts(*numbers) for split, numbers in zip(SPLITS, counts, strict=True)})
+    return Protocol(vocab_size, {split: SplitCounts(*numbers) for split, numbers in zip(SPLITS, counts, strict=True)})
 
 
 def _one_file_each(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
@@ -84,7 +84,7 @@ def _one_file_each(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return {split: (file,) for split, file in zip(SPLITS, files, strict=True)}
 
 
-def _package(files: Collection[str], *origins: Origin) -> tuple[Package, ...]:
+def _package(files: Collection[str], *origins: DownloadSource) -> tuple[Package, ...]:
     """All files of a corpus in one archive, at one or more addresses."""
     return (Package(tuple(files), origins),)
 
@@ -94,7 +94,7 @@ def _wikitext(
 ) -> tuple[Package, ...]:
     """The archive at two addresses: the bucket of the authors' company (closed in 2024) and the first author's copy."""
     folders = ("https://s3.amazonaws.com/research.metamind.io/wikitext", "https://wikitext.smerity.com")
-    return _package(files, *(Origin(f"{folder}/{archive}", size, digest) for folder in folders))
+    return _package(files, *(DownloadSource(f"{folder}/{archive}", size, digest) for folder in folders))
 
 
 _PTB = {
@@ -108,7 +108,7 @@ _PTB_CHAR = {
     "ptb.char.test.txt": "sha256:1ef5607ac3c463b16e38bfe7900dd3bfc91de5a96e0f21e7eab5188b465b8ebe",
 }
 _PTB_ARCHIVES = tuple(
-    Origin(url, None, "md5:30177ea32e27c525793142b6bf2c8e2d")
+    DownloadSource(url, None, "md5:30177ea32e27c525793142b6bf2c8e2d")
     for url in (
         "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
         "https://dataset.bj.bcebos.com/imikolov%2Fsimple-examples.tgz",
@@ -133,7 +133,7 @@ _WIKITEXT_103 = {
 _LM1B_TRAIN = tuple(f"news.en-{shard:05}-of-00100" for shard in range(1, 100))
 _LM1B_TEST = "news.en.heldout-00000-of-00050"
 _LM1B_VOCAB = "1b_word_vocab.txt"
-_LM1B_ARCHIVE = Origin(
+_LM1B_ARCHIVE = DownloadSource(
     "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
     1_792_209_805,
     "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
@@ -146,7 +146,7 @@ DATASETS: dict[str, Dataset] = {
         files={"enwik8": "sha256:2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"},
         packages=_package(
             ["enwik8"],
-            Origin(
+            DownloadSource(
                 "http://mattmahoney.net/dc/enwik8.zip",
                 36_445_475,
                 "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
@@ -163,12 +163,12 @@ DATASETS: dict[str, Dataset] = {
         files={"text8": "md5:3bea1919949baf155f99411df5fada7e"},
         packages=_package(
             ["text8"],
-            Origin(
+            DownloadSource(
                 "http://mattmahoney.net/dc/text8.zip",
                 31_344_016,
                 "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
             ),
-            Origin("https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz"),
+            DownloadSource("https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz"),
         ),
         protocols={"keep": _protocol(27, (90_000_000, 27), (5_000_000, 27), (5_000_000, 27))},
         cuts=(90_000_000, 95_000_000),
@@ -176,7 +176,7 @@ DATASETS: dict[str, Dataset] = {
     "ptb": Dataset(
         unit="word",
         files=_PTB,
-        packages=tuple(Package((name,), (Origin(f"{_PTB_FILES}/{name}"), *_PTB_ARCHIVES)) for name in _PTB),
+        packages=tuple(Package((name,), (DownloadSource(f"{_PTB_FILES}/{name}"), *_PTB_ARCHIVES)) for name in _PTB),
         protocols={
             "keep": _protocol(10_000, (929_589, 10_000, 45_020), (73_760, 6_022, 3_485), (82_430, 6_049, 4_794))
         },
@@ -241,10 +241,14 @@ DATASETS: dict[str, Dataset] = {
         },
         packages=(
             Package((*_LM1B_TRAIN, _LM1B_TEST), (_LM1B_ARCHIVE,)),
-            Package((_LM1B_VOCAB,), (Origin("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt"),)),
+            Package(
+                (_LM1B_VOCAB,), (DownloadSource("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt"),)
+            ),
         ),
         protocols={
-            "sentence": Protocol(793_471, {"valid": Counts(159_659, None, None), "test": Counts(159_659, None, None)})
+            "sentence": Protocol(
+                793_471, {"valid": SplitCounts(159_659, None, None), "test": SplitCounts(159_659, None, None)}
+            )
         },
         splits={"train": _LM1B_TRAIN, "valid": (_LM1B_TEST,), "test": (_LM1B_TEST,)},
         counted=("train",),

@@ -61,7 +61,7 @@ class AlRfou(Vaswani):
         _check(self.config, x.shape[1], lengths)
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
-        state = state.grow_to(lengths.mem_len, zero_ground=self.config.zero_memory)
+        state = state.grow_to(lengths.mem_len, zero_filled=self.config.zero_memory)
         x = self.dropout(x)
         recompute = self.recompute and torch.is_grad_enabled()
         call: Any = partial(checkpoint, use_reentrant=False) if recompute else nn.Module.__call__

@@ -181,7 +181,7 @@ def make_step(*arguments: Any) -> Callable[..., Tensor]:
     return _module(library())[0].make_step(*arguments)
 
 
-class _Attention(torch.autograd.Function):
+class _NativeAttention(torch.autograd.Function):
     """The kernels as an autograd function. First derivatives only."""
 
     @staticmethod
@@ -221,5 +221,5 @@ def attend(
     tensors = q, k, v, r, content_bias, position_bias
     arguments = *tensors, start, end, window, mask.ahead, scale, dropout_p, seed
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return _Attention.apply(*arguments)
+        return _NativeAttention.apply(*arguments)
     return _module(library())[0].forward(False, *arguments)[0]
