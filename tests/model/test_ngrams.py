@@ -15,7 +15,7 @@ from transformer_xl.data.loader import StreamLoader
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.inference import check_state
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.ngrams import NgramEmbedding, add_ngrams, joined_tokens
+from transformer_xl.model.ngrams import NgramEmbedding, joined_tokens
 from transformer_xl.train import Trainer
 from transformer_xl.train.optim import build_optimizers
 
@@ -66,10 +66,10 @@ def bool_of(token: int) -> bool:
 
 def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
     torch.manual_seed(0)
-    module = NgramEmbedding((1, 2, 5), (97, 97, 97, 6), 6, 24, matches=(2,), window=9).double()
+    module = NgramEmbedding((1, 2, 5), (97, 97, 97, 6), 6, 24, matches=(2,), window=9, dropout=0.25).double()
     torch.nn.init.eye_(module.projection.weight)
     tokens = torch.randint(5, (64, 70))
-    whole, dropped = module.eval()(tokens, 64, 0.25), module.train()(tokens, 64, 0.25)
+    whole, dropped = module.eval()(tokens, 64), module.train()(tokens, 64)
     factors = (dropped / whole).unflatten(-1, (4, 6))
     assert (factors[..., 3, :] == 1).all(), "matches stay"
     factors = factors[..., :3, :]
@@ -79,14 +79,15 @@ def test_dropout_leaves_out_whole_n_grams_and_only_in_training() -> None:
     assert abs(kept.double().mean().item() - 0.75) < 6 * (0.25 * 0.75 / kept.numel()) ** 0.5
 
 
-def test_the_share_left_out_is_that_of_the_configuration_at_each_call() -> None:
+def test_the_share_left_out_is_the_last_one_that_was_set() -> None:
     model, ids = small_model(train=True, **NGRAMS), text(2, 9)
 
     def added() -> torch.Tensor:
-        return add_ngrams(model, torch.zeros(2, 9, 14, dtype=torch.float64), ids, None, lengths(5))[0]
+        zeros, memory = torch.zeros(2, 9, 14, dtype=torch.float64), model.empty_memory(2, lengths(5))
+        return model.ngrams.add(zeros, ids, memory, 5)[0]
 
     assert added().all()
-    model.config = replace(model.config, ngram_dropout=0.999_999)
+    model.set_ngram_dropout(0.999_999)
     assert not added().all(-1).any()
     model.eval()
     assert added().all()

@@ -125,7 +125,7 @@ class Plan:
         left = self.end - after - now
         steps = step + max(int(left / pace), step == 1 and left > 0)
         share = left_out(steps * self.train.batch_size * self.train.tgt_len / self.tokens)
-        trainer.model.config = replace(trainer.model.config, ngram_dropout=share)
+        trainer.model.set_ngram_dropout(share)
         return replace(
             self.train,
             max_steps=steps,

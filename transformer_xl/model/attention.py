@@ -45,7 +45,7 @@ class Positions(NamedTuple):
 
 @runtime_checkable
 class Projected(Protocol):
-    """A past that holds projected keys and values. It may have its own `attend`."""
+    """A past that holds projected keys and values."""
 
     def append(
         self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"], /
@@ -199,7 +199,6 @@ def content_attention(
     attn_len: int | None = None,
     valid: Int[Tensor, " B"] | None = None,
     dropout_p: float = 0.0,
-    backend: str = "auto",
 ) -> Float[Tensor, "B H T K"]:
     """Causal attention by content alone, with the masks of `ops.relative_attention`, always by PyTorch's kernels."""
     queries, keys = q.shape[2], k.shape[2]

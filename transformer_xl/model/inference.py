@@ -21,7 +21,7 @@ from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..ops.masks import next_multiple
 from .inputs import as_marks
-from .memory import Memory, cat_tokens, reset_tokens
+from .memory import Context, Memory, cat_tokens, reset_tokens
 
 
 class LayerCache(NamedTuple):
@@ -80,10 +80,8 @@ class KVCache:
         """The cache itself, which already has the length that its `Lengths` require."""
         return self
 
-    def context(
-        self, x: Float[Tensor, "B T D"], lengths: Lengths, encode: Callable[..., Iterable[Any]]
-    ) -> tuple[list[LayerCache], Sequence[Any]]:
-        """Each layer's past and positions, as `Memory.context` returns them.
+    def context(self, tokens: int, lengths: Lengths) -> Context:
+        """What a call with T = `tokens` reads; see `Context`.
 
         A cache that is not full has more encoded distances than a call needs. A full one has exactly as many, because
         PyTorch would copy a part of a table before a product. Several queries need some spare distances (see
@@ -96,23 +94,21 @@ class KVCache:
             )
         if torch.is_grad_enabled():
             raise Mistake("A KVCache is for inference: call under torch.no_grad(), or give a Memory.")
-        tokens = x.shape[1]
         self._make_room(tokens)
         needed = next_multiple(self.length + tokens) if tokens > 1 else self.length + tokens
         filling = self.length < self.lengths.mem_len
+        pasts = [LayerCache(buffer, self.first, self.first + self.length) for buffer in self.buffers]
         if self.reach < needed:
-            self.encode(max(needed, 2 * self.reach) if filling else needed, encode, x)
-        elif self.reach > needed and not filling:
-            self._hold([each._replace(r=each.r[:, -needed:]) if each else each for each in self.positions], needed)
-        return [LayerCache(buffer, self.first, self.first + self.length) for buffer in self.buffers], self.positions
+            return Context(pasts, max(needed, 2 * self.reach) if filling else needed, None)
+        if self.reach > needed and not filling:
+            self.keep_positions([each and each._replace(r=each.r[:, -needed:]) for each in self.positions], needed)
+        return Context(pasts, self.reach, self.positions)
 
-    def encode(self, reach: int, encode: Callable[..., Iterable[Any]], like: Tensor) -> None:
-        """Encode the distances `reach` - 1, ..., 0. Forks share them."""
-        self._hold(encode(reach, self.lengths.clamp_len, like), reach)
-
-    def _hold(self, positions: Iterable[Any], reach: int) -> None:
-        self.positions = [each._replace(r=each.r.contiguous()) if each else each for each in positions]
+    def keep_positions(self, positions: Iterable[Any], reach: int) -> Sequence[Any]:
+        """Keep each layer's positions, for the distances `reach` - 1, ..., 0, for later calls. Forks share them."""
+        self.positions = [each and each._replace(r=each.r.contiguous()) for each in positions]
         self.reach = reach
+        return self.positions
 
     def _make_room(self, tokens: int) -> None:
         needed, size, live = self.length + tokens, self.buffers[0].shape[3], self._live()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,17 @@ from torch.nn.functional import pad
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from .inputs import as_marks
+
+
+class Context(NamedTuple):
+    """What a call reads of the state before it."""
+
+    pasts: Sequence[Any]
+    """Each layer's past: its earlier inputs, or their keys and values."""
+    reach: int
+    """The call needs the encodings of the distances `reach` - 1, ..., 0."""
+    positions: Sequence[Any] | None
+    """Each layer's `Positions`, if the state has them."""
 
 
 class Memory(NamedTuple):
@@ -64,11 +75,13 @@ class Memory(NamedTuple):
         valid = None if length <= mem_len else self.counts.clamp(min=mem_len)
         return Memory(layers, valid, True, self.tokens)
 
-    def context(
-        self, x: Float[Tensor, "B T D"], lengths: Lengths, encode: Callable[..., Iterable[Any]]
-    ) -> tuple[Iterable[Float[Tensor, "B M D"]], Iterable[Any]]:
-        """Each layer's past, and each layer's positions, which `encode(length, clamp_len, like)` returns."""
-        return self.layers, encode(self.length + x.shape[1], lengths.clamp_len, x)
+    def context(self, tokens: int, lengths: Lengths) -> Context:
+        """What a call with T = `tokens` reads; see `Context`."""
+        return Context(self.layers, self.length + tokens, None)
+
+    def keep_positions(self, positions: Iterable[Any], reach: int) -> Iterable[Any]:
+        """A memory keeps no positions, because training changes the weights."""
+        return positions
 
     def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> Memory:
         """Append this segment's layer inputs, detached, and keep the newest `mem_len` positions."""

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
-from ..config.settings import Lengths
 from ..mistake import Mistake
-from .inference import check_state
+from .inference import KVCache
+from .memory import Memory
 
+State = TypeVar("State", Memory, KVCache)
 PRIME, BASE = (1 << 31) - 1, 1_540_483_477
 """The hash is a polynomial modulo a prime. No product exceeds 2^62, so it is the same on every device."""
 
@@ -49,6 +50,7 @@ class NgramEmbedding(nn.Module):
         matches: tuple[int, ...] = (),
         window: int = 0,
         scale: float = 1.0,
+        dropout: float = 0.0,
     ):
         super().__init__()
         self.lengths: tuple[int, ...] = lengths
@@ -56,6 +58,8 @@ class NgramEmbedding(nn.Module):
         self.matches: tuple[int, ...] = matches
         self.window: int = window
         self.scale: float = scale
+        self.dropout: float = dropout
+        """The share of n-grams, but not of matches, that training leaves out."""
         self.table: nn.Embedding = nn.Embedding(sum(sizes), width)
         self.projection: nn.Linear = nn.Linear(len(sizes) * width, d_model, bias=False)
 
@@ -64,19 +68,30 @@ class NgramEmbedding(nn.Module):
         """The number of earlier tokens that the vector of one token needs."""
         return max(*self.lengths, *(self.window + n for n in self.matches), 1) - 1
 
+    def add(
+        self, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: State, mem_len: int
+    ) -> tuple[Float[Tensor, "B T D"], State]:
+        """The embeddings `x` of these tokens plus the vectors of their n-grams, and `memory` with its next tokens."""
+        if memory.tokens is None and memory.length:
+            raise Mistake(
+                "memory must have the last tokens of each row, because the model has n-grams or matches. Give the "
+                "result of empty_memory or of the previous call."
+            )
+        if not ids.shape[1]:
+            return x, memory
+        tokens = joined_tokens(ids, memory)
+        return x + self(tokens, ids.shape[1]), memory.with_tokens(self.last(tokens, mem_len))
+
     @torch.compiler.disable  # it cannot compile sparse gradients
-    def forward(self, tokens: Int[Tensor, "B L"], count: int, dropout: float = 0.0) -> Float[Tensor, "B T D"]:
-        """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first.
+    def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Float[Tensor, "B T D"]:
+        """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
+        return self.vectors(self.rows_of(tokens, count))
 
-        In training each n-gram, but no match, is left out with probability `dropout`.
-        """
-        return self.vectors(self.rows_of(tokens, count), dropout)
-
-    def vectors(self, rows: Int[Tensor, "B T N"], dropout: float = 0.0) -> Float[Tensor, "B T D"]:
+    def vectors(self, rows: Int[Tensor, "B T N"]) -> Float[Tensor, "B T D"]:
         """Vectors for the rows that `rows_of` returns."""
         vectors = self.table(rows)
-        if self.training and dropout:
-            kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(self.lengths)), dropout)
+        if self.training and self.dropout:
+            kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(self.lengths)), self.dropout)
             vectors = vectors * F.pad(kept, (0, len(self.matches)), value=1.0)[..., None]
         return self.scale * self.projection(vectors.flatten(-2))
 
@@ -102,27 +117,7 @@ class NgramEmbedding(nn.Module):
         return self.last(torch.empty(batch, 0, dtype=torch.long, device=self.table.weight.device), mem_len)
 
 
-def add_ngrams(
-    model: Any, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
-) -> tuple[Float[Tensor, "B T D"], Any]:
-    """The embeddings `x` of these tokens plus the vectors of their n-grams, and `memory` with its next tokens."""
-    if model.ngrams is None:
-        return x, memory
-    state = model.empty_memory(len(ids), lengths) if memory is None else memory
-    check_state(state, [model.config.d_model] * model.config.n_layer, x)
-    if state.tokens is None and state.length:
-        raise Mistake(
-            "memory must have the last tokens of each row, because the model has n-grams or matches. Give the result "
-            "of empty_memory or of the previous call."
-        )
-    if not ids.shape[1]:
-        return x, state
-    tokens = joined_tokens(ids, state)
-    x = x + model.ngrams(tokens, ids.shape[1], model.config.ngram_dropout)
-    return x, state.with_tokens(model.ngrams.last(tokens, lengths.mem_len))
-
-
-def joined_tokens(ids: Integer[Tensor, "B T"], memory: Any) -> Int[Tensor, "B L"]:
+def joined_tokens(ids: Integer[Tensor, "B T"], memory: Memory | KVCache) -> Int[Tensor, "B L"]:
     """The tokens that `memory` keeps, and these ids. Padding becomes -1."""
     ids = ids.long()
     if memory.valid is not None:

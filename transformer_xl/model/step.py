@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
+from .attention import Positions
 from .inference import KVCache, check_state
 from .inputs import as_marks, check_vectors
 from .memory import Memory, reset_tokens
@@ -54,18 +55,15 @@ class Ring(NamedTuple):
         q: Float[Tensor, "B H 1 K"],
         k: Float[Tensor, "B H W K"],
         v: Float[Tensor, "B H W K"],
-        r: Float[Tensor, "H W K"],
-        content_bias: Float[Tensor, "H K"],
-        position_bias: Float[Tensor, "H K"],
-        **_: Any,
+        positions: Positions,
     ) -> Float[Tensor, "B H 1 K"]:
         """See `relative_attention`: one query per row, keys in the order of the ring; `unseen` is the only mask."""
         q, scale = q[:, :, 0], q.shape[-1] ** -0.5
-        query = (q + position_bias.to(q.dtype)) * scale
-        scores = torch.bmm(r, query.permute(1, 2, 0).to(r.dtype)).permute(2, 0, 1)
+        query = (q + positions.position_bias.to(q.dtype)) * scale
+        scores = torch.bmm(positions.r, query.permute(1, 2, 0).to(positions.r.dtype)).permute(2, 0, 1)
         scores = scores.gather(2, self.order[:, None].expand(scores.shape))
         scores = scores.masked_fill(self.unseen, torch.finfo(scores.dtype).min)[:, :, None]
-        query = (q + content_bias.to(q.dtype)).to(k.dtype)[:, :, None]
+        query = (q + positions.content_bias.to(q.dtype)).to(k.dtype)[:, :, None]
         return F.scaled_dot_product_attention(query, k, v, scores, scale=scale)
 
 
@@ -205,7 +203,9 @@ class VectorStep:
         mixed = torch.is_autocast_enabled(kind)
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
             for layer, kv, own in zip(backbone.layers, self.rings, self.positions, strict=True):
-                x = layer(x, Ring(kv, self.slots, order, unseen), own)
+                ring = Ring(kv, self.slots, order, unseen)
+                q, k, v = layer.attention.heads(x, ring)
+                x = layer.feed_forward(layer.attention.add(x, ring.attend(q, k, v, own)))
             x = x if backbone.final_norm is None else backbone.final_norm(x)
             return x[:, 0] if self.head is None else self.head(x[:, 0])
 

@@ -8,6 +8,7 @@ The state is an argument and a return value; no layer keeps anything between cal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -28,7 +29,7 @@ from .gates import build_join
 from .inference import KVCache, check_state, inference_copy
 from .inputs import check_vectors
 from .memory import Memory
-from .ngrams import NgramEmbedding, add_ngrams
+from .ngrams import NgramEmbedding
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
 
@@ -55,25 +56,22 @@ class FeedForward(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention over memory and segment, then feed-forward."""
 
-    def __init__(
-        self,
-        config: TransformerXLConfig,
-        backend: str = "auto",
-        *,
-        attend: Callable[..., Tensor] = relative_attention,
-        project_position: bool = True,
-    ):
+    project_position: ClassVar[bool] = True
+    """Whether the layer projects the encodings of distances."""
+
+    def __init__(self, config: TransformerXLConfig, backend: str = "auto"):
         super().__init__()
-        self.attend = attend
         self.attention: RelativeMultiheadAttention = RelativeMultiheadAttention(
-            *(config.d_model, config.n_head, config.d_head),
+            config.d_model,
+            config.n_head,
+            config.d_head,
             dropout=config.dropout,
             dropatt=config.dropatt,
             pre_lnorm=config.pre_lnorm,
             layer_norm_epsilon=config.layer_norm_epsilon,
             locked=config.locked_dropout,
             share_position=config.share_position_projection,
-            project_position=project_position,
+            project_position=self.project_position,
             qk_norm=config.qk_norm,
             join=build_join(config),
             backend=backend,
@@ -84,19 +82,39 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         past: Float[Tensor, "B M D"] | Projected,
-        positions: Positions | tuple[()],
+        positions: Positions | None,
         *,
         attn_len: int | None = None,
         valid: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """`past`: this layer's earlier inputs, or their keys and values. For `attn_len` and `valid` see the op."""
-        attention = self.attention
-        q, k, v = attention.heads(x, past)
-        attend = getattr(past, "attend", self.attend)
-        dropout_p = attention.dropatt if self.training else 0.0
-        masks = {"attn_len": attn_len, "valid": valid}
-        attended = attend(q, k, v, *positions, dropout_p=dropout_p, backend=attention.backend, **masks)
-        return self.feed_forward(attention.add(x, attended))
+        q, k, v = self.attention.heads(x, past)
+        attended = self.attend(q, k, v, positions, attn_len, valid)
+        return self.feed_forward(self.attention.add(x, attended))
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B H S K"],
+        v: Float[Tensor, "B H S K"],
+        positions: Positions | None,
+        attn_len: int | None,
+        valid: Int[Tensor, " B"] | None,
+    ) -> Float[Tensor, "B H T K"]:
+        """Relative attention (section 3.3). A layer whose `positions` are None overrides this."""
+        assert positions is not None, "relative attention needs positions"
+        return relative_attention(
+            q,
+            k,
+            v,
+            positions.r,
+            positions.content_bias,
+            positions.position_bias,
+            attn_len=attn_len,
+            valid=valid,
+            dropout_p=self.attention.dropatt if self.training else 0.0,
+            backend=self.attention.backend,
+        )
 
 
 class TransformerXLBackbone(nn.Module):
@@ -118,9 +136,8 @@ class TransformerXLBackbone(nn.Module):
         backend: str = "auto",
         recompute: bool = False,
         draw: bool = True,
-        **layer: Any,
     ):
-        """With `draw` False the caller initialises the weights. `layer`: more arguments for each layer."""
+        """With `draw` False the caller initialises the weights."""
         super().__init__()
         if type(self) is TransformerXLBackbone and config.base_kind != "transformer-xl":
             raise Mistake(f"kind = {config.kind} has another backbone. Build the model with build_model(config).")
@@ -128,9 +145,7 @@ class TransformerXLBackbone(nn.Module):
         self.recompute: bool = recompute
         self.takes_padding: bool = not config.zero_memory
         """Whether rows may have padding on the left. With `zero_memory` they may not: zeros come before the row."""
-        self.layers: nn.ModuleList = nn.ModuleList(
-            self.layer_class(config, backend, **layer) for _ in range(config.n_layer)
-        )
+        self.layers: nn.ModuleList = nn.ModuleList(self.layer_class(config, backend) for _ in range(config.n_layer))
         if config.base_kind == "transformer-xl" and not config.share_position_projection:
             biases = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
             self.content_bias: nn.Parameter = nn.Parameter(torch.empty(biases))
@@ -156,13 +171,15 @@ class TransformerXLBackbone(nn.Module):
         check_state(state, [self.config.d_model] * len(self.layers), x)
         state = state.grow_to(lengths.mem_len, zero_filled=self.config.zero_memory)
         x = self.dropout(x)
+        pasts, reach, positions = state.context(x.shape[1], lengths)
+        if positions is None:  # a cache has them from earlier calls
+            positions = state.keep_positions(self.positions(reach, lengths.clamp_len, x), reach)
         recompute = self.recompute and torch.is_grad_enabled()
-        call: Any = partial(checkpoint, use_reentrant=False) if recompute else nn.Module.__call__
-        pasts, positions = state.context(x, lengths, self.positions)
         inputs, outputs = [], []
         for layer, past, own in zip(self.layers, pasts, positions, strict=True):
             inputs.append(x)
-            x = call(layer, x, past, own, attn_len=lengths.attn_len, valid=state.valid)
+            read = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
+            x = read(x, past, own, attn_len=lengths.attn_len, valid=state.valid)
             outputs.append(x)
         if self.final_norm is not None:
             outputs[-1] = self.final_norm(x)
@@ -182,15 +199,20 @@ class TransformerXLBackbone(nn.Module):
         """The encodings of the distances length - 1, ..., 0, before each layer projects them: sinusoids."""
         return sinusoids(length, self.config.d_model, clamp_len=clamp_len, device=like.device, dtype=like.dtype)
 
-    def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[Positions | tuple[()]]:
-        """For each layer: the encodings of the distances length - 1, ..., 0, and the biases u and v."""
+    def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[Positions | None]:
+        """For each layer: the encodings of the distances length - 1, ..., 0, and the biases u and v.
+
+        They are computed when the layer needs them.
+        """
         encodings = self.dropout(self.encodings(length, clamp_len, like))
-        biases: Any = [(None, None)] * len(self.layers)
+        n_layer = len(self.layers)
+        content_biases: Any = [None] * n_layer
+        position_biases: Any = [None] * n_layer
         if not self.config.share_position_projection:
-            shape = (len(self.layers), -1, -1)
-            biases = zip(self.content_bias.expand(shape), self.position_bias.expand(shape), strict=True)
-        layers: Any = zip(self.layers, biases, strict=True)
-        return (layer.attention.positions(encodings, *own) for layer, own in layers)
+            content_biases = self.content_bias.expand(n_layer, -1, -1)
+            position_biases = self.position_bias.expand(n_layer, -1, -1)
+        layers: Any = zip(self.layers, content_biases, position_biases, strict=True)
+        return (layer.attention.positions(encodings, u, v) for layer, u, v in layers)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
         """Initialise as the original code: gains of norms N(1, init_std), biases 0, others (u and v) N(0, init_std).
@@ -212,9 +234,9 @@ class TransformerXLBackbone(nn.Module):
         """The state before the first position of `batch` rows; see `Memory` for `valid`."""
         if valid is not None and not self.takes_padding:
             raise Mistake("This model takes no padding (zero_memory). Give rows of one length, and leave valid out.")
-        sizes = (len(self.layers), batch, lengths.mem_len if self.config.zero_memory else 0, self.config.d_model)
-        memory = Memory.zeros(*sizes, dtype=self.like.dtype, device=self.like.device)
-        return Memory(memory.layers, valid, self.config.zero_memory)
+        mem_len = lengths.mem_len if self.config.zero_memory else 0
+        zeros = self.like.new_zeros(batch, mem_len, self.config.d_model)
+        return Memory(tuple(zeros.clone() for _ in self.layers), valid, self.config.zero_memory)
 
     @torch.no_grad()
     def cached(self, memory: Memory, lengths: Lengths) -> KVCache | Memory:
@@ -271,21 +293,34 @@ class TransformerXL(nn.Module):
     ):
         super().__init__()
         self.config: TransformerXLConfig = config
-        sizes: Any = (config.vocab_size, config.embed_width, config.d_model)
-        bands: Any = {"cutoffs": config.cutoffs, "div_val": config.div_val}
         self.embedding: AdaptiveEmbedding = AdaptiveEmbedding(
-            *sizes, scale=config.input_scale, dropout_words=config.dropout_words, **bands
+            config.vocab_size,
+            config.embed_width,
+            config.d_model,
+            cutoffs=config.cutoffs,
+            div_val=config.div_val,
+            scale=config.input_scale,
+            dropout_words=config.dropout_words,
         )
         self.ngrams: NgramEmbedding | None = None
         if config.ngram_sizes:
-            size: Any = (config.ngrams, config.ngram_sizes, config.ngram_width, config.d_model)
-            matches: Any = {"matches": config.matches, "window": config.match_window}
-            self.ngrams = NgramEmbedding(*size, **matches, scale=config.input_scale)
+            self.ngrams = NgramEmbedding(
+                config.ngrams,
+                config.ngram_sizes,
+                config.ngram_width,
+                config.d_model,
+                matches=config.matches,
+                window=config.match_window,
+                scale=config.input_scale,
+                dropout=config.ngram_dropout,
+            )
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)
         self.takes_padding: bool = self.backbone.takes_padding
         dropout = config.dropout if config.dropout_output is None else config.dropout_output
         self.dropout: Dropout = Dropout(dropout, locked=config.locked_dropout)
-        self.softmax: AdaptiveSoftmax = AdaptiveSoftmax(*sizes, **bands)
+        self.softmax: AdaptiveSoftmax = AdaptiveSoftmax(
+            config.vocab_size, config.embed_width, config.d_model, cutoffs=config.cutoffs, div_val=config.div_val
+        )
         self.softmax.tie(self.embedding, weight=config.tie_weight, projections=config.tie_projs)
         self.init_weights()
 
@@ -328,9 +363,18 @@ class TransformerXL(nn.Module):
         """The output of every layer, the tables of the embedding, and the memory for the next segment. Training,
         evaluation and generation all call this."""
         x, tables = self.embedding(ids, with_tables=True)
-        x, memory = add_ngrams(self, x, ids, memory, lengths)
+        if self.ngrams is not None:
+            state: Any = self.empty_memory(len(ids), lengths) if memory is None else memory
+            check_state(state, [self.config.d_model] * self.config.n_layer, x)
+            x, memory = self.ngrams.add(x, ids, state, lengths.mem_len)
         outputs, after = self.backbone(x, memory, lengths)
         return outputs, tables, after
+
+    def set_ngram_dropout(self, share: float) -> None:
+        """From now on training leaves out this share of the n-grams (`model.ngram_dropout`)."""
+        self.config = replace(self.config, ngram_dropout=share)
+        if self.ngrams is not None:
+            self.ngrams.dropout = share
 
     def training_nll(
         self, prediction: Prediction, targets: Int[Tensor, "B T"], progress: float

@@ -370,7 +370,8 @@ class Engine:
 def empty_cache(model: Any, lengths: Lengths) -> KVCache:
     """A cache of nothing, whose forks need not encode distances again."""
     cache: KVCache = model.empty_cache(1, lengths)
-    cache.encode(next_multiple(lengths.mem_len + lengths.tgt_len), model.backbone.positions, model.backbone.like)
+    reach = next_multiple(lengths.mem_len + lengths.tgt_len)
+    cache.keep_positions(model.backbone.positions(reach, lengths.clamp_len, model.backbone.like), reach)
     return cache
 
 

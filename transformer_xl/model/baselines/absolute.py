@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +22,33 @@ from torch.utils.checkpoint import checkpoint
 from ...config.settings import Lengths, TransformerXLConfig
 from ...mistake import Mistake
 from ..adaptive import AdaptiveSoftmax
-from ..attention import content_attention, sinusoids
+from ..attention import Positions, content_attention, sinusoids
 from ..inference import check_state
-from ..transformer_xl import Prediction, State, TransformerXL, TransformerXLBackbone, draw_weight
+from ..transformer_xl import DecoderLayer, Prediction, State, TransformerXL, TransformerXLBackbone, draw_weight
+
+
+class ContentLayer(DecoderLayer):
+    """A layer that attends by content alone."""
+
+    project_position: ClassVar[bool] = False
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B H S K"],
+        v: Float[Tensor, "B H S K"],
+        positions: Positions | None,
+        attn_len: int | None,
+        valid: Int[Tensor, " B"] | None,
+    ) -> Float[Tensor, "B H T K"]:
+        dropout_p = self.attention.dropatt if self.training else 0.0
+        return content_attention(q, k, v, attn_len=attn_len, valid=valid, dropout_p=dropout_p)
 
 
 class Vaswani(TransformerXLBackbone):
     """Adds sinusoids to the embeddings; the layers attend by content alone."""
 
-    def __init__(self, config: TransformerXLConfig, **options: Any):
-        super().__init__(config, attend=content_attention, project_position=False, **options)
+    layer_class: ClassVar[type[DecoderLayer]] = ContentLayer
 
     def forward(
         self, x: Float[Tensor, "B T D"], memory: State | None, lengths: Lengths
@@ -40,9 +57,9 @@ class Vaswani(TransformerXLBackbone):
         table = sinusoids(x.shape[1], x.shape[2], device=x.device, dtype=x.dtype).flip(0)
         return super().forward(_add_positions(table, x, None if memory is None else memory.valid), memory, lengths)
 
-    def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[tuple[()]]:
+    def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[None]:
         """No positions, because content attention takes none."""
-        return [()] * len(self.layers)
+        return [None] * len(self.layers)
 
 
 class AlRfou(Vaswani):
@@ -64,12 +81,11 @@ class AlRfou(Vaswani):
         state = state.grow_to(lengths.mem_len, zero_filled=self.config.zero_memory)
         x = self.dropout(x)
         recompute = self.recompute and torch.is_grad_enabled()
-        call: Any = partial(checkpoint, use_reentrant=False) if recompute else nn.Module.__call__
-        pasts, _ = state.context(x, lengths, self.positions)
         inputs, outputs = [], []
-        for layer, past, table in zip(self.layers, pasts, self.places, strict=True):
+        for layer, past, table in zip(self.layers, state.context(x.shape[1], lengths).pasts, self.places, strict=True):
             inputs.append(_add_positions(table, x, state.valid))
-            x = call(layer, inputs[-1], past, (), attn_len=lengths.attn_len, valid=state.valid)
+            read = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
+            x = read(inputs[-1], past, None, attn_len=lengths.attn_len, valid=state.valid)
             outputs.append(x if self.final_norm is None else self.final_norm(x))
         return outputs, self.remember(state, inputs, lengths)
 

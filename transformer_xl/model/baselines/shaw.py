@@ -8,21 +8,29 @@ Distances beyond the table use its last encoding. Values carry no positions, as 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...config.settings import TransformerXLConfig
 from ..attention import Positions
-from ..transformer_xl import TransformerXLBackbone
+from ..transformer_xl import DecoderLayer, TransformerXLBackbone
+
+
+class ShawLayer(DecoderLayer):
+    """A layer that does not project encodings: they are learned for its heads."""
+
+    project_position: ClassVar[bool] = False
 
 
 class Shaw(TransformerXLBackbone):
     """Transformer-XL's backbone with learned encodings and without u and v. `distances` begins with the farthest."""
 
+    layer_class: ClassVar[type[DecoderLayer]] = ShawLayer
+
     def __init__(self, config: TransformerXLConfig, *, draw: bool = True, **options: Any):
-        super().__init__(config, draw=draw, project_position=False, **options)
+        super().__init__(config, draw=draw, **options)
         self.distances: nn.Parameter = nn.Parameter(
             torch.empty(config.n_layer, config.positions, config.n_head, config.d_head)
         )
