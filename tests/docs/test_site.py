@@ -90,8 +90,8 @@ def test_the_picture_of_the_reach_agrees_with_the_formula():
     [
         ("data.md", "evaluation.md", "docs/evaluation.md"),
         ("data.md", "../experiments/LOG.md", "experiments/LOG.md"),
-        ("tutorials/library.md", "../reference/text.md", "docs/reference/text.md"),
-        ("repository/experiments/study/README.md", "../../docs/bench.md", "docs/bench.md"),
+        ("tutorials/library.md", "../reference.md", "docs/reference.md"),
+        ("repository/experiments/study/README.md", "../../docs/results.md", "docs/results.md"),
         ("data.md", "nowhere.md", None),
         ("data.md", "https://arxiv.org", None),
     ],
