@@ -110,7 +110,7 @@ def bench(part: Part, given: dict[str, Any]) -> None:
         return
     import torch
 
-    from transformer_xl.ops import build_native
+    from transformer_xl.ops.choice import build_native
 
     from .language import bench_language
     from .memory import bench_memory

@@ -26,7 +26,7 @@ from transformer_xl.evaluation.generate import Sampling, stream
 from transformer_xl.interop import local
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
-from transformer_xl.ops import build_native
+from transformer_xl.ops.choice import build_native
 from transformer_xl.run import environment, find_checkpoint, load_config
 from transformer_xl.runtime.device import autocast, prepare_process, resolve_device
 from transformer_xl.runtime.terminal import report_progress, show_table

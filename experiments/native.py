@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from transformer_xl.ops import STRIDED_SCORES, native, relative_attention
+from transformer_xl.ops import native, relative_attention
+from transformer_xl.ops.choice import STRIDED_SCORES
 from transformer_xl.runtime.device import prepare_process
 
 INFERENCE = (1, 8, 80, 2100, 64), (1, 8, 128, 3800, 64), (10, 8, 128, 128, 64), (16, 8, 8, 512, 64)

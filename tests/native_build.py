@@ -11,7 +11,8 @@ import pytest
 import torch
 from filelock import FileLock
 
-from transformer_xl.ops import native, native_refusal
+from transformer_xl.ops import native
+from transformer_xl.ops.choice import native_refusal
 
 HOME = Path(tempfile.gettempdir(), f"txl-native-{os.getuid()}")
 

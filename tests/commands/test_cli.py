@@ -376,7 +376,7 @@ def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
     if not torch.cuda.is_available():
         assert "--check needs a CUDA device" in refused(["env", "--check"], capsys)[0]
     monkeypatch.setenv("TXL_HOME", str(tmp_path))
-    monkeypatch.setattr("transformer_xl.ops.triton_refusal", lambda *_: None)
+    monkeypatch.setattr("transformer_xl.ops.choice.triton_refusal", lambda *_: None)
     monkeypatch.setattr("transformer_xl.ops.verdict.card", lambda _: {"card": "A card"})
     for why, said in ((None, "They passed, after"), ("d q is wrong", "They failed (d q is wrong), after")):
         monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda *_, why=why: why)

@@ -17,16 +17,16 @@ import pytest
 import torch
 from native_build import build_or_skip, without_build
 
-from transformer_xl import ops
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.mistake import Mistake
-from transformer_xl.ops import native, native_refusal, relative_attention, resolve_backend
+from transformer_xl.ops import choice, native, relative_attention, resolve_backend
+from transformer_xl.ops.choice import native_refusal
 from transformer_xl.ops.testing import CASES, Case, assert_contract, assert_dropout, make_inputs, masks
 from transformer_xl.train import choices, gains_from_native
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
-LONG: dict[str, Any] = {"training": True, "scores": ops.STRIDED_SCORES + 1, "queries": 512}
+LONG: dict[str, Any] = {"training": True, "scores": choice.STRIDED_SCORES + 1, "queries": 512}
 """Training in which the kernels are faster in fp32."""
 
 # Several chunks of queries and panels of keys, the last ones not full.
@@ -156,7 +156,7 @@ def test_auto_takes_it_where_it_is_faster(amx: bool, built_for_bf16: Path, monke
     def chosen(dtype: torch.dtype = torch.bfloat16, size: int = 64, backend: str = "auto", **call: Any) -> str:
         return resolve_backend(backend, CPU, dtype, size, **{"training": False, "scores": 1, "queries": 128} | call)[0]
 
-    many = ops.STRIDED_SCORES + 1
+    many = choice.STRIDED_SCORES + 1
     assert chosen() == "native"
     assert chosen(queries=1) == "sdpa"
     assert chosen(torch.float32) == "native"
@@ -179,7 +179,7 @@ def test_auto_takes_it_where_it_is_faster(amx: bool, built_for_bf16: Path, monke
 def test_in_fp32_auto_takes_it_for_many_queries_on_any_processor(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TXL_NATIVE")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(ops, "_is_amd", lambda: False)
+    monkeypatch.setattr(choice, "_is_amd", lambda: False)
     for training, queries, size, name in (
         (True, 512, 64, "native"),
         (True, 256, 64, "chunked"),
@@ -330,7 +330,7 @@ def test_two_copies_in_one_process(built: Path) -> None:
 
 
 def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformer_xl.ops import build_native
+    from transformer_xl.ops.choice import build_native
 
     calls: list[Any] = []
     monkeypatch.setattr(native, "build", calls.append)
@@ -340,7 +340,7 @@ def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(calls) == 1
     monkeypatch.delenv("TXL_NATIVE")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(ops, "_is_amd", lambda: False)
+    monkeypatch.setattr(choice, "_is_amd", lambda: False)
     build_native(CPU)
     assert len(calls) == 1, "built on a processor on which it was not measured"
     build_native(CPU, needed=True)

@@ -20,7 +20,16 @@ from transformer_xl import ops
 from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.ops import chunked, reference, relative_attention, resolve_backend, strided, testing, verdict
+from transformer_xl.ops import (
+    choice,
+    chunked,
+    reference,
+    relative_attention,
+    resolve_backend,
+    strided,
+    testing,
+    verdict,
+)
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import (
     Mask,
@@ -544,12 +553,12 @@ def test_masks_hide_exactly_the_invisible_keys(sizes: dict[str, Any]) -> None:
 
 def test_auto_follows_its_rule() -> None:
     cpu, fp32 = torch.device("cpu"), torch.float32
-    few, many = ops.STRIDED_SCORES, ops.STRIDED_SCORES + 1
+    few, many = choice.STRIDED_SCORES, choice.STRIDED_SCORES + 1
     assert resolve_backend("auto", cpu, fp32, 64, training=True, scores=few)[0] == "strided"
     assert resolve_backend("auto", cpu, fp32, 64, training=True, scores=many)[0] == "chunked"
     assert resolve_backend("auto", cpu, fp32, 64, training=False, scores=many)[0] == "sdpa"
     assert resolve_backend("reference", cpu, fp32, 64, training=True, scores=many)[0] == "reference"
-    assert "CUDA" in str(ops.triton_refusal(cpu, fp32, 64))
+    assert "CUDA" in str(choice.triton_refusal(cpu, fp32, 64))
 
 
 def test_auto_takes_the_fused_kernels_only_on_a_card_where_they_passed(
@@ -599,7 +608,7 @@ def test_auto_counts_the_scores_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("strided", "chunked"):
         monkeypatch.setitem(ops.BACKENDS, name, lambda q, *_, name=name, **__: used.append(name) or q)
     case = Case()
-    monkeypatch.setattr(ops, "STRIDED_SCORES", case.batch * case.heads * case.queries * (case.memory + case.queries))
+    monkeypatch.setattr(choice, "STRIDED_SCORES", case.batch * case.heads * case.queries * (case.memory + case.queries))
     for batch in (case.batch, case.batch + 1):
         relative_attention(**make_inputs(replace(case, batch=batch), torch.float32))
         model = TransformerXLConfig(vocab_size=0, n_head=case.heads)
@@ -750,7 +759,7 @@ def test_second_derivatives_are_right_or_refused(backend):
         return list(torch.autograd.grad(sum(x.square().sum() for x in first), tensors))  # type: ignore[arg-type]
 
     if backend in ("chunked", "native"):
-        if backend == "native" and ops.native_refusal(inputs[0].device, inputs[0].dtype):
+        if backend == "native" and choice.native_refusal(inputs[0].device, inputs[0].dtype):
             pytest.skip("the kernels are not built")
         with pytest.raises(Mistake, match=r'first derivatives only\. For attention give backend="strided"'):
             penalty(backend, inputs)

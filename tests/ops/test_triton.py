@@ -22,8 +22,9 @@ import torch
 triton = pytest.importorskip("triton", reason="needs pip install triton")
 
 from benchmarks import kernels  # noqa: E402
-from transformer_xl.ops import relative_attention, triton_refusal  # noqa: E402
+from transformer_xl.ops import relative_attention  # noqa: E402
 from transformer_xl.ops import triton as fused  # noqa: E402
+from transformer_xl.ops.choice import triton_refusal  # noqa: E402
 from transformer_xl.ops.testing import (  # noqa: E402
     CASES,
     NAMES,

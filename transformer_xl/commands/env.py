@@ -62,12 +62,12 @@ def check_card() -> None:
     """
     import torch
 
-    from ..ops import testing, triton_refusal, verdict
+    from ..ops import choice, testing, verdict
     from ..runtime.device import resolve_device
     from ..runtime.files import make_folder, write_whole
 
     device = resolve_device("auto")
-    refusal = triton_refusal(device, torch.float32, 64)
+    refusal = choice.triton_refusal(device, torch.float32, 64)
     if refusal:
         raise Mistake(f"--check needs a CUDA device and Triton: {refusal}. Leave --check out on this machine.")
     facts, start = verdict.card(device), time.monotonic()

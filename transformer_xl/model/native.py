@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..ops import native_refusal
+from ..ops.choice import native_refusal
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveSoftmax
 from .attention import RelativeMultiheadAttention, RowLinear

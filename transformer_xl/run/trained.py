@@ -19,7 +19,7 @@ from ..data.datasets import open_corpus
 from ..data.header import WHOLE
 from ..data.vocab import Vocab
 from ..mistake import Mistake
-from ..ops import build_native
+from ..ops.choice import build_native
 from ..runtime.device import prepare_process, resolve_device, resolve_precision
 from .folder import Run, find_checkpoint
 from .loading import LoadedModel, load_config, load_model

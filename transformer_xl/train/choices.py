@@ -11,7 +11,8 @@ from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
 from ..model.inference import has_compiler
-from ..ops import STRIDED_SCORES, native, native_refusal, native_wins, resolve_backend
+from ..ops import native
+from ..ops.choice import STRIDED_SCORES, native_refusal, native_wins, resolve_backend
 from ..runtime.device import resolve_device, resolve_precision
 
 

@@ -25,7 +25,7 @@ from ..evaluation.splits import progress, score_split
 from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
-from ..ops import build_native
+from ..ops.choice import build_native
 from ..run import Run, find_checkpoint, load_config, load_model, load_vocab, load_weights
 from ..runtime.device import resolve_device
 from ..runtime.files import refuse_odd_name

@@ -1,0 +1,173 @@
+"""The backends of relative attention, and which of them serves a call, and why.
+
+reference   the equation, written out; every other backend is compared with it
+strided     PyTorch, all scores kept: training with few scores, and transforms of torch.func
+chunked     PyTorch, scores computed twice: training with many scores
+sdpa        PyTorch's fused attention with the position term as its mask: without gradients
+triton      fused kernels for a CUDA device; `auto` trains with them on a card where they passed their contract
+native      kernels in C++ for a CPU with AVX-512, once they are built
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mistake import Mistake
+from . import chunked, reference, sdpa, strided
+from .verdict import doubt
+
+STRIDED_SCORES = 1 << 22
+"""Training on a CPU keeps all scores of a call, B H T S, up to this number. At this number, computing them twice takes
+1.3 times as long. From twice this number on it takes 0.6 to 0.8 times as long, because the system then allocates such
+tensors again each time.
+"""
+
+
+def check_backend(backend: str) -> str:
+    """The name, or a `Mistake` if there is no such backend."""
+    if backend != "auto" and backend not in BACKENDS:
+        raise Mistake(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
+    return backend
+
+
+def resolve_backend(
+    backend: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    *,
+    training: bool,
+    scores: int,
+    queries: int = 1,
+    compiled: bool = False,
+) -> tuple[str, str]:
+    """The backend that serves a call, and why.
+
+    Args:
+        training: whether gradients are needed.
+        scores: B H T S of all rows of a call.
+        queries: T.
+        compiled: whether torch.compile will trace the call.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if check_backend(backend) != "auto":
+        return backend, "as the settings say"
+    if device.type == "cuda" and (training or (queries >= 64 and dtype.itemsize == 2)):
+        reason = triton_refusal(device, dtype, head_size)
+        why = f"the fused kernel cannot serve: {reason}" if reason else doubt(device)
+        if why is None:
+            return "triton", "the fused kernel, which passed its contract on this card"
+        if training:
+            return "strided", why
+    many = training and scores > STRIDED_SCORES
+    note = ""
+    if device.type == "cpu" and not compiled and native_wins(dtype, head_size, queries, training=training, many=many):
+        reason = native_refusal(device, dtype)
+        if reason is None:
+            return "native", "the kernels in C++ for this processor"
+        note = f" (native cannot serve: {reason})"
+    if not training:
+        return "sdpa", f"without gradients PyTorch's fused attention takes the position term as its mask{note}"
+    if many:
+        return "chunked", f"more than {STRIDED_SCORES:,} scores a layer are computed twice and never all kept{note}"
+    return "strided", f"up to {STRIDED_SCORES:,} scores a layer are all kept{note}"
+
+
+def native_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels in C++ cannot serve a call; None if they can."""
+    try:
+        return import_module(".native", __package__).refusal(device, dtype)
+    except ImportError:
+        return "the folder ops/native is missing"
+
+
+@torch.compiler.assume_constant_result  # torch.compile would stop at the import
+def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why the fused kernel cannot serve a call; None if it can."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"it runs on a CUDA device, got {device}"
+    try:
+        kernels = import_module(".triton", __package__)
+    except ImportError:
+        return "triton is not installed (pip install triton)"
+    if dtype not in kernels.DTYPES or head_size > kernels.MAX_HEAD_SIZE:
+        kind = str(dtype).removeprefix("torch.")
+        return f"it takes fp32, bf16 or fp16 and heads of at most {kernels.MAX_HEAD_SIZE}, got {kind} and {head_size}"
+    return None
+
+
+def native_was_measured() -> bool:
+    """Whether in bf16 this processor is of a kind that `native_wins` knows: with AMX, or AMD's with AVX512-BF16.
+
+    TXL_NATIVE=1 says yes for all others.
+    """
+    known = torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and _is_amd())
+    return known or os.environ.get("TXL_NATIVE") == "1"
+
+
+def build_native(device: torch.device | None, *, needed: bool = False) -> None:
+    """Build the kernels for this CPU, once: if `auto` takes them on it in bf16, or if this call uses them (`needed`).
+
+    Lines go to standard error, because a result may be JSON.
+    """
+    if device is not None and device.type == "cpu" and (needed or native_was_measured()):
+        import_module(".native", __package__).build(partial(print, file=sys.stderr, flush=True))
+
+
+@cache
+def _is_amd() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text()
+
+
+def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: bool, many: bool) -> bool:
+    """Whether the native kernels were mostly at least 1.2 times as fast as the other backends, where this was measured.
+
+    Blocks are multiples of 32 queries, and heads are padded to a multiple of 32. `many`: more than `STRIDED_SCORES`.
+    """
+    whole, amx = head_size % 32 == 0, torch.cpu._is_amx_tile_supported()
+    if dtype != torch.bfloat16:
+        return whole and (many and queries >= 512 if training else queries >= 128)
+    if not native_was_measured():
+        return False
+    if not training:
+        return queries >= 16
+    return queries >= 64 and (whole or amx) if many else queries >= (128 if amx else 512) and whole
+
+
+def _triton(*tensors: Tensor, **options: Any) -> Tensor:
+    q = tensors[0]
+    reason = triton_refusal(q.device, q.dtype, q.shape[-1])
+    if reason is not None:
+        raise Mistake(f"backend triton cannot serve this call: {reason}. Use auto, strided or sdpa.")
+    return sys.modules[f"{__package__}.triton"].attend(*tensors, **options)
+
+
+def _native(*tensors: Tensor, **options: Any) -> Tensor:
+    q = tensors[0]
+    compiling = torch.compiler.is_compiling()
+    reason = "torch.compile cannot trace it" if compiling else native_refusal(q.device, q.dtype)
+    if reason is not None:
+        raise Mistake(f"backend native cannot serve this call: {reason}. Use auto, strided or sdpa.")
+    return import_module(".native", __package__).attend(*tensors, **options)
+
+
+BACKENDS: dict[str, Callable[..., Tensor]] = {
+    "reference": reference.attend,
+    "strided": strided.attend,
+    "chunked": chunked.attend,
+    "sdpa": sdpa.attend,
+    "triton": _triton,
+    "native": _native,
+}
