@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import json
 import os
 import random
@@ -72,7 +73,9 @@ def test_the_users_unit_decides(unit: str, recipe: str, capsys):
         Path("a text.txt").write_bytes(text)
         assert main(["train", "--data", "a text.txt", "--print-config", "--corpus.unit", unit]) == 0
         shown = capsys.readouterr().out
-        assert shown.startswith(f"# Recipe {recipe}: 'a text.txt' is read as {unit}s, as corpus.unit says; ")
+        assert re.match(
+            rf"# Recipe {recipe}, Transformer-XL [^:]+: 'a text.txt' is read as {unit}s, as corpus.unit says; "
+        )
         assert f'unit = "{unit}"\n' in shown
 
 
@@ -158,7 +161,9 @@ def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):
     assert main(["train", "--data", "my/", *TINY]) == 0
     shown, run = capsys.readouterr().out, Path("runs/my")
     facts = json.loads((run / "environment.json").read_text())
-    assert facts["recipe"] == "text-words" and facts["why"].startswith("Recipe text-words: my/ is read as words")
+    assert facts["recipe"] == "text-words" and facts["why"].startswith(
+        "Recipe text-words, Transformer-XL alone: my/ is read"
+    )
     assert facts["why"] in shown and facts["why"] in (run / "log.txt").read_text()
     more = words("--resume --train.max-steps 6")
     assert main(["train", "--out", "runs/my", *more]) == 0  # needs no text either: the run names it
@@ -173,7 +178,7 @@ def test_print_config_starts_with_the_reason_and_is_a_recipe(capsys):
     Path("code.py").write_bytes(CODE)
     assert main(words("train --data code.py --print-config --train.lr 0.5")) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("# Recipe text-fast: code.py is read as bytes, because ")
+    assert ": code.py is read as bytes, because " in shown and shown.startswith("# Recipe text-fast, ")
     Path("mine.toml").write_text(shown)
     config = load_recipe("mine.toml")
     assert config.train.max_steps == LEAST_STEPS and config.train.lr == 0.5

@@ -80,7 +80,7 @@ def _for_published(data: str, published: str) -> ChosenRecipe:
         like = "text-words" if DATASETS[published].unit == "word" else "text-small --corpus.unit char"
         known = f"one of {listing(recipes)}" if recipes else f"`txl train {like} --data {data}`"
         raise Mistake(f"RECIPE must be named for --data {data}, which has no small recipe. Take {known}.")
-    return ChosenRecipe(small, (), f"Recipe {small}: the small one for the corpus {published}; {_another(data)}.")
+    return ChosenRecipe(small, (), f"{_named(small)}: the small one for the corpus {published}; {_another(data)}.")
 
 
 def _for_store(data: str, header: Header, overrides: Sequence[str]) -> ChosenRecipe:
@@ -91,7 +91,7 @@ def _for_store(data: str, header: Header, overrides: Sequence[str]) -> ChosenRec
     return ChosenRecipe(
         recipe,
         (*fixed, *paced),
-        f"Recipe {recipe}: {_quote(data)} is tokenised as {header.unit}s; {how}{_another(data)}.",
+        f"{_named(recipe)}: {_quote(data)} is tokenised as {header.unit}s; {how}{_another(data)}.",
     )
 
 
@@ -110,7 +110,7 @@ def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]
     paced, how = _pace(recipe, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size, overrides)
     tokens = f"{unit or load_recipe(recipe).corpus.unit}s"
     return ChosenRecipe(
-        recipe, paced, f"Recipe {recipe}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}."
+        recipe, paced, f"{_named(recipe)}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}."
     )
 
 
@@ -123,7 +123,7 @@ def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> ChosenRecipe:
     recipe = BYTES if size <= MOST_CHARACTERS else WORDS
     paced, how = _pace(recipe, tokens, overrides)
     scored = () if "test" in splits else ("--eval.split=valid",)
-    why = f"Recipe {recipe}: {_quote(data)} has {tokens:,} ids of {size:,} in its train split; {how}{_another(data)}."
+    why = f"{_named(recipe)}: {_quote(data)} has {tokens:,} ids of {size:,} in its train split; {how}{_another(data)}."
     return ChosenRecipe(recipe, ("--corpus.unit=id", *scored, *paced), why)
 
 
@@ -184,6 +184,12 @@ def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[
 def left_out(passes: float) -> float:
     """The share of n-grams to leave out, so that training sees each about once. With more, it learns them by heart."""
     return min(1 - 1 / max(passes, 1), MOST_LEFT_OUT)
+
+
+def _named(recipe: str) -> str:
+    """The recipe, and the kind of model that it trains."""
+    kind = "with n-grams and matches, which learn most in minutes" if load_recipe(recipe).model.ngrams else "alone"
+    return f"Recipe {recipe}, Transformer-XL {kind}"
 
 
 def _another(data: str) -> str:

@@ -26,11 +26,13 @@ def introduce(run: Run, model: TransformerXL, corpus: Corpus, config: RunConfig,
 def describe(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks) -> str:
     """One line about the model, the text, the lengths and the machine."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    ngrams = 0 if model.ngrams is None else sum(parameter.numel() for parameter in model.ngrams.parameters())
+    of_ngrams = f" ({ngrams / 1e6:.2f}M of n-grams and matches)" if ngrams else ""
     train, scored, split = config.train, config.eval_lengths, corpus.header.splits["train"]
     unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
     together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
     return (
-        f"{parameters / 1e6:.2f}M parameters on {corpus.name}, {split.tokens:,} tokens{unknown}, "
+        f"{parameters / 1e6:.2f}M parameters{of_ngrams} on {corpus.name}, {split.tokens:,} tokens{unknown}, "
         f"{corpus.vocab}; segments of {train.tgt_len:,} after {train.mem_len:,}, scored "
         f"{scored.tgt_len:,} after {scored.mem_len:,}; {train.device}, {train.precision}, {train.backend}{together}"
     )
