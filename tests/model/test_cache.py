@@ -46,7 +46,8 @@ def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) ->
     memory = empty(model, 2, call)
     if data.draw(st.booleans(), "distances are encoded ahead"):
         with torch.no_grad():
-            memory.encode(next_multiple(mem_len + 17), model.backbone.positions, model.backbone.like)
+            reach = next_multiple(mem_len + 17)
+            memory.keep_positions(model.backbone.positions(reach, call.clamp_len, model.backbone.like), reach)
     cached = read(model, ids, call, pieces=pieces, memory=memory)
     torch.testing.assert_close(cached.hidden, read(model, ids, call, pieces=pieces).hidden)
     losses = score(model, ids, call, pieces=pieces, memory=empty(model, 2, call))

@@ -234,9 +234,11 @@ class TransformerXLBackbone(nn.Module):
         """The state before the first position of `batch` rows; see `Memory` for `valid`."""
         if valid is not None and not self.takes_padding:
             raise Mistake("This model takes no padding (zero_memory). Give rows of one length, and leave valid out.")
-        mem_len = lengths.mem_len if self.config.zero_memory else 0
-        zeros = self.like.new_zeros(batch, mem_len, self.config.d_model)
-        return Memory(tuple(zeros.clone() for _ in self.layers), valid, self.config.zero_memory)
+        mem_len, like = lengths.mem_len if self.config.zero_memory else 0, self.like
+        empty = Memory.zeros(
+            len(self.layers), batch, mem_len, self.config.d_model, dtype=like.dtype, device=like.device
+        )
+        return Memory(empty.layers, valid, self.config.zero_memory)
 
     @torch.no_grad()
     def cached(self, memory: Memory, lengths: Lengths) -> KVCache | Memory:
