@@ -15,9 +15,9 @@ demo: $(VENV)/.core
 test: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not outside and not rehearsal"
 
-# Also checks the shapes and types of all arguments, which doubles the time.
+# All examples, the site, the examples and the release; also checks the shapes and types of all arguments, which doubles the time.
 test-all: $(VENV)/.dev check
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not rehearsal" --jaxtyping-packages=transformer_xl,shapes.check
+	TXL_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "not rehearsal" --jaxtyping-packages=transformer_xl,shapes.check
 
 .PHONY: docs
 docs: $(VENV)/.docs

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, layers_of, lengths, small_model, text
@@ -57,7 +58,7 @@ def by_key(maps: torch.Tensor, keys: int) -> torch.Tensor:
     return out
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(0, 6),
@@ -161,7 +162,7 @@ def test_averages_equal_those_of_all_maps_at_once():
     np.testing.assert_allclose(ours.sums.sum(-1), 23, err_msg="each query gives out one in all")
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 400), st.integers(3, 40))
 def test_segments_and_blocks_do_not_change_an_average(tgt_len: int, block: int, length: int):
     model, ids = small_model(n_layer=2, pre_lnorm=True), text(1, length)[0].numpy()

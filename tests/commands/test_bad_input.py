@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
+from amount import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mangled import ODD_TEXTS, mangled
@@ -44,7 +45,9 @@ TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.
 TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
 posix = pytest.mark.skipif(os.name != "posix", reason="pipes, devices and rights of POSIX")
-several = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+several = settings(
+    max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 dice = st.integers(0, 2**32).map(random.Random)
 
 

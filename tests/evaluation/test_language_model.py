@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import small_model
@@ -60,7 +61,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(st.text("abé\n", max_size=30), st.data())
 def test_a_text_may_be_scored_in_pieces(model, text, data):
     cut = data.draw(st.integers(0, len(text)))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, lengths, small_model, text
@@ -49,7 +50,7 @@ def read(model: Sliding, ids: torch.Tensor, pieces: list[int], state: Window | N
     return torch.cat(found, 1)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(sizes=sizes, pieces=cuts, variant=st.sampled_from(list(VARIANTS)))
 def test_each_prediction_sees_the_documented_number_of_tokens(
     sizes: tuple[int, int], pieces: list[int], variant: str
@@ -71,7 +72,7 @@ def test_the_example_of_the_docstring() -> None:
     assert [len(word) for word in words] == [seen(t, 4, 2) for t in range(9)]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(sizes=sizes, data=st.data())
 def test_rows_can_be_padded_reset_selected_and_joined(sizes: tuple[int, int], data: st.DataObject) -> None:
     model, ids = small_model(), text(3, 13)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -240,7 +241,7 @@ def test_an_index_with_too_many_variables_is_refused(tmp_path, monkeypatch):
         read_bundle(prefix)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(content=st.binary(max_size=64), value=st.binary(max_size=40))
 def test_any_table_with_right_checksums_is_read_or_refused(tmp_path_factory, content, value):
     """Its blocks and messages may be any bytes."""

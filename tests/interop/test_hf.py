@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, VOCAB, read, small_model, text
@@ -178,7 +179,7 @@ def padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Te
 
 
 @given(counts=st.lists(st.integers(0, 10), min_size=1, max_size=4), more=st.integers(1, 7))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_padded_row_equals_the_row_alone(pair, counts, more):
     _, theirs, _ = pair
     ids, mask = padded(text(len(counts), 11), counts)

@@ -19,6 +19,7 @@ from pathlib import Path, PosixPath
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -27,7 +28,9 @@ from transformer_xl.interop.pickles import StandIn, module_state, read_pickle
 
 PROTOCOLS = range(2, 6)
 FORMATS = {"zip": {}, "legacy": {"_use_new_zipfile_serialization": False}}
-several = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+several = settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 keys = st.text() | st.booleans() | st.none() | st.floats(allow_nan=False) | st.integers(-(2**200), 2**200)
 leaves = keys | st.frozensets(keys, max_size=3) | st.sets(keys, max_size=3)
@@ -113,7 +116,7 @@ def test_objects_of_other_programs_become_stand_ins(read, protocol):
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "uint8"])
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=st.lists(st.sampled_from([0, 1, 2, 3, 5]), max_size=4), view=st.integers(0, 3), seed=st.integers(0, 9))
 def test_tensors_are_restored(read, options, dtype, shape, view, seed):
     torch.manual_seed(seed)
@@ -420,7 +423,7 @@ parts = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.lists(parts, max_size=25).map(b"".join) | st.binary(max_size=60))
 def test_any_bytes_give_data_or_a_refusal(read, content):
     for whole in (content, content + b".", torch_zip(b"\x80\2" + content + b"."), legacy(content + b".")):

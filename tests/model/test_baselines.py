@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VOCAB, layers_of, lengths, read, score, small_model, text
@@ -51,7 +52,7 @@ def test_no_future_token_is_seen(kind: dict) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shaw"])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(1, 6), st.none() | st.integers(1, 9))
 def test_distances_do_not_depend_on_segmentation(
     kind: str, pieces: list[int], attn_len: int, clamp_len: int | None
@@ -62,7 +63,7 @@ def test_distances_do_not_depend_on_segmentation(
 
 
 @each_kind
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_a_cache_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
     model, ids = made(**kind), text(2, 13)
@@ -78,7 +79,7 @@ def test_a_cache_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObjec
 
 
 @each_kind
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(padding=st.lists(st.integers(0, 6), min_size=3, max_size=3), cached=st.booleans())
 def test_padding_on_the_left_changes_nothing(kind: dict, padding: list[int], cached: bool) -> None:
     model, ids, call = made(**kind), text(3, 9), lengths(6, tgt_len=5)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -94,7 +95,7 @@ def small(**options: Any) -> BidirectionalAttention:
     return module
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     look_ahead=st.integers(0, 4),

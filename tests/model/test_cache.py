@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, lengths, read, score, small_model, text
@@ -35,7 +36,7 @@ def step(model: TransformerXL, ids: torch.Tensor, state: Any, call: Lengths) -> 
 
 
 @each_kind
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
     model, ids = small_model(**kind), text(2, 17)
@@ -55,7 +56,7 @@ def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) ->
 
 
 @each_variant
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_padded_and_reset_rows_equal_memory(variant: dict, data: st.DataObject) -> None:
     model, ids, call = small_model(**variant), text(3, 12), lengths(5, tgt_len=4)
@@ -200,7 +201,7 @@ def test_a_copy_in_bf16_holds_rounded_weights_of_products_and_exact_tables(kind:
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}, "the model itself stays as it is"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.booleans())
 def test_products_in_bfloat16_have_few_numbers_of_rows(lengths: list[int], bias: bool) -> None:
     """Whatever the length of a prompt, because oneDNN keeps a kernel for each number of rows."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from amount import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_build import build_or_skip, without_build
@@ -77,7 +78,7 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 
 @each_kind
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @torch.no_grad()
 def test_it_gives_the_numbers_of_memory(kind: dict, data: st.DataObject) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import oracle
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -117,7 +118,7 @@ def arrays(model: TransformerXL) -> dict[str, np.ndarray]:
     return {name: x.numpy() for name, x in model.state_dict().items()}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(plan=plans())
 @torch.no_grad()
 def test_values_and_memories(plan: dict[str, Any]) -> None:
@@ -156,7 +157,7 @@ def oracle_mean_nll(case: Case, weights: dict[str, np.ndarray]) -> Any:
     return nats / case.scored
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(plan=plans(), which=st.integers(0, 99))
 def test_derivatives(plan: dict[str, Any], which: int) -> None:
     # By complex steps, because they take no difference, so nothing cancels. In all parameters at once, and in one.
@@ -174,7 +175,7 @@ def test_derivatives(plan: dict[str, Any], which: int) -> None:
         assert_allclose(found, np.imag(oracle_mean_nll(case, weights)) / h, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(plan=plans())
 def test_the_oracle_s_probabilities_sum_to_one(plan: dict[str, Any]) -> None:
     case = Case(plan)

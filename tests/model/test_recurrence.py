@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from amount import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, VOCAB, inputs_of, layers_of, lengths, read, score, small_model, text, used
@@ -28,7 +29,7 @@ def cuts(draw: st.DrawFn, length: int) -> list[int]:
 
 
 @each_variant
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_with_a_window_the_segmentation_changes_nothing(variant: dict, data: st.DataObject) -> None:
     model, ids = small_model(**variant), text(2, 13)
@@ -266,7 +267,7 @@ def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> N
 
 
 @each_variant
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_reset_rows_equal_fresh_rows(variant: dict, data: st.DataObject) -> None:
     model, ids = small_model(**variant), text(3, 12)
@@ -282,7 +283,7 @@ def test_reset_rows_equal_fresh_rows(variant: dict, data: st.DataObject) -> None
 
 
 @each_variant
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_a_batch_of_unequal_rows_equals_each_row_alone(variant: dict, data: st.DataObject) -> None:
     model = small_model(**variant)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VOCAB, lengths, read, score, text
@@ -85,7 +86,7 @@ def test_the_recurrence_has_the_gradient_of_its_equation():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(pieces=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_the_segmentation_changes_nothing(kind, pieces):
     model, ids = small(kind), text(2, sum(pieces))

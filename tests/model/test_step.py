@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, lengths, small_model, text
@@ -62,7 +63,7 @@ def steps(step: Step, ids: torch.Tensor) -> torch.Tensor:
 
 
 @each_kind
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
     model = small_model(**kind)
@@ -208,7 +209,7 @@ def test_compiling_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @each_kind
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_a_row_put_into_a_running_step_goes_on_and_can_be_taken_out(kind: dict, data: st.DataObject) -> None:
     """Rows come and go at any time; each equals a memory of its own, and others do not change."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import lengths, small_backbone, small_model, text, used, vectors
@@ -60,7 +61,7 @@ def drawn_call(data: st.DataObject, *, window: bool = False) -> Lengths:
 
 
 @each_plain
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=st.data())
 def test_with_a_window_cutting_changes_nothing(kind: dict, data: st.DataObject) -> None:
     backbone, x, call = small_backbone(**kind), vectors(2, 13), drawn_call(data, window=True)
@@ -71,7 +72,7 @@ def test_with_a_window_cutting_changes_nothing(kind: dict, data: st.DataObject) 
 
 
 @each_plain
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=st.data())
 def test_rows_that_reset_and_begin_with_padding_equal_rows_alone(kind: dict, data: st.DataObject) -> None:
     backbone, x, call = small_backbone(**kind), vectors(3, 12), drawn_call(data)
@@ -98,7 +99,7 @@ def test_rows_that_reset_and_begin_with_padding_equal_rows_alone(kind: dict, dat
 
 
 @each_kind
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_a_step_gives_the_numbers_of_memory_for_rows_that_reset(kind: dict, data: st.DataObject) -> None:
     backbone, call = small_backbone(**kind), drawn_call(data)

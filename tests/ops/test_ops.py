@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -109,7 +110,7 @@ def sizes(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @each_backend
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(sizes=sizes(), seed=st.integers(0, 99))
 def test_equation_by_hand(backend: str, sizes: dict[str, Any], seed: int) -> None:
     case = Case(**sizes)
@@ -364,7 +365,7 @@ def test_queries_one_by_one_give_the_same_result(backend: str, attn_len: int | N
 
 
 @each_backend
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     pieces=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     look_ahead=st.integers(0, 5),
@@ -501,7 +502,7 @@ def mask_of(case: Case) -> Mask:
     return Mask(case.attn_len, given["valid"], ahead, given["end"])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     queries=st.integers(1, 9),
     memory=st.integers(0, 9),
@@ -527,7 +528,7 @@ def test_blocks_contain_every_visible_score_once_and_no_more_than_fit(
     assert (seen[:, :, visible(case)[0]] == 1).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(sizes=sizes())
 def test_masks_hide_exactly_the_invisible_keys(sizes: dict[str, Any]) -> None:
     case = Case(**sizes)

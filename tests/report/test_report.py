@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -267,7 +268,7 @@ def test_the_same_files_give_the_same_page(tmp_path):
 floats = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(floats, min_size=1, max_size=200), st.integers(1, 9))
 def test_thinning_keeps_the_ends_and_extremes_of_every_group(values, columns):
     y = np.array(values)
@@ -282,7 +283,7 @@ def test_thinning_keeps_the_ends_and_extremes_of_every_group(values, columns):
             assert (drawn[0], drawn[-1]) == (group[0], group[-1])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.floats(1e-6, 1e6), st.floats(1.001, 1e6), st.booleans())
 def test_ticks_are_few_and_inside(low, ratio, log):
     high = low * ratio
@@ -298,7 +299,7 @@ def test_ticks_of_an_axis_have_different_labels(low, high):
     assert len(set(labels)) == len(labels) >= 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(floats, floats), max_size=20), st.booleans(), st.booleans())
 def test_any_figures_make_a_chart_inside_its_frame(points, log, zero):
     x, y = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))

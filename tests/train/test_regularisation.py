@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from amount import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import lengths, read, small_model, text
@@ -159,7 +160,7 @@ def gradients_of(shape: dict, segment: Segment, config: TrainConfig, ranks: Rank
 AUXILIARY = {"kind": "al-rfou", "positions": 9, "intermediate_losses": True, "multiple_targets": True}
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=examples(5))
 @given(counts=st.lists(st.integers(0, 7), min_size=4, max_size=4), loss=st.sampled_from(["full", "half"]))
 @example(counts=[6, 6, 2, 2], loss="full")
 @pytest.mark.parametrize(
