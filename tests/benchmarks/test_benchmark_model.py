@@ -263,6 +263,7 @@ def test_options_that_do_not_fit_are_refused(words: list[str], told: str, capsys
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.outside
 def test_another_checkout_takes_part_with_its_own_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(race.ROOT / "benchmarks", tmp_path / "benchmarks")
     (tmp_path / "transformer_xl").symlink_to(race.ROOT / "transformer_xl")

@@ -397,6 +397,7 @@ for case in ("AR, TAR, half loss", "n-grams and matches", "Al-Rfou"):
 """
 
 
+@pytest.mark.outside
 @pytest.mark.timeout(400)
 def test_every_kind_of_training_compiles_with_the_same_result():
     """The counting backend runs graphs unchanged, so results are equal up to the order of sums."""
