@@ -28,6 +28,7 @@ from transformer_xl.model import adaptive
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.step import Step
 from transformer_xl.ops import native
+from transformer_xl.ops.call import Call
 from transformer_xl.train.objective import Counts, Objective
 
 pytest.importorskip("triton", reason="needs pip install triton")
@@ -90,9 +91,9 @@ def kernel_dtypes(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[torch.d
 
     found: set[tuple[torch.dtype, ...]] = set()
 
-    def attend(*tensors: Tensor, **options: Any) -> Tensor:
-        found.add(tuple(x.dtype for x in tensors))
-        return triton.attend(*tensors, **options)
+    def attend(call: Call) -> Tensor:
+        found.add(tuple(x.dtype for x in call[:6]))
+        return triton.attend(call)
 
     def rows(self: Any, band: Tensor) -> tuple[Tensor, ...]:
         return band.argsort(stable=True).split([len(band), *[0] * (len(self.sizes) - 1)])

@@ -31,6 +31,7 @@ from transformer_xl.ops import (
     testing,
     verdict,
 )
+from transformer_xl.ops.call import Call
 from transformer_xl.ops.dropout import dropout, keep_mask
 from transformer_xl.ops.masks import (
     Mask,
@@ -147,50 +148,45 @@ def test_the_tolerance_comes_from_the_same_equations() -> None:
             assert 10 * little < much < 1000 * little, name
 
 
-def break_backend(fault: str, tensors: tuple[Tensor, ...], arguments: dict[str, Any]) -> Tensor:
+def break_backend(fault: str, call: Call) -> Tensor:
     """`strided` with one fault."""
-    q, k, v, r, content_bias, position_bias = tensors
-    attend = ops.BACKENDS["strided"]
+    attend, (q, k, v, r, content_bias, position_bias, mask, _, scale) = ops.BACKENDS["strided"], call
     match fault:
         case "a scale that is 1e-4 off":
-            arguments["scale"] *= 1 + 1e-4
+            call = call._replace(scale=scale * (1 + 1e-4))
         case "a value in bf16":
-            v = v.bfloat16().to(v.dtype)
+            call = call._replace(v=v.bfloat16().to(v.dtype))
         case "a key in bf16":
-            k = k.bfloat16().to(k.dtype)
+            call = call._replace(k=k.bfloat16().to(k.dtype))
         case "a window that is one key short":
-            arguments["mask"] = arguments["mask"]._replace(attn_len=arguments["mask"].attn_len - 1)
+            call = call._replace(mask=mask._replace(attn_len=mask.attn_len - 1))
         case "a distance that is one off":
-            r = r.roll(1, 1)
+            call = call._replace(r=r.roll(1, 1))
         case "biases that are swapped":
-            content_bias, position_bias = position_bias, content_bias
+            call = call._replace(content_bias=position_bias, position_bias=content_bias)
         case "a row that shows its padding":
-            arguments["mask"] = arguments["mask"]._replace(valid=arguments["mask"].valid.clamp(min=0))
+            call = call._replace(mask=mask._replace(valid=mask.valid.clamp(min=0)))
         case "one key's gradient missing":
-            k = torch.where(torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2], k.detach(), k)
+            own = torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2]
+            call = call._replace(k=torch.where(own, k.detach(), k))
         case "one row's share of a bias's gradient missing":
-            parts = [slice(0, 1), slice(1, None)]
-            biases = (content_bias.detach(), position_bias), (content_bias, position_bias)
-            mask = arguments.pop("mask")
-            outs = [
-                attend(q[rows], k[rows], v[rows], r, *both, mask=mask.from_query(0, rows), **arguments)
-                for rows, both in zip(parts, biases, strict=True)
-            ]
+            outs = []
+            for rows, bias in ((slice(0, 1), content_bias.detach()), (slice(1, None), content_bias)):
+                own = call._replace(q=q[rows], k=k[rows], v=v[rows], content_bias=bias, mask=mask.from_query(0, rows))
+                outs.append(attend(own))
             return torch.cat(outs)
         case "a softmax whose normaliser has no gradient":
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Tensor, "softmax", lambda x, dim: (x - x.logsumexp(dim, keepdim=True).detach()).exp())
-                return attend(*tensors, **arguments)
+                return attend(call)
         case "sums over queries in the dtype of the inputs":
-            memory, mask = k.shape[2] - q.shape[2], arguments.pop("mask")
-            outs = []
+            memory, outs = k.shape[2] - q.shape[2], []
             for i in range(q.shape[2]):  # autograd adds the gradients of these calls one by one
                 keys = slice(0, memory + i + 1)
-                rows = q[:, :, i : i + 1], k[:, :, keys], v[:, :, keys]
-                own = mask.from_query(i, slice(None))
-                outs.append(attend(*rows, r, content_bias, position_bias, mask=own, **arguments))
+                own = call._replace(q=q[:, :, i : i + 1], k=k[:, :, keys], v=v[:, :, keys])
+                outs.append(attend(own._replace(mask=mask.from_query(i, slice(None)))))
             return torch.cat(outs, 2)
-    return attend(q, k, v, r, content_bias, position_bias, **arguments)
+    return attend(call)
 
 
 FINE = ["a scale that is 1e-4 off", "a value in bf16", "a key in bf16"]
@@ -217,10 +213,10 @@ def test_the_contract_finds_faults(fault: str, dtype: str, monkeypatch: pytest.M
     """Nearly uniform attention over many keys has long sums; in other cases bfloat16 hides errors of the sums."""
     even = Case(queries=257, memory=11, batch=1, valid=(11,), scale=0.01)
     case = even if fault.startswith("sums") else CASES["beyond a block, all masks"]
-    monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend(fault, tensors, arguments))
+    monkeypatch.setitem(ops.BACKENDS, "broken", lambda call: break_backend(fault, call))
     with pytest.raises(AssertionError, match="rounding makes"):
         assert_contract("broken", case, DTYPES[dtype])
-    monkeypatch.setitem(ops.BACKENDS, "broken", lambda *tensors, **arguments: break_backend("", tensors, arguments))
+    monkeypatch.setitem(ops.BACKENDS, "broken", lambda call: break_backend("", call))
     assert_contract("broken", case, DTYPES[dtype])
 
 
@@ -597,8 +593,8 @@ def test_a_card_passes_only_with_right_kernels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(ops.BACKENDS, "triton", strided.attend)
     assert fault_of("triton", "cpu") is None
 
-    def broken(q: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        return strided.attend(q, *rest, **options) * (1 if q.shape[-1] != 41 or q.dtype != torch.bfloat16 else 1.02)
+    def broken(call: Call) -> Tensor:
+        return strided.attend(call) * (1 if call.q.shape[-1] != 41 or call.q.dtype != torch.bfloat16 else 1.02)
 
     monkeypatch.setitem(ops.BACKENDS, "triton", broken)
     assert (fault_of("triton", "cpu") or "").startswith("heads of 41, bf16: AssertionError: out")
@@ -607,7 +603,7 @@ def test_a_card_passes_only_with_right_kernels(monkeypatch: pytest.MonkeyPatch) 
 def test_auto_counts_the_scores_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     for name in ("strided", "chunked"):
-        monkeypatch.setitem(ops.BACKENDS, name, lambda q, *_, name=name, **__: used.append(name) or q)
+        monkeypatch.setitem(ops.BACKENDS, name, lambda call, name=name: used.append(name) or call.q)
     case = Case()
     monkeypatch.setattr(choice, "STRIDED_SCORES", case.batch * case.heads * case.queries * (case.memory + case.queries))
     for batch in (case.batch, case.batch + 1):

@@ -34,7 +34,7 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """The variables that control how threads of GNU's OpenMP wait for each other."""
 SPINS = "1000"
 """How often a waiting thread checks before it sleeps. OpenMP's default of 300,000 delays a thread that shares its core
-with another process. experiments/LOG.md has the cost of each number (experiments/beside.py)."""
+with another process. experiments/LOG.md has the cost of each number."""
 MISTAKE = 2
 """Exit status for a user's mistake; 75 is the status of a run that saved after a signal stopped it."""
 

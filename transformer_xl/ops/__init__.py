@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..mistake import Mistake
+from .call import Call
 from .choice import BACKENDS, check_backend, resolve_backend
 from .masks import Mask
 from .reference import scores_by_term
@@ -81,11 +82,12 @@ def relative_attention(
         call = {"training": training, "scores": scores, "queries": q.shape[2]}
         call["compiled"] = torch.compiler.is_compiling()
         name, _ = resolve_backend(name, q.device, q.dtype, q.shape[-1], **call)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    factor: float = q.shape[-1] ** -0.5 if scale is None else scale
     ahead = later if look_ahead is None else min(look_ahead, later)
     r = r[:, : r.shape[1] - (later - ahead)]
-    added = (x.to(q.dtype) for x in (r, content_bias, position_bias))
-    return BACKENDS[name](q, k, v, *added, mask=Mask(attn_len, valid, ahead, end), dropout_p=dropout_p, scale=scale)
+    r, content_bias, position_bias = (x.to(q.dtype) for x in (r, content_bias, position_bias))
+    mask = Mask(attn_len, valid, ahead, end)
+    return BACKENDS[name](Call(q, k, v, r, content_bias, position_bias, mask, dropout_p, factor))
 
 
 def _check_tensor(name: str, given: Any, dims: int) -> None:

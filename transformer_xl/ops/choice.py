@@ -16,13 +16,13 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
+from .call import Call
 from .verdict import doubt
 
 STRIDED_SCORES = 1 << 22
@@ -146,24 +146,22 @@ def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: b
     return queries >= 64 and (whole or amx) if many else queries >= (128 if amx else 512) and whole
 
 
-def _triton(*tensors: Tensor, **options: Any) -> Tensor:
-    q = tensors[0]
-    reason = triton_refusal(q.device, q.dtype, q.shape[-1])
+def _triton(call: Call) -> Tensor:
+    reason = triton_refusal(call.q.device, call.q.dtype, call.q.shape[-1])
     if reason is not None:
         raise Mistake(f"backend triton cannot serve this call: {reason}. Use auto, strided or sdpa.")
-    return sys.modules[f"{__package__}.triton"].attend(*tensors, **options)
+    return sys.modules[f"{__package__}.triton"].attend(call)
 
 
-def _native(*tensors: Tensor, **options: Any) -> Tensor:
-    q = tensors[0]
+def _native(call: Call) -> Tensor:
     compiling = torch.compiler.is_compiling()
-    reason = "torch.compile cannot trace it" if compiling else native_refusal(q.device, q.dtype)
+    reason = "torch.compile cannot trace it" if compiling else native_refusal(call.q.device, call.q.dtype)
     if reason is not None:
         raise Mistake(f"backend native cannot serve this call: {reason}. Use auto, strided or sdpa.")
-    return import_module(".native", __package__).attend(*tensors, **options)
+    return import_module(".native", __package__).attend(call)
 
 
-BACKENDS: dict[str, Callable[..., Tensor]] = {
+BACKENDS: dict[str, Callable[[Call], Tensor]] = {
     "reference": reference.attend,
     "strided": strided.attend,
     "chunked": chunked.attend,

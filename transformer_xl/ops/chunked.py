@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..mistake import Mistake
+from .call import Call
 from .derivatives import first_derivative
 from .dropout import keep_mask
 from .masks import ALIGNED, Mask, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
@@ -28,19 +29,9 @@ QUERIES = 256
 """Maximum number of queries in a block. Shorter blocks skip more masked scores but need more calls."""
 
 
-def attend(
-    q: Float[Tensor, "B H T K"],
-    k: Float[Tensor, "B H S K"],
-    v: Float[Tensor, "B H S K"],
-    r: Float[Tensor, "H R K"],
-    content_bias: Float[Tensor, "H K"],
-    position_bias: Float[Tensor, "H K"],
-    *,
-    mask: Mask,
-    dropout_p: float,
-    scale: float,
-) -> Float[Tensor, "B H T K"]:
+def attend(call: Call) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`. Inside, the first axis is heads: one product with `r` per head then covers all rows."""
+    q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     if q.device.type == "cuda":
         raise Mistake("backend chunked cannot serve this call: it is for the CPU, got cuda. Use auto or strided.")
     q_HBTK = (q * scale).transpose(0, 1)

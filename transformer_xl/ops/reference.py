@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .masks import Mask, visible
+from .call import Call
+from .masks import visible
 
 
 def scores_by_term(
@@ -41,19 +42,9 @@ def scores_by_term(
     return a * factor, b * factor, c * factor, d * factor
 
 
-def attend(
-    q: Float[Tensor, "B H T K"],
-    k: Float[Tensor, "B H S K"],
-    v: Float[Tensor, "B H S K"],
-    r: Float[Tensor, "H R K"],
-    content_bias: Float[Tensor, "H K"],
-    position_bias: Float[Tensor, "H K"],
-    *,
-    mask: Mask,
-    dropout_p: float,
-    scale: float,
-) -> Float[Tensor, "B H T K"]:
+def attend(call: Call) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
+    q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     score = torch.stack(scores_by_term(q, k, r, content_bias, position_bias, scale=scale, ahead=mask.ahead)).sum(0)
     seen = visible(q.shape[2], k.shape[2], mask, device=q.device)
     score = score.masked_fill(~seen, torch.finfo(score.dtype).min)

@@ -11,22 +11,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from .masks import Mask, mask_distant, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
+from .call import Call
+from .masks import mask_distant, mask_wrapped, next_multiple, shifted_view, with_spare, without_padding
 
 
-def attend(
-    q: Float[Tensor, "B H T K"],
-    k: Float[Tensor, "B H S K"],
-    v: Float[Tensor, "B H S K"],
-    r: Float[Tensor, "H R K"],
-    content_bias: Float[Tensor, "H K"],
-    position_bias: Float[Tensor, "H K"],
-    *,
-    mask: Mask,
-    dropout_p: float,
-    scale: float,
-) -> Float[Tensor, "B H T K"]:
+def attend(call: Call) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
+    q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     B, H, T, K = q.shape
     if mask.attn_len is not None:  # drop the keys that no query sees
         reached = mask.attn_len - 1 + T

@@ -16,23 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .call import Call
 from .dropout import dropout
-from .masks import Mask, mask_wrapped, with_spare, without_padding
+from .masks import mask_wrapped, with_spare, without_padding
 
 
-def attend(
-    q: Float[Tensor, "B H T K"],
-    k: Float[Tensor, "B H S K"],
-    v: Float[Tensor, "B H S K"],
-    r: Float[Tensor, "H R K"],
-    content_bias: Float[Tensor, "H K"],
-    position_bias: Float[Tensor, "H K"],
-    *,
-    mask: Mask,
-    dropout_p: float,
-    scale: float,
-) -> Float[Tensor, "B H T K"]:
+def attend(call: Call) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`. Inside, the first axis is heads: one product with `r` per head then covers all rows."""
+    q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     B, H, T, K = q.shape
     if mask.attn_len is not None:  # drop the keys that no query sees
         reached = mask.attn_len - 1 + T

@@ -2,7 +2,7 @@
 
     from transformer_xl.ops import BACKENDS, testing
 
-    BACKENDS["mine"] = attend       # takes the arguments of `transformer_xl.ops.strided.attend`
+    BACKENDS["mine"] = attend       # from an `ops.call.Call` to the attended values
     for case in testing.CASES.values():
         testing.assert_contract("mine", case, torch.bfloat16, "cuda")
 

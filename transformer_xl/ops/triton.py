@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from . import kernels
-from .masks import Mask, without_padding
+from .call import Call
+from .masks import without_padding
 
 MAX_HEAD_SIZE = 128
 DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -189,19 +190,9 @@ _attend.register_autograd(_gradients, setup_context=_keep)
 _attend_backward.register_fake(_empty_gradients)
 
 
-def attend(
-    q: Float[Tensor, "B H T K"],
-    k: Float[Tensor, "B H S K"],
-    v: Float[Tensor, "B H S K"],
-    r: Float[Tensor, "H R K"],
-    content_bias: Float[Tensor, "H K"],
-    position_bias: Float[Tensor, "H K"],
-    *,
-    mask: Mask,
-    dropout_p: float,
-    scale: float,
-) -> Float[Tensor, "B H T K"]:
+def attend(call: Call) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
+    q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     S = k.shape[2]
     r, memory = r[:, r.shape[1] - S - mask.ahead :], S - q.shape[2]
     start = None if mask.valid is None else (memory - mask.valid).to(torch.int32).contiguous()

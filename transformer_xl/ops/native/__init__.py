@@ -33,8 +33,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..call import Call
 from ..derivatives import first_derivative
-from ..masks import Mask
 from ..verdict import cache_folder
 
 DTYPES = torch.float32, torch.bfloat16
@@ -199,19 +199,9 @@ class _NativeAttention(torch.autograd.Function):
         return *gradients, *[None] * 7
 
 
-def attend(
-    q: Float[Tensor, "B H T K"],
-    k: Float[Tensor, "B H S K"],
-    v: Float[Tensor, "B H S K"],
-    r: Float[Tensor, "H R K"],
-    content_bias: Float[Tensor, "H K"],
-    position_bias: Float[Tensor, "H K"],
-    *,
-    mask: Mask,
-    dropout_p: float,
-    scale: float,
-) -> Float[Tensor, "B H T K"]:
+def attend(call: Call) -> Float[Tensor, "B H T K"]:
     """See `relative_attention`."""
+    q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     S = k.shape[2]
     memory, r = S - q.shape[2], r[:, r.shape[1] - S - mask.ahead :]
     start = None if mask.valid is None else (memory - mask.valid).long()
