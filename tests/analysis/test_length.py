@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -126,18 +127,16 @@ def home(tmp_path_factory: pytest.TempPathFactory):
 
 
 def recl(runs: list[Path], **options: Any) -> dict[str, Any]:
-    """What the command writes to `recl.json`."""
-    with TemporaryDirectory() as folder:
-        command = Recl(tuple(runs), **{"out": Path(folder)} | options)
-        command.run()
-        return json.loads((command.out / "recl.json").read_text())
+    """The facts that the command prints as JSON."""
+    with redirect_stdout(io.StringIO()) as printed:
+        Recl(tuple(runs), **options, json=True).run()
+    return json.loads(printed.getvalue())
 
 
 def length(runs: list[Path], **options: Any) -> dict[str, Any]:
-    with TemporaryDirectory() as folder:
-        command = Length(tuple(runs), **{"out": Path(folder)} | options)
-        command.run()
-        return json.loads((command.out / "length.json").read_text())
+    with redirect_stdout(io.StringIO()) as printed:
+        Length(tuple(runs), **options, json=True).run()
+    return json.loads(printed.getvalue())
 
 
 SMALL = {"step": 4, "max_context": 16, "positions": 40, "split": "train"}
@@ -145,8 +144,8 @@ SMALL = {"step": 4, "max_context": 16, "positions": 40, "split": "train"}
 
 def test_recl_compares_a_group_and_writes_figures_arrays_and_pictures(home: Path, tmp_path: Path, capsys):
     runs, data = [home / "xl", home / "vaswani"], str(home / "text.txt")
-    facts = recl(runs, data=data, out=tmp_path, json=True, r=(0.5,), **SMALL)
-    assert json.loads(capsys.readouterr().out) == facts == json.loads((tmp_path / "recl.json").read_text())
+    facts = recl(runs, data=data, out=tmp_path, r=(0.5,), **SMALL)
+    assert facts == json.loads((tmp_path / "recl.json").read_text())
     saved = np.load(tmp_path / "recl.npz")
     assert saved["losses"].shape == (2, 4, 40) and saved["contexts"].tolist() == facts["contexts"] == [4, 8, 12, 16]
     for name in ("gains", "gains_relative", "context"):
@@ -160,16 +159,14 @@ def test_recl_compares_a_group_and_writes_figures_arrays_and_pictures(home: Path
     xl, vaswani = share["runs"]
     assert vaswani["recl"] <= 8 and vaswani["reached"] and vaswani["net"]["tokens"] <= 8  # no gain from 8 to 12
     assert xl["interval"][0] <= xl["interval"][1] and len(xl["relative"]) == len(xl["back"]) == 3
-    recl(runs, data=data, **SMALL)
+    Recl(tuple(runs), data=data, **SMALL).run()
     told = capsys.readouterr().out
     assert "\nnet of what going back gains [95 % interval]\n" in told
     assert "r = 0.1" in told and "bpc by context" in told and "at most the last 8 tokens" in told
 
 
-def test_the_seed_determines_the_positions(home: Path, capsys):
-    first, again, other = (
-        recl([home / "xl"], data=str(home / "text.txt"), seed=seed, json=True, **SMALL) for seed in (1, 1, 2)
-    )
+def test_the_seed_determines_the_positions(home: Path):
+    first, again, other = (recl([home / "xl"], data=str(home / "text.txt"), seed=seed, **SMALL) for seed in (1, 1, 2))
     assert first == again and first["runs"][0]["loss"] != other["runs"][0]["loss"]
 
 
@@ -196,15 +193,16 @@ def test_only_gains_above_the_threshold_count(home: Path):
 
 def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, capsys):
     asked = {"data": str(home / "text.txt"), "split": "train", "max_tokens": 200, "attn_len": (2, 8, 16)}
-    facts = length([home / "xl", home / "vaswani"], out=tmp_path, **asked)
+    runs = [home / "xl", home / "vaswani"]
+    facts = length(runs, out=tmp_path, **asked)
+    Length(tuple(runs), **asked).run()
     told = capsys.readouterr().out
     assert told.count("best,") + told.count("best\n") == 2 and "shortest within 0.1% of the best bpc" in told
     assert [len(run["results"]) for run in facts["runs"]] == [3, 2]
     assert facts == json.loads((tmp_path / "length.json").read_text()) and (tmp_path / "length.svg").exists()
     losses = {result["attn_len"]: result["loss"] for result in facts["runs"][0]["results"]}
     assert losses[facts["runs"][0]["best"]] == min(losses.values())
-    length([home / "xl"], json=True, **asked)
-    assert json.loads(capsys.readouterr().out)["runs"][0]["best"] == facts["runs"][0]["best"]
+    assert length([home / "xl"], **asked)["runs"][0]["best"] == facts["runs"][0]["best"]
 
 
 @pytest.mark.parametrize(
