@@ -75,6 +75,7 @@ def test_two_ranks_equal_one(found, case, parallel):
         assert_same(findings(trainer_of(case, ALONE)), found(2, parallel)[case], **tolerance)
 
 
+@pytest.mark.outside
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("parallel", PARALLEL)
 @pytest.mark.parametrize("case", ["bands", "chunks"])
@@ -96,7 +97,7 @@ def test_the_models_own_calls_give_the_same(found, parallel):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.outside)])
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_every_target_is_scored_once_by_any_number_of_ranks(found, ranks, parallel):
     """Also where there are more ranks than streams."""
@@ -107,7 +108,7 @@ def test_every_target_is_scored_once_by_any_number_of_ranks(found, ranks, parall
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.outside)])
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_a_checkpoint_of_several_ranks_resumes_with_one(found, ranks, parallel):
     several = found(ranks, parallel)
