@@ -40,16 +40,15 @@ _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z
 
 def compile_kernel(name: str, target: Target, dtype: str, head_size: int, *, masked: bool, both: bool) -> Any:
     """A launch's kernel for a GPU, made without one. `masked`: with dropout and padding."""
-    kernel, choices = fused.KERNELS[name]
+    kernel = fused.KERNELS[name]
     options = fused.tile_of(name, DTYPES[dtype], head_size, target)
     padded = max(16, triton.next_power_of_2(head_size))
-    constants: dict[str, Any] = {"PRECISION": "ieee", "DROPOUT": masked, "BOTH": both, "K": head_size} | choices
+    constants: dict[str, Any] = {"PRECISION": "ieee", "DROPOUT": masked, "BOTH": both, "K": head_size}
     constants |= {"BLOCK_K": padded, "BLOCK": options.pop("BLOCK")} | ({} if masked else {"start": None})
     constants |= {} if masked and both else {"end": None}
-    pointers: dict[str, str] = dict.fromkeys((*NAMES, "out", "d_out", "d_q", "d_v"), f"*{dtype}")
-    pointers["d_rows"] = "*fp32" if choices.get("DISTANCES") else f"*{dtype}"
+    pointers = dict.fromkeys((*NAMES, "out", "d_out", "d_scores", "d_q", "d_k", "d_v"), f"*{dtype}")
     kinds = dict.fromkeys(("factor", "keep_scale", "scale"), "fp32") | {"start": "*i32", "end": "*i32"} | pointers
-    kinds |= dict.fromkeys(("lse", "delta", "d_bias"), "*fp32")
+    kinds |= dict.fromkeys(("lse", "delta", "d_bias", "d_r"), "*fp32")
     signature = {arg: "constexpr" if arg in constants else kinds.get(arg, "i32") for arg in kernel.arg_names}
     strides = ("_b", "_h", "_t", "_s")
     aligned = [n for n, arg in enumerate(kernel.arg_names) if arg in pointers or arg.endswith(strides)]
@@ -115,7 +114,7 @@ def bench_kernels(size: str | None = None, results: Path | None = None) -> None:
     for case in _cases(size):
         target, dtype, head_size, name, masked, both = case
         tile = fused.tile_of(name, DTYPES[dtype], head_size, target)
-        version = repr((case, tile, fused.KERNELS[name][0].cache_key, triton.__version__))
+        version = repr((case, tile, fused.KERNELS[name].cache_key, triton.__version__))
         row = known.get(version)
         if row is None:
             compiled = compile_kernel(name, target, dtype, head_size, masked=masked, both=both)

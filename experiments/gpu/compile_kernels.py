@@ -68,7 +68,7 @@ def main(folder: str) -> None:
     from transformer_xl.ops import triton as fused
 
     fused._target = lambda device: 90
-    fused.KERNELS = {name: (Compiled(kernel), choices) for name, (kernel, choices) in fused.KERNELS.items()}
+    fused.KERNELS = {name: Compiled(kernel) for name, kernel in fused.KERNELS.items()}
     for shape in (shape for shapes in SHAPES.values() for shape in shapes):
         for joined in (False, True):
             _launch_all(fused, *shape, joined=joined)

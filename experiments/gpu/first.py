@@ -169,6 +169,20 @@ def _() -> dict[str, Any]:
     return found
 
 
+@S.part("memory for the scores' gradients", 10)
+def _() -> dict[str, Any]:
+    """Forward and backward with more or less of it, in MiB; 64 rows."""
+    from transformer_xl.ops import triton as fused
+
+    x, found, usual = inputs(64 if S.cuda else 2, *PAPER[1:]), {}, fused.SCORES
+    cotangent = torch.randn_like(x["q"])
+    for size in (2048, 1024, 512, 256, 128, 64, 32) if S.cuda else ():
+        fused.SCORES = size << 20
+        found[size] = S.milliseconds(lambda: both(x, FUSED, cotangent))["ms"]
+    fused.SCORES = usual
+    return found
+
+
 @S.part("eight steps with two backends", 15)
 def _() -> dict[str, list[float]]:
     found = {}
@@ -242,14 +256,17 @@ def _() -> dict[str, Any]:
     return found
 
 
-@S.part("the compiled step", 60)
-def _() -> dict[str, Any]:
-    """enwik8-12l with torch.compile: the losses of four steps beside those without, and the times."""
-    plain, compiled = Training(S, "enwik8-12l", 22), Training(S, "enwik8-12l", 22)
+def compiled_step(recipe: str, batch: int) -> dict[str, Any]:
+    """With torch.compile, no dropout: the losses of four steps beside those without, and the times."""
+    plain, compiled = (Training(S, recipe, batch, dropout=False) for _ in range(2))
     compiled.objective.compile()
     begun = time.perf_counter()
     losses = {"compiled": [compiled() for _ in range(4)], "plain": [plain() for _ in range(4)]}
     return losses | {"first steps, s": time.perf_counter() - begun} | compiled.times(profile=S.cuda)
+
+
+for recipe, batch in [("enwik8-12l", 22), ("enwik8-12l", 64), ("enwik8-12l-modern", 64)]:
+    S.part(f"compiled {recipe}, batch {batch}", 45)(lambda r=recipe, b=batch: compiled_step(r, b))
 
 
 FLEX = """

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,8 @@ class Sitting:
     device: torch.device
     toy: bool
     """Small sizes, to try a script without a GPU."""
+    only: str = ""
+    """A regular expression; parts whose names do not contain it are left out."""
     start: float = field(default_factory=time.monotonic)
     lines: list[dict[str, Any]] = field(default_factory=list)
 
@@ -46,9 +49,10 @@ class Sitting:
         parser.add_argument("--seconds", type=float, default=seconds, help="the time of all parts")
         parser.add_argument("--device", default="cuda")
         parser.add_argument("--toy", action="store_true", help="small sizes, to try the script without a GPU")
+        parser.add_argument("--only", default="", help="a regular expression: the parts whose names contain it")
         options = parser.parse_args()
         options.out.mkdir(parents=True, exist_ok=True)
-        return cls(options.out, options.seconds, torch.device(options.device), options.toy)
+        return cls(options.out, options.seconds, torch.device(options.device), options.toy, options.only)
 
     @property
     def cuda(self) -> bool:
@@ -63,6 +67,8 @@ class Sitting:
         """Run the decorated function at once, unless fewer than `least` seconds are left, and write its line."""
 
         def run(measure: Callable[[], Any]) -> None:
+            if not re.search(self.only, name):
+                return
             begun, line = time.monotonic(), {"part": name}
             if self.left < least:
                 line["skipped"] = f"{self.left:.0f} s left, needs {least:.0f}"

@@ -25,14 +25,19 @@ class Training:
     """A recipe's model in bf16 on random ids; call it for one step, which returns the mean loss."""
 
     def __init__(
-        self, sitting: Sitting, recipe: str, batch: int, *, backend: str = "", length: int | None = None
+        self,
+        sitting: Sitting,
+        recipe: str,
+        batch: int,
+        *,
+        backend: str = "",
+        length: int | None = None,
+        dropout: bool = True,
     ) -> None:
         self.sitting = sitting
         config = load_recipe(recipe)
-        shape, train = (
-            config.model,
-            replace(config.train, device=str(sitting.device), precision="bf16", batch_size=batch),
-        )
+        shape = config.model if dropout else replace(config.model, dropout=0.0, dropatt=0.0)
+        train = replace(config.train, device=str(sitting.device), precision="bf16", batch_size=batch)
         self.train: TrainConfig = replace(train, max_steps=10**6, short_share=0.0)
         if length:
             self.train = replace(self.train, tgt_len=length, mem_len=length)

@@ -11,8 +11,11 @@ only the columns needed:
     c d   | . .           c d             c d
 
 The softmax is computed online and keeps the logarithm of its sum, from which backward computes the probabilities again.
-Backward has three launches: queries with the biases, keys with the values, distances. Nothing is added atomically, so a
-run repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key), computed where they are needed.
+Backward has four launches: delta, the sum of each query's probabilities times their gradients; keys with the values,
+which write the scores' gradients to memory; queries with the biases, and distances, which read them. Query i's entries
+of one distance lie in column i plus a constant of its row, so reading them by distance needs no rotation. Nothing is
+added atomically, so a run repeats bit by bit. Dropout's masks are a function of (seed, row, head, query, key), computed
+where they are needed.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import triton.language as tl
 
 # S grows with memory, so a kernel specialised for multiples of 16 would be compiled twice. Triton reads the source of
 # kernels, so a type checker must not wrap them.
-_jit = triton.jit(do_not_specialize=["T", "S", "window", "ahead", "seed", "threshold"])
+_jit = triton.jit(do_not_specialize=["begin", "end_row", "T", "S", "window", "ahead", "seed", "threshold"])
 
 
 @triton.jit
@@ -140,7 +143,7 @@ def _keep_mask(seed, head, i, j, threshold):
     because Philox for each element would cost more than the products.
     """
     zero = i * 0
-    key, other_key, _, _ = tl.philox(seed, i, zero + head, zero, zero)
+    key, other_key, _, _ = tl.philox(seed, i, zero + head.to(tl.int32), zero, zero)
     x = j.to(tl.uint32) * 0x9E3779B9 + key
     x = (x ^ (x >> 16)) * 0x7FEB352D ^ other_key
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -150,11 +153,12 @@ def _keep_mask(seed, head, i, j, threshold):
 
 @triton.jit
 @no_type_check
-def _program(length, H, BLOCK: tl.constexpr):
-    """This program's index among all heads of all rows, its row and head in 64 bits, and the start of its block."""
+def _program(length, begin, H, BLOCK: tl.constexpr):
+    """This program's index among all heads of all rows, its row, from `begin` on, and head, in 64 bits, and the start
+    of its block."""
     blocks = tl.cdiv(length, BLOCK)
-    head = tl.program_id(0) // blocks
-    return head, (head // H).to(tl.int64), (head % H).to(tl.int64), tl.program_id(0) % blocks * BLOCK
+    head = (begin * H + tl.program_id(0) // blocks).to(tl.int64)
+    return head, head // H, head % H, tl.program_id(0) % blocks * BLOCK
 
 
 @triton.jit
@@ -182,12 +186,9 @@ def _product(rows, columns, PRECISION: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _queries(
-    q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead,
-    BOTH: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A program's block of queries: `_program`, the keys [low, high) that they may see, and queries plus each bias."""
-    head, b, h, first = _program(T, H, BLOCK)
+def _queries(start, end, begin, H, T, S, window, ahead, BOTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A program's block of queries: `_program`, and the keys [low, high) that they may see."""
+    head, b, h, first = _program(T, begin, H, BLOCK)
     first = (tl.cdiv(T, BLOCK) - 1) * BLOCK - first  # the longest rows start first
     low = tl.maximum(S - T + first - window + 1, 0)
     if start is not None:
@@ -197,10 +198,7 @@ def _queries(
         high += ahead
         if end is not None:
             high = tl.minimum(high, tl.load(end + b))
-    rows = _load(q + b * q_b + h * q_h, first, 0, T, q_t, BLOCK, K, BLOCK_K)
-    content_q = rows + _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
-    position_q = rows + _load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
-    return head, b, h, first, low, tl.minimum(high, S), content_q, position_q
+    return head, b, h, first, low, tl.minimum(high, S)
 
 
 @triton.jit
@@ -245,15 +243,16 @@ def _slid_product(
 @no_type_check
 def forward(
     q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
-    H, T, S, window, ahead, factor, seed, threshold, keep_scale, out, lse,
+    begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale, out, lse,
     BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: `out` [B, T, H, K] and `lse` [B, H, T], in base 2."""
-    head, b, h, first, low, high, content_q, position_q = _queries(
-        q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead, BOTH, K, BLOCK_K, BLOCK
-    )
-    k, v, r = k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
+    head, b, h, first, low, high = _queries(start, end, begin, H, T, S, window, ahead, BOTH, BLOCK)
+    q, k, v, r = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
+    q_rows = _load(q, first, 0, T, q_t, BLOCK, K, BLOCK_K)
+    content_q = q_rows + _load(content_bias, h, 0, H, K, 1, K, BLOCK_K)
+    position_q = q_rows + _load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
     r_rows = _load(r, T - BLOCK - first + low, 0, _distances(S, ahead, BOTH), r_s, BLOCK, K, BLOCK_K)
     near = _product(position_q, r_rows, PRECISION)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -281,147 +280,171 @@ def forward(
     _store(out + (b * T * H + h) * K, first, T, H * K, result, BLOCK, K, BLOCK_K)
     query = first + tl.arange(0, BLOCK)
     logarithm = tl.where(sees_none, 0.0, largest + tl.log2(total))
-    tl.store(lse + head.to(tl.int64) * T + query, logarithm, mask=query < T)
+    tl.store(lse + head * T + query, logarithm, mask=query < T)
 
 
 @_jit
 @no_type_check
-def backward_queries(
+def backward_delta(
     q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
-    H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale,
-    out, d_q, d_bias, BOTH: tl.constexpr,
+    begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
+    lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, out, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries: `d_q` [B, T, H, K], `delta` [B, H, T], and a part of the biases' gradients in `d_bias`."""
-    head, b, h, first, low, high, content_q, position_q = _queries(
-        q, content_bias, position_bias, start, end, q_b, q_h, q_t, H, T, S, window, ahead, BOTH, K, BLOCK_K, BLOCK
-    )
-    k, v, r = k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
-    strip = T - BLOCK - first
-    R = _distances(S, ahead, BOTH)
-    own = (b * T * H + h) * K
+    """One block of queries: `delta` [B, H, T], the sum of the result times its gradient."""
+    head, b, h, first = _program(T, begin, H, BLOCK)
     d_rows = _load(d_out + b * o_b + h * o_h, first, 0, T, o_t, BLOCK, K, BLOCK_K)
-    out_rows = _load(out + own, first, 0, T, H * K, BLOCK, K, BLOCK_K)
-    index = tl.arange(0, BLOCK)[None, :]
-    row = tl.arange(0, BLOCK)[:, None]
+    out_rows = _load(out + (b * T * H + h) * K, first, 0, T, H * K, BLOCK, K, BLOCK_K)
     # Computed by the same product as d_probability, so where one key has all the probability, they are equal.
     every = _product(d_rows, out_rows, PRECISION)
-    delta_row = tl.sum(tl.where(row == index, every, 0.0), 1)
+    own = tl.arange(0, BLOCK)[:, None] == tl.arange(0, BLOCK)[None, :]
     query = first + tl.arange(0, BLOCK)
-    tl.store(delta + head.to(tl.int64) * T + query, delta_row, mask=query < T)
-    lse_row = tl.load(lse + head.to(tl.int64) * T + query, mask=query < T, other=float("inf"))
-    r_rows = _load(r, strip + low, 0, R, r_s, BLOCK, K, BLOCK_K)
-    near = _product(position_q, r_rows, PRECISION)
-    d_near = tl.zeros([BLOCK, BLOCK], tl.float32)
-    d_content = tl.zeros([BLOCK, BLOCK_K], tl.float32)
-    d_position = tl.zeros([BLOCK, BLOCK_K], tl.float32)
-    for key in range(low, high, BLOCK):
-        k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
-        score, i, j, near = _scores(
-            content_q, position_q, near, k_rows, r, r_s, first, key, low, high,
-            T, S, window, ahead, factor, BOTH, PRECISION, K, BLOCK_K, BLOCK,
-        )  # fmt: skip
-        probability = tl.exp2(score - lse_row[:, None])
-        v_rows = _load(v, key, low, high, v_s, BLOCK, K, BLOCK_K)
-        d_probability = _product(d_rows, v_rows, PRECISION)
-        if DROPOUT:
-            kept = _keep_mask(seed, head, i, j, threshold)
-            d_probability = tl.where(kept, d_probability * keep_scale, 0.0)
-        d_score = probability * (d_probability - delta_row[:, None])
-        d_content = tl.dot(d_score.to(k_rows.dtype), k_rows, d_content, input_precision=PRECISION)
-        # Undo `_slide`: the gradient for the first tile of r is complete, the rest waits for the next keys.
-        rotated = _rotate(d_score, (row + 1) & (BLOCK - 1), BLOCK)
-        ready = tl.where(index + row >= BLOCK - 1, rotated, 0.0)
-        d_near += ready
-        r_rows = _load(r, strip + key, 0, R, r_s, BLOCK, K, BLOCK_K)
-        d_position = tl.dot(d_near.to(r_rows.dtype), r_rows, d_position, input_precision=PRECISION)
-        d_near = rotated - ready
-    last = strip + low + tl.cdiv(tl.maximum(high - low, 0), BLOCK) * BLOCK
-    r_rows = _load(r, last, 0, R, r_s, BLOCK, K, BLOCK_K)
-    d_position = tl.dot(d_near.to(r_rows.dtype), r_rows, d_position, input_precision=PRECISION)
-    _store(d_q + own, first, T, H * K, (d_content + d_position) * scale, BLOCK, K, BLOCK_K)
-    part = 2 * tl.program_id(0)  # the caller adds these up in a fixed order
-    parts = 2 * tl.num_programs(0)
-    _store(d_bias, part, parts, K, tl.sum(d_content * scale, 0)[None, :], 1, K, BLOCK_K)
-    _store(d_bias, part + 1, parts, K, tl.sum(d_position * scale, 0)[None, :], 1, K, BLOCK_K)
+    tl.store(delta + head * T + query, tl.sum(tl.where(own, every, 0.0), 1), mask=query < T)
 
 
 @_jit
 @no_type_check
-def backward_rows(
+def backward_keys(
     q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
-    H, T, S, window, ahead, factor, seed, threshold, keep_scale, lse, d_out, o_b, o_h, o_t, delta, scale,
-    d_rows, d_v, DISTANCES: tl.constexpr, BOTH: tl.constexpr,
+    begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
+    lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_k, d_v, BOTH: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one block of keys and values, [B, S, H, K], or of distances, [B, R, H, K].
+    """One block of keys: `d_k` and `d_v` [B, S, H, K], and its tiles of `d_scores` [rows, H, T, width].
 
-    Keys: a tile is queries by keys, and r's product slides. Distances: a tile is queries by distances, and the products
-    of the keys and the values slide; the caller adds up `d_rows` over B.
+    The tiles are those of `backward_queries` and have its size. All of a tile is written, also what is hidden; `width`
+    is a multiple of BLOCK.
     """
-    R = _distances(S, ahead, BOTH)
-    length = R if DISTANCES else S
-    head, b, h, first = _program(length, H, BLOCK)
+    head, b, h, first = _program(S, begin, H, BLOCK)
     q, k, v, r = q + b * q_b + h * q_h, k + b * k_b + h * k_h, v + b * v_b + h * v_h, r + h * r_h
     d_out += b * o_b + h * o_h
-    lse, delta = lse + head.to(tl.int64) * T, delta + head.to(tl.int64) * T
-    oldest = 0
-    if start is not None:
-        oldest = tl.load(start + b)
-    newest = S
-    if end is not None:
-        newest = tl.load(end + b)
+    lse, delta = lse + head * T, delta + head * T
+    d_scores += (head - begin * H) * T * width
+    oldest, newest = _padding(start, end, b, S)
+    low = tl.maximum(tl.maximum(first, oldest) - (S - T) - (ahead if BOTH else 0), 0)
+    hidden = (first + BLOCK <= oldest) | (first >= newest) if BOTH else first + BLOCK <= oldest
+    low = low // BLOCK * BLOCK
+    high = tl.where(hidden, low, tl.minimum(first + BLOCK - 1 - (S - T) + window, T))
+    k_rows = _load(k, first, oldest, newest, k_s, BLOCK, K, BLOCK_K)
+    v_rows = _load(v, first, oldest, newest, v_s, BLOCK, K, BLOCK_K)
     row = tl.arange(0, BLOCK)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    if DISTANCES:
-        low = tl.maximum(oldest + T - BLOCK - first, 0)
-        high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
-        rows = _load(r, first, 0, R, r_s, BLOCK, K, BLOCK_K)
-    else:
-        low = tl.maximum(tl.maximum(first, oldest) - (S - T) - (ahead if BOTH else 0), 0)
-        hidden = (first + BLOCK <= oldest) | (first >= newest) if BOTH else first + BLOCK <= oldest
-        high = tl.where(hidden, low, tl.minimum(first + BLOCK - 1 - (S - T) + window, T))
-        rows = _load(k, first, oldest, newest, k_s, BLOCK, K, BLOCK_K)
-        v_rows = _load(v, first, oldest, newest, v_s, BLOCK, K, BLOCK_K)
-    d_row = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    j = first + tl.arange(0, BLOCK)[None, :]
+    d_key = tl.zeros([BLOCK, BLOCK_K], tl.float32)
     d_value = tl.zeros([BLOCK, BLOCK_K], tl.float32)
     content_bias_row = _load(content_bias, h, 0, H, K, 1, K, BLOCK_K).to(tl.float32)
     position_bias_row = _load(position_bias, h, 0, H, K, 1, K, BLOCK_K).to(tl.float32)
     for query in range(low, high, BLOCK):
-        q_rows = _load(q, query, low, high, q_t, BLOCK, K, BLOCK_K)
+        q_rows = _load(q, query, 0, T, q_t, BLOCK, K, BLOCK_K)
         # In fp32 and times `factor`, because the compiler then keeps these tiles in shared memory, not in registers.
         content_q = ((q_rows + content_bias_row) * factor).to(q.dtype.element_ty)
         position_q = ((q_rows + position_bias_row) * factor).to(q.dtype.element_ty)
-        d_out_rows = _load(d_out, query, low, high, o_t, BLOCK, K, BLOCK_K)
+        d_out_rows = _load(d_out, query, 0, T, o_t, BLOCK, K, BLOCK_K)
         i = query + row
-        if DISTANCES:
-            own_q = position_q
-            key = first - (T - 1) + query
-            j = key + row + column
-            score = _slid_product(content_q, k, key, oldest, newest, k_s, row, PRECISION, K, BLOCK_K, BLOCK)
-            d_probability = _slid_product(d_out_rows, v, key, oldest, newest, v_s, row, PRECISION, K, BLOCK_K, BLOCK)
-        else:
-            own_q = content_q
-            j = first + column
-            strip = T - BLOCK + first - query
-            score = _slid_product(position_q, r, strip, 0, R, r_s, BLOCK - 1 - row, PRECISION, K, BLOCK_K, BLOCK)
-            d_probability = _product(d_out_rows, v_rows, PRECISION)
-        score += _product(own_q, rows, PRECISION)
+        strip = T - BLOCK + first - query
+        R = _distances(S, ahead, BOTH)
+        near = _product(position_q, _load(r, strip, 0, R, r_s, BLOCK, K, BLOCK_K), PRECISION)
+        far = _product(position_q, _load(r, strip + BLOCK, 0, R, r_s, BLOCK, K, BLOCK_K), PRECISION)
+        score = _slide(near, far, BLOCK - 1 - row, BLOCK) + _product(content_q, k_rows, PRECISION)
+        d_probability = _product(d_out_rows, v_rows, PRECISION)
         seen = _seen(i, j, oldest, newest, T, S, window, ahead, BOTH)
-        lse_row = tl.load(lse + i, mask=i < high, other=float("inf"))
+        lse_row = tl.load(lse + i, mask=i < T, other=float("inf"))
         probability = tl.exp2(tl.where(seen, score - lse_row, float("-inf")))
         dropped = probability
         if DROPOUT:
             kept = _keep_mask(seed, head, i, j, threshold)
             d_probability = tl.where(kept, d_probability * keep_scale, 0.0)
             dropped = tl.where(kept, probability * keep_scale, 0.0)
-        if not DISTANCES:
-            d_value = tl.dot(tl.trans(dropped.to(d_out_rows.dtype)), d_out_rows, d_value, input_precision=PRECISION)
-        delta_row = tl.load(delta + i, mask=i < high, other=0.0)
-        d_score = probability * (d_probability - delta_row)
-        d_row = tl.dot(tl.trans(d_score.to(own_q.dtype)), own_q, d_row, input_precision=PRECISION)
-    own = (b * length * H + h) * K
+        d_value = tl.dot(tl.trans(dropped.to(d_out_rows.dtype)), d_out_rows, d_value, input_precision=PRECISION)
+        delta_row = tl.load(delta + i, mask=i < T, other=0.0)
+        d_score = (probability * (d_probability - delta_row)).to(content_q.dtype)
+        tl.store(d_scores + i.to(tl.int64) * width + j, d_score, mask=i < T)
+        d_key = tl.dot(tl.trans(d_score), content_q, d_key, input_precision=PRECISION)
+    own = (b * S * H + h) * K
     # The queries were multiplied by `factor`, which is scale / log(2).
-    _store(d_rows + own, first, length, H * K, d_row * 0.6931471805599453, BLOCK, K, BLOCK_K)
-    if not DISTANCES:
-        _store(d_v + own, first, S, H * K, d_value, BLOCK, K, BLOCK_K)
+    _store(d_k + own, first, S, H * K, d_key * 0.6931471805599453, BLOCK, K, BLOCK_K)
+    _store(d_v + own, first, S, H * K, d_value, BLOCK, K, BLOCK_K)
+
+
+@_jit
+@no_type_check
+def backward_queries(
+    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
+    lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_q, d_bias, BOTH: tl.constexpr,
+    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of queries: `d_q` [B, T, H, K], and a part of the biases' gradients, `d_bias` [B, H, blocks, 2, K]."""
+    head, b, h, first, low, high = _queries(start, end, begin, H, T, S, window, ahead, BOTH, BLOCK)
+    k, r = k + b * k_b + h * k_h, r + h * r_h
+    d_scores += (head - begin * H) * T * width
+    R = _distances(S, ahead, BOTH)
+    i = first + tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    d_content = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    d_position = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    for key in range(low // BLOCK * BLOCK, tl.where(low < high, high, 0), BLOCK):
+        d_score = tl.load(d_scores + i.to(tl.int64) * width + key + column, mask=i < T, other=0.0)
+        k_rows = _load(k, key, low, high, k_s, BLOCK, K, BLOCK_K)
+        d_content = tl.dot(d_score, k_rows, d_content, input_precision=PRECISION)
+    for distance in range(T - BLOCK - first + low, tl.minimum(T - 1 - first + high, R), BLOCK):
+        d_score = _stored(d_scores, i, distance + column - (T - 1) + i, low, high, T, S, window, ahead, width, BOTH)
+        r_rows = _load(r, distance, 0, R, r_s, BLOCK, K, BLOCK_K)
+        d_position = tl.dot(d_score, r_rows, d_position, input_precision=PRECISION)
+    own = (b * T * H + h) * K
+    _store(d_q + own, first, T, H * K, (d_content + d_position) * scale, BLOCK, K, BLOCK_K)
+    blocks = tl.cdiv(T, BLOCK)
+    part = 2 * (head * blocks + first // BLOCK)  # the caller adds these up in a fixed order
+    parts = 2 * end_row * H * blocks
+    _store(d_bias, part, parts, K, tl.sum(d_content * scale, 0)[None, :], 1, K, BLOCK_K)
+    _store(d_bias, part + 1, parts, K, tl.sum(d_position * scale, 0)[None, :], 1, K, BLOCK_K)
+
+
+@_jit
+@no_type_check
+def backward_distances(
+    q, k, v, r, content_bias, position_bias, start, end, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, r_h, r_s,
+    begin, end_row, H, T, S, window, ahead, factor, seed, threshold, keep_scale,
+    lse, d_out, o_b, o_h, o_t, delta, scale, d_scores, width, d_r, parts, BOTH: tl.constexpr,
+    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of distances, from every row of the batch whose index is the program's modulo `parts`: a part of their
+    gradient, `d_r` [parts, R, H, K]."""
+    R = _distances(S, ahead, BOTH)
+    _, part, h, first = _program(R, 0, H, BLOCK)
+    row = tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    d_row = tl.zeros([BLOCK, BLOCK_K], tl.float32)
+    bias_row = _load(position_bias, h, 0, H, K, 1, K, BLOCK_K)
+    for each in range(begin + part, end_row, parts):
+        b = tl.cast(each, tl.int64)
+        scores = d_scores + ((b - begin) * H + h) * T * width
+        oldest, newest = _padding(start, end, b, S)
+        low = tl.maximum(oldest + T - BLOCK - first, 0)
+        high = tl.where(first + BLOCK <= S - window, low, tl.minimum(newest + T - 1 - first, T) if BOTH else T)
+        for query in range(low, high, BLOCK):
+            i = query + row
+            position_q = _load(q + b * q_b + h * q_h, query, low, high, q_t, BLOCK, K, BLOCK_K) + bias_row
+            j = first + column - (T - 1) + i
+            d_score = _stored(scores, i, j, oldest, newest, T, S, window, ahead, width, BOTH)
+            d_row = tl.dot(tl.trans(d_score), position_q, d_row, input_precision=PRECISION)
+    _store(d_r + (part * R * H + h) * K, first, R, H * K, d_row * scale, BLOCK, K, BLOCK_K)
+
+
+@triton.jit
+@no_type_check
+def _padding(start, end, b, S):
+    """The keys [oldest, newest) of a row are no padding."""
+    oldest, newest = 0, S
+    if start is not None:
+        oldest = tl.load(start + b)
+    if end is not None:
+        newest = tl.load(end + b)
+    return oldest, newest
+
+
+@triton.jit
+@no_type_check
+def _stored(d_scores, i, j, oldest, newest, T, S, window, ahead, width, BOTH: tl.constexpr):
+    """Elements of what `backward_keys` wrote, 0 where a query does not see a key."""
+    seen = _seen(i, j, oldest, newest, T, S, window, ahead, BOTH) & (i < T)
+    return tl.load(d_scores + i.to(tl.int64) * width + j, mask=seen, other=0.0)

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import triton
@@ -20,41 +20,43 @@ from .masks import without_padding
 MAX_HEAD_SIZE = 128
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 
-KERNELS: dict[str, tuple[Any, dict[str, bool]]] = {
-    "forward": (kernels.forward, {}),
-    "queries": (kernels.backward_queries, {}),
-    "keys": (kernels.backward_rows, {"DISTANCES": False}),
-    "distances": (kernels.backward_rows, {"DISTANCES": True}),
+KERNELS: dict[str, Any] = {
+    "forward": kernels.forward,
+    "delta": kernels.backward_delta,
+    "keys": kernels.backward_keys,
+    "queries": kernels.backward_queries,
+    "distances": kernels.backward_distances,
 }
-"""The four launches: a kernel and its own constants."""
+"""The launches, in their order."""
+
+SCORES = 2**29
+"""Bytes of the scores' gradients that backward holds at once: those of as many rows as fit, at least one row."""
+PARTS = 8
+"""The gradients of the distances are sums over this many groups of rows, added up at the end."""
 
 _SMALL = (86, 89, 120)
 """Capabilities with 99 KiB of shared memory a program and 100 KiB a multiprocessor."""
-_BACKWARD = ("queries", "keys", "distances")
-_ROWS = ("keys", "distances")
+_READERS = ("delta", "queries", "distances")
 _TILES: list[tuple[tuple[str, ...], int, int, tuple[int | str, ...], tuple[int, int, int]]] = [
     # launches, bytes a number, largest head, targets (none: all others), (BLOCK, warps, stages)
     (("forward",), 2, 64, (), (64, 4, 2)),
-    (_BACKWARD, 2, 64, (100,), (64, 8, 2)),  # products accumulate in tensor memory, so 8 warps have registers enough
-    (("queries",), 2, 64, (), (32, 4, 2)),  # six tiles of 64 would spill 600 bytes a thread
-    (_ROWS, 2, 64, _SMALL, (32, 2, 2)),  # tiles of 64 take 74 KiB, and two programs must fit
-    (_ROWS, 2, 64, ("gfx942",), (32, 4, 2)),  # 64 KiB
-    (("distances",), 2, 64, (90,), (64, 8, 2)),  # 121 KiB, so one program of 8 warps instead of two of 4
-    (_ROWS, 2, 64, (), (64, 4, 2)),
+    (_READERS, 2, 64, (), (64, 4, 2)),
+    (("keys",), 2, 64, (100,), (64, 8, 2)),  # products accumulate in tensor memory, so 8 warps have registers enough
+    (("keys",), 2, 64, _SMALL, (32, 2, 2)),  # tiles of 64 take 74 KiB, and two programs must fit
+    (("keys",), 2, 64, ("gfx942",), (32, 4, 2)),  # 64 KiB
+    (("keys",), 2, 64, (), (64, 4, 2)),
     (("forward",), 2, 128, (90,), (64, 4, 2)),
-    (("queries",), 2, 128, (100,), (64, 8, 2)),
-    (("queries",), 2, 128, (), (16, 2, 2)),
     (("keys",), 2, 128, ("gfx942",), (16, 4, 2)),
-    (("forward", *_BACKWARD), 2, 128, (), (32, 4, 2)),
+    (("forward", "keys"), 2, 128, (), (32, 4, 2)),
+    (_READERS, 2, 128, (), (64, 8, 2)),
     # In fp32 a thread multiplies whole rows, which it holds in registers. Without tensor cores small tiles lose little.
-    (("forward", *_BACKWARD), 4, 64, ("gfx942",), (32, 4, 2)),
-    (("forward", *_BACKWARD), 4, 32, (), (32, 8, 2)),
+    (("forward", "keys", *_READERS), 4, 64, ("gfx942",), (32, 4, 2)),
+    (("forward", "keys", *_READERS), 4, 32, (), (32, 8, 2)),
     (("forward",), 4, 64, (), (32, 8, 1)),
-    (("queries",), 4, 64, (), (16, 4, 2)),
-    (_ROWS, 4, 64, (), (32, 8, 2)),
-    (("forward", *_BACKWARD), 4, 128, ("gfx942",), (16, 4, 2)),
-    (_ROWS, 4, 128, (), (16, 8, 2)),
-    (("forward", "queries"), 4, 128, (), (16, 8, 1)),
+    (("keys", *_READERS), 4, 64, (), (32, 8, 2)),
+    (("forward", "keys", *_READERS), 4, 128, ("gfx942",), (16, 4, 2)),
+    (("keys", *_READERS), 4, 128, (), (16, 8, 2)),
+    (("forward",), 4, 128, (), (16, 8, 1)),
 ]
 """The tile of each launch: the largest that spills at most 64 bytes a thread and fits the shared memory, twice if a
 smaller one would fit twice. The first row that matches counts.
@@ -82,20 +84,37 @@ def _target(device: torch.device) -> int | str:
     return 10 * major + minor
 
 
-def _launch(name: str, length: int, inputs: Sequence[Any], numbers: tuple[Any, ...], *rest: Any) -> None:
+class Numbers(NamedTuple):
+    """What all kernels take after the strides; in this order."""
+
+    begin: int
+    end_row: int
+    """The rows [begin, end_row) of the batch."""
+    heads: int
+    queries: int
+    keys: int
+    window: int
+    ahead: int
+    factor: float
+    seed: int
+    threshold: int
+    keep_scale: float
+
+
+def _launch(name: str, length: int, inputs: Sequence[Any], numbers: Numbers, *rest: Any) -> None:
     """Run a kernel once for each head of each row and each block of `length`."""
-    kernel, choices = KERNELS[name]
     q, k, v, r = inputs[:4]
-    B, H, _, K = q.shape
+    K = q.shape[3]
     tile = tile_of(name, q.dtype, K, _target(q.device))
     exact = torch.get_float32_matmul_precision() == "highest"
-    both = numbers[4] > 0 or inputs[7] is not None
-    constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers[-1] != 1, "BOTH": both, "K": K}
-    constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile | choices
+    both = numbers.ahead > 0 or inputs[7] is not None
+    constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers.keep_scale != 1, "BOTH": both, "K": K}
+    constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *r.stride()[:2]
-    programs = B * H * triton.cdiv(length, tile["BLOCK"])
+    rows = rest[-1] if name == "distances" else numbers.end_row - numbers.begin
+    programs = rows * numbers.heads * triton.cdiv(length, tile["BLOCK"])
     with torch.cuda.device_of(q):
-        kernel[(programs,)](*inputs, *strides, *numbers, *rest, **constants)
+        KERNELS[name][(programs,)](*inputs, *strides, *numbers, *rest, **constants)
 
 
 SOURCES = b"".join(Path(file).read_bytes() for file in (__file__, kernels.__file__))
@@ -104,13 +123,12 @@ _OWN = hashlib.sha256(__name__.encode() + SOURCES).hexdigest()[:16]
 both, without a warning: for instance an exported folder of another version."""
 
 
-def _arguments(
+def _numbers(
     q: Tensor, k: Tensor, r: Tensor, window: int, scale: float, dropout_p: float, seed: Tensor | None
-) -> tuple[Any, ...]:
-    """What all kernels take after the strides."""
-    (_, H, T, _), S = q.shape, k.shape[2]
+) -> Numbers:
+    (B, H, T, _), S = q.shape, k.shape[2]
     dropped = 0 if seed is None else int(seed), int(dropout_p * 2**31), 1 / (1 - dropout_p)
-    return H, T, S, window, r.shape[1] - S, scale / math.log(2), *dropped
+    return Numbers(0, B, H, T, S, window, r.shape[1] - S, scale / math.log(2), *dropped)
 
 
 def _even(x: Tensor) -> Tensor:
@@ -127,7 +145,7 @@ def _attend(
     """The result [B, T, H, K], and the logarithms of the softmax's sums [B, H, T]."""
     inputs = *map(_even, (q, k, v, r)), content_bias.contiguous(), position_bias.contiguous(), start, end
     out, lse = _empty_results(q)
-    _launch("forward", q.shape[2], inputs, _arguments(q, k, r, window, scale, dropout_p, seed), out, lse)
+    _launch("forward", q.shape[2], inputs, _numbers(q, k, r, window, scale, dropout_p, seed), out, lse)
     return out, lse
 
 
@@ -143,19 +161,25 @@ def _attend_backward(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
     start: Tensor | None, end: Tensor | None, seed: Tensor | None, window: int, scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v [B, _, H, K], of r [B, R, H, K], and of the biases, the last three in fp32."""
+    """The gradients of q, k and v [B, _, H, K], of r [R, H, K], and of the biases, the last three in fp32."""
     inputs = *map(_even, (q, k, v, r)), content_bias.contiguous(), position_bias.contiguous(), start, end
     (B, H, T, K), S, R = q.shape, k.shape[2], r.shape[1]
     d_out = _even(d_out.transpose(1, 2))
     d_q, d_k, d_v, d_r, d_u, d_w = _empty_gradients(d_out, out, lse, q, k, v, r)
-    blocks = -(-T // tile_of("queries", q.dtype, K, _target(q.device))["BLOCK"])
-    d_biases = q.new_empty(B, H, blocks, 2, K, dtype=torch.float32)
-    delta = torch.empty_like(lse)
-    numbers = _arguments(q, k, r, window, scale, dropout_p, seed)
-    shared = lse, d_out, *d_out.stride()[:3], delta, scale
-    _launch("queries", T, inputs, numbers, *shared, out, d_q, d_biases)  # first, because it writes delta
-    _launch("keys", S, inputs, numbers, *shared, d_k, d_v)
-    _launch("distances", R, inputs, numbers, *shared, d_r, None)
+    block = tile_of("keys", q.dtype, K, _target(q.device))["BLOCK"]
+    d_biases = q.new_empty(B, H, triton.cdiv(T, block), 2, K, dtype=torch.float32)
+    width = triton.cdiv(S, block) * block
+    rows = max(1, SCORES // (H * T * width * q.itemsize))
+    d_scores, delta = q.new_empty(min(rows, B), H, T, width), torch.empty_like(lse)
+    shared = lse, d_out, *d_out.stride()[:3], delta, scale, d_scores, width
+    for begin in range(0, B, rows):
+        numbers = _numbers(q, k, r, window, scale, dropout_p, seed)._replace(begin=begin, end_row=min(begin + rows, B))
+        parts = d_r.new_empty(min(PARTS, numbers.end_row - begin), *d_r.shape)
+        _launch("delta", T, inputs, numbers, *shared, out)
+        _launch("keys", S, inputs, numbers, *shared, d_k, d_v)
+        _launch("queries", T, inputs, numbers, *shared, d_q, d_biases)
+        _launch("distances", R, inputs, numbers, *shared, parts, len(parts))
+        d_r = parts.sum(0) if begin == 0 else d_r.add_(parts.sum(0))
     torch.sum(d_biases[:, :, :, 0], (0, 2), out=d_u)
     torch.sum(d_biases[:, :, :, 1], (0, 2), out=d_w)
     return d_q, d_k, d_v, d_r, d_u, d_w
@@ -164,7 +188,7 @@ def _attend_backward(
 def _empty_gradients(d_out, out, lse, q, k, v, r, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (B, H, _, K), S, R = q.shape, k.shape[2], r.shape[1]
     d_k, d_v = q.new_empty(B, S, H, K), q.new_empty(B, S, H, K)
-    d_r = q.new_empty(B, R, H, K, dtype=torch.float32)
+    d_r = q.new_empty(R, H, K, dtype=torch.float32)
     d_u, d_w = d_r.new_empty(H, K), d_r.new_empty(H, K)
     return torch.empty_like(out), d_k, d_v, d_r, d_u, d_w
 
@@ -182,7 +206,7 @@ def _gradients(ctx: Any, d_out: Tensor | None, d_lse: None) -> tuple[Tensor | No
     dtype = ctx.saved_tensors[2].dtype
     d_q, d_k, d_v, d_r, d_u, d_w = _attend_backward(d_out, *ctx.saved_tensors, *ctx.numbers)
     d_q, d_k, d_v = (x.transpose(1, 2) for x in (d_q, d_k, d_v))
-    return d_q, d_k, d_v, d_r.sum(0).transpose(0, 1).to(dtype), d_u.to(dtype), d_w.to(dtype), *(None,) * 6
+    return d_q, d_k, d_v, d_r.transpose(0, 1).to(dtype), d_u.to(dtype), d_w.to(dtype), *(None,) * 6
 
 
 _attend.register_fake(_empty_results)
