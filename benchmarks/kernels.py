@@ -32,7 +32,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 HEADS = 64, 128, 32
 MASKS = (True, True), (False, False), (True, False), (False, True)
 """Padding and dropout or none of them; both directions or causal."""
-STACK = 64
+STACK = 80
 """Maximum bytes of stack a thread."""
 _TENSOR = r"\b(?:HMMA|HGMMA|UTC\w*MMA)\b|\bv_s?mfma\w*"
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_.x]*)\s*(.*?);", re.MULTILINE)
@@ -44,10 +44,14 @@ def compile_kernel(name: str, target: Target, dtype: str, head_size: int, *, mas
     options = fused.tile_of(name, DTYPES[dtype], head_size, target)
     padded = max(16, triton.next_power_of_2(head_size))
     constants: dict[str, Any] = {"PRECISION": "ieee", "DROPOUT": masked, "BOTH": both, "K": head_size}
-    constants |= {"BLOCK_K": padded, "BLOCK": options.pop("BLOCK")} | ({} if masked else {"start": None})
+    constants |= {"BLOCK_K": padded, "BLOCK": options.pop("BLOCK")} | ({} if masked else {"start": None, "seed": None})
     constants |= {} if masked and both else {"end": None}
     pointers = dict.fromkeys((*NAMES, "out", "d_out", "d_scores", "d_q", "d_k", "d_v"), f"*{dtype}")
-    kinds = dict.fromkeys(("factor", "keep_scale", "scale"), "fp32") | {"start": "*i32", "end": "*i32"} | pointers
+    kinds = (
+        dict.fromkeys(("factor", "keep_scale", "scale"), "fp32")
+        | {"start": "*i32", "end": "*i32", "seed": "*i32"}
+        | pointers
+    )
     kinds |= dict.fromkeys(("lse", "delta", "d_bias", "d_r"), "*fp32")
     signature = {arg: "constexpr" if arg in constants else kinds.get(arg, "i32") for arg in kernel.arg_names}
     strides = ("_b", "_h", "_t", "_s")
@@ -197,10 +201,10 @@ _PER_CYCLE = {"integer": 64, "multiply": 64, "exp": 16, "shared": 32, "issue": 1
 exp2; words of shared memory, which shuffles use too; all instructions."""
 L2_BYTES = 47
 """Bytes a cycle and multiprocessor from the second-level cache: 5,120 by 108 (A100's white paper)."""
-_USEFUL = {"forward": 3, "queries": 5, "keys": 5, "distances": 4}
-"""Useful products of BLOCK x BLOCK x K a tile. The strip is two tiles long. Forward and queries compute a half once and
-keep it for the next tile, so all products are useful. Keys compute both halves of one strip and distances of two, and
-use half of each."""
+_USEFUL = {"forward": 3, "keys": 5, "queries": 2, "distances": 1}
+"""Useful products of BLOCK x BLOCK x K a tile. The strip is two tiles long. Forward computes a half once and keeps it
+for the next tile, so all products are useful. Keys compute both halves and use half of each. Queries and distances wait
+for memory, which this does not count: they read the scores' gradients, queries twice."""
 
 
 def instructions(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -265,7 +269,7 @@ def _print_estimates() -> None:
     units = ("tensor", "shared", "integer", "fp32", "exp", "issue", "L2")
     print("| card | launch | " + " | ".join(units) + " | share of the peak | with dropout and padding |")
     print("|---|---|" + "---:|" * (len(units) + 2))
-    for card, name in product(CARDS, fused.KERNELS):
+    for card, name in product(CARDS, _USEFUL):
         found, masked = estimate(name, card), estimate(name, card, masked=True)
         largest = max(found[unit] for unit in units)
         shares = " | ".join(f"{found[unit] / largest:.0%}" for unit in units)

@@ -269,6 +269,36 @@ for recipe, batch in [("enwik8-12l", 22), ("enwik8-12l", 64), ("enwik8-12l-moder
     S.part(f"compiled {recipe}, batch {batch}", 45)(lambda r=recipe, b=batch: compiled_step(r, b))
 
 
+@S.part("replayed enwik8-12l-modern, batch 22", 20)
+def _() -> dict[str, Any]:
+    """Losses of eight steps with dropout, kernel by kernel and as a CUDA graph from the third on."""
+    found: dict[str, Any] = {}
+    for replay in (False, True):
+        training = Training(S, "enwik8-12l-modern", 22, replay=replay and S.cuda)
+        torch.manual_seed(1)
+        found["replayed" if replay else "plain"] = [training() for _ in range(8)]
+    return found | {"same bits": found["plain"] == found["replayed"]} | training.times(profile=False)
+
+
+def replayed_step(recipe: str, batch: int, compiled: bool) -> dict[str, Any]:
+    training = Training(S, recipe, batch, replay=S.cuda)
+    if compiled:
+        training.objective.compile()
+    begun = time.perf_counter()
+    return {"losses": [training() for _ in range(6)], "s": time.perf_counter() - begun} | training.times(profile=S.cuda)
+
+
+for recipe, batch, compiled in [
+    ("enwik8-12l", 22, False),
+    ("enwik8-12l", 64, False),
+    ("enwik8-12l", 22, True),
+    ("enwik8-12l", 64, True),
+    ("enwik8-12l-modern", 64, True),
+]:
+    name = f"replayed{', compiled' * compiled} {recipe}, batch {batch}"
+    S.part(name, 45 if compiled else 15)(lambda r=recipe, b=batch, c=compiled: replayed_step(r, b, c))
+
+
 FLEX = """
 import json, sys
 import torch

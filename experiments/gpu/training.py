@@ -16,6 +16,7 @@ from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train.optim import build_optimizers
+from transformer_xl.train.replay import Replay, forward_backward
 from transformer_xl.train.step import objective_of, train_step
 
 from .sitting import Sitting
@@ -33,6 +34,7 @@ class Training:
         backend: str = "",
         length: int | None = None,
         dropout: bool = True,
+        replay: bool = False,
     ) -> None:
         self.sitting = sitting
         config = load_recipe(recipe)
@@ -55,6 +57,7 @@ class Training:
         self.memory = self.model.empty_memory(self.train.batch_size, self.train.lengths)
         self.optimizers = build_optimizers(self.model, self.train)
         self.objective: Any = objective_of(self.model, self.train)
+        self.run = Replay() if replay else forward_backward
         self.segments, self.step = list(self._segments(8)), 3000
 
     def _segments(self, count: int) -> Iterator[Segment]:
@@ -66,7 +69,7 @@ class Training:
     def __call__(self) -> float:
         segment = self.segments[self.step % len(self.segments)]
         call = self.model, self.optimizers, segment, self.memory, self.train, self.step
-        result, self.memory = train_step(*call, objective=self.objective)
+        result, self.memory = train_step(*call, objective=self.objective, run=self.run)
         self.step += 1
         return result.nats / result.targets
 

@@ -245,7 +245,7 @@ def test_torch_compile_keeps_the_operator_whole() -> None:
 def test_the_operators_are_registered_as_pytorch_wants() -> None:
     tensors = list(make_inputs(Case(batch=2, heads=1), torch.float32, DEVICE).values())
     start = torch.tensor([0, 7], dtype=torch.int32, device=DEVICE)
-    rest = start, None, torch.tensor(5), 18, 0.5, 0.3
+    rest = start, None, torch.tensor([5], dtype=torch.int32, device=DEVICE), 18, 0.5, 0.3
     torch.library.opcheck(fused._attend, (*tensors, *rest))
     with torch.no_grad():
         out, lse = fused._attend(*tensors, *rest)

@@ -27,7 +27,7 @@ import triton.language as tl
 
 # S grows with memory, so a kernel specialised for multiples of 16 would be compiled twice. Triton reads the source of
 # kernels, so a type checker must not wrap them.
-_jit = triton.jit(do_not_specialize=["begin", "end_row", "T", "S", "window", "ahead", "seed", "threshold"])
+_jit = triton.jit(do_not_specialize=["begin", "end_row", "T", "S", "window", "ahead", "threshold"])
 
 
 @triton.jit
@@ -143,6 +143,7 @@ def _keep_mask(seed, head, i, j, threshold):
     because Philox for each element would cost more than the products.
     """
     zero = i * 0
+    seed = tl.load(seed)
     key, other_key, _, _ = tl.philox(seed, i, zero + head.to(tl.int32), zero, zero)
     x = j.to(tl.uint32) * 0x9E3779B9 + key
     x = (x ^ (x >> 16)) * 0x7FEB352D ^ other_key

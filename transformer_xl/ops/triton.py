@@ -58,7 +58,7 @@ _TILES: list[tuple[tuple[str, ...], int, int, tuple[int | str, ...], tuple[int, 
     (("keys", *_READERS), 4, 128, (), (16, 8, 2)),
     (("forward",), 4, 128, (), (16, 8, 1)),
 ]
-"""The tile of each launch: the largest that spills at most 64 bytes a thread and fits the shared memory, twice if a
+"""The tile of each launch: the largest that spills at most 80 bytes a thread and fits the shared memory, twice if a
 smaller one would fit twice. The first row that matches counts.
 
 `python -m benchmarks kernels` checks this from the binaries. Tiles are fixed, not tuned at run time: another tile
@@ -96,7 +96,7 @@ class Numbers(NamedTuple):
     window: int
     ahead: int
     factor: float
-    seed: int
+    seed: Tensor | None
     threshold: int
     keep_scale: float
 
@@ -108,7 +108,7 @@ def _launch(name: str, length: int, inputs: Sequence[Any], numbers: Numbers, *re
     tile = tile_of(name, q.dtype, K, _target(q.device))
     exact = torch.get_float32_matmul_precision() == "highest"
     both = numbers.ahead > 0 or inputs[7] is not None
-    constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers.keep_scale != 1, "BOTH": both, "K": K}
+    constants = {"PRECISION": "ieee" if exact else "tf32", "DROPOUT": numbers.seed is not None, "BOTH": both, "K": K}
     constants |= {"BLOCK_K": max(16, triton.next_power_of_2(K))} | tile
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *r.stride()[:2]
     rows = rest[-1] if name == "distances" else numbers.end_row - numbers.begin
@@ -127,7 +127,7 @@ def _numbers(
     q: Tensor, k: Tensor, r: Tensor, window: int, scale: float, dropout_p: float, seed: Tensor | None
 ) -> Numbers:
     (B, H, T, _), S = q.shape, k.shape[2]
-    dropped = 0 if seed is None else int(seed), int(dropout_p * 2**31), 1 / (1 - dropout_p)
+    dropped = seed, int(dropout_p * 2**31), 1 / (1 - dropout_p)
     return Numbers(0, B, H, T, S, window, r.shape[1] - S, scale / math.log(2), *dropped)
 
 
@@ -222,8 +222,8 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     start = None if mask.valid is None else (memory - mask.valid).to(torch.int32).contiguous()
     end = None if mask.end is None else (memory + mask.end).to(torch.int32).contiguous()
     window = S if mask.attn_len is None else min(mask.attn_len, S)
-    # From the CPU's generator, so that `torch.manual_seed` repeats a run and the host waits for no device.
-    seed = torch.randint(2**31, (), device="cpu") if dropout_p else None
+    # On the device, so that each replay of a CUDA graph draws another.
+    seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=q.device) if dropout_p else None
     out, _ = _attend(q, k, v, r, content_bias, position_bias, start, end, seed, window, scale, dropout_p)
     out = out.transpose(1, 2)
     # A causal query that is padding on the left sees no key, and its result is 0 already.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -26,13 +26,13 @@ from ..model.baselines import build_model
 from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL, ordered_weights
 from ..run import TrainingState, set_weights, weights
-from ..runtime.device import autocast
 from ..runtime.ranks import Ranks
 from .averaging import Average
 from .diagnosis import not_finite
 from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
+from .replay import Replay, can_replay, forward_backward
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
@@ -62,6 +62,7 @@ def train_step(
     step: int,
     *,
     objective: nn.Module | None = None,
+    run: Callable[..., tuple[Tensor, Memory]] = forward_backward,
     ranks: Ranks | None = None,
     signals: Sequence[object] = (),
 ) -> tuple[StepResult, Memory]:
@@ -74,6 +75,7 @@ def train_step(
         segment: the segment of the whole batch.
         memory: the memory of this rank's rows.
         objective: the model's `Objective`, wrapped by `parallelise`; None if this process is alone.
+        run: `forward_backward`, or a `Replay` of it.
         signals: the signals that this rank received so far; the result counts the signals of all ranks.
     """
     ranks, objective = ranks or Ranks(), objective or objective_of(model, config)
@@ -86,11 +88,10 @@ def train_step(
     model.zero_grad()
     for rows in _chunks(len(ids), config.batch_chunk):
         with without_sync(objective) if rows.stop < len(ids) else nullcontext():
-            with autocast(config.precision, device):
-                call = ids[rows], targets[rows], memory.select(rows), config.lengths
-                loss, nll, after = objective(*call, counts=counts, progress=step / config.max_steps)
-            (loss * ranks.size).backward()  # ranks take the mean of their gradients
-        totals[0] += nll.detach().sum(dtype=torch.float64)
+            call = ids[rows], targets[rows], memory.select(rows), config.lengths
+            # times the number of ranks, because ranks take the mean of their gradients
+            nll, after = run(objective, config.precision, ranks.size, call, counts, step / config.max_steps)
+        totals[0] += nll.sum(dtype=torch.float64)
         left.append(after)
     clipped = [weight for name, weight in ordered_weights(model).items() if name != NGRAM_TABLE]
     totals[1] = whole(nn.utils.clip_grad_norm_(clipped, config.clip or math.inf))
@@ -191,6 +192,8 @@ class Trainer:
         self.objective: nn.Module = parallelise(
             objective, self.config.parallel, self.ranks, compiled=self.config.compile
         )
+        replays = can_replay(self.model, self.config, self.ranks.size)
+        self.run: Callable[..., tuple[Tensor, Memory]] = Replay() if replays else forward_backward
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
         self.memory: Memory = self._empty_memory(self.config.at(0))
 
@@ -242,6 +245,7 @@ class Trainer:
             config,
             self.step,
             objective=self.objective,
+            run=self.run,
             ranks=self.ranks,
             signals=signals,
         )
