@@ -170,10 +170,16 @@ def machine(sitting: Sitting) -> dict[str, Any]:
 
 
 def contract(sitting: Sitting) -> dict[str, Any]:
-    """`txl env --check` on this card, and the backend that `auto` takes before and after it."""
+    """`txl env --check` on this card, and the backend that `auto` takes before and after it.
+
+    Raises:
+        RuntimeError: the fused kernels failed, so what follows would measure another backend.
+    """
     chosen = []
     for words in ((), ("--check",) if sitting.cuda else ()):
         sitting.run("-m", "transformer_xl", "env", *words, "--json", log="env.log", seconds=min(sitting.left, 120))
         text = (sitting.out / "env.log").read_text()
         chosen.append(json.loads(text[text.index("{\n") :])["auto"]["backend"])
+    if sitting.cuda and chosen[1]["name"] != "triton":
+        raise RuntimeError(f"auto takes {chosen[1]}")
     return {"before": chosen[0], "after": chosen[1], "said": text[: text.index("{\n")]}

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,13 @@ def test_copies_of_the_package_run_their_own_operator(tmp_path: Path, monkeypatc
     outs = [attend(**inputs, backend="triton") for attend in (*copies, relative_attention, *copies)]
     for out, factor in zip(outs, (2, 3, 1, 2, 3), strict=True):
         torch.testing.assert_close(out, factor * outs[2])
+
+
+@compiles
+def test_what_is_read_by_tiles_was_written_by_tiles_of_that_size() -> None:
+    for dtype, size, target in product(fused.DTYPES, (8, 64, 65, 128), kernels.SHARED):
+        blocks = {fused.tile_of(name, dtype, size, target)["BLOCK"] for name in ("keys", "queries", "distances")}
+        assert len(blocks) == 1, (dtype, size, target, blocks)
 
 
 @compiles

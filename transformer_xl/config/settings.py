@@ -147,6 +147,8 @@ class TrainConfig(Checked):
     """Implementation of the attention op; `txl env` lists them."""
     compile: bool = False
     """Compile the model with torch.compile; on a CPU this needs a C++ compiler."""
+    cuda_graph: bool = False
+    """Record a step's kernels once, on one GPU, and start them together from then on: the same numbers."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How ranks hold the weights. ddp: each rank holds all of them; fsdp: each rank holds a shard (FSDP2)."""
     recompute: bool = False
@@ -192,6 +194,9 @@ class TrainConfig(Checked):
         if self.parallel == "fsdp" and (self.compile or self.average_from):
             sentence = "{} and {} must be left out with {} = fsdp, which splits the weights. Use ddp."
             yield Problem(("compile", "average_from", "parallel"), sentence)
+        for name, usual in {"compile": False, "random_tgt_len": False, "batch_chunk": 1}.items():
+            if self.cuda_graph and getattr(self, name) != usual:
+                yield Problem(("cuda_graph", name), "{} cannot be given with {}. Leave one of them out.")
         if self.batch_chunk > 0 and self.batch_size % self.batch_chunk:
             sentence = f"{{}} must be a multiple of {{}} = {self.batch_chunk}, got {self.batch_size}."
             yield Problem(("batch_size", "batch_chunk"), sentence)

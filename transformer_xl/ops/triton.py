@@ -36,26 +36,28 @@ PARTS = 8
 
 _SMALL = (86, 89, 120)
 """Capabilities with 99 KiB of shared memory a program and 100 KiB a multiprocessor."""
-_READERS = ("delta", "queries", "distances")
+_READERS = ("queries", "distances")
+"""Launches that read the tiles which "keys" wrote, so they have its BLOCK."""
 _TILES: list[tuple[tuple[str, ...], int, int, tuple[int | str, ...], tuple[int, int, int]]] = [
     # launches, bytes a number, largest head, targets (none: all others), (BLOCK, warps, stages)
     (("forward",), 2, 64, (), (64, 4, 2)),
+    (("delta",), 2, 128, (), (64, 4, 2)),
+    (_READERS, 2, 64, ("gfx942", *_SMALL), (32, 4, 2)),
     (_READERS, 2, 64, (), (64, 4, 2)),
     (("keys",), 2, 64, (100,), (64, 8, 2)),  # products accumulate in tensor memory, so 8 warps have registers enough
     (("keys",), 2, 64, _SMALL, (32, 2, 2)),  # tiles of 64 take 74 KiB, and two programs must fit
     (("keys",), 2, 64, ("gfx942",), (32, 4, 2)),  # 64 KiB
     (("keys",), 2, 64, (), (64, 4, 2)),
     (("forward",), 2, 128, (90,), (64, 4, 2)),
-    (("keys",), 2, 128, ("gfx942",), (16, 4, 2)),
-    (("forward", "keys"), 2, 128, (), (32, 4, 2)),
-    (_READERS, 2, 128, (), (64, 8, 2)),
+    (("keys", *_READERS), 2, 128, ("gfx942",), (16, 4, 2)),
+    (("forward", "keys", *_READERS), 2, 128, (), (32, 4, 2)),
     # In fp32 a thread multiplies whole rows, which it holds in registers. Without tensor cores small tiles lose little.
-    (("forward", "keys", *_READERS), 4, 64, ("gfx942",), (32, 4, 2)),
-    (("forward", "keys", *_READERS), 4, 32, (), (32, 8, 2)),
+    (tuple(KERNELS), 4, 64, ("gfx942",), (32, 4, 2)),
+    (tuple(KERNELS), 4, 32, (), (32, 8, 2)),
     (("forward",), 4, 64, (), (32, 8, 1)),
-    (("keys", *_READERS), 4, 64, (), (32, 8, 2)),
-    (("forward", "keys", *_READERS), 4, 128, ("gfx942",), (16, 4, 2)),
-    (("keys", *_READERS), 4, 128, (), (16, 8, 2)),
+    (("delta", "keys", *_READERS), 4, 64, (), (32, 8, 2)),
+    (tuple(KERNELS), 4, 128, ("gfx942",), (16, 4, 2)),
+    (("delta", "keys", *_READERS), 4, 128, (), (16, 8, 2)),
     (("forward",), 4, 128, (), (16, 8, 1)),
 ]
 """The tile of each launch: the largest that spills at most 80 bytes a thread and fits the shared memory, twice if a

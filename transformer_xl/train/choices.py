@@ -32,6 +32,8 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
     train = replace(config.train, **chosen)
     if train.compile and train.device == "cpu" and not has_compiler():
         raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
+    if train.cuda_graph and (why_not := graph_refusal(train, config.model)):
+        raise Mistake(f"train.cuda_graph must be false {why_not}. Leave it out.")
     return replace(config, model=replace(config.model, vocab_size=size), train=train)
 
 
@@ -55,6 +57,15 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
         "precision": {"name": precision, "why": why_precision},
         "backend": {"name": backend, "why": why_backend},
     }
+
+
+def graph_refusal(config: TrainConfig, model: TransformerXLConfig) -> str:
+    """Why a step of this training cannot be recorded as a CUDA graph; "" if it can."""
+    if not config.device.startswith("cuda"):
+        return f"on the device {config.device}, because only CUDA has such graphs"
+    if model.kind != "transformer-xl":
+        return f"with model.kind = {model.kind}, which was not tried"
+    return "with model.cutoffs, because an adaptive softmax waits for the device" if model.cutoffs else ""
 
 
 def gains_from_native(config: TrainConfig, model: TransformerXLConfig) -> bool:

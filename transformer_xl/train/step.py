@@ -32,7 +32,7 @@ from .diagnosis import not_finite
 from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
-from .replay import Replay, can_replay, forward_backward
+from .replay import Replay, forward_backward
 from .writer import Snapshot
 
 MOST_SKIPPED = 10
@@ -186,14 +186,15 @@ class Trainer:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
+        if self.config.cuda_graph and self.ranks.size > 1:
+            raise Mistake("train.cuda_graph must be false with several ranks. Leave it out.")
         if self.model.ngrams is not None:  # NCCL does not add sparse gradients
             self.model.ngrams.table.sparse = self.ranks.size == 1 or _device(self.model).type == "cpu"
         objective = objective_of(self.model, self.config)
         self.objective: nn.Module = parallelise(
             objective, self.config.parallel, self.ranks, compiled=self.config.compile
         )
-        replays = can_replay(self.model, self.config, self.ranks.size)
-        self.run: Callable[..., tuple[Tensor, Memory]] = Replay() if replays else forward_backward
+        self.run: Callable[..., tuple[Tensor, Memory]] = Replay() if self.config.cuda_graph else forward_backward
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
         self.memory: Memory = self._empty_memory(self.config.at(0))
 

@@ -1,0 +1,130 @@
+"""A step recorded as a CUDA graph gives the losses, the gradients and the memory of one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
+from transformer_xl.data.loader import Segment
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.runtime.ranks import Ranks
+from transformer_xl.train import Trainer, replay
+from transformer_xl.train.choices import graph_refusal
+from transformer_xl.train.optim import build_optimizers
+from transformer_xl.train.step import train_step
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPE = TransformerXLConfig(
+    vocab_size=13, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, dropout=0.2 * (DEVICE == "cuda"),
+    ngrams=(2, 3), ngram_rows=50,
+)  # fmt: skip
+CONFIG = TrainConfig(
+    batch_size=3, tgt_len=5, mem_len=6, max_steps=20, lr=0.01, device=DEVICE, precision="fp32", cuda_graph=True
+)
+
+
+class Graph:
+    """What a CUDA graph does, on a CPU: `replay` runs the recorded call again, into the tensors of the recording."""
+
+    recording: Graph | None = None
+
+    def replay(self) -> None:
+        before = {p: p.grad for p in self.arguments[0].parameters()}
+        for parameter in before:
+            parameter.grad = None
+        found = self.run(*self.arguments)
+        for old, new in zip(pytree.tree_leaves(self.results), pytree.tree_leaves(found), strict=True):
+            if isinstance(old, Tensor):
+                old.copy_(new)
+        for parameter, gradient in self.gradients.items():
+            gradient.copy_(parameter.grad)
+        for parameter, gradient in before.items():
+            parameter.grad = gradient
+
+    def __init__(self) -> None:
+        self.run = replay.forward_backward
+
+    def record(self, *arguments: Any) -> Any:
+        self.arguments, self.results = arguments, self.run(*arguments)
+        self.gradients = {p: p.grad for p in arguments[0].parameters() if p.grad is not None}
+        return self.results
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(replay, "forward_backward", graph.record)
+            yield
+
+    if DEVICE == "cpu":
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph", capture)
+
+
+def losses(run: Any, *, spoil: int | None = None) -> tuple[list[float], list[Tensor]]:
+    """The losses of eight steps, and the last memory. The gradient of step `spoil` is infinite."""
+    torch.manual_seed(0)
+    model = TransformerXL(SHAPE, backend="strided").to(DEVICE).train()
+    optimizers, found = build_optimizers(model, CONFIG), []
+    memory = model.empty_memory(CONFIG.batch_size, CONFIG.lengths)
+    ids = torch.randint(13, (8, 3, 6))
+    for step, segment in enumerate(ids):
+        weights = [p.detach().clone() for p in model.parameters()]
+        with torch.no_grad():
+            next(model.parameters()).mul_(float("inf") if step == spoil else 1)
+        call = Segment(segment[:, :-1], segment[:, 1:], None), memory, CONFIG, step
+        result, memory = train_step(model, optimizers, *call, run=run)
+        found.append(result.nats)
+        if step == spoil:
+            with torch.no_grad():
+                torch._foreach_copy_(list(model.parameters()), weights)
+    return found, [*memory.layers]
+
+
+@pytest.mark.parametrize("spoil", [None, 5])
+def test_replayed_steps_are_the_steps(spoil: int | None) -> None:
+    expected, found = losses(replay.forward_backward, spoil=spoil), losses(replay.Replay(), spoil=spoil)
+    assert str(found[0]) == str(expected[0]), "nan included"
+    assert all(map(torch.equal, found[1], expected[1]))
+
+
+def test_a_shape_that_does_not_come_back_has_no_graph() -> None:
+    run = replay.Replay()
+    losses(run)
+    assert [shape.graph is not None for shape in run.shapes.values()] == [False, False, True], "memories of 0, 5 and 6"
+
+
+@pytest.mark.parametrize(
+    ("shape", "train", "words"),
+    [
+        (SHAPE, replace(CONFIG, device="cpu"), "device cpu"),
+        (replace(SHAPE, cutoffs=(5,)), replace(CONFIG, device="cuda"), "adaptive softmax"),
+        (TransformerXLConfig(vocab_size=13, kind="shaw", positions=8), replace(CONFIG, device="cuda"), "kind = shaw"),
+        (SHAPE, replace(CONFIG, device="cuda"), ""),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(shape: TransformerXLConfig, train: TrainConfig, words: str) -> None:
+    found = graph_refusal(train, shape)
+    assert words in found and bool(words) == bool(found)
+
+
+@pytest.mark.parametrize("changes", [{"compile": True}, {"batch_chunk": 3}, {"random_tgt_len": True}])
+def test_settings_that_do_not_go_with_it_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(Mistake, match=f"cuda_graph cannot be given with {next(iter(changes))}"):
+        replace(CONFIG, **changes)
+
+
+def test_several_ranks_are_refused() -> None:
+    with pytest.raises(Mistake, match="several ranks"):
+        Trainer(TransformerXL(SHAPE), None, CONFIG, ranks=Ranks(0, 2))  # type: ignore[arg-type]
