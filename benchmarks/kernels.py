@@ -201,10 +201,10 @@ _PER_CYCLE = {"integer": 64, "multiply": 64, "exp": 16, "shared": 32, "issue": 1
 exp2; words of shared memory, which shuffles use too; all instructions."""
 L2_BYTES = 47
 """Bytes a cycle and multiprocessor from the second-level cache: 5,120 by 108 (A100's white paper)."""
-_USEFUL = {"forward": 3, "keys": 5, "queries": 2, "distances": 1}
+_USEFUL = {"forward": 3, "keys": 5, "queries": 1, "distances": 1}
 """Useful products of BLOCK x BLOCK x K a tile. The strip is two tiles long. Forward computes a half once and keeps it
-for the next tile, so all products are useful. Keys compute both halves and use half of each. Queries and distances wait
-for memory, which this does not count: they read the scores' gradients, queries twice."""
+for the next tile, so all products are useful. Keys compute both halves and use half of each. Of the two loops of queries
+one is counted. Queries and distances wait for memory, which this does not count: they read the scores' gradients."""
 
 
 def instructions(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -243,7 +243,8 @@ def cycles(body: list[tuple[str, str]], warps: int, card: str) -> dict[str, floa
         elif head in _UNITS:
             used[_UNITS[head]] += 32 / _PER_CYCLE[_UNITS[head]]
         elif head in ("LDSM", "STSM", "LDS", "STS", "LDL", "STL", "LDGSTS"):
-            used["shared"] += int(rest[-1]) if head in ("LDSM", "STSM") else words
+            matrices = int(rest[-1]) if rest and rest[-1].isdigit() else 1  # LDSM.16.M88.4, and STSM.16.MT88 for one
+            used["shared"] += matrices if head in ("LDSM", "STSM") else words
         if head in ("LDG", "LDGSTS"):
             used["L2"] += words * 128 / L2_BYTES
     return {unit: count * warps for unit, count in used.items()}
