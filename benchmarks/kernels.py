@@ -203,8 +203,8 @@ L2_BYTES = 47
 """Bytes a cycle and multiprocessor from the second-level cache: 5,120 by 108 (A100's white paper)."""
 _USEFUL = {"forward": 3, "keys": 5, "queries": 1, "distances": 1}
 """Useful products of BLOCK x BLOCK x K a tile. The strip is two tiles long. Forward computes a half once and keeps it
-for the next tile, so all products are useful. Keys compute both halves and use half of each. Of the two loops of queries
-one is counted. Queries and distances wait for memory, which this does not count: they read the scores' gradients."""
+for the next tile, so all products are useful. Keys compute both halves and use half of each. Of the two loops of
+queries one is counted. Queries and distances wait for memory, which this does not count."""
 
 
 def instructions(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
