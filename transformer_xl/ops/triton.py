@@ -1,4 +1,7 @@
-"""Relative attention on a GPU: operators that launch fused kernels, which never hold the scores in device memory."""
+"""Relative attention on a GPU: operators that launch fused kernels.
+
+Forward holds no scores in device memory. Backward holds the scores' gradients of a few rows of the batch (`SCORES`).
+"""
 
 from __future__ import annotations
 
