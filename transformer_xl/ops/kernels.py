@@ -228,18 +228,6 @@ def _scores(
     return tl.where(seen, score * factor, float("-inf")), i, j, far
 
 
-@triton.jit
-@no_type_check
-def _slid_product(
-    rows, base, first, low, high, stride, by,
-    PRECISION: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Multiply `rows` by two blocks of a matrix; return each row's BLOCK entries that begin at `by`."""
-    near = _product(rows, _load(base, first, low, high, stride, BLOCK, K, BLOCK_K), PRECISION)
-    far = _product(rows, _load(base, first + BLOCK, low, high, stride, BLOCK, K, BLOCK_K), PRECISION)
-    return _slide(near, far, by, BLOCK)
-
-
 @_jit
 @no_type_check
 def forward(
