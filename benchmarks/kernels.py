@@ -32,7 +32,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 HEADS = 64, 128, 32
 MASKS = (True, True), (False, False), (True, False), (False, True)
 """Padding and dropout or none of them; both directions or causal."""
-STACK = 80
+STACK = 64
 """Maximum bytes of stack a thread."""
 _TENSOR = r"\b(?:HMMA|HGMMA|UTC\w*MMA)\b|\bv_s?mfma\w*"
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_.x]*)\s*(.*?);", re.MULTILINE)
