@@ -14,9 +14,9 @@ import torch
 from small_models import VOCAB, small_model
 from torch import Tensor, nn
 
-from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, TrainConfig
+from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.interop.mapping import to_theirs
+from transformer_xl.interop.mapping import entries
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.run import save_checkpoint
 
@@ -44,6 +44,15 @@ def classes(**homes: str) -> Iterator[dict[str, type]]:
         for home in homes.values():
             sys.modules.pop(home, None)
             sys.modules.pop(home.split(".")[0], None)
+
+
+def to_theirs(state: dict[str, Tensor], config: TransformerXLConfig, *, reverse: bool = True) -> dict[str, Tensor]:
+    """Our state dict by the original's names, with tied arrays under each of them."""
+    theirs = {}
+    for entry in entries(config, reverse=reverse):
+        array = state[entry.ours] if entry.rows is None else state[entry.ours][entry.rows]
+        theirs[entry.theirs] = entry.form(array.squeeze(0) if entry.theirs in ("r_w_bias", "r_r_bias") else array)
+    return theirs
 
 
 def put(module: nn.Module, state: dict[str, Tensor], kinds: dict[str, type], make: type) -> nn.Module:
@@ -107,7 +116,7 @@ def vocabulary(kind: type, symbols: Sequence[str], **changes: Any) -> Any:
 def nvidia_checkpoint(model: TransformerXL, lengths: Lengths) -> dict[str, Any]:
     """NVIDIA's dict for a model of ours, but for the vocabulary: names of their own, tied arrays stored once."""
     config = model.config
-    state = to_theirs(dict(model.state_dict()), config, reverse=True)
+    state = to_theirs(dict(model.state_dict()), config)
     renamed = {}
     for name, value in state.items():
         tied = name.startswith("crit.out_layers") and name.endswith("weight") and config.tie_weight

@@ -219,7 +219,7 @@ class TestFiles:
         *("analyse recl {}", "analyse attention run --data {}", "analyse attention run --out {}"),
         *("analyse length run --attn-len 3 --out {}", "report {}", "report run --out {}", "demo --out {}"),
         *(f"convert {{}} --from {program} --to new" for program in ("original", "tensorflow", "huggingface", "nvidia")),
-        *("convert {} --to-format original --to new", "convert run --to-format huggingface --to {}"),
+        *("convert {} --to-format huggingface --to new", "convert run --to-format huggingface --to {}"),
         "data enwik8 --source {}",
     ]
 
@@ -457,7 +457,7 @@ class TestCheckpoints:
             "eval {}",
             "generate {} --max-tokens 2",
             "score {} text.txt",
-            "convert {} --to-format original --to new",
+            "convert {} --to-format huggingface --to new",
         ):
             assert "damaged" in refused(words(line.format(folder)), capsys)
             assert not Path("new").exists()

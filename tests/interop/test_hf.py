@@ -11,7 +11,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from amount import examples
@@ -19,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import VARIANTS, VOCAB, read, small_model, text
 
-from transformer_xl import LanguageModel, load_model
+from transformer_xl import LanguageModel
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate
@@ -559,19 +558,6 @@ def test_the_tokenizer_of_words_begins_and_ends_with_line_ends_and_keeps_them(tm
     batch = tokenizer(["the w1\nw2\n", "w3"], padding=True)["input_ids"]
     assert tokenizer.batch_decode(batch, skip_special_tokens=True) == ["the w1\nw2\n", "w3"]
     assert ours.vocab.decode(batch[0]) == "the w1\nw2\n"
-
-
-def test_every_command_takes_an_exported_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
-    ours, theirs = exported(tmp_path / "model", vocab=WORDS)
-    content = "the w1 w2\nw3 the\n" * 9
-    before = load_model(tmp_path / "model").score(content).nats
-    expected = LanguageModel(*ours).score(content).nats
-    np.testing.assert_array_equal(before, expected)
-    with torch.no_grad():
-        next(theirs.parameters()).add_(0.1)
-    theirs.save_pretrained(tmp_path / "model")  # another content of the same folder
-    assert np.abs(load_model(tmp_path / "model").score(content).nats - expected).max() > 0
 
 
 def test_accelerate_loads_an_exported_folder(tmp_path):

@@ -24,6 +24,7 @@ from foreign import (
     nvidia_checkpoint,
     same,
     shuffled,
+    to_theirs,
     vocabulary,
 )
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ from small_models import VOCAB, small_model, text
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import read_model, read_vocabulary
-from transformer_xl.interop.mapping import entries, to_ours, to_theirs
+from transformer_xl.interop.mapping import entries, to_ours
 from transformer_xl.interop.source import Source
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.memory import Memory
@@ -92,7 +93,7 @@ def test_a_module_in_a_data_parallel_wrapper_is_read(tmp_path):
 def test_clusters_of_the_original_are_counted_from_the_end():
     """Their log p of band i is the head's column -i: their formula on their arrays gives our log-probabilities."""
     model = shuffled(small_model(**BANDS))
-    theirs = to_theirs(dict(model.state_dict()), model.config, reverse=True)
+    theirs = to_theirs(dict(model.state_dict()), model.config)
     hidden = torch.randn(4, 14, dtype=torch.float64)
     weight = torch.cat([theirs["crit.out_layers.0.weight"], theirs["crit.cluster_weight"]])
     bias = torch.cat([theirs["crit.out_layers.0.bias"], theirs["crit.cluster_bias"]])
@@ -120,7 +121,7 @@ def test_nvidias_dict_is_read(tmp_path):
 @pytest.mark.parametrize("key", [None, "model_state_dict"])
 def test_a_state_dict_is_read_with_the_settings_beside_it(tmp_path, key):
     model = shuffled(small_model(dtype=torch.float32, **SLICES))
-    state = {f"module.{n}": v for n, v in to_theirs(dict(model.state_dict()), model.config, reverse=True).items()}
+    state = {f"module.{n}": v for n, v in to_theirs(dict(model.state_dict()), model.config).items()}
     torch.save({key: state} if key else state, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"does not say where the bands .* end: give --model\.cutoffs"):
         read_model(tmp_path, "original")
@@ -139,25 +140,19 @@ def test_a_state_dict_is_read_with_the_settings_beside_it(tmp_path, key):
         ({"module.r_w_bias": torch.zeros(2, 5)}, "must hold r_w_bias once, and has r_w_bias and module.r_w_bias"),
         (
             {"r_w_bias": torch.ones(2, 5, dtype=torch.int64)},
-            "must hold fractions in one to four dimensions, and r_w_bias",
+            "must hold fractions, and r_w_bias has 10 numbers of int",
         ),
-        ({"r_w_bias": torch.ones(2, 5, dtype=torch.complex64)}, "r_w_bias is 2x5 of complex64"),
-        ({"word_emb.emb_layers.0.weight": torch.zeros(0, 2**40)}, "word_emb.emb_layers.0.weight is 0x1099511627776 of"),
-        ({"\x1b[2Jevil": torch.zeros(1)}, r"has '\x1b[2Jevil'"),
+        ({"word_emb.emb_layers.0.weight": torch.zeros(0, 2**40)}, "emb_layers.0.weight has 0 numbers of float32"),
+        ({"\x1b[2Jevil": torch.zeros(1)}, r"'\x1b[2Jevil' is unexpected"),
         ({"r_w_bias": torch.full((2, 5), torch.nan)}, "r_w_bias must be finite"),
-        ({"r_w_bias": torch.ones(2, 5, dtype=torch.int8)}, "and r_w_bias is 2x5 of int8"),
-        ({"crit.cluster_weight": torch.tensor(1.0)}, "crit.cluster_weight is a scalar of float32"),
-        ({"word_emb.emb_layers.1.weight": torch.tensor(1.0)}, "word_emb.emb_layers.1.weight is a scalar"),
+        ({"crit.cluster_weight": torch.tensor(1.0)}, "has a 0-dimensional crit.cluster_weight"),
         ({"layers.100000000.x": torch.zeros(1)}, "layers.3.dec_attn.qkv_net.weight is missing"),
-        ({"layers.3.dec_attn.o_net.weight": torch.zeros(14, 10)}, "layers.3.dec_attn.qkv_net.weight is missing"),
         ({3: torch.zeros(1)}, "must hold a module or its state dict"),
         ({"word_emb.emb_layers.2.weight": None}, "lacks word_emb.emb_layers.2.weight"),
-        ({"layers.1.dec_attn.o_net.weight": None}, "layers.1.dec_attn.o_net.weight is missing."),
         ({"crit.cluster_weight": torch.zeros(3, 14)}, "crit.cluster_weight must be 2x14 but is 3x14."),
         ({"crit.out_projs.0": None}, "crit.out_projs.0 is missing"),
         ({"crit.out_layers.0.weight": None}, "crit.out_layers.0.weight is missing"),
-        ({"r_w_bias": torch.zeros(1, 2, 5, 1, 1)}, "r_w_bias is 1x2x5x1x1 of float32"),
-        ({"layers.0.dec_attn.o_net.weight": torch.zeros(3)}, "has a 1-dimensional layers.0.dec_attn.o_net.weight"),
+        ({"r_w_bias": torch.zeros(1, 2, 5, 1, 1)}, "has a 5-dimensional r_w_bias"),
     ],
 )
 def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
@@ -182,7 +177,7 @@ def test_other_entries_of_a_checkpoint_are_named(tmp_path):
         corpus = made["Corpus"]()
         corpus.dataset = "x"
         torch.save(corpus, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="A pickled module must have _parameters"):
+    with pytest.raises(ValueError, match=r"must hold a module or its state dict, and holds data_utils\.Corpus"):
         read_model(tmp_path, "original")
 
 
@@ -236,24 +231,17 @@ def test_each_stated_length_is_used(tmp_path, stated, wanted):
         ({"mem_len": -5}, r"train\.mem_len of .* must be at least 0, got -5"),
         ({"mem_len": 0, "same_length": True}, r"train\.attn_len of .* must be at least 1, got 0"),
         ({"dropout": 7}, r"model\.dropout of .* must be at least 0 and below 1, got 7"),
-        ({"evaluation": {"clamp_len": "x"}}, "evaluation must be a table of lengths, and is"),
-        ({"cutoffs": [5]}, r"cutoffs must be 2 for its 3 bands, and are \(5,\)"),
-        ({"mem_len": 10**12}, r"train\.mem_len of .* must be at most 2,147,483,648"),
-        ({"layer_norm_epsilon": 10**400}, r"layer_norm_epsilon must be a number"),
-        ({"mem_len": [["x"] * 9] * 9}, "mem_len must be a whole number, and is "),
-        ({"init_std": -1}, r"model\.init_std of .* must be at least 0, got -1"),
-        ({"n_layer": 4}, "n_layer is stated as 4, and is 3 by its arrays"),
-        ({"n_layer": 10**12}, "n_layer is stated as 1000000000000"),
-        ({"cutoffs": [4, 11]}, r"cutoffs is stated as \(4, 11\), and is \(5, 11\) by its arrays"),
         ({"mem_len": "long"}, "mem_len must be a whole number, and is 'long'"),
-        ({"cutoffs": [5, None]}, "cutoffs must be a list of whole numbers"),
-        ({"attn_type": 2}, "attn_type is stated as 2, and is 0 by its arrays"),
-        ({"n_head": 5, "d_head": 2}, "n_head is stated as 5.*; d_head is stated as 2"),
+        ({"mem_len": [["x"] * 9] * 9}, "mem_len must be a whole number, and is "),
+        (
+            {"cutoffs": [5, None], "layer_norm_epsilon": 10**400},
+            "epsilon must be a number, .*; cutoffs must be a list",
+        ),
     ],
 )
-def test_statements_that_contradict_the_arrays_are_refused_together(tmp_path, stated, complaint):
-    model = shuffled(small_model(dtype=torch.float32, **BANDS))
-    torch.save(to_theirs(dict(model.state_dict()), model.config, reverse=True), tmp_path / "model.pt")
+def test_stated_settings_that_are_impossible_are_refused(tmp_path, stated, complaint):
+    _, state = bands_state()
+    torch.save(state, tmp_path / "model.pt")
     (tmp_path / "args.json").write_text(json.dumps(stated))
     with pytest.raises(ValueError, match=complaint):
         read_model(tmp_path, "original")
@@ -261,7 +249,7 @@ def test_statements_that_contradict_the_arrays_are_refused_together(tmp_path, st
 
 def test_all_arrays_that_do_not_fit_are_reported_together(tmp_path):
     model = shuffled(small_model(dtype=torch.float32, **BANDS))
-    state = to_theirs(dict(model.state_dict()), model.config, reverse=True)
+    state = to_theirs(dict(model.state_dict()), model.config)
     del state["layers.1.dec_attn.r_net.weight"]
     state["crit.cluster_bias"] = torch.zeros(3)
     state["layers.2.dec_attn.k_net.weight"] = torch.zeros(2)
@@ -300,15 +288,15 @@ def test_vocabularies_of_the_authors_are_read(tmp_path, symbols, wanted):
         corpus = made["Corpus"]()
         vars(corpus).update(vocab=vocabulary(made["Vocab"], symbols), train=torch.arange(5), dataset="x")
         torch.save(corpus, tmp_path / "cache.pt", _use_new_zipfile_serialization=False)
-    assert read_vocabulary(tmp_path / "cache.pt") == (wanted, [])
+    assert read_vocabulary(tmp_path / "cache.pt") == wanted
     (tmp_path / "list").write_text("\n".join(symbols) + "\n")
     (tmp_path / "ours.json").write_text(json.dumps(wanted.to_json()))
-    assert read_vocabulary(tmp_path / "list")[0] == read_vocabulary(tmp_path / "ours.json")[0] == wanted
+    assert read_vocabulary(tmp_path / "list") == read_vocabulary(tmp_path / "ours.json") == wanted
 
 
 def test_a_vocabulary_of_another_size_is_refused(tmp_path):
     model = shuffled(small_model(dtype=torch.float32))
-    torch.save(to_theirs(dict(model.state_dict()), model.config, reverse=True), tmp_path / "model.pt")
+    torch.save(to_theirs(dict(model.state_dict()), model.config), tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"must hold as many tokens as there are weights for, 23, and .* has 2\."):
         read_model(tmp_path, "original", vocab=Vocab("word", ("<eos>", "<unk>")))
 
@@ -317,10 +305,10 @@ def test_a_vocabulary_is_found_three_levels_deep(tmp_path):
     content = {"idx2sym": ["one", "two"]}
     for name in ("vocab", "corpus", "tokenizer"):
         (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(content))
-        assert read_vocabulary(tmp_path / "vocab.pkl")[0].symbols == ("one", "two")
+        assert read_vocabulary(tmp_path / "vocab.pkl").symbols == ("one", "two")
         content = {name: content}
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(content))
-    assert read_vocabulary(tmp_path / "vocab.pkl")[0].symbols == ("one", "two")
+    assert read_vocabulary(tmp_path / "vocab.pkl").symbols == ("one", "two")
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"vocab": content}))
     with pytest.raises(ValueError, match="must hold a vocabulary"):
         read_vocabulary(tmp_path / "vocab.pkl")
@@ -342,9 +330,6 @@ def test_weights_in_several_files_are_read(tmp_path):
     save_file({first: state[first].clone()}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({name: state[name].clone() for name in others}, tmp_path / "model-00002-of-00002.safetensors")
     assert same(read_model(tmp_path, "huggingface").model(), read_model(home, "huggingface").model())
-    save_file({name: value.clone() for name, value in state.items()}, tmp_path / "model-00002-of-00002.safetensors")
-    with pytest.raises(ValueError, match=f"must hold other arrays than the files before it, and has {first} too"):
-        read_model(tmp_path, "huggingface")
 
 
 def test_zero_memory_is_attended_zeros():

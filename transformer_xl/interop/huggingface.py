@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -19,10 +18,9 @@ from .pickles import read_pickle
 from .source import Source, is_state, read_json
 from .vocabulary import read_vocabulary
 
-WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
+TENSORS, PICKLED = "model*.safetensors", "pytorch_model*.bin"
 VOCABULARIES = (EXPORTED_VOCAB, "vocab.pkl", "vocab.bin", "vocab.txt")
 OWN_TYPE = "transformer-xl"
-_OTHER_NAMES = {"tie_word_embeddings": "tie_weight"}
 
 
 def read_huggingface(path: Path) -> Source:
@@ -31,54 +29,49 @@ def read_huggingface(path: Path) -> Source:
     kind = config.get("model_type", "transfo-xl" if "format" not in config else "a checkpoint of this package")
     source = Source(path, "huggingface")
     if kind == OWN_TYPE:
-        own = {field.name: config[field.name] for field in fields(TransformerXLConfig) if field.name in config}
-        sections: Any = config.get("run")
-        if not isinstance(sections, dict):
-            raise Mistake(f"{path / 'config.json'} must hold a table, run. Restore it from a copy.")
-        source.run = _with_lengths({**sections, "model": own}, config, source)
+        source.run = _exported_run(config, path / "config.json")
         source.add_state(_weights(path), lambda name: name.removeprefix("model."))
     elif kind == "transfo-xl":
-        source.state({_OTHER_NAMES.get(name, name): value for name, value in config.items()})
+        source.state(config)
+        source.state({"tie_weight": config.get("tie_word_embeddings")})
         source.add_state(_weights(path), lambda name: name.removeprefix("transformer."))
         if config.get("untie_r") is False:
             _restore_shared(source)
     else:
         raise Mistake(f"{path} must hold a model of type transfo-xl, and holds {str(kind)[:60]!a}.")
     file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)
-    source.symbols = partial(read_vocabulary, file) if file else None
+    source.vocab = read_vocabulary(file) if file else None
     return source
 
 
-def _with_lengths(sections: dict[str, Any], config: dict[str, Any], source: Source) -> RunConfig:
-    """The run with these sections and the lengths of `config`, which may have been edited after the export."""
-    file = source.path / "config.json"
-    run = config_of(sections, file)
+def _exported_run(config: Mapping[str, object], file: Path) -> RunConfig:
+    """The run of an exported model. Lengths that were changed after the export are for evaluation and training."""
+    sections = config.get("run")
+    if not isinstance(sections, dict):
+        raise Mistake(f"{file} must hold a table, run. Restore it from a copy.")
+    own = {field.name: config[field.name] for field in fields(TransformerXLConfig) if field.name in config}
+    run = config_of({**sections, "model": own}, file)
     lengths = {field.name: config[field.name] for field in fields(Lengths) if field.name in config}
     if all(getattr(run.eval_lengths, name) == value for name, value in lengths.items()):
         return run
-    source.notes.append("Its lengths were changed after the export. Training, if it is resumed, has them too.")
-    changed = {"train": lengths, "eval": dict.fromkeys(lengths)}  # in [eval] none means: as in training
-    return config_of(sections | {name: {**sections.get(name, {}), **new} for name, new in changed.items()}, file)
+    train = {**sections.get("train", {}), **lengths}
+    test = {**sections.get("eval", {}), **dict.fromkeys(lengths)}  # none means: as in training
+    return config_of({**sections, "model": own, "train": train, "eval": test}, file)
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """The arrays of all weight files in the folder. Only the first kind found in `WEIGHTS` is read."""
-    files = next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+    """The arrays of all weight files in the folder: of safetensors, if there are any."""
+    files = sorted(folder.glob(TENSORS)) or sorted(folder.glob(PICKLED))
     if not files:
-        raise FileNotFoundError(f"{folder} holds no weights: {', '.join(WEIGHTS)}. Get the whole folder.")
+        raise FileNotFoundError(f"{folder} holds no model.safetensors and no pytorch_model.bin. Get the whole folder.")
     arrays: dict[str, Tensor] = {}
     for file in files:
-        if file.suffix == ".bin":
-            found = read_pickle(file)
-        else:
-            try:
-                found = load_file(file)
-            except (SafetensorError, TypeError, OSError) as error:  # a TypeError: absurd sizes
-                raise Mistake(f"{file} is damaged ({str(error).splitlines()[0]}). Get it again.") from error
+        try:
+            found = read_pickle(file) if file.suffix == ".bin" else load_file(file)
+        except (SafetensorError, TypeError, OSError) as error:  # a TypeError: absurd sizes
+            raise Mistake(f"{file} is damaged ({str(error).splitlines()[0]}). Get it again.") from error
         if not is_state(found):
             raise Mistake(f"{file} must hold names and tensors, and holds something else. Get it again.")
-        if twice := arrays.keys() & found.keys():
-            raise Mistake(f"{file} must hold other arrays than the files before it, and has {min(twice)} too.")
         arrays |= found
     return arrays
 

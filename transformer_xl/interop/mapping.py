@@ -1,4 +1,4 @@
-"""Convert the original code's parameters to ours and back, with one table of entries.
+"""Convert the original code's parameters to ours, with one table of entries.
 
     word_emb.emb_layers.0.weight             embedding.tables.0
     layers.3.dec_attn.qkv_net.weight         backbone.layers.3.attention.qkv.weight
@@ -39,6 +39,9 @@ class Entry(NamedTuple):
         """Convert theirs to ours, or ours to theirs: reversing rows is its own inverse."""
         return array.flip(0) if self.flipped else array
 
+
+Place = tuple[str, int]
+"""The first name of a parameter of ours, and the row of it at which an array begins."""
 
 _LAYER = {
     "dec_attn.qkv_net.weight": "attention.qkv.weight",
@@ -115,7 +118,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
         (entry, (first[wanted[entry.ours]], entry.rows.start if entry.rows else 0))
         for entry in (own if source.run is not None else foreign)
     ]
-    parts: dict[tuple[str, int], Tensor] = {}
+    parts: dict[Place, Tensor] = {}
     problems: list[str] = []
     for entry, place in placed:
         if entry.theirs in source.arrays:
@@ -135,7 +138,7 @@ def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
 
 
 def _mismatches(
-    source: Source, placed: Sequence[tuple[Entry, Any]], parts: Mapping[Any, Tensor], ours: Iterable[str]
+    source: Source, placed: Sequence[tuple[Entry, Place]], parts: Mapping[Place, Tensor], ours: Iterable[str]
 ) -> Iterator[str]:
     """Problems: parameters without an array, and arrays without a parameter."""
     missing = {place: entry.theirs for entry, place in reversed(placed)}
@@ -155,17 +158,10 @@ def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
     return None if array is tied or torch.equal(array, tied) else "equal what it is tied to but differs"
 
 
-def to_theirs(state: Mapping[str, Tensor], config: TransformerXLConfig, *, reverse: bool = True) -> dict[str, Tensor]:
-    """Convert our state dict to the original's, with tied arrays under each of their names."""
-    theirs = {}
-    for entry in entries(config, reverse=reverse):
-        array = state[entry.ours] if entry.rows is None else state[entry.ours][entry.rows]
-        theirs[entry.theirs] = entry.form(array.squeeze(0) if entry.theirs in _BIASES else array)
-    return theirs
-
-
-def shape_of(source: Source) -> dict[str, Any]:
+def shape_of(source: Source, div_val: int | None) -> dict[str, Any]:
     """The settings of `TransformerXLConfig` that follow from the arrays, and the number of `bands`.
+
+    `div_val` is the stated one, which is used if the widths of the tables allow several.
 
     If `div_val` is 1, the original's arrays do not show where bands end, so `cutoffs` is absent.
 
@@ -194,7 +190,7 @@ def shape_of(source: Source) -> dict[str, Any]:
         "untie_r": untied or content_bias.ndim == 3,
         "vocab_size": sum(len(table) for table in tables),
         "d_embed": tables[0].shape[1],
-        "div_val": _div_val([table.shape[1] for table in tables], source.stated.get("div_val")),
+        "div_val": _div_val([table.shape[1] for table in tables], div_val),
         "bands": len(bands) if len(bands) > 1 else clusters + 1,
     }
     if len(bands) > 1 or not clusters:
@@ -234,7 +230,7 @@ def _count(source: Source, group: str) -> int:
     return max(len(numbers), 1)
 
 
-def _div_val(widths: list[int], stated: Any) -> int:
+def _div_val(widths: list[int], stated: int | None) -> int:
     """A `div_val` with these widths: the stated one, or one without remainder. (3 and 4 both give widths 8 and 2.)"""
     if len(widths) == 1:
         return 1

@@ -14,8 +14,6 @@ from .vocabulary import pickled_vocabulary
 
 def read_nvidia(path: Path) -> Source:
     """Read a checkpoint file: its `model_state`, and if present its `model_config` (or `args`) and `vocab`."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder. Give the checkpoint file in it, for instance checkpoint_best.pt.")
     content = read_pickle(path)
     state = content.get("model_state") if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not is_state(state):
@@ -28,8 +26,7 @@ def read_nvidia(path: Path) -> Source:
     source.state(settings if isinstance(settings, Mapping) else {})
     others = [str(name) for name in content if name not in ("model_state", stated_in, "vocab")]
     source.left_out |= dict.fromkeys(others, "state of the training")
-    vocabulary = pickled_vocabulary(content, str(path))
-    source.symbols = None if vocabulary is None else lambda: vocabulary
+    source.vocab = pickled_vocabulary(content, str(path))
     return source
 
 

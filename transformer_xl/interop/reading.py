@@ -76,16 +76,13 @@ def read_model(
 
     Raises:
         ValueError: the checkpoint is of another kind; or arrays are missing, unexpected or of a wrong shape; or stated
-            settings contradict the arrays. The error lists all of them.
+            settings have a wrong type. The error lists all of them.
         FileNotFoundError: a file is missing.
     """
     if program not in _READERS:
         raise Mistake(f"--from must be one of {', '.join(PROGRAMS)}, got {program!r}.")
     source = _READERS[program](Path(path))
-    source.vocab = vocab
-    if vocab is None and source.symbols is not None:
-        source.vocab, notes = source.symbols()
-        source.notes += notes
+    source.vocab = vocab or source.vocab
     config = run_settings(source, overrides)
     check_vocabulary(config, source.vocab)
     state = to_ours(source, config.model)

@@ -8,20 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
-import torch
 from torch import Tensor
 
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
-from ..mistake import Mistake
-from ..run import EXPORTED_VOCAB, dimensions
+from ..mistake import Mistake, shortened
 
 Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
 PROGRAMS: tuple[Program, ...] = get_args(Program)
-_FRACTIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_LONGEST_NAME, _LARGEST_JSON = 256, 1 << 26
-Symbols = tuple[Vocab, list[str]]
-"""A vocabulary, and notes about it for the report."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +57,6 @@ class Source:
     """Names in the source that do not become weights, and the reasons."""
     stated: dict[str, Any] = field(default_factory=dict)
     """The hyper-parameters that it states, by the original's names."""
-    symbols: Callable[[], Symbols] | None = None
-    """Reads the source's vocabulary; None if it has none."""
     vocab: Vocab | None = None
     run: RunConfig | None = None
     """The settings, if the source is an export of this package."""
@@ -77,21 +69,15 @@ class Source:
     def add(self, name: str, canonical: str, array: Tensor) -> None:
         """Add an array of the source under the original's name.
 
-        Empty arrays are refused, so the size of the file limits every size.
-
         Raises:
             ValueError: the array cannot become a weight, or another array has the same name.
         """
-        if not name.isprintable() or len(name) > _LONGEST_NAME:
-            limit = f"{_LONGEST_NAME} printable characters"
-            raise Mistake(f"{self.path} must hold names of at most {limit}, and has {name[:60]!a}.")
         if canonical in self.arrays:
-            raise Mistake(f"{self.path} must hold {canonical} once, and has {self.spelling(canonical)} and {name}.")
-        if array.dtype not in _FRACTIONS or not 1 <= array.ndim <= 4 or not array.numel():
-            kind = f"{dimensions(array.shape)} of {str(array.dtype).removeprefix('torch.')}"
-            raise Mistake(f"{self.path} must hold fractions in one to four dimensions, and {name} is {kind}.")
-        if array.numel() * array.itemsize > array.untyped_storage().nbytes():
-            raise Mistake(f"{self.path} must hold each element, and {name} shows some twice. Do not trust this file.")
+            twice = f"{self.spelling(canonical)} and {shortened(name)}"
+            raise Mistake(f"{self.path} must hold {canonical} once, and has {twice}.")
+        if not array.is_floating_point() or not array.numel():
+            kind = f"{array.numel()} numbers of {str(array.dtype).removeprefix('torch.')}"
+            raise Mistake(f"{self.path} must hold fractions, and {shortened(name)} has {kind}.")
         self.arrays[canonical] = array
         self.spelled[canonical] = name
 
@@ -104,22 +90,21 @@ class Source:
             else:
                 self.add(name, canonical, array)
 
-    def state(self, settings: Mapping[str, Any]) -> None:
+    def state(self, settings: Mapping[str, object]) -> None:
         """Add hyper-parameters that the source states; null is ignored."""
         self.stated |= {str(name): value for name, value in settings.items() if value is not None}
 
     def state_beside(self, folder: Path) -> None:
         """Add the hyper-parameters in the JSON files of a folder, including `corpus-info.json`."""
         for file in sorted(folder.glob("*.json")):
-            if file.name != EXPORTED_VOCAB:
-                self.state(read_json(file))
+            self.state(read_json(file))
 
     def spelling(self, canonical: str) -> str:
         """The source's name of an array, or the original's name if it has none."""
-        return self.spelled.get(canonical, canonical)
+        return shortened(self.spelled.get(canonical, canonical))
 
 
-def is_state(content: Any) -> TypeGuard[Mapping[str, Tensor]]:
+def is_state(content: object) -> TypeGuard[Mapping[str, Tensor]]:
     """Whether `content` is a state dict: tensors by name."""
     if not isinstance(content, Mapping) or not content:
         return False
@@ -130,12 +115,10 @@ def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a file of another program.
 
     Raises:
-        FileNotFoundError, ValueError: the file is missing, too large, damaged or of another kind.
+        FileNotFoundError, ValueError: the file is missing, or holds no JSON object.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing. Get the whole folder.")
-    if file.stat().st_size > _LARGEST_JSON:
-        raise Mistake(f"{file} must be below {_LARGEST_JSON:,} bytes, and has {file.stat().st_size:,}. Move it away.")
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -57,7 +56,7 @@ def read_tensorflow(path: Path) -> Source:
     for folder in folders:
         source.state_beside(folder)
         if (folder / "cache.pkl").is_file():
-            source.symbols = partial(read_vocabulary, folder / "cache.pkl")
+            source.vocab = read_vocabulary(folder / "cache.pkl")
     if source.stated.get("proj_same_dim") is not True:
         _add_identities(source)
     return source

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..data.reading import read_file
 from ..data.vocab import EOS, LINE_ENDS, Vocab, is_text, listed_words
 from ..mistake import Mistake
 from .pickles import StandIn, read_pickle
-from .source import Symbols, read_json
+from .source import read_json
 
 _PICKLED = (".pt", ".pth", ".pkl", ".bin")
 _DEPTH = 3
@@ -19,8 +18,8 @@ _SPACE = frozenset(" \t\n\r")
 _DECIMALS = frozenset(map(str, range(256)))
 
 
-def read_vocabulary(path: Path) -> Symbols:
-    """Read the vocabulary in a file, and return it with notes.
+def read_vocabulary(path: Path) -> Vocab:
+    """Read the vocabulary in a file.
 
     Args:
         path: `cache.pt`, `cache.pkl`, `vocab.pkl`, `vocab.bin` or a checkpoint; or a `.json` that this package wrote.
@@ -31,7 +30,7 @@ def read_vocabulary(path: Path) -> Symbols:
     """
     if path.suffix == ".json":
         try:
-            return Vocab.from_json(read_json(path)), []
+            return Vocab.from_json(read_json(path))
         except ValueError as error:
             raise Mistake(f"{path} is no vocabulary: {error}") from error
     if path.suffix in _PICKLED:
@@ -43,21 +42,19 @@ def read_vocabulary(path: Path) -> Symbols:
         text = read_file(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise Mistake(f"{path} must be UTF-8 text with a token per line, and is not: {error}.") from error
-    return _vocab(listed_words(text, str(path)), str(path)), []
+    return _vocab(listed_words(text, str(path)), str(path))
 
 
-def pickled_vocabulary(content: Any, file: str) -> Symbols | None:
-    """The vocabulary in `content`, which `read_pickle` returned for `file`, and notes; None if there is none."""
+def pickled_vocabulary(content: object, file: str) -> Vocab | None:
+    """The vocabulary in `content`, which `read_pickle` returned for `file`; None if there is none."""
     for attributes in _records(content, _DEPTH):
         symbols = attributes.get("idx2sym")
         if isinstance(symbols, list) and symbols and all(isinstance(symbol, str) for symbol in symbols):
-            lowers = attributes.get("lower_case") is True
-            notes = ["Its program lowers text before it looks words up: lower yours before scoring it."] * lowers
-            return _vocab(symbols, file), notes
+            return _vocab(symbols, file)
     return None
 
 
-def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
+def _records(content: object, depth: int) -> Iterator[Mapping[str, object]]:
     """Yield the attributes of an object or the entries of a dict, then the same for the objects inside."""
     record = content.attributes if isinstance(content, StandIn) else content
     if not isinstance(record, Mapping):
@@ -65,8 +62,7 @@ def _records(content: Any, depth: int) -> Iterator[Mapping[str, Any]]:
     yield record
     if depth:
         for name in ("vocab", "corpus", "tokenizer"):
-            if name in record:
-                yield from _records(record[name], depth - 1)
+            yield from _records(record.get(name), depth - 1)
 
 
 def _vocab(symbols: Sequence[str], file: str) -> Vocab:
