@@ -10,7 +10,6 @@ from typing import Any
 
 from transformer_xl.config.settings import RunConfig
 from transformer_xl.mistake import Mistake
-from transformer_xl.model.inference import has_compiler
 
 from . import bound
 from .gate import check_op, check_same
@@ -89,7 +88,7 @@ def prepare_models(
 def _case(part: str, options: Options, config: RunConfig, work: bound.Work, folder: Path, pool: Pool) -> dict[str, Any]:
     sizes = {"batch": work.batch, "tgt_len": work.tgt_len, "mem_len": work.mem_len}
     common = job(config, options, folder, part, **sizes)
-    contenders = [*options.contenders(), *_compiled(part, options)]
+    contenders = options.contenders()
     jobs = {
         c: common | {"precision": c.precision, "train": common["train"] | {"precision": c.precision}}
         for c in contenders
@@ -125,14 +124,6 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
     case = {**sizes, **about, "reference": reference, "rows": rows, "refused": refused}
     _print_case(part, options, case)
     return case
-
-
-def _compiled(part: str, options: Options) -> list[Contender]:
-    """Ours with a compiled step, if `txl generate` has one here; not for a toy, because compiling takes minutes."""
-    if part != "decode" or options.toy or options.torch_device != "cpu" or not has_compiler():
-        return []
-    ours = [contender for contender in options.contenders() if contender.name == "Ours"]
-    return [contender._replace(label=f"{contender.label}, compiled", name="Compiled") for contender in ours]
 
 
 def _row(label: str, precision: str, timing: Timing, tokens: int, reference: float) -> dict[str, Any]:

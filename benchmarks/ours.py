@@ -52,8 +52,6 @@ class Weights:
 class Ours:
     """`TransformerXL` as `txl train`, `txl eval` and `txl generate` use it."""
 
-    compiled = False
-
     def __init__(self, job: dict[str, Any]) -> None:
         prepare_process()
         recompute = job.get("train", {}).get("recompute", False)
@@ -87,7 +85,7 @@ class Ours:
         return self.module(ids, targets, state, self.lengths)
 
     def following(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        state = step_state(self.module, state, self.lengths, compiled=self.compiled)
+        state = step_state(self.module, state, self.lengths)
         if isinstance(state, Step):
             return state(ids), state
         log_probs, state = self.module.log_probs(ids, state, self.lengths, last=1)
@@ -97,12 +95,6 @@ class Ours:
         segment = Segment(ids, targets, None)
         _, state = train_step(self.module, self.optimizers, segment, state, self.config, step=0)
         return state
-
-
-class Compiled(Ours):
-    """`TransformerXL` with a compiled step, as in `txl generate --compile`."""
-
-    compiled = True
 
 
 class Op:

@@ -48,10 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Penn Treebank's": ({"share_position_projection": True}, AWD),
     "shaw": ({"kind": "shaw", "positions": 9}, {}),
     "vaswani": ({"kind": "vaswani"}, {"mem_len": 0}),
-    "al-rfou": (
-        {"kind": "al-rfou", "positions": 5, "intermediate_losses": True, "multiple_targets": True},
-        {"mem_len": 0},
-    ),
+    "al-rfou": ({"kind": "al-rfou", "positions": 5}, {"mem_len": 0}),
     "lstm": ({"kind": "lstm"} | NO_ATTENTION, {}),
     "qrnn": ({"kind": "qrnn", "cutoffs": (5, 19)} | NO_ATTENTION, {}),
     "averaged": ({}, {"average_from": 2, "schedule": "constant"}),

@@ -202,7 +202,7 @@ def decoding(model: TransformerXL, precision: str) -> dict[str, Any]:
     lengths, enabled = Lengths(tgt_len=1, mem_len=16 if S.toy else 512), precision == "bf16"
     with torch.no_grad(), torch.autocast(S.device.type, torch.bfloat16, enabled=enabled):
         reader = model.for_inference(precision)
-        step = Step(reader, reader.empty_cache(2, lengths), lengths, compiled=S.cuda)
+        step = Step(reader, reader.empty_cache(2, lengths), lengths)
         memory, worst = reader.empty_memory(2, lengths), 0.0
         for token in torch.randint(200, (2, 100), device=S.device).split(1, 1):
             logs, memory = reader.log_probs(token, memory, lengths)

@@ -168,13 +168,9 @@ def test_a_class_of_its_own_is_refused_unless_it_is_registered():
     [
         ({"kind": "shaw"}, "kind must be a new name"),
         ({"kind": "My kind"}, "kind must be a new name"),
-        ({"kind": "mine", "backbone": 3}, "backbone must be a class"),
-        ({"kind": "mine", "model": nn.Linear}, "model must be a subclass of TransformerXL"),
     ],
 )
 def test_what_cannot_be_registered(words, sentence):
-    if hasattr(register, "__wrapped__") and len(words) > 1:
-        pytest.skip("checks of types refuse it first")
     with pytest.raises(Mistake, match=sentence):
         register(**words)
 

@@ -26,7 +26,7 @@ from transformer_xl.config.recipe import load_recipe, packaged_recipes
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.model import adaptive
 from transformer_xl.model.baselines import build_model
-from transformer_xl.model.step import Step
+from transformer_xl.model.step import VectorStep
 from transformer_xl.ops import native
 from transformer_xl.ops.call import Call
 from transformer_xl.train.objective import Counts, Objective
@@ -139,7 +139,7 @@ def test_on_a_card(config: RunConfig, kernel_dtypes: set[tuple[torch.dtype, ...]
                     nll, state = reader(ids[:, :16], ids[:, :16], state, lengths)
                 assert nll.dtype == torch.float32 and nll.device == CUDA
             if relative:
-                step = Step(reader, reader.empty_cache(ROWS, lengths), lengths, compiled=False)
+                step = VectorStep(reader.backbone, reader.empty_cache(ROWS, lengths), lengths)
                 for _ in range(2):
-                    assert step(ids[:, :1]).device == CUDA
+                    assert step(reader.embedding(ids[:, :1])).device == CUDA
     assert all(len(set(dtypes)) == 1 for dtypes in kernel_dtypes), "the kernels take tensors of one dtype"

@@ -1,16 +1,11 @@
-"""The model against a forward pass in NumPy, its losses and its initial weights."""
+"""The model's parts, its losses and its initial weights; `test_oracle` compares its numbers."""
 
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from small_models import VARIANTS, VOCAB, inputs_of, layers_of, lengths, read, small_model, text
@@ -26,85 +21,6 @@ from transformer_xl.train.objective import Objective
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
 
-class ByHand:
-    """A post-norm model with a plain softmax, one row and one query at a time; no batch, no shift, no masks."""
-
-    def __init__(self, model: TransformerXL):
-        self.config = model.config
-        self.weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
-
-    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
-        deviation = np.sqrt(x.var() + self.config.layer_norm_epsilon)
-        return (x - x.mean()) / deviation * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
-
-    def encoding(self, distance: int, clamp_len: int | None) -> np.ndarray:
-        d_model = self.config.d_model
-        distance = distance if clamp_len is None else min(distance, clamp_len)
-        angles = [distance / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
-        return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
-
-    def attend(self, layer: int, x: np.ndarray, keys: list[np.ndarray], clamp_len: int | None) -> np.ndarray:
-        name, size = f"backbone.layers.{layer}.attention", self.config.d_head
-        u, v = (
-            self.weights[bias][layer if self.config.untie_r else 0]
-            for bias in ("backbone.content_bias", "backbone.position_bias")
-        )
-        w_q, w_k, w_v = np.split(self.weights[f"{name}.qkv.weight"], 3)
-        heads = []
-        for head in range(self.config.n_head):
-            rows = slice(head * size, (head + 1) * size)
-            query, scores = w_q[rows] @ x, []
-            for j, key in enumerate(keys):
-                r = self.weights[f"{name}.position.weight"][rows] @ self.encoding(len(keys) - 1 - j, clamp_len)
-                scores.append(((query + u[head]) @ (w_k[rows] @ key) + (query + v[head]) @ r) / math.sqrt(size))
-            share = np.exp(np.array(scores) - max(scores))
-            heads.append(sum(s * (w_v[rows] @ key) for s, key in zip(share / share.sum(), keys, strict=True)))
-        return self.norm(x + self.weights[f"{name}.output.weight"] @ np.concatenate(heads), f"{name}.norm")
-
-    def feed(self, layer: int, x: np.ndarray) -> np.ndarray:
-        w, name = self.weights, f"backbone.layers.{layer}.feed_forward"
-        inner = np.maximum(w[f"{name}.inner.weight"] @ x + w[f"{name}.inner.bias"], 0)
-        return self.norm(x + w[f"{name}.outer.weight"] @ inner + w[f"{name}.outer.bias"], f"{name}.norm")
-
-    def log_probs(self, ids: list[int], pieces: list[int], call) -> np.ndarray:
-        """[T, V] of one row, read in segments; memory is a list of layer inputs for each layer."""
-        memory: list[list[np.ndarray]] = [[] for _ in range(self.config.n_layer)]
-        out, start = [], 0
-        for size in pieces:
-            x = [
-                self.weights["embedding.tables.0"][i] * math.sqrt(self.config.d_model)
-                for i in ids[start : start + size]
-            ]
-            start += size
-            for layer, past in enumerate(memory):
-                context = past + x
-                seen = [context[: len(past) + i + 1][-(call.attn_len or len(context)) :] for i in range(size)]
-                past[:] = context[max(0, len(context) - call.mem_len) :]
-                x = [
-                    self.feed(layer, self.attend(layer, y, keys, call.clamp_len))
-                    for y, keys in zip(x, seen, strict=True)
-                ]
-            logits = [self.weights["softmax.tables.0"] @ y + self.weights["softmax.bias"] for y in x]
-            out += [logit - np.log(np.exp(logit).sum()) for logit in logits]
-        return np.stack(out)
-
-
-@pytest.mark.parametrize("untie_r", [False, True])
-@pytest.mark.parametrize(
-    "call", [lengths(3), lengths(7, clamp_len=4), lengths(5, 4), lengths(0)], ids=["memory", "clamp", "window", "none"]
-)
-def test_log_probabilities_by_hand(call, untie_r: bool) -> None:
-    model, pieces = small_model(untie_r=untie_r), [2, 5, 1, 3]
-    nn.init.normal_(model.softmax.bias)
-    ids, found, memory, start = text(1, 11), [], None, 0
-    for size in pieces:
-        out, memory = model.log_probs(ids[:, start : start + size], memory, call)
-        found.append(out[0].detach())
-        start += size
-    expected = ByHand(model).log_probs(ids[0].tolist(), pieces, call)
-    torch.testing.assert_close(torch.cat(found), torch.from_numpy(expected))
-
-
 def test_pre_norm_normalises_the_input_of_a_sublayer() -> None:
     # Sublayers with zero output do not change the embedding with pre-norm, and normalise it six times with post-norm.
     for pre_lnorm in (True, False):
@@ -117,15 +33,6 @@ def test_pre_norm_normalises_the_input_of_a_sublayer() -> None:
             for layer in layers_of(model):
                 x = layer.feed_forward.norm(layer.attention.norm(x))
         torch.testing.assert_close(read(model, ids, lengths(3)).hidden, x.detach())
-    # Scaling x does not change the normalised input of a sublayer (except for epsilon); it changes the residual.
-    model = small_model(pre_lnorm=True, n_layer=1, layer_norm_epsilon=1e-12)
-    ids = text(2, 5)
-    plain, x = read(model, ids, lengths(3), pieces=[2, 3]).hidden, model.embedding(ids).detach()
-    nn.init.zeros_(layers_of(model)[0].feed_forward.outer.weight)
-    attended = read(model, ids, lengths(3), pieces=[2, 3]).hidden - x
-    model.embedding.scale *= 100
-    torch.testing.assert_close(read(model, ids, lengths(3), pieces=[2, 3]).hidden - 100 * x, attended)
-    assert not torch.isclose(plain, x + attended).all(-1).any()
 
 
 @torch.no_grad()
@@ -141,25 +48,6 @@ def test_qk_norm_normalises_queries_and_keys_of_each_head() -> None:
         return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
     torch.testing.assert_close((q, k, v), (1.7 * standard(raw_q), standard(raw_k), raw_v))
-
-
-def test_a_final_norm_is_after_the_last_layer() -> None:
-    model = small_model(pre_lnorm=True, final_norm=True)
-    ids, norm = text(2, 5), model.backbone.final_norm
-    assert norm is not None
-    found = read(model, ids, lengths(3)).hidden
-    model.backbone.final_norm = None
-    torch.testing.assert_close(found, norm(read(model, ids, lengths(3)).hidden).detach())
-
-
-def test_with_untie_r_each_layer_has_its_biases() -> None:
-    model, ids, call = small_model(untie_r=True), text(1, 5), lengths(7)
-    before = read(model, ids, call).memory
-    with torch.no_grad():
-        model.backbone.content_bias[1] += 1
-    after = read(model, ids, call).memory
-    torch.testing.assert_close(after.layers[:2], before.layers[:2], rtol=0, atol=0)
-    assert not torch.isclose(after.layers[2][:, 1:], before.layers[2][:, 1:]).all(-1).any()
 
 
 def test_sinusoids_by_hand() -> None:
@@ -355,87 +243,8 @@ def test_initial_values_have_the_original_distributions(untie_r: bool) -> None:
     assert missing == []
 
 
-def test_a_seed_determines_the_initial_weights() -> None:
-    first, second = (small_model().state_dict() for _ in range(2))
-    torch.testing.assert_close(dict(first), dict(second), rtol=0, atol=0)
-
-
-WRONG = """
-import torch
-from small_models import lengths, small_model, text
-from transformer_xl.evaluation.sliding import Sliding
-from transformer_xl.evaluation.score import Tempered
-
-model, other, ids, call = small_model(), small_model(n_layer=2), text(2, 5), lengths(3)
-lstm = small_model(kind="lstm", n_head=10, d_head=50, init_std=0.02)
-memory = model(ids, ids, None, call)[1]
-state = lstm(ids, ids, None, call)[1]
-with torch.no_grad():
-    cache = model.empty_cache(2, call)
-sliding, tempered, bands = Sliding(model, 4), Tempered(model, 1.5), small_model(cutoffs=(5, 11), div_val=2)
-AUXILIARY = {"kind": "al-rfou", "positions": 9, "multiple_targets": True}
-every = [model, bands, lstm, sliding, tempered, small_model(**AUXILIARY)]
-wrong = [(f"{name} {type(m).__name__}", m, given) for m in every for name, given in {
-    "row of ids": (ids[0], ids[0], None),
-    "ids of floats": (ids.double(), ids, None),
-    "ids above": (ids + 23, ids, None),
-    "ids below": (ids - 23, ids, None),
-    "targets of another shape": (ids, ids[:, 1:], None),
-    "targets of floats": (ids, ids.double(), None),
-    "targets above": (ids, ids + 23, None),
-}.items() if not (m is tempered and name == "targets above")]
-wrong += [
-    ("memory of other rows", model, (ids[:1], ids[:1], memory)),
-    ("memory of another depth", other, (ids, ids, memory)),
-    ("memory of another width", model, (ids, ids, type(memory)(tuple(x[..., 1:] for x in memory.layers)))),
-    ("memory in another dtype", model, (ids, ids, memory.to(torch.float32))),
-    ("memory on another device", model, (ids, ids, memory.to("meta"))),
-    ("memory without layers", model, (ids, ids, type(memory)(()))),
-    ("memory of another kind", model, (ids, ids, sliding.empty_memory(2, lengths(3)))),
-    ("windows of another kind", sliding, (ids, ids, memory)),
-    ("windows of other rows", sliding, (ids, ids, sliding.empty_memory(3, lengths(3)))),
-    ("states of attention", lstm, (ids, ids, memory)),
-    ("states of other rows", lstm, (ids[:1], ids[:1], state)),
-    ("cache of other rows", model, (ids[:1], ids[:1], cache)),
-    ("cache of another depth", other, (ids, ids, cache)),
-]
-for name, asked, (given, targets, past) in wrong:
-    calls = {"call": lambda: asked(given, targets, past, call)}
-    if not name.startswith("targets") and asked is not tempered:
-        calls |= {
-            "hidden": lambda: asked.hidden(given, past, call),
-            "log_probs": lambda: asked.log_probs(given, past, call),
-        }
-    for kind, do in calls.items():
-        try:
-            with torch.no_grad():
-                do()
-            print(name, kind, "| nothing was raised")
-        except Exception as error:
-            print(name, kind, "|", type(error).__name__, error)
-"""
-
-
-def test_invalid_arguments_raise_one_sentence() -> None:
-    # A separate process, without the tests' check of shapes.
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
-    shown = subprocess.run(
-        [sys.executable, "-c", WRONG], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
-    )
-    assert shown.returncode == 0, shown.stderr
-    lines = shown.stdout.splitlines()
-    assert len(lines) > 100
-    for line in lines:
-        what = line.split()[0].replace("row", "ids").replace("windows", "memory").replace("states", "memory")
-        what = what.replace("cache", "memory")
-        assert f"| Mistake {what} must " in line and line.endswith(".") and "\n" not in line, line
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.int32, torch.uint32])
-@pytest.mark.parametrize(
-    "kind",
-    [{}, VARIANTS["bands"], {"kind": "al-rfou", "positions": 9, "multiple_targets": True}, {"dropout_words": 0.1}],
-)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+@pytest.mark.parametrize("kind", [{}, VARIANTS["bands"]])
 def test_ids_and_targets_of_any_integer_dtype_are_the_same(kind: dict, dtype: torch.dtype) -> None:
     model, ids, call = small_model(**kind), text(2, 5), lengths(3)
     small = ids.to(dtype)

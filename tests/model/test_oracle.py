@@ -5,9 +5,7 @@ Dropout is not covered: both are compared in eval mode.
 
 from __future__ import annotations
 
-import math
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -173,101 +171,3 @@ def test_derivatives(plan: dict[str, Any], which: int) -> None:
         products = [directions[id(p)] * g for p, g in zip(parameters, gradients, strict=True) if id(p) in directions]
         found = sum(float(product.sum()) for product in products)
         assert_allclose(found, np.imag(oracle_mean_nll(case, weights)) / h, rtol=TOLERANCE, atol=TOLERANCE)
-
-
-@settings(max_examples=examples(20), deadline=None)
-@given(plan=plans())
-def test_the_oracle_s_probabilities_sum_to_one(plan: dict[str, Any]) -> None:
-    case = Case(plan)
-    (ids, _, _), row = case.segments[0], rows_of(case.memory)[0]
-    log_probs, _ = oracle.read(arrays(case.model), case.config, case.lengths, ids[0].tolist(), row)
-    assert log_probs.shape == (ids.shape[1], case.config.vocab_size)
-    assert_allclose(np.exp(log_probs).sum(-1), 1, rtol=TOLERANCE)
-
-
-SETTINGS: dict[str, Any] = {
-    "vocab_size": 2,
-    "n_layer": 1,
-    "n_head": 1,
-    "d_head": 4,
-    "d_model": 2,
-    "d_embed": None,
-    "cutoffs": (),
-    "div_val": 1,
-    "tie_weight": True,
-    "tie_projs": (),
-    "untie_r": False,
-    "pre_lnorm": False,
-    "final_norm": False,
-    "layer_norm_epsilon": 3.0,
-    "embedding_scale": 2.0,
-    "zero_memory": False,
-    "gate": "none",
-    "relu_output": False,
-}
-
-
-def test_the_oracle_by_hand() -> None:
-    # One token at (2, 0), one memory position at (0, 2). The head has four columns and uses only the first.
-    first = np.eye(4)[:, :1]
-    weights = {
-        "embedding.tables.0": np.eye(2),
-        "backbone.content_bias": [[[-2.5, 0, 0, 0]]],
-        "backbone.position_bias": [[[-1, 0, 0, 0]]],
-        "backbone.layers.0.attention.qkv.weight": np.concatenate(
-            [first @ [[1, 0]], first @ [[0, 1]], first @ [[0, 1]]]
-        ),
-        "backbone.layers.0.attention.position.weight": first @ [[1, 0]],
-        "backbone.layers.0.attention.output.weight": [[0, 0, 0, 0], [1, 0, 0, 0]],
-        "backbone.layers.0.attention.norm.weight": [1, 1],
-        "backbone.layers.0.attention.norm.bias": [0, 0],
-        "backbone.layers.0.feed_forward.inner.weight": [[1, 0], [-1, 0]],
-        "backbone.layers.0.feed_forward.inner.bias": [0.5, 0],
-        "backbone.layers.0.feed_forward.outer.weight": [[1, 7], [0, 7]],
-        "backbone.layers.0.feed_forward.outer.bias": [0, 0.25],
-        "backbone.layers.0.feed_forward.norm.weight": [2, 1],
-        "backbone.layers.0.feed_forward.norm.bias": [0, 1],
-        "softmax.bias": [0, 0.5],
-    }
-    call = SimpleNamespace(mem_len=1, clamp_len=None, attn_len=None)
-    memory = [np.array([[0.0, 2.0]])]
-    weights = {name: np.array(x, dtype=float) for name, x in weights.items()}
-    log_probs, after = oracle.read(weights, SimpleNamespace(**SETTINGS), call, [0], memory)
-
-    # q = 2, u = -2.5, v = -1. Memory: k = 2, r_1 = sin(1), value 2. The token itself: k = 0, r_0 = sin(0), value 0.
-    score = (2 * 2 + 2 * math.sin(1) - 2.5 * 2 - 1 * math.sin(1)) / math.sqrt(4)
-    attended = 2 * math.exp(score) / (math.exp(score) + 1)
-    # A norm of (a, b) is (c, -c), where c is half their difference t over sqrt(t^2 + 3).
-    t = (2 - attended) / 2
-    c = t / math.sqrt(t**2 + 3)
-    # The feed-forward's second unit, at -c < 0, is cut off; the first is c + 0.5.
-    t = ((c + (c + 0.5)) - (-c + 0.25)) / 2
-    c = t / math.sqrt(t**2 + 3)
-    logits = (2 * c, -c + 1 + 0.5)
-    expected = [logit - math.log(math.exp(logits[0]) + math.exp(logits[1])) for logit in logits]
-    assert_allclose(log_probs, [expected], rtol=1e-14)
-    assert_allclose(oracle.nll(log_probs, [1]), [-expected[1]], rtol=1e-14)
-    assert_allclose(after, [[[2, 0]]])
-
-
-def test_the_oracle_s_bands_by_hand() -> None:
-    # Hidden (1, 2); bands {0}, {1, 2}, {3} of widths 4, 2, 1.
-    weights = {
-        "softmax.projections.0": [[1, 0, 0, 0], [0, 0, 0, 1]],
-        "softmax.projections.1": [[3, 0], [0, 1]],
-        "softmax.projections.2": [[5], [5]],
-        "embedding.tables.0": [[1, 9, 9, 1]],
-        "embedding.tables.1": [[1, 0], [0, 1]],
-        "embedding.tables.2": [[8]],
-        "softmax.cluster_weight": [[1, 9, 9, 0], [0, 9, 9, 1]],
-        "softmax.cluster_bias": [0.5, 0.25],
-        "softmax.bias": [-1, 0, 0.5, 4],
-        "embedding.projections.1": [[0, 1], [1, 0]],
-    }
-    weights = {name: np.array(x, dtype=float) for name, x in weights.items()}
-    config = SimpleNamespace(**SETTINGS | {"vocab_size": 4, "d_embed": 4, "cutoffs": (1, 3), "div_val": 2})
-    head, tail = np.exp([1 + 2 - 1, 1 + 0.5, 2 + 0.25]), np.exp([3, 2 + 0.5])
-    p = head / head.sum()
-    expected = [p[0], *p[1] * tail / tail.sum(), p[2]]
-    assert_allclose(np.exp(oracle.log_distribution(weights, config, np.array([1.0, 2.0]))), expected, rtol=1e-14)
-    assert_allclose(oracle.embed(weights, config, 2), 2 * np.array([1, 0]))

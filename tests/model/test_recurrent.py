@@ -150,26 +150,6 @@ def test_bfloat16_is_close(kind):
     assert all(layer.dtype == torch.float32 for layer in after.layers)
 
 
-@pytest.mark.parametrize("supported", [False, True])
-def test_an_lstm_takes_bfloat16_where_onednn_has_it(monkeypatch, supported):
-    model, taken = small("lstm", dtype=torch.float32), []
-
-    def spy(x, *rest):
-        taken.append(torch.is_autocast_enabled("cpu"))
-        if not supported:
-            return lstm(x, *rest)
-        with torch.autocast("cpu", enabled=False):  # this processor may have no LSTM in bf16
-            return lstm(x.float(), *rest)
-
-    lstm = torch.lstm
-    monkeypatch.setattr(torch, "lstm", spy)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    with torch.no_grad(), autocast("bf16", torch.device("cpu")):
-        score(model, text(2, 8), LONG)
-    assert taken and all(each == supported for each in taken)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_acts_in_training_only_and_not_on_the_state(kind):
     ids = text(2, 8)

@@ -1,26 +1,24 @@
-"""The one-token step gives the same numbers as `Memory`, in a ring that never moves, for rows of any age."""
+"""The step, in PyTorch and in C++: the numbers of `Memory` in a ring that never moves, for rows that come and go."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from amount import examples
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_models import VARIANTS, lengths, small_model, text
+from native_build import build_or_skip, without_build
+from small_models import VARIANTS, lengths, small_backbone, small_model, text
+from torch import Tensor, nn
 
-from transformer_xl.commands.generate import _compiling_problems
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling, stream
-from transformer_xl.model.inference import KVCache, has_compiler
-from transformer_xl.model.step import Step, step_state
+from transformer_xl.mistake import Mistake
+from transformer_xl.model.native import MOST_ROWS, NativeStep, can_step, includes_head
+from transformer_xl.model.step import Step, VectorStep, step_state
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -28,28 +26,54 @@ KINDS: dict[str, dict[str, Any]] = {
     "attended zeros": {"zero_memory": True},
     "shared projection": {"share_position_projection": True},
 }
-each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+NATIVE: dict[str, dict[str, Any]] = {
+    **{name: kind for name, kind in KINDS.items() if "gate" not in kind},
+    "ReLU of each output": {"relu_output": True, "pre_lnorm": True},
+    "odd sizes": {"d_model": 70, "d_inner": 133, "n_head": 3, "d_head": 37, "init_std": 0.1, "untie_r": True},
+    "a wide head": {"d_model": 36, "n_head": 1, "d_head": 161, "init_std": 0.1, "qk_norm": True},
+}
+BOTH = [pytest.param(False, kind, id=f"PyTorch, {name}") for name, kind in KINDS.items()]
+BOTH += [pytest.param(True, kind, id=f"C++, {name}") for name, kind in NATIVE.items()]
+each_native = pytest.mark.parametrize("kind", NATIVE.values(), ids=NATIVE)
+each_precision = pytest.mark.parametrize("precision", ["fp32", "bf16"])
+by_example = settings(
+    max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
-@pytest.fixture(autouse=True)
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same step without the compiler, because its numbers must not depend on that."""
-    monkeypatch.setattr(torch, "compile", lambda run, **_: run)
+@pytest.fixture
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from without_build(monkeypatch)
 
 
-@torch.no_grad()
-def states_after(
-    model: TransformerXL, prompt: torch.Tensor, call: Lengths, valid: list[int] | None = None
-) -> tuple[KVCache, Any]:
-    """A cache and a memory after the same prompt."""
-    rows = None if valid is None else torch.tensor(valid)
-    states = [model.empty_cache(len(prompt), call, rows), model.empty_memory(len(prompt), call, rows)]
+@pytest.fixture
+def built(switched_on: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernels in C++; without this fixture the tests have none."""
+    build_or_skip(monkeypatch)
+
+
+@pytest.fixture
+def engine(native: bool, request: pytest.FixtureRequest) -> None:
+    if native:
+        request.getfixturevalue("built")
+
+
+def mixed(precision: str) -> Any:
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+
+
+def inference_model(precision: str = "fp32", **kind: Any) -> TransformerXL:
+    return small_model(dtype=torch.float32, **kind).for_inference(precision)
+
+
+def begin(model: TransformerXL, prompt: Tensor, call: Lengths, valid: Tensor | None = None) -> tuple[Step, Any]:
+    """A step and a memory after the same prompt."""
+    states = [model.empty_cache(len(prompt), call, valid), model.empty_memory(len(prompt), call, valid)]
     cache, memory = (model.log_probs(prompt, state, call)[1] for state in states)
-    return cache, memory
+    return Step(model, cache, call), memory
 
 
-@torch.no_grad()
-def follow(model: TransformerXL, ids: torch.Tensor, memory: Any, call: Lengths) -> tuple[torch.Tensor, Any]:
+def follow(model: TransformerXL, ids: Tensor, memory: Any, call: Lengths) -> tuple[Tensor, Any]:
     """The results with the paper's memory, one token at a time."""
     found = []
     for token in ids.split(1, dim=1):
@@ -58,189 +82,278 @@ def follow(model: TransformerXL, ids: torch.Tensor, memory: Any, call: Lengths) 
     return torch.stack(found, 1), memory
 
 
-def steps(step: Step, ids: torch.Tensor) -> torch.Tensor:
+def steps(step: Step, ids: Tensor) -> Tensor:
     return torch.stack([step(token) for token in ids.split(1, dim=1)], 1)
 
 
-@each_kind
-@settings(max_examples=examples(12), deadline=None)
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """In fp32, sums in another order."""
+    options = {"rtol": 1e-4, "atol": 2e-4} if found.dtype == torch.float32 else {}
+    torch.testing.assert_close(found, expected, **options)
+
+
+@pytest.mark.parametrize(("native", "kind"), BOTH)
+@by_example
 @given(data=st.data())
-def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
-    model = small_model(**kind)
-    mem_len, rows = data.draw(st.integers(0, 7)), data.draw(st.integers(1, 3))
+@torch.no_grad()
+def test_it_gives_the_numbers_of_memory(engine: None, native: bool, kind: dict, data: st.DataObject) -> None:
+    model = inference_model(**kind) if native else small_model(**kind)
+    mem_len, rows = data.draw(st.integers(0, 40 if native else 7)), data.draw(st.integers(1, 9 if native else 3))
     call = lengths(
         mem_len, data.draw(st.none() | st.integers(1, mem_len + 1)), data.draw(st.none() | st.integers(1, 9))
     )
     size = data.draw(st.integers(1, 11))
-    valid = st.lists(st.integers(1 - size, 0), min_size=rows, max_size=rows)
+    valid = st.lists(st.integers(1 - size, 0), min_size=rows, max_size=rows).map(torch.tensor)
     late = None if kind.get("zero_memory") else data.draw(st.none() | valid)
-    cache, memory = states_after(model, text(rows, size), call, late)
-    step = Step(model, cache, call)
+    step, memory = begin(model, text(rows, size), call, late)
+    assert can_step(model.backbone, step.vectors.rings[0]) == native
     ids = text(rows, 2 * mem_len + 5, seed=1)
-    torch.testing.assert_close(steps(step, ids), follow(model, ids, memory, call)[0])
+    assert_close(steps(step, ids), follow(model, ids, memory, call)[0])
 
 
-def test_selected_rows_keep_their_numbers() -> None:
-    model, call = small_model(), lengths(5)
-    cache, memory = states_after(model, text(4, 3), call)
-    step, first, second = Step(model, cache, call), torch.tensor([3, 0, 2]), torch.tensor([2, 0])
-    steps(step, text(4, 4, seed=1))
-    _, memory = follow(model, text(4, 4, seed=1), memory, call)
-    for rows in (first, second):
-        step, memory, ids = step.select(rows), memory.select(rows), text(len(rows), 3, seed=len(rows))
+@pytest.mark.parametrize(("native", "kind"), BOTH)
+@by_example
+@given(data=st.data())
+@torch.no_grad()
+def test_rows_come_and_go(engine: None, native: bool, kind: dict, data: st.DataObject) -> None:
+    """Each row equals a memory of its own, whenever others are put, taken or reset."""
+    model = inference_model(**kind) if native else small_model(**kind)
+    call = lengths(data.draw(st.integers(1, 7)), tgt_len=4)
+    step, memories = Step(model, model.empty_cache(3, call), call), [model.empty_memory(1, call) for _ in range(3)]
+    for seed in range(data.draw(st.integers(1, 6))):
+        row, size = data.draw(st.integers(0, 2)), data.draw(st.integers(1, 9))
+        what = data.draw(st.sampled_from(["a new text", "its own past", "nothing"]))
+        if what == "a new text":
+            prompt = text(1, size, seed=seed)
+            step.put(row, model.log_probs(prompt, model.empty_cache(1, call), call)[1])
+            memories[row] = model.log_probs(prompt, model.empty_memory(1, call), call)[1]
+        elif what == "its own past":
+            step.put(row, step.take(row))
+        else:
+            step.reset(torch.arange(3) == row)
+            memories[row] = memories[row].reset(torch.tensor([True]))
+        ids = text(3, data.draw(st.integers(1, 2 * call.mem_len)), seed=9 + seed)
+        found = steps(step, ids)
+        for other, own in enumerate(ids):
+            expected, memories[other] = follow(model, own[None], memories[other], call)
+            assert_close(found[other : other + 1], expected)
+
+
+@pytest.mark.parametrize(("native", "kind"), [BOTH[i] for i in (0, 6, 9, 11, 19)])
+@torch.no_grad()
+def test_selected_rows_keep_their_numbers_and_are_reset_alone(engine: None, native: bool, kind: dict) -> None:
+    model, call = inference_model(**kind) if native else small_model(**kind), lengths(5)
+    step, memory = begin(model, text(4, 7), call)
+    for rows, ended in (([3, 0, 2], [False, True, False]), ([2, 1], [True, False])):
+        step, memory = step.select(torch.tensor(rows)), memory.select(torch.tensor(rows))
+        step.reset(torch.tensor(ended))
+        memory, ids = memory.reset(torch.tensor(ended)), text(len(rows), 9, seed=len(rows))
         expected, memory = follow(model, ids, memory, call)
-        torch.testing.assert_close(steps(step, ids), expected)
+        assert_close(steps(step, ids), expected)
 
 
-@each_kind
-def test_reset_rows_equal_those_of_a_memory(kind: dict) -> None:
-    model, call = small_model(**kind), lengths(5)
-    cache, memory = states_after(model, text(3, 7), call)
-    step, rows = Step(model, cache, call, compiled=False), torch.tensor([True, False, True])
-    step.reset(rows)
-    memory, ids = memory.reset(rows), text(3, 8, seed=1)
-    expected, memory = follow(model, ids, memory, call)
-    torch.testing.assert_close(steps(step, ids), expected)
-    step, memory = step.select(torch.tensor([2, 0])), memory.select(torch.tensor([2, 0]))
-    step.reset(rows[:2])
-    torch.testing.assert_close(steps(step, ids[:2]), follow(model, ids[:2], memory.reset(rows[:2]), call)[0])
+@pytest.mark.parametrize("kind", [{}, VARIANTS["n-grams"]], ids=["plain", "n-grams"])
+@torch.no_grad()
+def test_a_row_may_see_less_than_the_step_allows(kind: dict) -> None:
+    model, call, short = small_model(**kind), lengths(6), lengths(2, 3)
+    prompt, ids = text(1, 9), text(2, 11, seed=1)
+    step = Step(model, model.empty_cache(2, call), call)
+    _, memory = model.log_probs(prompt, model.empty_memory(1, short), short)
+    step.put(1, model.log_probs(prompt, model.empty_cache(1, short), short)[1], reach=2)
+    found = steps(step, ids)
+    assert_close(found[1:], follow(model, ids[1:], memory, short)[0])
+    assert_close(found[:1], follow(model, ids[:1], model.empty_memory(1, call), call)[0])
+    assert step.take(1).length == 2
 
 
-def test_rows_selected_before_the_first_token_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda run, **_: compiled.append(run) or run)
-    model, call = small_model(), lengths(5)
-    cache, memory = states_after(model, text(3, 4), call)
-    rows, ids = torch.tensor([2, 0]), text(2, 3, seed=1)
-    step = Step(model, cache, call).select(rows)
-    torch.testing.assert_close(steps(step, ids), follow(model, ids, memory.select(rows), call)[0])
-    assert len(compiled) == 1
-
-
+@torch.no_grad()
 def test_nothing_grows_or_moves() -> None:
-    model, call = small_model(), lengths(4)
-    step = Step(model, states_after(model, text(2, 9), call)[0], call)
-    addresses = set()
-    for token in text(2, 12).split(1, dim=1):
+    model, call, seen = small_model(), lengths(4), set()
+    step, _ = begin(model, text(2, 9), call)
+    for number, token in enumerate(text(2, 40).split(1, dim=1)):
         step(token)
-        addresses.add(tuple(x.data_ptr() for x in (*step.vectors.rings, step.vectors.slots, step.vectors.counts)))
-    assert len(addresses) == 1
+        step.reset(torch.tensor([number % 7 == 0, number % 11 == 0]))
+        held = (*step.vectors.rings, step.vectors.slots, step.vectors.counts, *(p.r for p in step.vectors.positions))
+        seen.add(tuple((kept.data_ptr(), kept.shape) for kept in held))
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 3])
+@torch.no_grad()
 def test_in_bf16_it_is_as_close_as_the_cache(rows: int) -> None:
-    model = small_model(dtype=torch.float32, **VARIANTS["bands"]).for_inference("bf16")
+    model = inference_model("bf16", **VARIANTS["bands"])
     call, ids = lengths(6), text(rows, 9, seed=1)
-    with torch.autocast("cpu", torch.bfloat16):
-        cache, memory = states_after(model, text(rows, 8), call)
-        found, (expected, _) = steps(Step(model, cache, call), ids), follow(model, ids, memory, call)
+    with mixed("bf16"):
+        step, memory = begin(model, text(rows, 8), call)
+        found, (expected, _) = steps(step, ids), follow(model, ids, memory, call)
     torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)  # a few roundings of bfloat16, 2^-8
 
 
-def test_it_compiles_without_graph_breaks() -> None:
-    """This runs in a separate process, because the type checks of the tests cannot be compiled."""
-    program = """
-import torch
-from functools import partial
-from small_models import VARIANTS, lengths, small_model, text
-from transformer_xl.model.step import Step
-torch.set_grad_enabled(False)
-model, call = small_model(**VARIANTS["bands"]), lengths(5)
-found = []
-for compile in (partial(torch.compile, backend="eager", fullgraph=True), lambda run, **_: run):
-    torch.compile = compile
-    step = Step(model, model.log_probs(text(1, 3), model.empty_cache(1, call), call)[1], call)
-    found.append(torch.stack([step(token) for token in text(1, 9, seed=1).split(1, dim=1)]))
-torch.testing.assert_close(*found)
-"""
-    here = Path(__file__).parents[1]
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, cwd=here, env={**os.environ, "PYTHONPATH": str(here.parent)}
-    )
-
-
-def test_it_replaces_only_a_cache_and_only_if_requested() -> None:
-    model, call = small_model(), lengths(5)
-    cache, memory = states_after(model, text(2, 3), call)
-    assert step_state(model, memory, call, compiled=True) is memory
-    assert step_state(model, cache, call) is cache
-    assert step_state(object(), cache, call, compiled=True) is cache
-    step = step_state(model, cache, call, compiled=True)
-    assert isinstance(step, Step)
-    assert step_state(model, step, call, compiled=True) is step
-    with pytest.raises(RuntimeError, match="fork"):
-        step_state(model, cache, call, compiled=True)
-
-
+@torch.no_grad()
 def test_a_row_that_still_begins_with_padding_is_refused() -> None:
     model, call = small_model(), lengths(5)
-    with torch.no_grad():
-        cache = model.empty_cache(2, call, torch.tensor([-1, 0]))
-    with pytest.raises(ValueError, match="whole prompt"):
-        Step(model, cache, call)
+    with pytest.raises(Mistake, match="whole prompt"):
+        Step(model, model.empty_cache(2, call, torch.tensor([-1, 0])), call)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@torch.no_grad()
+def test_a_cache_becomes_a_step_where_that_is_faster(engine: None, native: bool) -> None:
+    model, call = inference_model(), lengths(5)
+    cache, memory = model.empty_cache(2, call), model.empty_memory(2, call)
+    assert step_state(model, memory, call) is memory
+    assert step_state(object(), cache, call) is cache
+    many = model.empty_cache(MOST_ROWS + 1, call)
+    assert step_state(model, many, call) is many
+    state = step_state(model, cache, call)
+    assert (state is not cache) == native
+    if isinstance(state, Step):
+        assert step_state(model, state, call) is state
+        state(text(2, 1))
+        assert [type(run) for run in state.vectors._run] == [NativeStep]
 
 
 @pytest.mark.parametrize("kind", [{}, {"zero_memory": True}], ids=["padded", "attended zeros"])
-def test_it_generates_the_same_text(kind: dict) -> None:
-    model, call = small_model(**kind), Lengths(tgt_len=4, mem_len=6)
+def test_it_generates_the_same_text(kind: dict, built: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, call = small_model(dtype=torch.float32, **kind), Lengths(tgt_len=4, mem_len=6)
     prompts = [text(1, size, seed=size)[0].numpy() for size in (9, 2, 5)]
-    draw, written = Sampling(seed=3), []
-    for compiled in (False, True):
+    draw, written = Sampling(temperature=0), []
+    for switch in ("1", "0"):
+        monkeypatch.setenv("TXL_NATIVE", switch)
         lives = [11, 3, 7]
 
         def ended(row: int, left: list[int] = lives) -> bool:
             left[row] -= 1
             return left[row] == 0
 
-        written.append(list(stream(model, prompts, call, draw, 20, ended=ended, compiled=compiled)))
+        written.append(list(stream(model, prompts, call, draw, 20, ended=ended)))
     assert written[0] == written[1] and len(written[0]) == 11
 
 
-def test_compiling_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert not has_compiler()
-    memory = Lengths(tgt_len=4, mem_len=4)
-    [sentence] = _compiling_problems(torch.device("cpu"), memory, "transformer-xl")
-    assert "C++ compiler" in sentence
-    [sentence] = _compiling_problems(torch.device("cuda"), memory, "transformer-xl")
-    assert "captured anyway" in sentence
-    kind, window, _ = _compiling_problems(torch.device("cpu"), Lengths(tgt_len=4, mem_len=0), "shaw")
-    assert "got" not in kind and "shaw" in kind and "needs a memory" in window
+# The step in C++
 
 
-@each_kind
-@settings(max_examples=examples(12), deadline=None)
-@given(data=st.data())
-def test_a_row_put_into_a_running_step_goes_on_and_can_be_taken_out(kind: dict, data: st.DataObject) -> None:
-    """Rows come and go at any time; each equals a memory of its own, and others do not change."""
-    model, mem_len = small_model(**kind), data.draw(st.integers(1, 7))
-    call = lengths(mem_len, tgt_len=4)
-    with torch.no_grad():
-        step = Step(model, model.empty_cache(3, call), call, compiled=False)
-    memories: list[Any] = [model.empty_memory(1, call) for _ in range(3)]
-    for seed in range(data.draw(st.integers(1, 6))):
-        row, size = data.draw(st.integers(0, 2)), data.draw(st.integers(1, 9))
-        if data.draw(st.booleans()):
-            cache, memories[row] = states_after(model, text(1, size, seed=seed), call)
-        else:
-            cache = step.take(row)
-        step.put(row, cache)
-        ids = text(3, data.draw(st.integers(1, 2 * mem_len)), seed=9 + seed)
-        found = steps(step, ids)
-        for other, own in enumerate(ids):
-            expected, memories[other] = follow(model, own[None], memories[other], call)
-            torch.testing.assert_close(found[other : other + 1], expected)
+@each_native
+@torch.no_grad()
+def test_in_bf16_it_is_as_close_to_fp32_as_the_model(kind: dict, built: None) -> None:
+    call, prompt, ids = lengths(29), text(5, 17), text(5, 50, seed=1)
+    exact = inference_model(**kind)
+    expected = follow(exact, ids, exact.log_probs(prompt, exact.empty_memory(5, call), call)[1], call)[0]
+    with mixed("bf16"):
+        model = inference_model("bf16", **kind)
+        step, memory = begin(model, prompt, call)
+        ours, theirs = steps(step, ids), follow(model, ids, memory, call)[0]
+    errors = [float((found - expected).square().mean().sqrt()) for found in (ours, theirs)]
+    assert errors[0] < 1.1 * errors[1], errors
 
 
-@pytest.mark.parametrize("kind", [{}, VARIANTS["n-grams"]], ids=["plain", "n-grams"])
-def test_a_row_may_see_less_than_the_step_allows(kind: dict) -> None:
-    model, call, short = small_model(**kind), lengths(6), lengths(2, 3)
-    prompt, ids = text(1, 9), text(2, 11, seed=1)
-    with torch.no_grad():
-        step = Step(model, model.empty_cache(2, call), call, compiled=False)
-    cache, memory = states_after(model, prompt, short)
-    step.put(1, cache, reach=2)
-    found = steps(step, ids)
-    torch.testing.assert_close(found[1:], follow(model, ids[1:], memory, short)[0])
-    torch.testing.assert_close(found[:1], follow(model, ids[:1], model.empty_memory(1, call), call)[0])
-    assert step.take(1).length == 2
+@pytest.mark.parametrize("window", [1, 16, 17, 255, 256, 257, 300, 530])
+@torch.no_grad()
+def test_windows_of_several_pieces(window: int, built: None) -> None:
+    """Rows begin at different times, and the ring is filled more than once."""
+    model, call = inference_model(**NATIVE["odd sizes"]), lengths(window - 1, window)
+    step, memory = begin(model, text(3, 40), call, torch.tensor([0, -3, -37]))
+    for seed, size in enumerate((3, window // 2 + 1, window + 1)):
+        ids = text(3, size, seed=seed)
+        found, (expected, memory) = steps(step, ids), model.log_probs(ids, memory, call)
+        assert_close(found, expected)
+
+
+@each_precision
+@each_native
+@torch.no_grad()
+def test_the_bits_of_a_row_are_its_own(kind: dict, precision: str, built: None) -> None:
+    """They depend neither on the other rows nor on the number of threads."""
+    model, call, prompt = inference_model(precision, **kind), lengths(270), text(11, 265)
+    choices = (1, range(11)), (2, range(11)), (3, [4, 9, 2, 7, 0, 10]), (2, [10, 4]), (1, [7])
+    before, found = torch.get_num_threads(), []
+    with mixed(precision):
+        cache = model.log_probs(prompt, model.empty_cache(11, call), call)[1]
+        x = model.embedding(text(11, 12, seed=1))
+        head = model.softmax if includes_head(model.backbone, model.softmax) else None
+        chosen = [torch.tensor(list(rows)) for _, rows in choices]
+        try:
+            for (threads, _), rows in zip(choices, chosen, strict=True):
+                torch.set_num_threads(threads)
+                step = VectorStep(model.backbone, cache.fork(rows), call, head=head)
+                found.append(torch.stack([step(one) for one in x[rows].split(1, dim=1)], 1))
+        finally:
+            torch.set_num_threads(before)
+    for rows, out in zip(chosen, found, strict=True):
+        assert torch.equal(out, found[0][rows]), f"rows {rows.tolist()}"
+
+
+@each_precision
+@torch.no_grad()
+def test_the_bits_of_a_row_do_not_depend_on_when_it_came(precision: str, built: None) -> None:
+    """Each row has a slot of its own, so its sums have the same order in every row of a step of any age."""
+    model, call, ids = inference_model(precision), lengths(40), text(3, 60, seed=1)
+    found = []
+    with mixed(precision):
+        x = model.embedding(ids)
+        for age, row in ((1, 0), (7, 2), (59, 1)):
+            step = VectorStep(model.backbone, model.empty_cache(3, call), call)
+            for vector in x[:, :age].split(1, dim=1):
+                step(vector)
+            step.put(row, model.log_probs(text(1, 33), model.empty_cache(1, call), call)[1])
+            own = x.clone()
+            own[row] = x[0]
+            found.append(torch.stack([step(vector)[row] for vector in own.split(1, dim=1)]))
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@torch.no_grad()
+def test_what_it_leaves_to_pytorch(built: None) -> None:
+    def serves(backbone: Any, dtype: torch.dtype = torch.float32, rows: int = 1, device: str = "cpu") -> bool:
+        return can_step(backbone, torch.empty(rows, 2, 2, 7, 5, dtype=dtype, device=device))
+
+    backbone = small_backbone(dtype=torch.float32)
+    assert serves(backbone, rows=MOST_ROWS) and not serves(backbone, rows=MOST_ROWS + 1)
+    assert not serves(backbone, device="meta")
+    assert not serves(small_backbone(), torch.float64)
+    assert not serves(small_backbone(dtype=torch.bfloat16), torch.bfloat16)
+    assert not serves(small_backbone(dtype=torch.float32, **VARIANTS["gated"]))
+    rounded = inference_model("bf16").backbone
+    assert not serves(rounded, torch.bfloat16), "without autocast PyTorch refuses it"
+    with mixed("bf16"):
+        assert serves(rounded, torch.bfloat16)
+        assert not serves(backbone) and not serves(backbone, torch.bfloat16)
+    first: Any = backbone.layers[0]
+    handle = first.feed_forward.register_forward_hook(lambda *_: None)
+    assert not serves(backbone)
+    handle.remove()
+    assert serves(backbone)
+    first.feed_forward.inner = nn.Sequential(first.feed_forward.inner)
+    assert not serves(backbone)
+
+
+@each_precision
+@torch.no_grad()
+def test_which_softmax_it_computes(precision: str, built: None) -> None:
+    def included(model: TransformerXL) -> bool:
+        return includes_head(model.backbone, model.softmax)
+
+    model, call, x = inference_model(precision), lengths(7), torch.randn(3, 1, 14)
+    assert included(model) and not includes_head(model.backbone, model.softmax.log_probs)
+    assert not included(inference_model(precision, cutoffs=(5,)))
+    assert not included(inference_model(precision, d_embed=6))
+    with mixed(precision):
+        for head in (model.softmax, model.softmax.log_probs):
+            step = VectorStep(model.backbone, model.empty_cache(3, call), call, head=head)
+            again = VectorStep(model.backbone, model.empty_cache(3, call), call)
+            for _ in range(3):
+                tolerance = 1e-5 if precision == "fp32" else 0.05
+                torch.testing.assert_close(step(x), model.softmax(again(x)), rtol=0, atol=tolerance)
+        model.softmax.register_forward_hook(lambda *_: torch.zeros(3, 5))
+        assert not included(model)
+        assert not VectorStep(model.backbone, model.empty_cache(3, call), call, head=model.softmax)(x).any()
+
+
+@torch.no_grad()
+def test_a_number_that_is_not_finite_shows(built: None) -> None:
+    backbone, call = small_backbone(dtype=torch.float32), lengths(4)
+    step = VectorStep(backbone, backbone.empty_memory(2, call), call)
+    x = torch.randn(2, 1, 14)
+    x[1, 0, 3] = float("nan")
+    assert step(x).isnan().all(1).tolist() == [False, True]
+    assert step(torch.randn(2, 1, 14)).isnan().any(1).tolist() == [False, True]

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from ..config.settings import Lengths
 from .shared import Precision, RunFolder, Size
 
 if TYPE_CHECKING:
-    import torch
-
     from ..run import LoadedModel
     from ..run.trained import TrainedRun
 
@@ -51,8 +48,6 @@ class Generate:
     """Tokens of memory; by default as in evaluation. 0: generate each token from the last tgt_len tokens."""
     device: str = "auto"
     precision: Precision = "auto"
-    compile: bool = False
-    """Compile the computation of a token, which takes minutes. On a CPU with AVX-512 it is faster without this."""
     raw: bool = False
     """Print words as in the corpus, with spaces around punctuation (WikiText, Penn Treebank, lm1b)."""
     json: bool = False
@@ -80,19 +75,19 @@ class Generate:
         names = ("temperature", "top_k", "top_p", "seed", "stop")
         sampling = problems.attempt(lambda: Sampling(**{name: getattr(self, name) for name in names}))
         found = trained.lengths(self)
-        if self.compile and trained.device is not None and found:
-            problems += _compiling_problems(trained.device, found[0], config.model.kind)
         problems.refuse()
         assert sampling is not None, "what is refused has a problem"
         read = [_read_prompt(prompt) for prompt in self.prompt]
-        loaded = trained.load(step=not self.compile)
+        loaded = trained.load(step=True)
         texts = _prompts(self, read, trained, loaded)
         if unknown := loaded.vocab.unknown_in(texts, "the prompt"):
             print(f"{unknown}.", file=sys.stderr)
         texts = [text for text in texts or [""] for _ in range(self.n)]
         neat = is_tokenised(config.corpus.name) and not self.raw
-        lengths, how = config.writing_lengths(found[0]), {"precision": trained.precision, "compiled": self.compile}
-        pieces = stream_text(loaded.model, loaded.vocab, texts, lengths, sampling, self.max_tokens, **how)
+        lengths = config.writing_lengths(found[0])
+        pieces = stream_text(
+            loaded.model, loaded.vocab, texts, lengths, sampling, self.max_tokens, precision=trained.precision
+        )
         written = _write(loaded, texts, pieces, self, neat=neat)
         if len(texts) == 1 and not self.json:
             return
@@ -134,19 +129,6 @@ def _write(
         tokens = sum(len(loaded.vocab.encode(text)) for text in written)
     print(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
     return written
-
-
-def _compiling_problems(device: torch.device, lengths: Lengths, kind: str) -> Iterator[str]:
-    from ..model.inference import has_compiler
-
-    if kind != "transformer-xl":
-        yield f"--compile is for models of kind transformer-xl, and this one's is {kind}. Leave it out."
-    if lengths.mem_len == 0:
-        yield "--compile needs a memory: without one each token reads a whole window again. Give --mem-len."
-    if device.type != "cpu":
-        yield f"--compile is for the CPU, got {device}, where a step is captured anyway. Leave it out."
-    elif not has_compiler():
-        yield "--compile must be left out on a CPU without a C++ compiler. Install g++, or leave it out."
 
 
 def _read_prompt(prompt: str) -> str | bytes:

@@ -44,10 +44,6 @@ class TransformerXLConfig(Checked):
     positions: int = 0
     """Number of learned encodings in a layer. shaw: of distances, and greater distances use the last one; al-rfou: of
     positions in a segment."""
-    intermediate_losses: bool = False
-    """al-rfou: lower layers predict the target too, and stop one after another in the first half of training."""
-    multiple_targets: bool = False
-    """al-rfou: in training, a second softmax predicts the token after the target; its loss has weight 0.5."""
     pre_lnorm: bool = False
     """Normalise the input of each sublayer instead of the sum after it."""
     final_norm: bool = False
@@ -235,7 +231,5 @@ _OF_KINDS = {
     "matches": ("transformer-xl",),
     "weight_drop": RECURRENT,
     "positions": ("shaw", "al-rfou"),
-    "intermediate_losses": ("al-rfou",),
-    "multiple_targets": ("al-rfou",),
 }
 """Settings that only some kinds of models have."""

@@ -130,7 +130,6 @@ def stream(
     ended: Callable[[int], bool] | None = None,
     dump: Callable[[Float[Tensor, "B V"], Int[Tensor, " B"]], None] | None = None,
     precision: str = "fp32",
-    compiled: bool = False,
 ) -> Iterator[list[tuple[int, int]]]:
     """At each step yield the new `(row, id)` of every row that has not ended. Only `stream_text` obeys `sampling.stop`.
 
@@ -152,7 +151,7 @@ def stream(
             log_probs, state = read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision, state)
         else:
             with autocast(precision, device):
-                state = step_state(model, state, lengths, compiled=compiled)
+                state = step_state(model, state, lengths)
             log_probs, state = _advance(model, inputs.to(device), state, lengths, precision)
         ids = sample(log_probs, sampling, [generators[row] for row in rows])
         if dump is not None:
@@ -221,7 +220,6 @@ def stream_text(
     *,
     context: Context | None = None,
     precision: str = "fp32",
-    compiled: bool = False,
 ) -> Iterator[tuple[int, str]]:
     """Yield `(row, new text)` as the model generates it, without the prompt; `context` comes before a single prompt.
 
@@ -231,8 +229,16 @@ def stream_text(
     assert context is None or len(prompts) == 1, "a context is of one row"
     ids = [prompt_ids(vocab, prompt, context) for prompt in prompts]
     writers = [TokenText(vocab, prompt, sampling.stop) for prompt in ids]
-    options: dict[str, Any] = {"precision": precision, "compiled": compiled, "state": context and context.copy()}
-    steps = stream(model, ids, lengths, sampling, max_tokens, ended=lambda row: writers[row].ended, **options)
+    steps = stream(
+        model,
+        ids,
+        lengths,
+        sampling,
+        max_tokens,
+        state=context and context.copy(),
+        ended=lambda row: writers[row].ended,
+        precision=precision,
+    )
     for step in steps:
         for row, new in step:
             if text := writers[row].write(new):

@@ -10,13 +10,13 @@ The vocabulary, sorted by frequency, is cut into bands at `cutoffs`. The softmax
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
+from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from ..ops.cross_entropy import Columns, linear_nll
 from ..ops.derivatives import first_derivative
@@ -27,16 +27,17 @@ from .inputs import as_ids, as_targets
 class _Bands(nn.Module):
     """Bands and their tables: slices of one table if `div_val` is 1, otherwise each a table of its own width."""
 
-    def __init__(self, vocab_size: int, d_embed: int, d_model: int, cutoffs: tuple[int, ...], div_val: int):
+    def __init__(self, config: TransformerXLConfig):
         super().__init__()
+        vocab_size, width, div_val = config.vocab_size, config.embed_width, config.div_val
         if vocab_size < 1:
             raise Mistake(f"vocab_size must be at least 1 to build a model, got {vocab_size}. Name the size.")
-        self.edges: tuple[int, ...] = (0, *cutoffs, vocab_size)
-        self.div_val = div_val
+        self.edges: tuple[int, ...] = (0, *config.cutoffs, vocab_size)
+        self.div_val: int = div_val
         self.sizes: list[int] = [high - low for low, high in pairwise(self.edges)]
-        self.widths: list[int] = [d_embed // div_val**i for i in range(len(self.sizes))]
-        self.projected: bool = div_val > 1 or d_embed != d_model
-        tables = zip(self.sizes, self.widths, strict=True) if div_val > 1 else [(vocab_size, d_embed)]
+        self.widths: list[int] = [width // div_val**i for i in range(len(self.sizes))]
+        self.projected: bool = div_val > 1 or width != config.d_model
+        tables = zip(self.sizes, self.widths, strict=True) if div_val > 1 else [(vocab_size, width)]
         self.tables: nn.ParameterList = nn.ParameterList(
             nn.Parameter(torch.empty(size, width)) for size, width in tables
         )
@@ -57,30 +58,18 @@ class _Bands(nn.Module):
 class AdaptiveEmbedding(_Bands):
     """Look up each id in its band's table, project to d_model and scale. In training, also drop some words."""
 
-    def __init__(
-        self,
-        vocab_size: int,
-        d_embed: int,
-        d_model: int,
-        *,
-        cutoffs: tuple[int, ...] = (),
-        div_val: int = 1,
-        scale: float = 1.0,
-        dropout_words: float = 0.0,
-    ):
-        super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
-        self.d_model: int = d_model
-        self.scale: float = float(scale)
-        self.dropout_words: float = dropout_words
+    def __init__(self, config: TransformerXLConfig):
+        super().__init__(config)
+        self.d_model: int = config.d_model
+        self.scale: float = float(config.input_scale)
+        self.dropout_words: float = config.dropout_words
         widths = self.widths[: len(self.tables)] if self.projected else []
         self.projections: nn.ParameterList = nn.ParameterList(
-            nn.Parameter(torch.empty(d_model, width)) for width in widths
+            nn.Parameter(torch.empty(config.d_model, width)) for width in widths
         )
 
-    def forward(self, ids: Integer[Tensor, "B T"], *, with_tables: bool = False) -> Any:
-        """The vectors; `with_tables`, all that `lookup` returns. Hooks run either way."""
-        found = self.lookup(ids)
-        return found if with_tables else found[0]
+    def forward(self, ids: Integer[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        return self.lookup(ids)[0]
 
     def lookup(self, ids: Integer[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
         """The vectors, and the tables to give to the `nll` of a tied softmax.
@@ -144,16 +133,19 @@ class AdaptiveSoftmax(_Bands):
     Without cutoffs this is a plain softmax.
     """
 
-    def __init__(self, vocab_size: int, d_embed: int, d_model: int, *, cutoffs: tuple[int, ...] = (), div_val: int = 1):
-        super().__init__(vocab_size, d_embed, d_model, cutoffs, div_val)
+    def __init__(self, config: TransformerXLConfig):
+        super().__init__(config)
         widths = self.widths if self.projected else []
         self.projections: nn.ParameterList = nn.ParameterList(
-            nn.Parameter(torch.empty(d_model, width)) for width in widths
+            nn.Parameter(torch.empty(config.d_model, width)) for width in widths
         )
-        self.bias: nn.Parameter = nn.Parameter(torch.empty(vocab_size))
-        self.cluster_weight: nn.Parameter | None = nn.Parameter(torch.empty(len(cutoffs), d_embed)) if cutoffs else None
-        self.cluster_bias: nn.Parameter | None = nn.Parameter(torch.empty(len(cutoffs))) if cutoffs else None
-        self.tied = False
+        self.bias: nn.Parameter = nn.Parameter(torch.empty(config.vocab_size))
+        self.cluster_weight: nn.Parameter | None = None
+        self.cluster_bias: nn.Parameter | None = None
+        if config.cutoffs:
+            self.cluster_weight = nn.Parameter(torch.empty(len(config.cutoffs), config.embed_width))
+            self.cluster_bias = nn.Parameter(torch.empty(len(config.cutoffs)))
+        self.tied: bool = False
 
     def tie(self, embedding: AdaptiveEmbedding, *, weight: bool, projections: tuple[bool, ...] = ()) -> None:
         """Share the embedding's tables and, per band, its projection.
@@ -161,9 +153,9 @@ class AdaptiveSoftmax(_Bands):
         Each module keeps a `ParameterList` of its own. `torch.func.functional_call` would take a shared list for
         two lists, and would not put the original weights back.
         """
-        self.tied: bool = weight
+        self.tied = weight
         if weight:
-            self.tables: nn.ParameterList = nn.ParameterList(embedding.tables)
+            self.tables = nn.ParameterList(embedding.tables)
         for band, tied in enumerate(projections):
             if tied and self.projected:
                 self.projections[band] = embedding.projections[band if self.div_val > 1 else 0]

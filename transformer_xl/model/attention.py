@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import operator
-import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..ops import check_backend
+from ..config.settings import TransformerXLConfig
+from ..ops import check_backend, relative_attention
 from ..ops.dropout import Dropout
-from ..ops.masks import Mask, visible, without_padding
+from .gates import build_join
+from .modules import RowLinear
 
 
 def sinusoids(
-    length: int, d_model: int, *, clamp_len: int | None = None, device: Any = None, dtype: torch.dtype = torch.float32
+    length: int,
+    d_model: int,
+    *,
+    clamp_len: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "S D"]:
     """The encodings R of distances S - 1, ..., 1, 0: sines in the first half, cosines in the second."""
     exact = torch.promote_types(dtype, torch.float32)  # half precision cannot represent all distances up to 3,000
@@ -54,93 +59,72 @@ class Projected(Protocol):
         ...
 
 
-PARTS = 4
-"""A compiled loop reads this many parts of a matrix at a time, because that uses more memory bandwidth."""
-ROWS = 16
-"""In bfloat16 on a CPU a product with more rows gets a multiple of this number."""
-
-
-class RowLinear(nn.Linear):
-    """PyTorch's linear layer, with faster products of a single row on a CPU.
-
-    In bfloat16 PyTorch's matrix-vector product is faster than its matrix product. Under torch.compile the product is
-    written as a sum, so that the compiled loop reads several parts of the matrix at a time.
-
-    In bfloat16 oneDNN also makes a kernel for each number of rows (1 ms) and keeps it (0.7 MB). Texts have any length,
-    so without gradients the input is padded to a multiple of `ROWS`.
-    """
-
-    def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
-        weight, rows = self.weight, x.numel() // self.in_features
-        compiling = torch.compiler.is_compiling()
-        if rows != 1 or not weight.is_cpu:
-            any_length = weight.is_cpu and weight.dtype == torch.bfloat16 and not (torch.is_grad_enabled() or compiling)
-            if not any_length or rows < ROWS or rows % ROWS == 0:
-                return super().forward(x)
-            padded = F.pad(x.reshape(rows, -1), (0, 0, 0, -rows % ROWS))
-            return super().forward(padded)[:rows].view(*x.shape[:-1], -1)
-        if compiling:
-            wide = torch.promote_types(weight.dtype, torch.float32)
-            row = x.reshape(-1).to(weight.dtype).to(wide)
-            out = torch.cat([(part.to(wide) * row).sum(-1) for part in weight.chunk(PARTS)])
-            return (out if self.bias is None else out + self.bias.to(wide)).view(*x.shape[:-1], -1)
-        fits = x.dtype == weight.dtype or torch.is_autocast_enabled("cpu")
-        if weight.dtype != torch.bfloat16 or not fits:
-            return super().forward(x)
-        row = x.reshape(-1).to(weight.dtype)
-        out = torch.mv(weight, row) if self.bias is None else torch.addmv(self.bias, weight, row)
-        return out.view(*x.shape[:-1], -1)
-
-
 class RelativeMultiheadAttention(nn.Module):
-    """The attention sublayer without the op: norm, projections without bias, residual or gate.
+    """The attention sublayer: norm, projections without bias, relative attention, residual or gate.
 
-    Keys and values come from memory and segment, queries from the segment alone. With `share_position` the projection
-    of the tokens also projects positions, and both biases are the query of distance 0. With `qk_norm` the queries and
-    keys of each head have mean 0 and variance 1, and a learned gain multiplies the queries before biases are added.
+    Keys and values come from memory and segment, queries from the segment alone. With `share_position_projection` the
+    projection of the tokens also projects positions, and both biases are the query of distance 0. With `qk_norm` the
+    queries and keys of each head have mean 0 and variance 1, and a learned gain multiplies the queries before biases
+    are added.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_head: int,
-        d_head: int,
-        *,
-        dropout: float = 0.0,
-        dropatt: float = 0.0,
-        pre_lnorm: bool = False,
-        layer_norm_epsilon: float = 1e-5,
-        locked: bool = False,
-        share_position: bool = False,
-        project_position: bool = True,
-        qk_norm: bool = False,
-        join: Callable[[Tensor, Tensor], Tensor] = operator.add,
-        backend: str = "auto",
-    ):
+    project_position: ClassVar[bool] = True
+    """Whether it projects the encodings of distances."""
+
+    def __init__(self, config: TransformerXLConfig, backend: str = "auto"):
         super().__init__()
-        self.n_head: int = n_head
-        self.d_head: int = d_head
-        self.dropatt: float = dropatt
-        self.pre_lnorm: bool = pre_lnorm
+        width = config.n_head * config.d_head
+        self.n_head: int = config.n_head
+        self.d_head: int = config.d_head
+        self.dropatt: float = config.dropatt
+        self.pre_lnorm: bool = config.pre_lnorm
         self.backend: str = check_backend(backend)
-        self.qkv: RowLinear = RowLinear(d_model, 3 * n_head * d_head, bias=False)
-        own = project_position and not share_position
-        self.position: RowLinear | None = RowLinear(d_model, n_head * d_head, bias=False) if own else None
-        self.output: RowLinear = RowLinear(n_head * d_head, d_model, bias=False)
-        self.norm: nn.LayerNorm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
-        self.dropout: Dropout = Dropout(dropout, locked=locked)
-        self.join = join
-        self.qk_norm: nn.Parameter | None = nn.Parameter(torch.ones(())) if qk_norm else None
+        self.qkv: RowLinear = RowLinear(config.d_model, 3 * width, bias=False)
+        self.position: RowLinear | None = None
+        if self.project_position and not config.share_position_projection:
+            self.position = RowLinear(config.d_model, width, bias=False)
+        self.output: RowLinear = RowLinear(width, config.d_model, bias=False)
+        self.norm: nn.LayerNorm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.dropout: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
+        self.join: Callable[[Tensor, Tensor], Tensor] = build_join(config)
+        self.qk_norm: nn.Parameter | None = nn.Parameter(torch.ones(())) if config.qk_norm else None
         """The gain of normalised queries."""
 
-    def register_forward_hook(self, *arguments: Any, **options: Any) -> Any:
-        """As in PyTorch, with a warning: the hook will never run."""
-        warnings.warn(
-            "A hook on `attention` never runs, because a layer calls its parts. Hook the layer, or attention.qkv, "
-            "attention.position or attention.output.",
-            stacklevel=2,
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        past: Float[Tensor, "B M D"] | Projected,
+        positions: Positions | None,
+        attn_len: int | None = None,
+        valid: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """The sublayer's output for the segment `x`; for the arguments see `DecoderLayer`."""
+        q, k, v = self.heads(x, past)
+        return self.add(x, self.attend(q, k, v, positions, attn_len, valid))
+
+    def attend(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B H S K"],
+        v: Float[Tensor, "B H S K"],
+        positions: Positions | None,
+        attn_len: int | None,
+        valid: Int[Tensor, " B"] | None,
+    ) -> Float[Tensor, "B H T K"]:
+        """Relative attention (section 3.3). A class whose `positions` are None overrides this."""
+        assert positions is not None, "relative attention needs positions"
+        return relative_attention(
+            q,
+            k,
+            v,
+            positions.r,
+            positions.content_bias,
+            positions.position_bias,
+            attn_len=attn_len,
+            valid=valid,
+            dropout_p=self.dropatt if self.training else 0.0,
+            backend=self.backend,
         )
-        return super().register_forward_hook(*arguments, **options)
 
     def heads(
         self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"] | Projected
@@ -189,23 +173,3 @@ class RelativeMultiheadAttention(nn.Module):
 def _normalised(x: Float[Tensor, "B H L K"]) -> Float[Tensor, "B H L K"]:
     """Each vector with mean 0 and variance 1, in its dtype; under CUDA's autocast `layer_norm` returns fp32."""
     return F.layer_norm(x, x.shape[-1:]).to(x.dtype)
-
-
-def content_attention(
-    q: Float[Tensor, "B H T K"],
-    k: Float[Tensor, "B H S K"],
-    v: Float[Tensor, "B H S K"],
-    *,
-    attn_len: int | None = None,
-    valid: Int[Tensor, " B"] | None = None,
-    dropout_p: float = 0.0,
-) -> Float[Tensor, "B H T K"]:
-    """Causal attention by content alone, with the masks of `ops.relative_attention`, always by PyTorch's kernels."""
-    queries, keys = q.shape[2], k.shape[2]
-    if valid is None and (attn_len is None or attn_len >= keys) and queries in (1, keys):
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=queries > 1)
-    mask = Mask(attn_len, valid)
-    seen = visible(queries, keys, mask, device=q.device)
-    seen = seen | ~seen.any(-1, keepdim=True)  # padding sees no key, and some kernels then return nan
-    out = F.scaled_dot_product_attention(q, k, v, seen, dropout_p)
-    return without_padding(out.transpose(0, 1), mask).transpose(0, 1)

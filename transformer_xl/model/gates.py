@@ -27,14 +27,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config.shape import TransformerXLConfig
-from .attention import RowLinear
+from .modules import RowLinear
 
 
 def build_join(config: TransformerXLConfig) -> Callable[[Tensor, Tensor], Tensor]:
     """The function or new module that joins the x and y of a sublayer."""
     if config.gate == "none":
         return add_positive if config.relu_output else operator.add
-    return _GATES[config.gate](config)
+    return GRUGate(config) if config.gate == "gru" else Gate(config)
 
 
 def add_positive(x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
@@ -43,87 +43,48 @@ def add_positive(x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[
 
 
 class Gate(nn.Module):
-    """Base class of the gates. W, U and b have the names of the vector that they apply to, and `gate_bias`."""
+    """The gates but `gru`. W applies to x as `of_x`, or W and U apply to y as the rows of `of_y`; b is `gate_bias`."""
 
     def __init__(self, config: TransformerXLConfig):
         super().__init__()
+        self.kind: str = config.gate
         self.relu: bool = config.relu_output
+        if config.gate == "sigmoid-tanh":
+            self.of_y: RowLinear = RowLinear(config.d_model, 2 * config.d_model, bias=False)
+        else:
+            self.of_x: RowLinear = RowLinear(config.d_model, config.d_model, bias=False)
+        if config.gate != "input":
+            self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
 
     def forward(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return self.join(x, F.relu(y) if self.relu else y)
-
-    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """The gate's equation."""
-        raise NotImplementedError
-
-
-class InputGate(Gate):
-    """The gate closes x."""
-
-    def __init__(self, config: TransformerXLConfig):
-        super().__init__(config)
-        self.of_x: RowLinear = RowLinear(config.d_model, config.d_model, bias=False)
-
-    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return self.of_x(x).sigmoid() * x + y
-
-
-class OutputGate(Gate):
-    """The gate closes y."""
-
-    def __init__(self, config: TransformerXLConfig):
-        super().__init__(config)
-        self.of_x: RowLinear = RowLinear(config.d_model, config.d_model, bias=False)
-        self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
-
-    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return x + (self.of_x(x) - self.gate_bias).sigmoid() * y
-
-
-class HighwayGate(OutputGate):
-    """The result is between x and y."""
-
-    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        gate = (self.of_x(x) + self.gate_bias).sigmoid()
-        return gate * x + (1 - gate) * y
-
-
-class SigmoidTanhGate(Gate):
-    """y has a gate of its own, and is bounded. `of_y` has the rows of W, then of U."""
-
-    def __init__(self, config: TransformerXLConfig):
-        super().__init__(config)
-        self.of_y: RowLinear = RowLinear(config.d_model, 2 * config.d_model, bias=False)
-        self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
-
-    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        y = F.relu(y) if self.relu else y
+        if self.kind == "input":
+            return self.of_x(x).sigmoid() * x + y
+        if self.kind == "output":
+            return x + (self.of_x(x) - self.gate_bias).sigmoid() * y
+        if self.kind == "highway":
+            gate = (self.of_x(x) + self.gate_bias).sigmoid()
+            return gate * x + (1 - gate) * y
         gate, bounded = self.of_y(y).chunk(2, dim=-1)
         return x + (gate - self.gate_bias).sigmoid() * bounded.tanh()
 
 
-class GRUGate(Gate):
+class GRUGate(nn.Module):
     """A GRU whose state is x and whose input is y. `of_y` has the rows of W_r, W_z, W_g; `of_x` those of U_r, U_z."""
 
     def __init__(self, config: TransformerXLConfig):
-        super().__init__(config)
+        super().__init__()
         width = config.d_model
+        self.relu: bool = config.relu_output
         self.of_y: RowLinear = RowLinear(width, 3 * width, bias=False)
         self.of_x: RowLinear = RowLinear(width, 2 * width, bias=False)
         self.of_reset: RowLinear = RowLinear(width, width, bias=False)
         """U_g."""
         self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(width))
 
-    def join(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        y = F.relu(y) if self.relu else y
         r_y, z_y, new_y = self.of_y(y).chunk(3, dim=-1)
         r_x, z_x = self.of_x(x).chunk(2, dim=-1)
         r, z = (r_y + r_x).sigmoid(), (z_y + z_x - self.gate_bias).sigmoid()
         return (1 - z) * x + z * (new_y + self.of_reset(r * x)).tanh()
-
-
-_GATES: dict[str, Callable[[TransformerXLConfig], Gate]] = {
-    "input": InputGate,
-    "output": OutputGate,
-    "highway": HighwayGate,
-    "sigmoid-tanh": SigmoidTanhGate,
-    "gru": GRUGate,
-}

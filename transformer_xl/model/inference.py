@@ -1,25 +1,24 @@
-"""Inference: a copy of the model, and a cache of projected memory.
+"""A cache of projected memory for inference.
 
-`KVCache` gives the same numbers as `Memory` with less work, because the weights do not change at inference. See `step`
-for reading one token at a time.
+It gives the same numbers as `Memory` with less work, because the weights do not change at inference. See `step` for
+reading one token at a time.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..ops.masks import next_multiple
+from .attention import Positions
 from .inputs import as_marks
 from .memory import Context, Memory, cat_tokens, reset_tokens
 
@@ -58,7 +57,7 @@ class KVCache:
     ground: list[Float[Tensor, "2 H 1 K"]] | None = None
     """Keys and values of the zeros that a row attends to where it has no past; None: no zeros are attended."""
     first: int = 0
-    positions: Sequence[Any] = ()
+    positions: Sequence[Positions | None] = ()
     """Each layer's `Positions`, for distances `reach` - 1, ..., 0; `reach` grows when a call needs more."""
     reach: int = 0
     spent: bool = False
@@ -66,7 +65,9 @@ class KVCache:
     """The last tokens, as in `Memory`."""
 
     @classmethod
-    def of_memory(cls, memory: Memory, lengths: Lengths, projections: Sequence[Callable[[Tensor], Any]]) -> KVCache:
+    def of_memory(
+        cls, memory: Memory, lengths: Lengths, projections: Sequence[Callable[[Tensor], tuple[Tensor, Tensor]]]
+    ) -> KVCache:
         """A cache of `memory`; `projections` compute each layer's keys and values."""
         pairs = zip(projections, memory.layers, strict=True)
         buffers = [torch.stack(project(past), 1) for project, past in pairs]
@@ -104,7 +105,7 @@ class KVCache:
             self.keep_positions([each and each._replace(r=each.r[:, -needed:]) for each in self.positions], needed)
         return Context(pasts, self.reach, self.positions)
 
-    def keep_positions(self, positions: Iterable[Any], reach: int) -> Sequence[Any]:
+    def keep_positions(self, positions: Iterable[Positions | None], reach: int) -> Sequence[Positions | None]:
         """Keep each layer's positions, for the distances `reach` - 1, ..., 0, for later calls. Forks share them."""
         self.positions = [each and each._replace(r=each.r.contiguous()) for each in positions]
         self.reach = reach
@@ -166,8 +167,9 @@ class KVCache:
         buffers = [torch.cat([pad(kv, (0, 0, length - kv.shape[3], 0)) for kv in layer]) for layer in layers]
         whole = all(cache.valid is None and cache.length == length for cache in caches)
         valid = None if whole else torch.cat([cache.counts for cache in caches])
+        tokens = cat_tokens([cache.tokens for cache in caches])
         longest = max(caches, key=lambda cache: cache.reach)
-        return replace(longest, buffers=buffers, length=length, valid=valid, first=0, tokens=cat_tokens(caches))
+        return replace(longest, buffers=buffers, length=length, valid=valid, first=0, tokens=tokens)
 
     def reset(self, rows: Bool[Tensor, " B"]) -> KVCache:
         """Empty the marked rows, where a document or episode ended; keep the others. This consumes the cache."""
@@ -189,11 +191,11 @@ class KVCache:
         return [buffer[..., self.first : self.first + self.length, :] for buffer in self.buffers]
 
 
-def check_state(memory: Any, widths: Sequence[int], x: Float[Tensor, "B T D"]) -> None:
+def check_state(memory: object, widths: Sequence[int], x: Float[Tensor, "B T D"]) -> None:
     """Raise a `Mistake` unless `memory` has states of these `widths` and as many rows as `x`."""
     if not isinstance(memory, Memory | KVCache):
         raise Mistake(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")
-    layers: Sequence[Tensor] = memory.buffers if isinstance(memory, KVCache) else memory.layers
+    layers = memory.buffers if isinstance(memory, KVCache) else memory.layers
     fits = len(layers) == len(widths) and all(len(rows) == len(x) and rows.device == x.device for rows in layers)
     if fits and isinstance(memory, Memory):
         mixed = torch.is_autocast_enabled(x.device.type)
@@ -206,31 +208,3 @@ def check_state(memory: Any, widths: Sequence[int], x: Float[Tensor, "B T D"]) -
             f"memory must hold {len(widths)} tensors of {len(x)} rows, {wide} wide, {x.dtype} on {x.device}, got "
             f"{len(layers)}: {got}. Give the result of empty_memory({len(x)}) or of the previous call."
         )
-
-
-def inference_copy(model: Any, precision: str = "fp32") -> Any:
-    """A copy of a model to evaluate with: no dropout, the backend for inference, and the same weights.
-
-    In bf16, the weights of matrix products are rounded once, not in every call. The embedding's tables are not rounded,
-    because they are looked up and not multiplied; the softmax then has its own tables.
-    """
-    kept = {id(p): p for p in model.parameters()}
-    copied = deepcopy(model, dict(kept))
-    if precision == "bf16":
-        copied.softmax = deepcopy(copied.softmax, dict(kept))
-        copied.softmax.tied = False
-        linear = (module for module in copied.modules() if isinstance(module, nn.Linear))
-        for module in (*linear, copied.softmax, copied.embedding.projections):
-            for owner in module.modules():
-                for name, p in list(owner.named_parameters(recurse=False)):
-                    if p.dtype == torch.float32 and not (owner is copied.softmax and name.endswith("bias")):
-                        setattr(owner, name, nn.Parameter(p.detach().bfloat16(), requires_grad=False))
-    for module in copied.modules():
-        if hasattr(module, "backend"):
-            module.backend = "auto"
-    return copied.eval()
-
-
-def has_compiler() -> bool:
-    """Whether torch.compile can compile for this machine's CPU."""
-    return any(map(shutil.which, ("c++", "g++", "clang++")))

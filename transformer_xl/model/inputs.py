@@ -6,15 +6,12 @@ They read no values, so the host never waits for a device, and torch.compile see
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from ..mistake import Mistake
-
-_INTEGERS = {getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 def as_ids(ids: Integer[Tensor, "B T"]) -> Int[Tensor, "B T"]:
@@ -30,14 +27,15 @@ def as_targets(targets: Integer[Tensor, "*B"], shape: Sequence[int]) -> Int[Tens
 def check_vectors(x: Tensor, like: Float[Tensor, " D"], name: str = "x") -> None:
     """Raise a `Mistake` unless `x` is vectors for a backbone with the weight `like`. Autocast converts the dtype."""
     fits = x.ndim == 3 and x.shape[2] == len(like) and x.device == like.device
-    if not fits or (x.dtype != like.dtype and not _is_cast(x)):
+    is_cast = x.is_floating_point() and torch.is_autocast_enabled(like.device.type)
+    if not fits or (x.dtype != like.dtype and not is_cast):
         raise Mistake(
             f"{name} must be vectors of the shape [rows, positions, {len(like)}], {like.dtype} on {like.device}, got "
             f"{list(x.shape)} {x.dtype} on {x.device}. Project vectors of another width, and embed ids."
         )
 
 
-def as_marks(rows: Any, like: Tensor) -> Bool[Tensor, " B"]:
+def as_marks(rows: Bool[Tensor, " B"], like: Tensor) -> Bool[Tensor, " B"]:
     """Marks of rows as booleans on the device of `like`, which has a row for each; also from lists and arrays."""
     marks = torch.as_tensor(rows)
     if marks.dtype != torch.bool or marks.shape != like.shape[:1]:
@@ -48,12 +46,7 @@ def as_marks(rows: Any, like: Tensor) -> Bool[Tensor, " B"]:
     return marks.to(like.device)
 
 
-def _is_cast(x: Tensor) -> bool:
-    """Whether autocast converts `x`."""
-    return x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
-
-
 def _as_int64(x: Tensor, fits: bool, rule: str) -> Tensor:
-    if not fits or x.dtype not in _INTEGERS:
+    if not fits or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise Mistake(f"{rule} and an integer dtype, got {list(x.shape)} and {x.dtype}.")
     return x.long()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..config.settings import Lengths
-from ..mistake import Mistake
+from .attention import Positions, Projected
 from .inputs import as_marks
 
 
 class Context(NamedTuple):
     """What a call reads of the state before it."""
 
-    pasts: Sequence[Any]
+    pasts: Sequence[Tensor | Projected]
     """Each layer's past: its earlier inputs, or their keys and values."""
     reach: int
     """The call needs the encodings of the distances `reach` - 1, ..., 0."""
-    positions: Sequence[Any] | None
+    positions: Sequence[Positions | None] | None
     """Each layer's `Positions`, if the state has them."""
 
 
@@ -44,7 +44,14 @@ class Memory(NamedTuple):
 
     @classmethod
     def zeros(
-        cls, n_layer: int, batch: int, mem_len: int, d_model: int, *, dtype: Any = None, device: Any = None
+        cls,
+        n_layer: int,
+        batch: int,
+        mem_len: int,
+        d_model: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> Memory:
         """A memory of `mem_len` positions of zeros, which count; with 0 it has no positions."""
         shape = (batch, mem_len, d_model)
@@ -79,7 +86,7 @@ class Memory(NamedTuple):
         """What a call with T = `tokens` reads; see `Context`."""
         return Context(self.layers, self.length + tokens, None)
 
-    def keep_positions(self, positions: Iterable[Any], reach: int) -> Iterable[Any]:
+    def keep_positions(self, positions: Iterable[Positions | None], reach: int) -> Iterable[Positions | None]:
         """A memory keeps no positions, because training changes the weights."""
         return positions
 
@@ -94,12 +101,6 @@ class Memory(NamedTuple):
     def with_tokens(self, tokens: Int[Tensor, "B L"]) -> Memory:
         """The same memory with these last tokens."""
         return Memory(self.layers, self.valid, self.zero_filled, tokens)
-
-    def __getitem__(self, index: Any) -> Any:
-        """A field by its number, as of any named tuple. Rows are chosen by `select`."""
-        if isinstance(index, int):
-            return tuple.__getitem__(self, index)
-        raise Mistake(f"A Memory has no rows by [...], got {index}. Choose rows by memory.select(slice or ids).")
 
     def select(self, rows: Int[Tensor, " R"] | slice) -> Memory:
         """The given rows (streams), in the given order."""
@@ -119,14 +120,7 @@ class Memory(NamedTuple):
         )
         whole = first.zero_filled or all(m.valid is None and m.length == length for m in memories)
         valid = None if whole else torch.cat([m.counts for m in memories])
-        return Memory(layers, valid, first.zero_filled, cat_tokens(memories))
-
-    def to(self, where: torch.device | str | torch.dtype) -> Memory:
-        """A copy on another device, or in another dtype."""
-        valid, tokens = self.valid, self.tokens
-        if not isinstance(where, torch.dtype):
-            valid, tokens = (None if x is None else x.to(where) for x in (valid, tokens))
-        return Memory(tuple(x.to(where) for x in self.layers), valid, self.zero_filled, tokens)
+        return Memory(layers, valid, first.zero_filled, cat_tokens([m.tokens for m in memories]))
 
     def reset(self, rows: Bool[Tensor, " B"]) -> Memory:
         """Empty the marked rows, where a document or episode ended; keep the others."""
@@ -143,15 +137,10 @@ def reset_tokens(tokens: Int[Tensor, "B L"] | None, rows: Bool[Tensor, " B"]) ->
     return None if tokens is None else tokens.masked_fill(rows[:, None], -1)
 
 
-def cat_tokens(states: Sequence[Any]) -> Int[Tensor, "B L"] | None:
-    """The tokens of several states, joined. Shorter rows get -1 in front."""
-    if all(state.tokens is None for state in states):
-        return None
-    tokens = [
-        state.counts.new_empty(len(state.counts), 0) if state.tokens is None else state.tokens for state in states
-    ]
-    longest = max(each.shape[1] for each in tokens)
-    return torch.cat([pad(each, (longest - each.shape[1], 0), value=-1) for each in tokens])
+def cat_tokens(tokens: Sequence[Int[Tensor, "_ L"] | None]) -> Int[Tensor, "B L"] | None:
+    """The tokens of several states, joined."""
+    given = [each for each in tokens if each is not None]
+    return torch.cat(given) if given else None
 
 
 def _append(old: Tensor, new: Tensor, mem_len: int) -> Tensor:

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from .inference import KVCache
 from .memory import Memory
@@ -40,28 +41,17 @@ class NgramEmbedding(nn.Module):
     One table has the rows of all: `sizes` has the number for each n in `lengths`, then for each in `matches`.
     """
 
-    def __init__(
-        self,
-        lengths: tuple[int, ...],
-        sizes: tuple[int, ...],
-        width: int,
-        d_model: int,
-        *,
-        matches: tuple[int, ...] = (),
-        window: int = 0,
-        scale: float = 1.0,
-        dropout: float = 0.0,
-    ):
+    def __init__(self, config: TransformerXLConfig):
         super().__init__()
-        self.lengths: tuple[int, ...] = lengths
-        self.sizes: tuple[int, ...] = sizes
-        self.matches: tuple[int, ...] = matches
-        self.window: int = window
-        self.scale: float = scale
-        self.dropout: float = dropout
+        self.lengths: tuple[int, ...] = config.ngrams
+        self.sizes: tuple[int, ...] = config.ngram_sizes
+        self.matches: tuple[int, ...] = config.matches
+        self.window: int = config.match_window
+        self.scale: float = config.input_scale
+        self.dropout: float = config.ngram_dropout
         """The share of n-grams, but not of matches, that training leaves out."""
-        self.table: nn.Embedding = nn.Embedding(sum(sizes), width)
-        self.projection: nn.Linear = nn.Linear(len(sizes) * width, d_model, bias=False)
+        self.table: nn.Embedding = nn.Embedding(sum(self.sizes), config.ngram_width)
+        self.projection: nn.Linear = nn.Linear(len(self.sizes) * config.ngram_width, config.d_model, bias=False)
 
     @property
     def reach(self) -> int:

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +28,11 @@ from .attention import Positions
 from .inference import KVCache, check_state
 from .inputs import as_marks, check_vectors
 from .memory import Memory, reset_tokens
-from .native import can_step, native_step
+from .native import NativeStep, can_step
+from .transformer_xl import TransformerXL, TransformerXLBackbone
+
+State = TypeVar("State")
+Run = Callable[[Tensor], Tensor]
 
 
 class Ring(NamedTuple):
@@ -81,28 +84,29 @@ class VectorStep:
     @torch.no_grad()
     def __init__(
         self,
-        backbone: Any,
+        backbone: TransformerXLBackbone,
         past: Memory | KVCache,
         lengths: Lengths,
         *,
-        compiled: bool = False,
-        head: Callable[[Tensor], Tensor] | None = None,
+        graph: bool = False,
+        head: Run | None = None,
     ) -> None:
         """Begin after `past`.
 
         Args:
-            compiled: replay a CUDA graph on CUDA, and use torch.compile elsewhere. This is faster if many steps follow
-                and no step in C++ serves.
-            head: what to compute from the output; its result is returned, and it is compiled too.
+            graph: replay a CUDA graph on CUDA, which is faster if many steps follow.
+            head: what to compute from the output; its result is returned, and it is in the graph too.
 
         Raises:
             Mistake: the backbone is in training mode or of another kind, `past` does not fit it, or a row of `past`
                 begins with padding.
         """
-        cache = _cache_to_begin_with(backbone, past, lengths)
-        self.backbone: Any = backbone
-        self.head: Callable[[Tensor], Tensor] | None = head
-        self.compiled: bool = compiled
+        _check_start(backbone, past)
+        cache = past if isinstance(past, KVCache) else backbone.cached(past, lengths)
+        assert isinstance(cache, KVCache), "a packaged backbone has a cache"
+        self.backbone: TransformerXLBackbone = backbone
+        self.head: Run | None = head
+        self.graph: bool = graph
         self.lengths: Lengths = lengths
         self.window: int = lengths.mem_len + 1 if lengths.attn_len is None else lengths.attn_len
         self.ground: list[Tensor] | None = cache.ground
@@ -113,13 +117,12 @@ class VectorStep:
         self.rings: list[Tensor] = [pad(kv, (0, 0, 0, self.window - length)) for kv in newest]
         self.slots: Tensor = torch.full_like(self.counts, length % self.window)
         self.rows: Tensor | None = None
+        self.positions: list[Positions] = []
         tables = zip(backbone.layers, backbone.positions(self.window, lengths.clamp_len, backbone.like), strict=True)
-        self.positions: list[Any] = [
-            own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()) for layer, own in tables
-        ]
-        self._run: list[
-            Callable[[Tensor, Tensor | None], Tensor]
-        ] = []  # none before the first call; for selections too
+        for layer, own in tables:
+            assert own is not None, "a packaged backbone has positions"
+            self.positions.append(own._replace(r=own.r.to(layer.attention.qkv.weight.dtype).contiguous()))
+        self._run: list[Run | NativeStep] = []  # none before the first call; for selections too
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
@@ -130,7 +133,13 @@ class VectorStep:
             raise Mistake(f"x must be one vector of each of the {rows} rows, [{rows}, 1, D], got {list(x.shape)}.")
         if not self._run:
             self._run.append(self._prepare(x))
-        out = self._run[0](x, self.rows)
+        [run] = self._run
+        if isinstance(run, NativeStep):
+            out = run(x[:, 0], self.rings, self.slots, self.counts, self.rows)
+        elif self.rows is None:
+            out = run(x)
+        else:  # zeros in the rows that were not selected, because shapes must not change
+            out = run(x.new_zeros(len(self.counts), *x.shape[1:]).index_copy_(0, self.rows, x))[self.rows]
         self.slots.add_(1).remainder_(self.window)
         torch.minimum(self.counts.add_(1), self.most, out=self.counts)
         return out
@@ -147,7 +156,7 @@ class VectorStep:
             kv[marked] = zeros
 
     def select(self, rows: Int[Tensor, " R"]) -> VectorStep:
-        """A step with only these rows, each at most once. The compiled call stays, with as many rows as before."""
+        """A step with only these rows, each at most once. The graph stays, with as many rows as before."""
         chosen = copy(self)
         chosen.rows = rows if self.rows is None else self.rows[rows]
         return chosen
@@ -176,23 +185,12 @@ class VectorStep:
         buffers = [ring[row : row + 1].index_select(3, held) for ring in self.rings]
         return KVCache(buffers, self.lengths, count, ground=self.ground)
 
-    def _prepare(self, x: Tensor) -> Callable[[Tensor, Tensor | None], Tensor]:
-        if not self.compiled and can_step(self.backbone, self.rings[0]):
-            return partial(self._read_natively, native_step(self.backbone, self.positions, self.head))
-        run: Callable[[Tensor], Tensor] = self._next
-        if self.compiled:
-            whole = x.new_zeros(len(self.counts), *x.shape[1:])
-            run = _capture_graph(run, whole) if x.is_cuda else torch.compile(run, dynamic=False)
-        return partial(self._read, run)
-
-    def _read_natively(self, read: Callable[..., Tensor], x: Tensor, rows: Tensor | None) -> Tensor:
-        return read(x[:, 0], self.rings, self.slots, self.counts, rows)
-
-    def _read(self, run: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor | None) -> Tensor:
-        """Read zeros in the rows that were not selected, because shapes must not change."""
-        if rows is None:
-            return run(x)
-        return run(x.new_zeros(len(self.counts), *x.shape[1:]).index_copy_(0, rows, x))[rows]
+    def _prepare(self, x: Tensor) -> Run | NativeStep:
+        if can_step(self.backbone, self.rings[0]):
+            return NativeStep(self.backbone, self.positions, self.head)
+        if self.graph and x.is_cuda:
+            return _capture_graph(self._next, x.new_zeros(len(self.counts), *x.shape[1:]))
+        return self._next
 
     def _next(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B O"]:
         kind, backbone = x.device.type, self.backbone
@@ -210,36 +208,32 @@ class VectorStep:
             return x[:, 0] if self.head is None else self.head(x[:, 0])
 
 
-def _cache_to_begin_with(backbone: Any, past: Memory | KVCache, lengths: Lengths) -> KVCache:
-    """`past` as a cache. Raise a `Mistake` if no step can begin after it."""
+def _check_start(backbone: TransformerXLBackbone, past: Memory | KVCache) -> None:
+    """Raise a `Mistake` if no step can begin after `past`."""
     if backbone.training or backbone.config.kind != "transformer-xl":
         mode = "training" if backbone.training else "eval"
         raise Mistake(
             "backbone must be in eval mode and of kind transformer-xl to read one step at a time, got one of kind "
             f"{backbone.config.kind} in {mode} mode. Call its eval()."
         )
-    rows = len(getattr(past, "counts", ()))
+    rows = len(past.counts) if isinstance(past, Memory | KVCache) else 0
     check_state(past, [backbone.config.d_model] * len(backbone.layers), backbone.like.expand(rows, 1, -1))
     if (past.counts < 0).any():
         raise Mistake("memory must not begin with padding in any row. Read the whole prompt before the first step.")
-    return past if isinstance(past, KVCache) else backbone.cached(past, lengths)
 
 
 class Step:
     """Reads one more token of each row with a language model: its embedding, a `VectorStep` and its softmax.
 
-    It consumes a `KVCache`. On CUDA it replays a CUDA graph; elsewhere torch.compile compiles it, unless `compiled` is
-    False.
+    It consumes a `KVCache`. On CUDA it replays a CUDA graph.
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, cache: KVCache, lengths: Lengths, *, compiled: bool = True) -> None:
+    def __init__(self, model: TransformerXL, cache: KVCache, lengths: Lengths) -> None:
         assert not model.training, "a Step needs the model that for_inference returns"
-        self.model = model
+        self.model: TransformerXL = model
         self.tokens: Tensor | None = cache.tokens
-        if model.ngrams is not None and cache.tokens is None:
-            self.tokens = model.ngrams.no_tokens(len(cache.buffers[0]), lengths.mem_len)
-        self.vectors: VectorStep = VectorStep(model.backbone, cache, lengths, compiled=compiled, head=model.softmax)
+        self.vectors: VectorStep = VectorStep(model.backbone, cache, lengths, graph=True, head=model.softmax)
 
     @torch.no_grad()
     def __call__(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B V"]:
@@ -249,7 +243,7 @@ class Step:
     def inputs(self, ids: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
         """What the backbone reads of the next token of each row."""
         x = self.model.embedding(ids)
-        if self.tokens is not None:
+        if self.model.ngrams is not None and self.tokens is not None:
             tokens = torch.cat([self.tokens, ids], 1)
             x = x + self.model.ngrams(tokens, 1)
             self.tokens = tokens[:, 1:]
@@ -263,10 +257,8 @@ class Step:
 
     def put(self, row: int, cache: KVCache, reach: int | None = None) -> None:
         """Let a row go on after the past of a cache; see `VectorStep.put`."""
-        if self.tokens is not None:
-            kept = self.tokens.shape[1]
-            tokens = self.tokens.new_empty(1, 0) if cache.tokens is None else cache.tokens
-            self.tokens[row] = pad(tokens, (kept, 0), value=-1)[0, tokens.shape[1] :]
+        if self.tokens is not None and cache.tokens is not None:
+            self.tokens[row] = cache.tokens[0]
         self.vectors.put(row, cache, reach)
 
     def take(self, row: int) -> KVCache:
@@ -275,27 +267,26 @@ class Step:
         return replace(self.vectors.take(row), tokens=tokens)
 
     def select(self, rows: Int[Tensor, " R"]) -> Step:
-        """A step with only these rows, each at most once. The compiled call stays, with as many rows as before."""
+        """A step with only these rows, each at most once."""
         chosen = copy(self)
         chosen.vectors = self.vectors.select(rows)
         chosen.tokens = None if self.tokens is None else self.tokens[rows]
         return chosen
 
 
-def step_state(model: Any, state: Any, lengths: Lengths, *, compiled: bool = False) -> Any:
+def step_state(model: object, state: State, lengths: Lengths) -> State | Step:
     """The state for reading one token at a time: a `Step` if one is possible and faster, otherwise `state` itself.
 
-    Only a `KVCache` of Transformer-XL, not of a baseline, becomes a `Step`: on CUDA, and on a CPU if `compiled` or if
-    the step in C++ can read. Call `log_probs` with other states.
+    Only a `KVCache` of Transformer-XL, not of a baseline, becomes a `Step`: on CUDA, and on a CPU if the step in C++
+    can read. Call `log_probs` with other states.
     """
-    if not isinstance(state, KVCache) or not hasattr(model, "backbone") or model.config.kind != "transformer-xl":
+    if not isinstance(state, KVCache) or not isinstance(model, TransformerXL) or model.config.kind != "transformer-xl":
         return state
-    compiled = compiled or state.buffers[0].is_cuda
-    possible = compiled or can_step(model.backbone, state.buffers[0])
-    return Step(model, state, lengths, compiled=compiled) if possible else state
+    keys = state.buffers[0]
+    return Step(model, state, lengths) if keys.is_cuda or can_step(model.backbone, keys) else state
 
 
-def _capture_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
+def _capture_graph(run: Run, x: Tensor) -> Run:
     """A CUDA graph of `run` for inputs like `x`. The run before the capture writes only the token's own slot
     in the rings, which the first replay writes again."""
     entry, side = x.clone(), torch.cuda.Stream(x.device)

@@ -8,6 +8,7 @@ The state is an argument and a return value; no layer keeps anything between cal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -21,14 +22,14 @@ from typing_extensions import TypeVar
 
 from ..config.settings import Lengths, TransformerXLConfig
 from ..mistake import Mistake
-from ..ops import relative_attention
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from .attention import Positions, Projected, RelativeMultiheadAttention, RowLinear, sinusoids
+from .attention import Positions, Projected, RelativeMultiheadAttention, sinusoids
 from .gates import build_join
-from .inference import KVCache, check_state, inference_copy
+from .inference import KVCache, check_state
 from .inputs import check_vectors
 from .memory import Memory
+from .modules import Layers, RowLinear
 from .ngrams import NgramEmbedding
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
@@ -56,26 +57,14 @@ class FeedForward(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention over memory and segment, then feed-forward."""
 
-    project_position: ClassVar[bool] = True
-    """Whether the layer projects the encodings of distances."""
-
-    def __init__(self, config: TransformerXLConfig, backend: str = "auto"):
+    def __init__(
+        self,
+        config: TransformerXLConfig,
+        backend: str = "auto",
+        attention_class: type[RelativeMultiheadAttention] = RelativeMultiheadAttention,
+    ):
         super().__init__()
-        self.attention: RelativeMultiheadAttention = RelativeMultiheadAttention(
-            config.d_model,
-            config.n_head,
-            config.d_head,
-            dropout=config.dropout,
-            dropatt=config.dropatt,
-            pre_lnorm=config.pre_lnorm,
-            layer_norm_epsilon=config.layer_norm_epsilon,
-            locked=config.locked_dropout,
-            share_position=config.share_position_projection,
-            project_position=self.project_position,
-            qk_norm=config.qk_norm,
-            join=build_join(config),
-            backend=backend,
-        )
+        self.attention: RelativeMultiheadAttention = attention_class(config, backend)
         self.feed_forward: FeedForward = FeedForward(config)
 
     def forward(
@@ -88,33 +77,7 @@ class DecoderLayer(nn.Module):
         valid: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """`past`: this layer's earlier inputs, or their keys and values. For `attn_len` and `valid` see the op."""
-        q, k, v = self.attention.heads(x, past)
-        attended = self.attend(q, k, v, positions, attn_len, valid)
-        return self.feed_forward(self.attention.add(x, attended))
-
-    def attend(
-        self,
-        q: Float[Tensor, "B H T K"],
-        k: Float[Tensor, "B H S K"],
-        v: Float[Tensor, "B H S K"],
-        positions: Positions | None,
-        attn_len: int | None,
-        valid: Int[Tensor, " B"] | None,
-    ) -> Float[Tensor, "B H T K"]:
-        """Relative attention (section 3.3). A layer whose `positions` are None overrides this."""
-        assert positions is not None, "relative attention needs positions"
-        return relative_attention(
-            q,
-            k,
-            v,
-            positions.r,
-            positions.content_bias,
-            positions.position_bias,
-            attn_len=attn_len,
-            valid=valid,
-            dropout_p=self.attention.dropatt if self.training else 0.0,
-            backend=self.attention.backend,
-        )
+        return self.feed_forward(self.attention(x, past, positions, attn_len, valid))
 
 
 class TransformerXLBackbone(nn.Module):
@@ -128,6 +91,7 @@ class TransformerXLBackbone(nn.Module):
     """
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    attention_class: ClassVar[type[RelativeMultiheadAttention]] = RelativeMultiheadAttention
 
     def __init__(
         self,
@@ -145,7 +109,9 @@ class TransformerXLBackbone(nn.Module):
         self.recompute: bool = recompute
         self.takes_padding: bool = not config.zero_memory
         """Whether rows may have padding on the left. With `zero_memory` they may not: zeros come before the row."""
-        self.layers: nn.ModuleList = nn.ModuleList(self.layer_class(config, backend) for _ in range(config.n_layer))
+        self.layers: Layers[DecoderLayer] = Layers(
+            self.layer_class(config, backend, self.attention_class) for _ in range(config.n_layer)
+        )
         if config.base_kind == "transformer-xl" and not config.share_position_projection:
             biases = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
             self.content_bias: nn.Parameter = nn.Parameter(torch.empty(biases))
@@ -176,7 +142,8 @@ class TransformerXLBackbone(nn.Module):
             positions = state.keep_positions(self.positions(reach, lengths.clamp_len, x), reach)
         recompute = self.recompute and torch.is_grad_enabled()
         inputs, outputs = [], []
-        for layer, past, own in zip(self.layers, pasts, positions, strict=True):
+        for number, (layer, past, own) in enumerate(zip(self.layers, pasts, positions, strict=True)):
+            x = self.layer_input(number, x, state.valid)
             inputs.append(x)
             read = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
             x = read(x, past, own, attn_len=lengths.attn_len, valid=state.valid)
@@ -190,6 +157,12 @@ class TransformerXLBackbone(nn.Module):
         def __call__(
             self, x: Tensor, memory: State | None, lengths: Lengths
         ) -> tuple[list[Float[Tensor, "B T D"]], State]: ...
+
+    def layer_input(
+        self, number: int, x: Float[Tensor, "B T D"], valid: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B T D"]:
+        """What layer `number` reads and memory keeps: the output of the layer before it. A baseline adds positions."""
+        return x
 
     def remember(self, state: State, inputs: list[Float[Tensor, "B T D"]], lengths: Lengths) -> State:
         """The state after a segment with these inputs of each layer: the newest `mem_len` positions (section 3.2)."""
@@ -205,13 +178,10 @@ class TransformerXLBackbone(nn.Module):
         They are computed when the layer needs them.
         """
         encodings = self.dropout(self.encodings(length, clamp_len, like))
-        n_layer = len(self.layers)
-        content_biases: Any = [None] * n_layer
-        position_biases: Any = [None] * n_layer
-        if not self.config.share_position_projection:
-            content_biases = self.content_bias.expand(n_layer, -1, -1)
-            position_biases = self.position_bias.expand(n_layer, -1, -1)
-        layers: Any = zip(self.layers, content_biases, position_biases, strict=True)
+        if self.config.share_position_projection:
+            return (layer.attention.positions(encodings) for layer in self.layers)
+        biases = [bias.expand(len(self.layers), -1, -1) for bias in (self.content_bias, self.position_bias)]
+        layers = zip(self.layers, *biases, strict=True)
         return (layer.attention.positions(encodings, u, v) for layer, u, v in layers)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
@@ -226,9 +196,8 @@ class TransformerXLBackbone(nn.Module):
 
     @property
     def like(self) -> Float[Tensor, " D"]:
-        """A weight with the dtype and device that inputs must have. `inference_copy` does not round norms."""
-        first: Any = self.layers[0]
-        return first.feed_forward.norm.weight
+        """A weight with the dtype and device that inputs must have. `for_inference` does not round norms."""
+        return next(iter(self.layers)).feed_forward.norm.weight
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
         """The state before the first position of `batch` rows; see `Memory` for `valid`."""
@@ -244,11 +213,10 @@ class TransformerXLBackbone(nn.Module):
     def cached(self, memory: Memory, lengths: Lengths) -> KVCache | Memory:
         """The cache that gives the same numbers as `memory`, in the precision of this call. Classes that remember or
         attend in another way have no cache: then it is `memory`."""
-        layers: Any = self.layers
         plain = type(self).remember is TransformerXLBackbone.remember
-        if not plain or any(type(layer).forward is not DecoderLayer.forward for layer in layers):
+        if not plain or any(type(layer).forward is not DecoderLayer.forward for layer in self.layers):
             return memory
-        projections = [layer.attention.keys_values for layer in layers]
+        projections = [layer.attention.keys_values for layer in self.layers]
         memory = memory.grow_to(lengths.mem_len, zero_filled=self.config.zero_memory)
         return KVCache.of_memory(memory, lengths, projections)
 
@@ -272,16 +240,6 @@ def ordered_weights(model: TransformerXL) -> dict[str, nn.Parameter]:
     return dict([*own, *model.named_parameters()])
 
 
-def draw_weight(model: TransformerXL, name: str, weight: Tensor) -> None:
-    """Initialise one weight: projections N(0, proj_init_std), biases of the softmax 0, others as in the backbone."""
-    if "projections" in name:
-        nn.init.normal_(weight, 0.0, model.config.proj_init_std)
-    elif "softmax" in name and name.endswith("bias"):
-        nn.init.zeros_(weight)
-    else:
-        model.backbone.init_weight(name, weight)
-
-
 class TransformerXL(nn.Module):
     """A language model: embedding, backbone, softmax. Its state is a `Memory`; None is an empty one."""
 
@@ -295,41 +253,26 @@ class TransformerXL(nn.Module):
     ):
         super().__init__()
         self.config: TransformerXLConfig = config
-        self.embedding: AdaptiveEmbedding = AdaptiveEmbedding(
-            config.vocab_size,
-            config.embed_width,
-            config.d_model,
-            cutoffs=config.cutoffs,
-            div_val=config.div_val,
-            scale=config.input_scale,
-            dropout_words=config.dropout_words,
-        )
-        self.ngrams: NgramEmbedding | None = None
-        if config.ngram_sizes:
-            self.ngrams = NgramEmbedding(
-                config.ngrams,
-                config.ngram_sizes,
-                config.ngram_width,
-                config.d_model,
-                matches=config.matches,
-                window=config.match_window,
-                scale=config.input_scale,
-                dropout=config.ngram_dropout,
-            )
+        self.embedding: AdaptiveEmbedding = AdaptiveEmbedding(config)
+        self.ngrams: NgramEmbedding | None = NgramEmbedding(config) if config.ngram_sizes else None
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)
         self.takes_padding: bool = self.backbone.takes_padding
         dropout = config.dropout if config.dropout_output is None else config.dropout_output
         self.dropout: Dropout = Dropout(dropout, locked=config.locked_dropout)
-        self.softmax: AdaptiveSoftmax = AdaptiveSoftmax(
-            config.vocab_size, config.embed_width, config.d_model, cutoffs=config.cutoffs, div_val=config.div_val
-        )
+        self.softmax: AdaptiveSoftmax = AdaptiveSoftmax(config)
         self.softmax.tie(self.embedding, weight=config.tie_weight, projections=config.tie_projs)
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw new initial weights."""
+        """Draw new initial weights: projections N(0, proj_init_std), biases of the softmax 0, others as in the
+        backbone."""
         for name, weight in ordered_weights(self).items():
-            draw_weight(self, name, weight)
+            if "projections" in name:
+                nn.init.normal_(weight, 0.0, self.config.proj_init_std)
+            elif "softmax" in name and name.endswith("bias"):
+                nn.init.zeros_(weight)
+            else:
+                self.backbone.init_weight(name, weight)
 
     def forward(
         self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
@@ -364,7 +307,7 @@ class TransformerXL(nn.Module):
     ) -> tuple[list[Float[Tensor, "B T D"]], tuple[Tensor, ...], State]:
         """The output of every layer, the tables of the embedding, and the memory for the next segment. Training,
         evaluation and generation all call this."""
-        x, tables = self.embedding(ids, with_tables=True)
+        x, tables = self.embedding.lookup(ids)
         if self.ngrams is not None:
             state: Any = self.empty_memory(len(ids), lengths) if memory is None else memory
             check_state(state, [self.config.d_model] * self.config.n_layer, x)
@@ -408,5 +351,24 @@ class TransformerXL(nn.Module):
         return self.backbone.cached(memory, lengths)
 
     def for_inference(self, precision: str = "fp32") -> TransformerXL:
-        """A copy for evaluation; see `inference_copy`. Call it under `runtime.device.autocast`."""
-        return inference_copy(self, precision)
+        """A copy for evaluation: no dropout, the backend for inference, and the same weights. Call it under
+        `runtime.device.autocast`.
+
+        In bf16, the weights of matrix products are rounded once, not in every call. The embedding's tables are not
+        rounded, because they are looked up and not multiplied; the softmax then has its own tables.
+        """
+        kept = {id(p): p for p in self.parameters()}
+        copied = deepcopy(self, dict(kept))
+        if precision == "bf16":
+            copied.softmax = deepcopy(copied.softmax, dict(kept))
+            copied.softmax.tied = False
+            linear = (module for module in copied.modules() if isinstance(module, nn.Linear))
+            for module in (*linear, copied.softmax, copied.embedding.projections):
+                for owner in module.modules():
+                    for name, p in list(owner.named_parameters(recurse=False)):
+                        if p.dtype == torch.float32 and not (owner is copied.softmax and name.endswith("bias")):
+                            setattr(owner, name, nn.Parameter(p.detach().bfloat16(), requires_grad=False))
+        for module in copied.modules():
+            if isinstance(module, RelativeMultiheadAttention):
+                module.backend = "auto"
+        return copied.eval()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..config.settings import RunConfig
 from ..data.vocab import Vocab
 from ..model.baselines import check_rebuilt
+from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished, seal, whole_folder
 from .folder import Run
 from .parts import FORMAT, VERSION, write_json, write_tensors
@@ -31,7 +32,7 @@ class TrainingState:
 def save_checkpoint(
     folder: str | Path,
     *,
-    model: nn.Module | Mapping[str, Tensor],
+    model: TransformerXL | Mapping[str, Tensor],
     vocab: Vocab,
     config: RunConfig,
     training: TrainingState | None = None,

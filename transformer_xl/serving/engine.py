@@ -131,7 +131,7 @@ class Engine:
         with torch.no_grad(), autocast(precision, self.device):
             cache = self.model.empty_cache(rows, lengths)
             self._native: bool = can_step(self.model.backbone, cache.buffers[0])
-            self._step: Step = Step(self.model, cache, lengths, compiled=self.device.type == "cuda")
+            self._step: Step = Step(self.model, cache, lengths)
         if self._native and not includes_head(self.model.backbone, self.model.softmax):
             self._step.vectors.head = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
-from ..model.inference import has_compiler
 from ..ops import native
 from ..ops.choice import STRIDED_SCORES, native_refusal, native_wins, resolve_backend
 from ..runtime.device import resolve_device, resolve_precision
@@ -30,7 +30,7 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
         )
     chosen = {name: choice["name"] for name, choice in choices(config.train, config.model).items()}
     train = replace(config.train, **chosen)
-    if train.compile and train.device == "cpu" and not has_compiler():
+    if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
     if train.cuda_graph and (why_not := graph_refusal(train, config.model)):
         raise Mistake(f"train.cuda_graph must be false {why_not}. Leave it out.")

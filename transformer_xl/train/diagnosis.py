@@ -12,7 +12,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..config.settings import TrainConfig
-from ..model.attention import RelativeMultiheadAttention
 from ..model.memory import Memory
 from ..runtime.device import autocast
 from ..runtime.ranks import Ranks
@@ -40,8 +39,6 @@ def not_finite(
     model.zero_grad()
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            if isinstance(module, RelativeMultiheadAttention):
-                continue  # a layer calls its parts
             hooks.enter_context(module.register_forward_hook(partial(look, name)))
         for ids, targets, past in chunks:
             with torch.compiler.set_stance("force_eager"), autocast(config.precision, device):

@@ -1,4 +1,4 @@
-"""The training objective: the mean nll of the targets, regularisation of activations, auxiliary losses."""
+"""The training objective: the mean nll of the targets, and regularisation of activations."""
 
 from __future__ import annotations
 

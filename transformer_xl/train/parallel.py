@@ -21,10 +21,6 @@ def parallelise(objective: Objective, how: str, ranks: Ranks, *, compiled: bool 
     """
     model = objective.model
     if compiled:
-        if model.config.intermediate_losses:  # when the loss of one layer ends, the rest is compiled again
-            import torch._dynamo.config as dynamo
-
-            dynamo.recompile_limit += model.config.n_layer
         objective.compile()
     if ranks.size == 1:
         return objective

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,22 +11,17 @@ from ...config.settings import TransformerXLConfig
 from ...config.shape import KINDS, own_kinds
 from ...mistake import Mistake
 from ..transformer_xl import TransformerXL, TransformerXLBackbone
-from .absolute import AlRfou, Auxiliary, Vaswani
+from .absolute import AlRfou, Vaswani
 from .recurrent import LSTM, QRNN
 from .shaw import Shaw
 
-__all__ = ["Auxiliary", "build_model", "check_rebuilt", "register"]
-
-
-class Kind(NamedTuple):
-    """The classes that a kind builds."""
-
-    backbone: type[nn.Module]
-    model: type[TransformerXL] = TransformerXL
-
+__all__ = ["build_model", "check_rebuilt", "register"]
 
 _BACKBONES = TransformerXLBackbone, Shaw, Vaswani, AlRfou, LSTM, QRNN
-_KINDS: dict[str, Kind] = {name: Kind(backbone) for name, backbone in zip(KINDS, _BACKBONES, strict=True)}
+_KINDS: dict[str, tuple[type[nn.Module], type[TransformerXL]]] = {
+    name: (backbone, TransformerXL) for name, backbone in zip(KINDS, _BACKBONES, strict=True)
+}
+"""The backbone and the model that a kind builds."""
 _FIXED = ("forward", "predict", "hidden", "log_probs")
 """What training, evaluation and generation each call. One that changes would differ from the others."""
 
@@ -47,36 +41,30 @@ def register(
         model: a subclass that changes `read`, `training_nll` or its modules.
 
     Raises:
-        Mistake: the name is taken or odd, or a class does not fit.
+        Mistake: the name is taken or odd, or the model changes a method that it must not.
     """
     if kind in KINDS or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", kind):
         raise Mistake(
             f"kind must be a new name of lower-case letters, digits and dashes, got {kind!r}. These are taken: "
             f"{', '.join(KINDS)}."
         )
-    if not (isinstance(backbone, type) and issubclass(backbone, nn.Module)):
-        raise Mistake(f"backbone must be a class like TransformerXLBackbone, got {backbone!r}.")
-    if not (isinstance(model, type) and issubclass(model, TransformerXL)):
-        raise Mistake(f"model must be a subclass of TransformerXL, got {model!r}.")
     if changed := [name for name in _FIXED if getattr(model, name) is not getattr(TransformerXL, name)]:
         raise Mistake(
             f"model must leave {', '.join(changed)} as in TransformerXL, because training, evaluation and generation "
             f"call different ones, but {model.__name__} changes it. Override `read` or `training_nll` instead."
         )
-    bases = [name for name, known in _KINDS.items() if name in KINDS and issubclass(backbone, known.backbone)]
+    bases = [name for name in KINDS if issubclass(backbone, _KINDS[name][0])]
     own_kinds[kind] = bases[-1] if bases else "transformer-xl"
-    _KINDS[kind] = Kind(backbone, model)
+    _KINDS[kind] = backbone, model
 
 
 def build_model(config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False) -> TransformerXL:
     """The model that `config.kind` names, with weights as at the start of training."""
     backbone, model = _KINDS[config.kind]
-    if model is TransformerXL and (config.intermediate_losses or config.multiple_targets):
-        model = Auxiliary
     return model(config, backend=backend, recompute=recompute, backbone=backbone)
 
 
-def check_rebuilt(model: Any) -> None:
+def check_rebuilt(model: TransformerXL) -> None:
     """Raise a `Mistake` if `model` has other modules than `build_model` builds from its config.
 
     A checkpoint stores weights and config. Such a model would be loaded as another one.
@@ -86,9 +74,8 @@ def check_rebuilt(model: Any) -> None:
     ours, theirs = (dict(each.named_modules(remove_duplicate=False)) for each in (model, built))
     for name in dict.fromkeys([*theirs, *ours]):
         own, plain = (type(each.get(name)) for each in (ours, theirs))
-        patched = "forward" in vars(ours[name]) if name in ours else False
-        if own is not plain or patched:
-            got = f"{own.__name__} with another forward" if patched else own.__name__
+        if own is not plain or "forward" in vars(ours[name]):
+            got = own.__name__ if own is not plain else f"{own.__name__} with another forward"
             raise Mistake(
                 f"The model's {name or 'class'} must be {plain.__name__}, as its config says (kind = "
                 f"{model.config.kind}), got {got}. A checkpoint stores weights and config, so it would be loaded as "

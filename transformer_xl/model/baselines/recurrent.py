@@ -10,8 +10,8 @@ layers are d_inner wide. The state is a `Memory` of one position.
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,9 @@ from ...config.settings import Lengths, TransformerXLConfig
 from ...mistake import Mistake
 from ...ops.derivatives import first_derivative
 from ...ops.dropout import Dropout, dropout
-from ..attention import RowLinear
 from ..inference import check_state
 from ..memory import Memory
+from ..modules import Layers, RowLinear
 
 States = tuple[Float[Tensor, "B 1 _"], ...]
 
@@ -43,21 +43,10 @@ class LSTMLayer(nn.Module):
         """The layer's output, and its h and c."""
         inward, recurrent, *biases = self.cell.parameters()
         weights = [inward, dropout(recurrent, self.weight_drop if self.training else 0.0), *biases]
-        h, c = (state.to(x.dtype).transpose(0, 1).contiguous() for state in states)
-        out, h, c = _lstm(x, (h, c), weights, self.training)
+        h, c = (state.to(recurrent.dtype).transpose(0, 1).contiguous() for state in states)
+        with torch.autocast("cpu", enabled=False):  # many processors have no LSTM in bf16
+            out, h, c = torch.lstm(x.to(h.dtype), (h, c), weights, True, 1, 0.0, self.training, False, True)
         return out, (h.transpose(0, 1), c.transpose(0, 1))
-
-
-def _lstm(x: Tensor, states: tuple[Tensor, Tensor], weights: list[Tensor], training: bool) -> tuple[Tensor, ...]:
-    """`torch.lstm`, in float32 on a CPU whose oneDNN has no bfloat16 kernel, because PyTorch raises an error there."""
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-    lacks = torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if x.device.type != "cpu" or dtype != torch.bfloat16 or not lacks:
-        return torch.lstm(x, states, weights, True, 1, 0.0, training, False, True)
-    x, *wide = (tensor.float() for tensor in (x, *states, *weights))
-    with torch.autocast("cpu", enabled=False):
-        results = torch.lstm(x, wide[:2], wide[2:], True, 1, 0.0, training, False, True)
-    return tuple(result.to(dtype) for result in results)
 
 
 class QRNNLayer(nn.Module):
@@ -89,14 +78,14 @@ class Recurrence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, f: Tensor, b: Tensor, start: Tensor) -> Tensor:
+    def forward(ctx, f: Tensor, b: Tensor, start: Tensor) -> Tensor:
         s = _scan(f, b, start)
         ctx.save_for_backward(f, s, start)
         return s
 
     @staticmethod
     @first_derivative
-    def backward(ctx: Any, d_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx, d_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         f, s, start = ctx.saved_tensors
         later = F.pad(f[:, 1:], (0, 0, 0, 1))
         d_b = _scan(later.flip(1), d_s.flip(1), torch.zeros_like(start)).flip(1)
@@ -121,45 +110,50 @@ class Recurrent(nn.Module):
     takes_padding = False
     layer_class: ClassVar[type[LSTMLayer | QRNNLayer]]
 
-    def __init__(self, config: TransformerXLConfig, *, recompute: bool = False, draw: bool = True, **_: Any):
+    def __init__(
+        self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False, draw: bool = True
+    ):
         super().__init__()
         if recompute:
             raise Mistake(f"train.recompute must be false for kind = {config.kind}, which cannot recompute layers.")
         self.config: TransformerXLConfig = config
         widths = pairwise([config.d_model, *[config.d_inner] * (config.n_layer - 1), config.d_model])
-        self.layers: nn.ModuleList = nn.ModuleList(
+        self.layers: Layers[LSTMLayer | QRNNLayer] = Layers(
             self.layer_class(*pair, weight_drop=config.weight_drop, first=i == 0) for i, pair in enumerate(widths)
         )
-        dropout, locked = (
-            config.dropout if config.dropout_input is None else config.dropout_input,
-            config.locked_dropout,
-        )
-        self.dropout: Dropout = Dropout(dropout, locked=locked)
-        self.dropout_between: Dropout = Dropout(config.dropout, locked=locked)
+        dropout = config.dropout if config.dropout_input is None else config.dropout_input
+        self.dropout: Dropout = Dropout(dropout, locked=config.locked_dropout)
+        self.dropout_between: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
         for name, weight in self.named_parameters() if draw else ():
             self.init_weight(name, weight)
 
     def init_weight(self, name: str, weight: Tensor) -> None:
         """Initialise as AWD-LSTM: U(-1 / sqrt(n), 1 / sqrt(n)) in a layer with n `columns`, U(-0.1, 0.1) elsewhere."""
-        owners: Any = (layer.columns for layer in self.layers if any(weight is own for own in layer.parameters()))
-        columns = next(owners, None)
-        bound = 0.1 if columns is None else columns**-0.5
+        bound = 0.1
+        for layer in self.layers:
+            if any(weight is own for own in layer.parameters()):
+                bound = layer.columns**-0.5
         nn.init.uniform_(weight, -bound, bound)
+
+    @property
+    def state_widths(self) -> list[int]:
+        """The widths of the states of all layers."""
+        return [width for layer in self.layers for width in layer.state_widths]
 
     def forward(
         self, x: Float[Tensor, "B T D"], memory: Memory | None, lengths: Lengths
     ) -> tuple[list[Float[Tensor, "B T _"]], Memory]:
         """The output of every layer, and the state for the next segment."""
         memory = self.empty_memory(len(x), lengths) if memory is None else memory
-        layers: Any = self.layers
-        check_state(memory, [width for layer in layers for width in layer.state_widths], x)
-        unused = (memory.counts <= 0)[:, None, None]
-        states = iter(memory.layers if memory.valid is None else [x.masked_fill(unused, 0) for x in memory.layers])
+        check_state(memory, self.state_widths, x)
+        states = memory.layers
+        if memory.valid is not None:
+            states = tuple(state.masked_fill((memory.counts <= 0)[:, None, None], 0) for state in states)
         after: list[Tensor] = []
         outputs: list[Tensor] = []
         x = self.dropout(x)
-        for layer in layers:
-            own = tuple(islice(states, len(layer.state_widths)))
+        for layer in self.layers:
+            own = states[len(after) : len(after) + len(layer.state_widths)]
             x, left = layer(self.dropout_between(x) if outputs else x, own)
             outputs.append(x)
             after += left
@@ -170,9 +164,11 @@ class Recurrent(nn.Module):
         """A memory of zeros."""
         if valid is not None:
             raise Mistake("A recurrent network takes no padding. Give rows of one length, and leave valid out.")
-        weight, layers = next(self.parameters()), list[Any](self.layers)
-        like: Any = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
-        return Memory(tuple(torch.zeros(batch, 1, width, **like) for layer in layers for width in layer.state_widths))
+        weight = next(self.parameters())
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return Memory(
+            tuple(torch.zeros(batch, 1, width, dtype=dtype, device=weight.device) for width in self.state_widths)
+        )
 
     def cached(self, memory: Memory, lengths: Lengths) -> Memory:
         """The memory itself: inference needs no other state."""

@@ -8,18 +8,18 @@ Distances beyond the table use its last encoding. Values carry no positions, as 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...config.settings import TransformerXLConfig
-from ..attention import Positions
-from ..transformer_xl import DecoderLayer, TransformerXLBackbone
+from ..attention import Positions, RelativeMultiheadAttention
+from ..transformer_xl import TransformerXLBackbone
 
 
-class ShawLayer(DecoderLayer):
-    """A layer that does not project encodings: they are learned for its heads."""
+class ShawAttention(RelativeMultiheadAttention):
+    """Attention that does not project encodings: they are learned for its heads."""
 
     project_position: ClassVar[bool] = False
 
@@ -27,10 +27,12 @@ class ShawLayer(DecoderLayer):
 class Shaw(TransformerXLBackbone):
     """Transformer-XL's backbone with learned encodings and without u and v. `distances` begins with the farthest."""
 
-    layer_class: ClassVar[type[DecoderLayer]] = ShawLayer
+    attention_class: ClassVar[type[RelativeMultiheadAttention]] = ShawAttention
 
-    def __init__(self, config: TransformerXLConfig, *, draw: bool = True, **options: Any):
-        super().__init__(config, draw=draw, **options)
+    def __init__(
+        self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False, draw: bool = True
+    ):
+        super().__init__(config, backend=backend, recompute=recompute, draw=draw)
         self.distances: nn.Parameter = nn.Parameter(
             torch.empty(config.n_layer, config.positions, config.n_head, config.d_head)
         )
