@@ -110,7 +110,7 @@ class TransformerXLBackbone(nn.Module):
         self.takes_padding: bool = not config.zero_memory
         """Whether rows may have padding on the left. With `zero_memory` they may not: zeros come before the row."""
         self.layers: Layers[DecoderLayer] = Layers(
-            self.layer_class(config, backend, self.attention_class) for _ in range(config.n_layer)
+            self.layer_class(config, backend, attention_class=self.attention_class) for _ in range(config.n_layer)
         )
         if config.base_kind == "transformer-xl" and not config.share_position_projection:
             biases = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
