@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from ..config.settings import Lengths
-from ..data.vocab import Vocab, split_words
+from ..data.vocab import Vocab
 from ..evaluation.generate import Sampling, generate
-from ..evaluation.sequences import BATCH_TOKENS, Continuation, score_continuations, score_sequences
+from ..evaluation.sequences import Continuation, score_continuations, score_sequences
 from ..mistake import Mistake
 from ..run import LoadedModel
 
@@ -32,6 +32,8 @@ _SEED = 1234
 """Tasks that sample give the same texts in each run; the harness seeds torch with the same number."""
 
 Ids = Integer[np.ndarray, " _"]
+Request = tuple[str, Mapping[str, Any]]
+"""A prompt, and the harness's settings for it: until, max_gen_toks, do_sample, ..."""
 
 
 class TextModel:
@@ -41,20 +43,12 @@ class TextModel:
         Mistake: a text has a word or character that the model does not know.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        lengths: Lengths | None = None,
-        *,
-        precision: str = "fp32",
-        batch_tokens: int = BATCH_TOKENS,
-    ):
-        """By default the lengths of the run's evaluation. A batch has about `batch_tokens` positions per segment."""
+    def __init__(self, loaded: LoadedModel, lengths: Lengths | None = None, *, precision: str = "fp32"):
+        """By default the lengths of the run's evaluation."""
         self.loaded: LoadedModel = loaded
         self.vocab: Vocab = loaded.vocab
         self.lengths: Lengths = lengths or loaded.config.eval_lengths
         self.precision: str = precision
-        self._batches: dict[str, Any] = {"batch_tokens": batch_tokens, "precision": precision}
 
     @property
     def opening_id(self) -> int:
@@ -62,9 +56,15 @@ class TextModel:
         return self.vocab.line_end or 0
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text without the opening token."""
-        ids = self.vocab.encode(text)
-        refuse_unknown(self.vocab, text, ids)
+        """The ids of a text without the opening token. A text may spell `<unk>` itself."""
+        ids, unk = self.vocab.encode(text), self.vocab.unk
+        if unk is not None:
+            unknown = int((ids == unk).sum()) - text.split().count(str(self.vocab.symbols[unk]))
+            if unknown > 0:
+                raise Mistake(
+                    f"The texts of a task must have only {self.vocab.unit}s that the model knows, and {unknown:,} of "
+                    f"{len(ids):,} in one text are others. Use a model of bytes or byte pairs."
+                )
         return ids
 
     def open(self, ids: Ids) -> Ids:
@@ -75,53 +75,42 @@ class TextModel:
     def log_probs(self, texts: Sequence[str]) -> list[float]:
         """The log-probability of each text in nats: each token once, in one pass with memory."""
         sequences = [self.open(self.encode(text)) for text in texts]
-        how: dict[str, Any] = {**self._batches, "title": "scoring documents"}
+        how = {"precision": self.precision, "title": "scoring documents"}
         return [-nats for nats in score_sequences(self.loaded.model, sequences, self.lengths, **how)]
 
     def continuations(self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[Continuation]:
         """The score of the second ids of each pair after the first ones."""
         arrays = [(self.open(np.array(first, np.int64)), np.array(rest, np.int64)) for first, rest in pairs]
-        how: dict[str, Any] = {**self._batches, "title": "scoring answers"}
+        how = {"precision": self.precision, "title": "scoring answers"}
         return score_continuations(self.loaded.model, arrays, self.lengths, **how)
 
-    def write(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """The text after each prompt, with the harness's settings for it: until, max_gen_toks, do_sample, ..."""
-        prompts = [self._prompt(text) for text, _ in requests]
+    def write(self, requests: Sequence[Request]) -> list[str]:
+        """The text after each prompt. Prompts with the same settings are continued together, short ones first."""
         alike: defaultdict[str, list[int]] = defaultdict(list)
         for i, (_, settings) in enumerate(requests):
             alike[json.dumps(settings, sort_keys=True)].append(i)
         texts = [""] * len(requests)
-        lengths = self.loaded.config.writing_lengths(self.lengths)
         for rows in alike.values():
-            settings = requests[rows[0]][1]
-            sampling, tokens = sampling_of(settings), settings.get("max_gen_toks", _MAX_TOKENS)
-            for batch in _parts(sorted(rows, key=lambda i: len(prompts[i])), _PROMPTS):
-                how = (lengths, sampling, tokens)
-                given = [prompts[i] for i in batch]
-                written = generate(self.loaded.model, self.vocab, given, *how, precision=self.precision)
+            rows.sort(key=lambda i: len(requests[i][0]))
+            for start in range(0, len(rows), _PROMPTS):
+                batch = rows[start : start + _PROMPTS]
+                written = self._write([requests[i][0] for i in batch], requests[batch[0]][1])
                 for i, text in zip(batch, written, strict=True):
                     texts[i] = text
         return texts
+
+    def _write(self, prompts: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+        lengths = self.loaded.config.writing_lengths(self.lengths)
+        tokens = settings.get("max_gen_toks", _MAX_TOKENS)
+        given = [self._prompt(text) for text in prompts]
+        how = (lengths, sampling_of(settings), tokens)
+        return generate(self.loaded.model, self.vocab, given, *how, precision=self.precision)
 
     def _prompt(self, text: str) -> str:
         """The prompt after a line end, as texts are scored. `generate` itself puts `<S>` before a sentence."""
         ids, end = self.encode(text), self.vocab.line_end
         opens = end is None or len(self.vocab.opening_ids) or (len(ids) and ids[0] == end)
         return text if opens else "\n" + text
-
-
-def refuse_unknown(vocab: Vocab, text: str, ids: Ids) -> None:
-    """Refuse a text with words or characters that the model does not know, unless it spells `<unk>` itself."""
-    if vocab.unk is None or not (ids == vocab.unk).any():
-        return
-    unk = str(vocab.symbols[vocab.unk])
-    parts = split_words(text, vocab.newlines) if vocab.unit == "word" else list(text)
-    strange = [part for part in parts if part != unk and vocab.ids_of([part])[0] == vocab.unk]
-    if strange:
-        raise Mistake(
-            f"The texts of a task must have only {vocab.unit}s that the model knows, and {len(strange):,} of "
-            f"{len(parts):,} in one text are others, such as {strange[0]!r}. Use a model of bytes or byte pairs."
-        )
 
 
 def sampling_of(settings: Mapping[str, Any]) -> Sampling:
@@ -134,13 +123,7 @@ def sampling_of(settings: Mapping[str, Any]) -> Sampling:
     return Sampling(**{"top_k": 0} | given, stop=stop, seed=_SEED)
 
 
-def harness_model(
-    loaded: LoadedModel,
-    lengths: Lengths | None = None,
-    *,
-    precision: str = "fp32",
-    batch_tokens: int = BATCH_TOKENS,
-) -> Any:
+def harness_model(loaded: LoadedModel, lengths: Lengths | None = None, *, precision: str = "fp32") -> object:
     """A trained model for `lm_eval.simple_evaluate(model=...)`; see `TextModel` for the arguments.
 
     Raises:
@@ -148,7 +131,7 @@ def harness_model(
     """
     require_harness()
     base: Any = import_module("lm_eval.api.model").TemplateLM
-    text_model = TextModel(loaded, lengths, precision=precision, batch_tokens=batch_tokens)
+    text_model = TextModel(loaded, lengths, precision=precision)
 
     class TransformerXLHarness(base):
         """Translates requests of the harness. `loglikelihood` is its own: it calls `_loglikelihood_tokens`."""
@@ -157,10 +140,10 @@ def harness_model(
         def eot_token_id(self) -> int:
             return text_model.opening_id
 
-        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
             return text_model.encode(string).tolist()
 
-        def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        def _loglikelihood_tokens(self, requests: Sequence[Any], **_: object) -> list[tuple[float, bool]]:
             scores = text_model.continuations((first, rest) for _, first, rest in requests)
             return [(score.log_prob, score.greedy) for score in scores]
 
@@ -178,7 +161,3 @@ def require_harness() -> None:
     found = find_spec("lm_eval")
     if found is None or found.origin is None:
         raise Mistake("lm-evaluation-harness must be installed for this: run `pip install lm-eval`.")
-
-
-def _parts(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
