@@ -75,14 +75,15 @@ class TextModel:
     def log_probs(self, texts: Sequence[str]) -> list[float]:
         """The log-probability of each text in nats: each token once, in one pass with memory."""
         sequences = [self.open(self.encode(text)) for text in texts]
-        how = {"precision": self.precision, "title": "scoring documents"}
-        return [-nats for nats in score_sequences(self.loaded.model, sequences, self.lengths, **how)]
+        model = self.loaded.model
+        nats = score_sequences(model, sequences, self.lengths, precision=self.precision, title="scoring documents")
+        return [-each for each in nats]
 
     def continuations(self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[Continuation]:
         """The score of the second ids of each pair after the first ones."""
         arrays = [(self.open(np.array(first, np.int64)), np.array(rest, np.int64)) for first, rest in pairs]
-        how = {"precision": self.precision, "title": "scoring answers"}
-        return score_continuations(self.loaded.model, arrays, self.lengths, **how)
+        model = self.loaded.model
+        return score_continuations(model, arrays, self.lengths, precision=self.precision, title="scoring answers")
 
     def write(self, requests: Sequence[Request]) -> list[str]:
         """The text after each prompt. Prompts with the same settings are continued together, short ones first."""
