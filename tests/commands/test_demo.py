@@ -32,7 +32,7 @@ TINY = words(
     " --train.precision fp32 --eval.mem-len 32 --eval.batch-size 5"
 )
 forward = DecoderLayer.forward
-TIMED = ("commands.demo", "report.compute", "train.step")
+TIMED = ("commands.demo", "train.step")
 TIMED += ("evaluation.lengths", "evaluation.score", "runtime.terminal")
 """Files that look at the clock."""
 

@@ -17,8 +17,15 @@ from transformer_xl.commands import recipes as journey
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.report.paper import TABLES
 
+PAPER = {
+    "wikitext-103": (24.0, 18.3),
+    "enwik8": (1.06, 1.03, 0.99),
+    "text8": (1.08,),
+    "lm1b": (23.5, 21.8),
+    "ptb": (54.52,),
+}
+"""The test figures of the paper's Tables 1 to 5."""
 SMALL = """
 [model]
 vocab_size = 401
@@ -86,7 +93,7 @@ def test_results_are_those_of_the_headers_and_of_the_paper():
             figure, unit = known["published"].split()
             assert (f"published: {figure} bpc" if unit == "bpc" else f"published: perplexity {figure}") in header, name
             if not re.search("Tables? [67]", header):  # the tables of the ablations
-                table = [float(row[2]) for row in TABLES[load_recipe(name).corpus.name]]
+                table = PAPER[load_recipe(name).corpus.name]
                 assert any(float(figure) == round(value, len(figure.partition(".")[2])) for value in table), name
         if "# Ours: " in header:
             figure, unit = known["own"].split()

@@ -43,9 +43,7 @@ PROMPT = "class Memory:\n"
 SAMPLE = 400
 """Number of tokens of text to generate."""
 SPARE = 0.05
-"""Share of the time reserved for the end of the demo: the compressors and the report."""
-PAGE = 0.02
-"""Share of the time, within `SPARE`, for the figures of the report that need the model."""
+"""Share of the time reserved for the end of the demo: the compressors and the page."""
 AFTER = 0.3
 """Maximum share of the time after the first step that is reserved for the work after training."""
 SPEED_UP = 2.5
@@ -83,7 +81,7 @@ class Demo:
             if self.out is not None:
                 stack.enter_context(lock_folder(folder))
             seconds = 60 * self.minutes
-            status = show(Run(folder), corpus, begun + (1 - SPARE) * seconds, PAGE * seconds)
+            status = show(Run(folder), corpus, begun + (1 - SPARE) * seconds)
         if status == 0:
             kept = "" if self.out else " (the next demo takes its place)"
             took = time.perf_counter() - begun
@@ -166,10 +164,9 @@ def library_corpus() -> Corpus:
     return Corpus.build(folder, texts, name="library", reuse=True)
 
 
-def show(run: Run, corpus: Corpus, end: float, seconds: float) -> int:
-    """Run the demo in the folder of `run`. The slow work is done at the time `end`; then the figures of the page take
-    `seconds`. Returns the exit status."""
-    from ..report.compute import finish_page
+def show(run: Run, corpus: Corpus, end: float) -> int:
+    """Run the demo in the folder of `run`. The slow work is done at the time `end`. Returns the exit status."""
+    from ..report.page import write_page
     from ..run import load_model
     from ..runtime.ranks import Ranks
     from ..train.start import Origin, prepare, train_and_save
@@ -188,7 +185,7 @@ def show(run: Run, corpus: Corpus, end: float, seconds: float) -> int:
     compare(results, scored, len(test.ids))
     for result in results:
         run.metrics.log({"step": loaded.config.train.max_steps, "split": "test", **corpus.about, **result.to_json()})
-    finish_page(run, loaded, test, seconds=seconds, results=results)
+    write_page([run.path])
     return 0
 
 

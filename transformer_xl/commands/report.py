@@ -23,8 +23,6 @@ class Report:
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help="Folders that `txl train` wrote.")]
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """By default report.html in the run's folder; for several runs, report.html in the current folder."""
-    title: Annotated[str | None, arg(metavar="TEXT")] = None
-    """By default the name of the run, or the number of runs."""
     model: bool = True
     """--no-model: do not run the model for figures that are not stored yet."""
     device: str = "auto"
@@ -39,16 +37,15 @@ class Report:
         for run in self.runs if self.model else ():
             if (run / "checkpoints").is_dir():
                 complete(run, self.device)
-        write_page(self.runs, to, self.title)
+        write_page(self.runs, to)
 
 
 def complete(run: Path, device: str) -> None:
-    """Compute the figures of a run that need its model, if they are missing. A failure is printed: the page has other
-    parts."""
-    from ..report.compute import FAILURES, figures_of
+    """Compute the figures of a run that need its model, if they are missing. If the text is missing, the page has the
+    other parts."""
+    from ..report.figures import complete_figures
 
     try:
-        figures_of(run, device=device)
-    except FAILURES as error:
-        reason = str(error) or type(error).__name__
-        print(f"txl: The page of {run} lacks the figures that need the model: {reason}", file=sys.stderr)
+        complete_figures(run, device)
+    except (Mistake, OSError, FloatingPointError) as error:
+        print(f"txl: The page of {run} lacks the figures that need the model: {error}", file=sys.stderr)

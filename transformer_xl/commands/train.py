@@ -119,7 +119,7 @@ def train(config: RunConfig, run: Run, origin: Origin, *, resume: bool, afresh: 
                 show_results(start.corpus.split(start.config.eval.split), [result])
             if ranks.first and page:
                 write_page([run.path])
-                print(f"txl report {run.path} adds what takes a minute: memory lengths, a coloured text, attention.")
+                print(f"txl report {run.path} adds what takes a minute: memory lengths and a coloured text.")
     return status
 
 

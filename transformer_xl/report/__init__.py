@@ -1,1 +1,1 @@
-"""A run's page: `record` and `figures` read its folder, `lead` and `curves` draw, and `page` writes one HTML file."""
+"""A run's page: `record` reads its folder, `figures` runs its model, and `page` writes one HTML file."""

@@ -1,4 +1,4 @@
-"""Line charts as geometry: thinned without losing an extreme, with ticks at round numbers.
+"""Line charts as geometry: thinned without losing an extreme, with ticks at round numbers; and the curves of training.
 
 The template draws a `Chart`. Colours are classes of the page's style: `c0` to `c5` for the runs, `thin` for training.
 """
@@ -6,12 +6,15 @@ The template draws a `Chart`. Colours are classes of the page's style: `c0` to `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
+
+from .record import Record
+from .summary import line_class
 
 COLUMNS = 240
 """A line is drawn with the first, last, lowest and highest point of each of this many groups of neighbours."""
@@ -65,8 +68,6 @@ class Chart(NamedTuple):
     """The path of each line, and its class."""
     dots: list[tuple[float, float, str, str]]
     """Coordinates, class and figures of each marked point."""
-    marks: Sequence[tuple[float, str]] = ()
-    """Vertical lines: coordinate and name."""
 
 
 def thin(y: Float[np.ndarray, " n"], columns: int = COLUMNS) -> Int[np.ndarray, " k"]:
@@ -96,19 +97,10 @@ def short(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
-def chart(
-    series: Sequence[Series],
-    caption: str,
-    *,
-    log: bool = False,
-    zero: bool = False,
-    marks: Sequence[tuple[float, str]] = (),
-) -> Chart | None:
-    """A chart of all series; its scale begins at 0 if `zero`. None if there is no point to draw.
-
-    `marks` are figures of the horizontal axis with their names.
-    """
-    series = [each._replace(y=np.where(_fits(each, log), each.y, math.nan)) for each in series]
+def chart(series: Sequence[Series], caption: str, *, log: bool = False, zero: bool = False) -> Chart | None:
+    """A chart of all series; its scale begins at 0 if `zero`. None if there is no point to draw."""
+    least = 1 / _LARGEST if log else -_LARGEST
+    series = [each._replace(y=np.where((each.y > least) & (each.y < _LARGEST), each.y, math.nan)) for each in series]
     lines = [(each, kept) for each in series if len(kept := thin(each.y))]
     if not lines:
         return None
@@ -123,14 +115,7 @@ def chart(
         y=y,
         lines=[(_path(each, kept, x, y), each.class_) for each, kept in lines],
         dots=[dot for each, kept in lines if each.dots for dot in _dots(each, kept, x, y)],
-        marks=[(x(np.array([at])).item(), name) for at, name in marks if 0 <= at <= x.high],
     )
-
-
-def _fits(series: Series, log: bool) -> Bool[np.ndarray, " n"]:
-    """Marks the points that the axes can show."""
-    x, y = series.x, np.abs(series.y)
-    return (x >= 0) & (x < _LARGEST) & (y < _LARGEST) & ((series.y > 1 / _LARGEST) | (not log))
 
 
 def _y_range(ys: Float[np.ndarray, " n"], log: bool) -> tuple[float, float]:
@@ -157,3 +142,36 @@ def _dots(series: Series, kept: Int[np.ndarray, " k"], x: Axis, y: Axis) -> list
     across, up = x(series.x[kept]).tolist(), y(series.y[kept]).tolist()
     words = [f"{series.name} {series.y[k]:.5g} at {short(float(series.x[k]))}" for k in kept]
     return [(*point, series.class_, text) for *point, text in zip(across, up, words, strict=True)]
+
+
+def training_curves(records: Sequence[Record]) -> list[Chart]:
+    """The charts of training: losses over tokens and over time, learning rate, gradient norm and speed."""
+    most = max(float(record.train["seconds"].max(initial=0)) for record in records)
+    time, unit = ("hours", 3600) if most >= 7200 else ("minutes", 60)
+    charts = [
+        chart(_losses(records, Record.tokens), "Nats per target over tokens trained on"),
+        chart(_losses(records, lambda record, steps: record.seconds(steps) / unit), f"Nats per target over {time}"),
+        chart(_tracked(records, "lr"), "Learning rate", zero=True),
+        chart(_tracked(records, "grad_norm"), "Gradient norm", log=True),
+        chart(_tracked(records, "tokens_per_second"), "Tokens a second", zero=True),
+    ]
+    return [drawn for drawn in charts if drawn is not None]
+
+
+def _losses(
+    records: Sequence[Record], x: Callable[[Record, Float[np.ndarray, " n"]], Float[np.ndarray, " n"]]
+) -> list[Series]:
+    """Training and validation losses of the runs."""
+    series = []
+    for index, record in enumerate(records):
+        for name, track, style in (("train", record.train, " thin"), ("valid", record.valid, "")):
+            class_ = line_class(index) + style
+            series.append(Series(f"{record.name} {name}", x(record, track["step"]), track["loss"], class_, not style))
+    return series
+
+
+def _tracked(records: Sequence[Record], name: str) -> list[Series]:
+    return [
+        Series(record.name, record.tokens(record.train["step"]), record.train[name], line_class(index))
+        for index, record in enumerate(records)
+    ]

@@ -1,104 +1,173 @@
-"""The figures of a page that need the model: cost by memory length, texts token by token, attention by distance.
+"""The figures of a page that need the model: cost by memory length, and texts token by token.
 
 `report.json` in the run's folder keeps them with the checkpoint that they are of, so the page needs no model. Figures
-of another checkpoint than the run's best are not shown.
+of another checkpoint than the run's best are computed again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TypedDict
 
-from ..run import find_checkpoint
-from ..runtime.files import SEAL, digest_of, plain_file, write_whole
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from ..analysis.attention import TERMS
+from ..config.settings import Lengths, RunConfig
+from ..data.corpus import Split
+from ..data.loader import Segment
+from ..data.vocab import Vocab
+from ..evaluation.generate import TokenText
+from ..evaluation.score import evaluate
+from ..evaluation.splits import progress, score_split, segments_of
+from ..run import LoadedModel, find_checkpoint
+from ..run.trained import TrainedRun
+from ..runtime.files import SEAL, digest_of, write_whole
 
 FILE = "report.json"
+TARGETS = 10_000
+"""Number of targets to score at each memory length."""
+READ = 400
+"""Number of tokens of the passage from the split."""
+CONTEXT = 4096
+"""Maximum number of tokens to read before the passage, to fill the memory."""
 
 
-class Token(NamedTuple):
-    """A token as text. The first token of a document has no cost."""
+class Cost(TypedDict):
+    """What the targets cost with one memory length."""
 
-    text: str
-    nats: float | None
+    mem_len: int
+    loss: float
+    targets: int
 
 
-class Passage(NamedTuple):
-    """A text and what each token costs the model."""
+class Passage(TypedDict):
+    """A part of the split, and what each token costs the model."""
 
-    kind: str
-    """ "read": a part of the split; "written": what the model wrote after it."""
     start: int
     """The number of tokens of the split before the first."""
-    tokens: Sequence[Token]
+    texts: Sequence[str]
+    nats: Sequence[float | None]
+    """None for the first token of a document."""
 
 
-class LayerAttention(NamedTuple):
-    """The attention of one layer, averaged over some queries."""
-
-    layer: int
-    """Counted from 1."""
-    queries: int
-    tgt_len: int
-    mem_len: int
-    beyond_segment: Sequence[float]
-    """For each layer, the share of attention that goes to memory."""
-    ranges: Sequence[tuple[int, int]]
-    """Distances in tokens, the first and the last of each range; 0 is the query's own token."""
-    shares: Sequence[Sequence[float]]
-    """For each head and range, the share of attention."""
-    by_distance: Sequence[float]
-    """The mean probability of the key at each distance, over all heads."""
-
-
-class Figures(NamedTuple):
+class Figures(TypedDict):
     """What `report.json` holds."""
 
-    checkpoint: Mapping[str, str]
+    checkpoint: str
     """The `identity` of the checkpoint."""
     split: str
-    costs: Sequence[Mapping[str, Any]]
-    """`EvalResult.to_json` at each memory length, for the same targets; the shortest memory first."""
-    command: str
-    """The command that repeats the costs for RUN; "" if one command cannot."""
-    passages: Sequence[Passage]
-    attention: LayerAttention | None
-    """None for a model without attention."""
+    costs: list[Cost]
+    """For the same targets, the shortest memory first."""
+    passage: Passage
 
 
-def identity(folder: Path) -> dict[str, str]:
+def identity(folder: Path) -> str:
     """The name of a checkpoint, and a checksum of its files, or of its weights if no checksums are stored."""
     sums = folder / SEAL
-    return {"name": folder.name, "sha256": digest_of(sums if sums.exists() else folder / "model.safetensors")}
+    return f"{folder.name} {digest_of(sums if sums.exists() else folder / 'model.safetensors')}"
 
 
-def save_figures(run: Path, figures: Figures) -> None:
-    """Write the figures to the run's folder."""
-    attention = figures.attention and figures.attention._asdict()
-    passages = [passage._asdict() for passage in figures.passages]
-    stored = figures._asdict() | {"passages": passages, "attention": attention}
-    write_whole(run / FILE, json.dumps(stored, allow_nan=False) + "\n")
+def stored_figures(run: Path) -> Figures | None:
+    """The stored figures of the run's best checkpoint; None if there are none."""
+    if not (run / FILE).exists():
+        return None
+    figures: Figures = json.loads((run / FILE).read_text("utf-8"))
+    return figures if figures["checkpoint"] == identity(find_checkpoint(run)) else None
 
 
-def load_figures(path: Path) -> Figures:
-    """Read the figures from a run's folder; an error of any kind if the file holds something else."""
-    stored = json.loads(plain_file(path).read_text("utf-8"))
-    read = [
-        Passage(str(each["kind"]), int(each["start"]), [_token(*token) for token in each["tokens"]])
-        for each in stored["passages"]
-    ]
-    attention = stored["attention"] and LayerAttention(**stored["attention"])
-    figures = Figures(**stored)._replace(passages=read, attention=attention)
-    if not figures.costs or not isinstance(figures.checkpoint, dict):
-        raise ValueError("it holds no figures")
-    return figures
+def complete_figures(run: Path, device: str = "auto") -> None:
+    """Compute and store the figures of the run's best checkpoint, unless they are there.
+
+    Raises:
+        ValueError, OSError: there is no checkpoint or no text, or they cannot be read or written.
+    """
+    if stored_figures(run):
+        return
+    trained = TrainedRun(run, device, "auto")
+    checkpoint = find_checkpoint(run)
+    loaded = trained.load()
+    split = trained.text(loaded.vocab, None, None, loaded.config.eval.split)
+    print(f"Computing the figures of {run} that need its model.", file=sys.stderr)
+    figures = model_figures(loaded, split, checkpoint, precision=trained.precision)
+    write_whole(run / FILE, json.dumps(figures) + "\n")
 
 
-def _token(text: object, nats: object) -> Token:
-    return Token(str(text), None if nats is None else float(nats))  # type: ignore[arg-type]
+def model_figures(loaded: LoadedModel, split: Split, checkpoint: Path, *, precision: str) -> Figures:
+    """The figures of one checkpoint."""
+    return Figures(
+        checkpoint=identity(checkpoint),
+        split=split.name,
+        costs=memory_costs(loaded, split, precision),
+        passage=passage(loaded, split, precision),
+    )
 
 
-def are_current(figures: Figures, run: Path) -> bool:
-    """Whether the figures are of the run's best checkpoint."""
-    return figures.checkpoint == identity(find_checkpoint(run))
+def memory_lengths(config: RunConfig) -> list[int]:
+    """The memory lengths to compare: none, half, as in training and twice, and the one of `[eval]`.
+
+    For a recurrent network every length but 0 means the same.
+    """
+    trained, own = config.train.mem_len, config.eval_lengths.mem_len
+    if config.model.kind not in TERMS:
+        return sorted({0, own or trained})
+    return sorted({0, trained // 2, trained, 2 * trained, own})
+
+
+def memory_costs(loaded: LoadedModel, split: Split, precision: str) -> list[Cost]:
+    """The cost of the first targets of a split at each memory length.
+
+    There are so few streams that each fills the longest memory several times.
+    """
+    config = loaded.config
+    sizes = memory_lengths(config)
+    streams = max(1, min(config.eval.batch_size, TARGETS // (4 * max(sizes[-1], 1))))
+    how = replace(config.eval, batch_size=streams, max_tokens=TARGETS)
+    costs = []
+    for size in sizes:
+        lengths = at_memory(config.eval_lengths, size)
+        shown = progress(split, lengths)
+        result = score_split(loaded, split, lengths, how, precision=precision, follow=shown)
+        costs.append(Cost(mem_len=size, loss=result.loss, targets=result.targets))
+    return costs
+
+
+def at_memory(lengths: Lengths, mem_len: int) -> Lengths:
+    """`lengths` with another memory. An `attn_len` that needs a longer memory is dropped, as in `txl eval`."""
+    attn_len = lengths.attn_len
+    return replace(lengths, mem_len=mem_len, attn_len=attn_len if attn_len and attn_len <= mem_len + 1 else None)
+
+
+def passage(loaded: LoadedModel, split: Split, precision: str) -> Passage:
+    """A part of the split, read after enough tokens to fill the memory."""
+    lengths = loaded.config.eval_lengths
+    loader = segments_of(loaded, split, lengths, replace(loaded.config.eval, batch_size=1, max_tokens=0))
+    wanted = -(-min(lengths.mem_len, CONTEXT) // lengths.tgt_len) + -(-READ // lengths.tgt_len)
+    ids: list[int] = []
+    nats: list[float | None] = []
+
+    def keep(segment: Segment, nll: Float[Tensor, "1 T"]) -> None:
+        if segment.reset is not None:
+            ids.append(int(segment.ids[0, 0]))
+            nats.append(None)
+        scored = segment.targets[0] >= 0
+        ids.extend(segment.targets[0, scored].tolist())
+        nats.extend(nll[0].float().cpu()[scored].tolist())
+
+    evaluate(loaded.model, islice(loader, wanted), lengths, precision=precision, dump=keep)
+    first = max(len(ids) - READ, 1)
+    return Passage(start=first, texts=texts_of(loaded.vocab, ids[:first], ids[first:]), nats=nats[first:])
+
+
+def texts_of(vocab: Vocab, prompt: Sequence[int], ids: Sequence[int]) -> list[str]:
+    """Each token after `prompt` as text. A character of several tokens belongs to the last of them."""
+    writer = TokenText(vocab, np.array(prompt, np.int64))
+    texts = [writer.write(new) for new in ids]
+    texts[-1] += writer.close()
+    return texts

@@ -1,54 +1,65 @@
-"""The head of the page: a description of each run, its main figures, and remarks about them."""
+"""The facts about runs: their main figures, what is missing, and the settings that differ from the recipe or between
+runs."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 
-from ..evaluation.measures import perplexity
+from ..config.recipe import load_recipe, packaged_recipes
+from ..evaluation.measures import figure
 from ..runtime.terminal import clock
-from .record import Record, last_part, number
+from .record import Entry, Record, last_part, number
 
 UNKNOWN = "\N{EN DASH}"
-WORDS = {"ppl": "perplexity", "bpc": "bits per character"}
 COLOURS = 6
+
+
+class Table(NamedTuple):
+    """A table for the template. Its first `words` columns hold words; the others hold figures, aligned to the right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    words: int = 1
+
+
+class Facts(NamedTuple):
+    """Facts about runs for the template."""
+
+    note: str
+    differing: Table | None
+    others: Mapping[str, Sequence[tuple[str, str]]]
+    """Names and values by section."""
 
 
 def description(record: Record) -> str:
     """The model, its text and the machine, in one line."""
-    kind = record.setting("model", "kind") or "transformer-xl"
-    layers, width, heads = (record.setting("model", name) for name in ("n_layer", "d_model", "n_head"))
-    shape = f"{layers} layers of {width}, {heads} heads" if layers else "a model of unknown shape"
-    names = [str(name) for name in record.environment.get("devices") or ["unknown machine"]]
-    machine = names[-1] if str(record.setting("train", "device")).startswith("cuda") else names[0]
-    chosen = [str(name) for name in (record.setting("train", "precision"), record.setting("train", "backend")) if name]
-    text = f"{corpus_of(record)} ({record.unit}s)"
-    model = "Transformer-XL" if kind == "transformer-xl" else kind
-    return ", ".join([model, shape, f"on {text}; trained on {machine}", *chosen])
-
-
-def corpus_of(record: Record) -> str:
-    """The name of the corpus, without its path."""
-    named = next((e["corpus"] for e in reversed(record.evaluations) if isinstance(e.get("corpus"), str)), None)
-    return named or Path(str(record.setting("corpus", "name") or "a text that is not named")).name
+    model, train = record.config.model, record.config.train
+    kind = "Transformer-XL" if model.kind == "transformer-xl" else model.kind
+    shape = f"{model.n_layer} layers of {model.d_model}, {model.n_head} heads"
+    devices = record.environment.get("devices")
+    names = devices if isinstance(devices, list) else ["an unknown machine"]
+    machine = names[-1 if train.device.startswith("cuda") else 0]
+    text = f"{record.corpus} ({record.unit}s)"
+    return f"{kind}, {shape}, on {text}; trained on {machine}, {train.precision}, {train.backend}"
 
 
 def main_figures(record: Record) -> dict[str, str]:
     """The figures at the head of the page, by name."""
-    planned = exact(number(record.setting("train", "max_steps")))
     end = np.array([float(record.step)])
     tokens, spent = float(record.tokens(end)[0]), float(record.seconds(end)[0])
     return {
-        record.setting("eval", "split") or "test": f"{figure_of(record, record.test_entry)} {record.figure}",
-        "best on validation": f"{figure_of(record, record.best_valid)} {record.figure}",
+        record.config.eval.split: figure_of(record, record.test_entry),
+        "best on validation": figure_of(record, record.best_valid),
         "parameters": exact(record.parameters),
         "tokens trained on": exact(tokens),
         "time in training steps": clock(spent),
         "tokens a second": exact(tokens / spent if spent > 0 else None),
-        "steps": f"{record.step:,} of {planned}",
+        "steps": f"{record.step:,} of {record.config.train.max_steps:,}",
     }
 
 
@@ -56,45 +67,24 @@ def exact(count: float | None) -> str:
     return f"{count:,.0f}" if count and math.isfinite(count) else UNKNOWN
 
 
-def figure_of(record: Record, entry: Any) -> str:
-    """A loss as perplexity or bits per character; a dash without an entry."""
-    if entry is None:
-        return UNKNOWN
-    [value] = loss_figures(record.figure, np.array([number(entry.get("loss"))]))
+def figure_of(record: Record, entry: Entry | None) -> str:
+    """The loss of an entry as perplexity or bits per character; a dash without an entry."""
+    return UNKNOWN if entry is None else loss_text(record, number(entry["loss"]))
+
+
+def loss_text(record: Record, loss: float) -> str:
+    """Nats as perplexity or bits per character."""
+    name, value = figure(record.unit, loss)
     if not math.isfinite(value):
         return "not finite"
-    return f"{value:,.2f}" if record.figure == "ppl" else f"{value:.4f}"
-
-
-def loss_figures(figure: str, loss: np.ndarray) -> np.ndarray:
-    """Nats as perplexity (inf beyond a float) or bits."""
-    if figure == "bpc":
-        return loss / math.log(2)
-    return np.array([perplexity(nats) for nats in loss.tolist()])
+    return f"{value:,.2f} ppl" if name == "ppl" else f"{value:.4f} bpc"
 
 
 def remarks(record: Record) -> list[str]:
-    """The sentences about a run that is unfinished, not finite or damaged."""
-    return [*record.faults, *_state(record), *_caveats(record)]
-
-
-def _state(record: Record) -> list[str]:
-    planned, tested = number(record.setting("train", "max_steps")), record.test_entry
-    split = record.setting("eval", "split") or "test"
-    found = []
-    if not record.entries:
-        found.append("There are no figures yet.")
-    elif record.step < planned:
-        found.append(f"Training has not ended: this is its state after step {record.step:,} of {planned:,.0f}.")
-    elif tested is None:
-        found.append(f"There is no {split} figure: the run was not scored at its end, or is being scored now.")
-    if tested is not None and not math.isfinite(number(tested.get("loss"))):
-        found.append(f"The {split} loss is not finite.")
-    return found
-
-
-def _caveats(record: Record) -> list[str]:
-    found, train = [], record.train
+    """Sentences about what is unfinished, missing or not finite."""
+    found, train = _state(record), record.train
+    if record.figures is None and record.parameters is not None:
+        found.append("The figures of the best checkpoint that need the model are missing. `txl report` computes them.")
     if lost := int((~np.isfinite(train["loss"])).sum()):
         found.append(f"{lost:,} of {len(train['loss']):,} lines of training have no finite loss.")
     if skipped := int(np.nansum(train["skipped"])):
@@ -104,5 +94,63 @@ def _caveats(record: Record) -> list[str]:
     return found
 
 
+def _state(record: Record) -> list[str]:
+    planned, split = record.config.train.max_steps, record.config.eval.split
+    if not record.entries:
+        return ["There are no figures yet."]
+    if record.step < planned:
+        return [f"Training has not ended: this is its state after step {record.step:,} of {planned:,}."]
+    if record.test_entry is None:
+        return [f"There is no {split} figure: the run was not scored at its end, or is being scored now."]
+    if not math.isfinite(number(record.test_entry["loss"])):
+        return [f"The {split} loss is not finite."]
+    return []
+
+
 def line_class(index: int) -> str:
+    """The class of a run's curves, which gives their colour."""
     return f"c{index % COLOURS}" + (" dashed" if index >= COLOURS else "")
+
+
+def settings(records: Sequence[Record]) -> Facts:
+    """The settings of one run beside its recipe, or of several runs side by side."""
+    columns = {record.name: flat(asdict(record.config)) for record in records}
+    if len(records) > 1:
+        return compare(columns)
+    [own], name = columns.values(), str(records[0].environment.get("recipe"))
+    if name not in packaged_recipes():
+        return compare(columns, "The run does not name a packaged recipe. These are all settings.")
+    recipe = flat(asdict(load_recipe(name)))
+    recipe |= {key: own[key] for key in recipe if recipe[key] == "auto" or key == "model.vocab_size"}
+    return compare({"this run": own, "recipe": recipe}, f"The recipe is {name}.")
+
+
+def compare(columns: Mapping[str, Mapping[str, str]], note: str = "") -> Facts:
+    """A table of the facts that differ between the columns, and the others by section."""
+    rows = [
+        [name, *(facts.get(name, UNKNOWN) for facts in columns.values())]
+        for name in dict.fromkeys(name for facts in columns.values() for name in facts)
+    ]
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    others: dict[str, list[tuple[str, str]]] = {}
+    for name, *values in rows:
+        if len(set(values)) == 1:
+            section, _, key = name.rpartition(".")
+            others.setdefault(section, []).append((key, values[0]))
+    return Facts(note, Table(["", *columns], differing) if differing else None, others)
+
+
+def flat(facts: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Nested facts by dotted name, as people write them."""
+    found: dict[str, str] = {}
+    for name, value in facts.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": _word(value)}
+    return found
+
+
+def _word(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_word, value)) or "none"
+    if value is None or value == "":
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else last_part(str(value))

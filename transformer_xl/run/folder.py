@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -139,10 +138,6 @@ class Run:
     def settings(self) -> RunConfig:
         """The settings in `config.toml`. A wrong one raises `Mistake`."""
         return load_recipe(self.path / "config.toml")
-
-    def tables(self) -> dict[str, Any]:
-        """The tables of `config.toml`, whichever version wrote them."""
-        return tomllib.loads(plain_file(self.path / "config.toml").read_text(encoding="utf-8"))
 
     def write_settings(self, config: RunConfig) -> None:
         write_whole(self.path / "config.toml", write_toml(config))
