@@ -94,7 +94,7 @@ def complete_figures(run: Path, device: str = "auto") -> None:
     checkpoint = find_checkpoint(run)
     loaded = trained.load()
     split = trained.text(loaded.vocab, None, None, loaded.config.eval.split)
-    print(f"Computing the figures of {run} that need its model.", file=sys.stderr)
+    print(f"txl: Computing the figures of {run} that need its model.", file=sys.stderr)
     figures = model_figures(loaded, split, checkpoint, precision=trained.precision)
     write_whole(run / FILE, json.dumps(figures) + "\n")
 
