@@ -21,7 +21,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ...config.settings import Lengths, TrainConfig, TransformerXLConfig
 from ...mistake import Mistake
-from ...model.inputs import check_vectors
 from ...model.memory import Memory
 from ...model.transformer_xl import TransformerXL
 
@@ -30,9 +29,6 @@ _DEFAULTS: dict[str, Any] = {
     **asdict(TrainConfig().lengths),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
-
-_CARRIED = ("transformer_xl_vocab.json", "LICENSE")
-"""Files of an exported folder that transformers does not copy."""
 
 
 class TransformerXLHFConfig(PreTrainedConfig):
@@ -69,16 +65,10 @@ class TransformerXLHFConfig(PreTrainedConfig):
         return Lengths(**{field.name: getattr(self, field.name) for field in fields(Lengths)})
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
-        """Save as transformers does, and write the code too. (transformers copies code that was loaded from a folder.)
-
-        The vocabulary in the model's folder is copied too, so `txl convert` can import the result.
-        """
+        """Save as transformers does, and write the code too, which it copies itself if a folder's code is in use."""
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         if __name__.startswith("transformer_xl."):
             self.auto_map: Any = import_module(".export", __package__).write_source(save_directory)
-        for name in _CARRIED:
-            if (file := Path(self.name_or_path or save_directory, name)).is_file():
-                Path(save_directory, name).write_bytes(file.read_bytes())
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)
 
 
@@ -170,12 +160,11 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Read `input_ids` or `inputs_embeds` after the memory in `past_key_values`.
+        """Read `input_ids` after the memory in `past_key_values`.
 
         Args:
             attention_mask: 1 for text and 0 for padding, which must be on the left of a text.
@@ -184,42 +173,35 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: return the log-probabilities of this number of last positions, or of the positions in this
                 tensor; 0 returns all.
             num_items_in_batch: the divisor of the summed loss; by default the number of scored labels.
-            inputs_embeds: vectors [B, T, D] instead of `input_ids`: the inputs of the first layer. Embeddings must be
-                multiplied by the model's scale (sqrt(d_model) by default), as `get_input_embeddings()` does.
 
         Returns:
             `logits` are log-probabilities, so their softmax is exact. They are None in training with labels, because
             they are large and the loss does not need them. `loss` is the mean nats per label.
         """
-        inputs = self._inputs(input_ids, inputs_embeds)
-        if labels is not None and labels.shape != inputs.shape[:2]:
-            name = "input_ids" if inputs_embeds is None else "inputs_embeds"
-            shapes = f"{tuple(inputs.shape[:2])}, got {tuple(labels.shape)}"
-            raise Mistake(f"labels must have the shape of {name}, {shapes}. They are shifted by the model.")
+        if input_ids is None or not input_ids.numel():
+            raise Mistake("input_ids must hold a token or more. Leave it out of generate to begin after a line end.")
+        if labels is not None and labels.shape != input_ids.shape:
+            shapes = f"{tuple(input_ids.shape)}, got {tuple(labels.shape)}"
+            raise Mistake(f"labels must have the shape of input_ids, {shapes}. They are shifted by the model.")
         if output_attentions or output_hidden_states:
             raise Mistake("output_attentions and output_hidden_states must be False or left out: there are none.")
         mask = None if attention_mask is None else attention_mask.bool()
-        cache = self._cache(past_key_values, inputs, mask)
+        cache = self._cache(past_key_values, input_ids, mask)
         keep = logits_to_keep if labels is None and isinstance(logits_to_keep, int) else 0
-        hidden, memory = self._read(inputs, cache.memory, keep)
+        hidden, memory = self._read(input_ids, cache.memory, keep)
         loss = None if labels is None else self._loss(hidden, labels, mask, num_items_in_batch)
         logits = None
         if labels is None or not self.training:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.model.softmax.log_probs(hidden[:, kept])
-        past = TransformerXLCache(memory, cache.seen + inputs.shape[1]) if use_cache is not False else None
+        past = TransformerXLCache(memory, cache.seen + input_ids.shape[1]) if use_cache is not False else None
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore[arg-type]
         return output if return_dict or (return_dict is None and self.config.return_dict) else output.to_tuple()
 
     def prepare_inputs_for_generation(
-        self, input_ids: Int[Tensor, "B T"], inputs_embeds: Tensor | None = None, tokenizer: Any = None, **kwargs: Any
+        self, input_ids: Int[Tensor, "B T"], tokenizer: object = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Prepare inputs as transformers does, without unused ones: positions, the tokenizer of `stop_strings`."""
-        if inputs_embeds is not None and self.config.mem_len == 0:
-            raise Mistake(
-                "inputs_embeds of generate must be left out for a model without memory (mem_len 0), because it reads "
-                "the last tokens again for each token. Give input_ids."
-            )
         positions = kwargs.get("cache_position")  # before 5.3 of the new tokens, before 5.4 of all tokens
         new = kwargs.get("next_sequence_length", None if positions is None else len(positions))
         if new is not None and new < 1:
@@ -228,7 +210,6 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
                 f"input_ids of generate must be the whole text so far, more than the {seen} tokens that "
                 f"past_key_values has seen, got {input_ids.shape[1]}. Give it the sequences that came with it."
             )
-        kwargs["inputs_embeds"] = inputs_embeds
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[attr-defined]
         inputs.pop("cache_position", None)
         if self.config.mem_len == 0:  # without memory, read the last tokens again for each token
@@ -249,17 +230,6 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """The adaptive embedding: ids to vectors."""
         return self.model.embedding
 
-    def get_submodule(self, target: str) -> nn.Module:
-        """As in PyTorch, and the embedding by the name that PEFT's prompt tuning asks every model for."""
-        return self.model.embedding if target == "embeddings.word_embeddings" else super().get_submodule(target)
-
-    def tie_weights(self, *args: Any, **options: Any) -> None:
-        """Tie the softmax to the embedding again, for example after accelerate's `init_empty_weights`."""
-        shape = self.config.shape
-        self.model.softmax.tie(self.model.embedding, weight=shape.tie_weight, projections=shape.tie_projs)
-        self._tied_weights_keys = _tied_names(self)
-        super().tie_weights(*args, **options)
-
     def get_output_embeddings(self) -> None:
         """Return None, because the softmax is not a single table."""
 
@@ -267,32 +237,13 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """Raise `Mistake`: the bands of the vocabulary are fixed."""
         raise Mistake("The vocabulary of a Transformer-XL cannot be resized. Use the tokenizer it was exported with.")
 
-    def _inputs(self, ids: Int[Tensor, "B T"] | None, vectors: Float[Tensor, "B T D"] | None) -> Tensor:
-        """The ids or the vectors of a call, which must have exactly one of both."""
-        if vectors is None:
-            if ids is None:
-                raise Mistake("input_ids must be given, or inputs_embeds instead.")
-            if not ids.numel():
-                raise Mistake(
-                    "input_ids must hold a token or more. Leave it out of generate to begin after a line end."
-                )
-            return ids
-        if ids is not None:
-            raise Mistake("inputs_embeds must be left out where input_ids are given. Give one of both.")
-        if self.model.ngrams is not None:
-            raise Mistake("inputs_embeds must be left out for a model with n-grams or matches. Give input_ids.")
-        check_vectors(vectors, self.model.backbone.like, "inputs_embeds")
-        if not vectors.shape[1]:
-            raise Mistake("inputs_embeds must hold a vector or more, got none.")
-        return vectors
-
-    def _cache(self, given: Cache | None, inputs: Tensor, mask: Tensor | None) -> TransformerXLCache:
+    def _cache(self, given: Cache | None, ids: Int[Tensor, "B T"], mask: Tensor | None) -> TransformerXLCache:
         """The memory with which a call starts: the given one, or an empty one with each row's padding."""
         given = TransformerXLCache() if given is None else given
         if not isinstance(given, TransformerXLCache):
             kind = type(given).__name__
             raise Mistake(f"past_key_values must be what this model returned, got a {kind}. Leave it out to begin.")
-        rows, length = inputs.shape[:2]
+        rows, length = ids.shape
         if given.memory is not None and given.batch_size != rows:
             raise Mistake(
                 f"past_key_values must hold a row for each row of the inputs, {rows}, got {given.batch_size}. "
@@ -318,23 +269,16 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             raise Mistake("This model attends zeros before a text (zero_memory), so texts must be of one length.")
         return TransformerXLCache(self.model.empty_memory(rows, self.config.lengths, mask.sum(1) - length))
 
-    def _read(self, inputs: Tensor, memory: Memory | None, keep: int) -> tuple[Float[Tensor, "B L D"], Memory | None]:
+    def _read(
+        self, ids: Int[Tensor, "B T"], memory: Memory | None, keep: int
+    ) -> tuple[Float[Tensor, "B L D"], Memory | None]:
         """Features of the segments with the last `keep` positions (0: all), and the memory after them."""
-        lengths, total, kept = self.config.lengths, inputs.shape[1], []
+        lengths, total, kept = self.config.lengths, ids.shape[1], []
         for end in range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len):
-            hidden, memory = self._features(inputs[:, max(end - lengths.tgt_len, 0) : end], memory, lengths)
+            hidden, memory = self.model.hidden(ids[:, max(end - lengths.tgt_len, 0) : end], memory, lengths)
             if not keep or total - end < keep:
                 kept.append(hidden)
         return torch.cat(kept, dim=1), memory
-
-    def _features(
-        self, inputs: Tensor, memory: Memory | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        """What `TransformerXL.hidden` returns, also for vectors."""
-        if inputs.ndim == 2:
-            return self.model.hidden(inputs, memory, lengths)
-        outputs, after = self.model.backbone(inputs, memory, lengths)
-        return self.model.dropout(outputs[-1]), after
 
     def _loss(
         self, hidden: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], mask: Tensor | None, count: Any
