@@ -1,18 +1,14 @@
-"""`txl recipes`: exact counts, true results, and an estimate of memory near the measured peak."""
+"""`txl recipes`: exact counts and true results."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from shlex import split as words
 
 import pytest
 
-from transformer_xl.analysis.budget import training_bytes
 from transformer_xl.commands import recipes as journey
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
@@ -26,22 +22,6 @@ PAPER = {
     "ptb": (54.52,),
 }
 """The test figures of the paper's Tables 1 to 5."""
-SMALL = """
-[model]
-vocab_size = 401
-n_layer = 5
-n_head = 4
-d_head = 32
-d_model = 128
-d_inner = 512
-pre_lnorm = true
-[train]
-tgt_len = 64
-mem_len = 64
-batch_size = 16
-max_steps = 300
-device = "cpu"
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +53,7 @@ def test_every_recipe_is_listed_with_the_count_in_its_header(capsys):
         ]
         if counts:
             assert counts == [f"{entries[name]['parameters']:,}"]
-        assert (
-            (entries[name]["memory_bytes"] is None) == (entries[name]["parameters"] is None) == (name == "text-words")
-        )
+        assert (entries[name]["parameters"] is None) == (name == "text-words")
     assert main(["recipes", "text-fast", "text-words"]) == 0
     _, heading, demo, row = capsys.readouterr().out.splitlines()
     assert heading.split()[0] == "recipe" and demo.split()[0] == "text-fast"
@@ -116,42 +94,6 @@ def test_the_vocabulary_of_a_prepared_corpus_counts(capsys):
     [entry] = listed("mine.toml", capsys).values()
     sized = load_recipe("mine.toml", ["--model.vocab-size", str(len(vocab))])
     assert entry["parameters"] == journey.count_parameters(sized)
-
-
-PEAK = """
-import sys
-from benchmarks import here
-from benchmarks.peak import first_step
-first_step()
-config = here._settings(sys.argv[1], "cpu", None)
-print(here.measured_row("train", config, here.Here(seconds=0.001, repeats=1))["peak_bytes"])
-"""
-
-
-def test_the_estimate_is_near_the_peak(home, capsys):
-    """In a process of its own: memory that other tests left free would hide what training takes."""
-    Path("small.toml").write_text(SMALL)
-    [entry] = listed("small.toml", capsys).values()
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", PEAK, "small.toml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert 0.5 < entry["memory_bytes"] / int(done.stdout) < 2
-
-
-def test_the_estimate_grows_with_what_it_counts():
-    config = load_recipe("ptb-small")
-    base = training_bytes(config, 1000, precision="fp32", backend="chunked")
-    assert base is not None
-    assert training_bytes(config, 2000, precision="fp32", backend="chunked") == base + 16_000
-    for words_of, change in (("--train.batch-size 64", 2), ("--train.batch-chunk 2", 0.5), ("--model.n-layer 7", 2)):
-        other = training_bytes(load_recipe("ptb-small", words(words_of)), 1000, precision="fp32", backend="chunked")
-        assert other == pytest.approx(16_000 + (base - 16_000) * change)
-    ngrams = load_recipe("ptb-small", words("--model.ngrams 2 3 --model.ngram-rows 100 --model.ngram-width 8"))
-    table = 2 * 100 * 8
-    assert training_bytes(ngrams, 1000 + table, precision="fp32", backend="chunked") == base + 8 * table
-    assert training_bytes(config, 1000, precision="bf16", backend="chunked") < base  # type: ignore[operator]
-    assert training_bytes(config, 1000, precision="fp32", backend="strided") > base  # type: ignore[operator]
-    assert training_bytes(load_recipe("ptb-small", ["--train.recompute"]), 1, precision="fp32", backend="x") is None
 
 
 def test_an_unknown_recipe_is_refused(capsys):

@@ -11,7 +11,7 @@ from typing import Any
 COMMANDS = {
     "demo": "train a small model in minutes, score it and generate text; needs no network and no data",
     "data": "prepare a published corpus, or list the corpora",
-    "recipes": "list the recipes: model, data, parameters, memory to train, results",
+    "recipes": "list the recipes: model, data, parameters, steps, results",
     "train": "train with a recipe, or on your text, then score the best checkpoint",
     "eval": "score a text with a trained model, at one or many lengths",
     "score": "print the log-probability, perplexity and bits of each line of a file",

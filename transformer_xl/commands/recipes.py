@@ -18,7 +18,7 @@ from ..runtime.terminal import show_table
 
 @dataclass(frozen=True)
 class Recipes:
-    """List the recipes: model, data, parameters, memory to train, results."""
+    """List the recipes: model, data, parameters, steps, results."""
 
     names: Annotated[
         Positional[tuple[str, ...]], arg(metavar="RECIPE ...", help="By default all packaged recipes.")
@@ -33,9 +33,8 @@ class Recipes:
         if self.json:
             print(json.dumps({"recipes": entries}))
             return
-        title = "`txl train RECIPE` trains one. Memory: an estimate for training."
-        columns = ["recipe", "model", "data", "parameters", "memory, GB", "steps", "published", "ours"]
-        show_table(title, columns, [*map(_cells, entries)])
+        columns = ["recipe", "model", "data", "parameters", "steps", "published", "ours"]
+        show_table("`txl train RECIPE` trains one.", columns, [*map(_cells, entries)])
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
@@ -54,23 +53,14 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 
 def recipe_facts(name: str, config: RunConfig, results: Mapping[str, Any]) -> dict[str, Any]:
     """The facts about a recipe. None: not known."""
-    from ..analysis.budget import training_bytes
-    from ..train import choices
-
-    model, train = config.model, config.train
-    chosen = {what: choice["name"] for what, choice in choices(train, model).items()}
-    parameters = count_parameters(config) if model.vocab_size else None
-    memory = None
-    if parameters is not None:
-        memory = training_bytes(config, parameters, precision=chosen["precision"], backend=chosen["backend"])
+    model = config.model
     return {
         "name": name,
         "model": {"kind": model.kind, "n_layer": model.n_layer, "d_model": model.d_model},
         "data": config.corpus.name,
         "unit": config.corpus.unit,
-        "parameters": parameters,
-        "memory_bytes": memory,
-        "steps": train.max_steps,
+        "parameters": count_parameters(config) if model.vocab_size else None,
+        "steps": config.train.max_steps,
         **{what: results.get(name, {}).get(what) for what in ("published", "own")},
     }
 
@@ -93,13 +83,11 @@ def read_results() -> dict[str, Any]:
 def _cells(entry: Mapping[str, Any]) -> list[str]:
     model = entry["model"]
     kind = "" if model["kind"] == "transformer-xl" else f"{model['kind']}, "
-    memory = entry["memory_bytes"]
     return [
         entry["name"],
         f"{kind}{model['n_layer']} layers of {model['d_model']}",
         f"{entry['data'] or 'your text'}, {entry['unit']}s",
         f"{entry['parameters']:,}" if entry["parameters"] else "by the text",
-        "-" if memory is None else f"{memory / 1e9:,.1f}",
         f"{entry['steps']:,}",
         entry["published"] or "-",
         entry["own"] or "-",
