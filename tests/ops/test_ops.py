@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transformer_xl import ops
-from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
+from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.mistake import Mistake
-from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import (
     choice,
     chunked,
@@ -51,7 +50,6 @@ from transformer_xl.ops.testing import (
     fault_of,
     make_inputs,
     masks,
-    plain,
     visible,
     with_roundings,
 )
@@ -123,7 +121,8 @@ def test_equation_by_hand(backend: str, sizes: dict[str, Any], seed: int) -> Non
 def test_the_reference_equals_the_equation() -> None:
     for case in CASES.values():
         inputs = make_inputs(case, torch.float64)
-        torch.testing.assert_close(plain(inputs, case).detach(), torch.from_numpy(by_hand(inputs, case)))
+        out = relative_attention(**inputs, **masks(case), backend="reference")
+        torch.testing.assert_close(out.detach(), torch.from_numpy(by_hand(inputs, case)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -150,31 +149,21 @@ def test_the_tolerance_comes_from_the_same_equations() -> None:
 
 def break_backend(fault: str, call: Call) -> Tensor:
     """`strided` with one fault."""
-    attend, (q, k, v, r, content_bias, position_bias, mask, _, scale) = ops.BACKENDS["strided"], call
+    attend, (q, k, v, r, _, _, mask, _, scale) = ops.BACKENDS["strided"], call
     match fault:
         case "a scale that is 1e-4 off":
             call = call._replace(scale=scale * (1 + 1e-4))
-        case "a value in bf16":
-            call = call._replace(v=v.bfloat16().to(v.dtype))
         case "a key in bf16":
             call = call._replace(k=k.bfloat16().to(k.dtype))
         case "a window that is one key short":
             call = call._replace(mask=mask._replace(attn_len=mask.attn_len - 1))
         case "a distance that is one off":
             call = call._replace(r=r.roll(1, 1))
-        case "biases that are swapped":
-            call = call._replace(content_bias=position_bias, position_bias=content_bias)
         case "a row that shows its padding":
             call = call._replace(mask=mask._replace(valid=mask.valid.clamp(min=0)))
         case "one key's gradient missing":
             own = torch.arange(k.shape[2])[:, None] == k.shape[2] - q.shape[2]
             call = call._replace(k=torch.where(own, k.detach(), k))
-        case "one row's share of a bias's gradient missing":
-            outs = []
-            for rows, bias in ((slice(0, 1), content_bias.detach()), (slice(1, None), content_bias)):
-                own = call._replace(q=q[rows], k=k[rows], v=v[rows], content_bias=bias, mask=mask.from_query(0, rows))
-                outs.append(attend(own))
-            return torch.cat(outs)
         case "a softmax whose normaliser has no gradient":
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Tensor, "softmax", lambda x, dim: (x - x.logsumexp(dim, keepdim=True).detach()).exp())
@@ -189,14 +178,12 @@ def break_backend(fault: str, call: Call) -> Tensor:
     return attend(call)
 
 
-FINE = ["a scale that is 1e-4 off", "a value in bf16", "a key in bf16"]
+FINE = ["a scale that is 1e-4 off", "a key in bf16"]
 COARSE = [
     "a window that is one key short",
     "a distance that is one off",
-    "biases that are swapped",
     "a row that shows its padding",
     "one key's gradient missing",
-    "one row's share of a bias's gradient missing",
     "a softmax whose normaliser has no gradient",
 ]
 
@@ -231,19 +218,6 @@ def test_dropout(backend: str, changes: dict[str, Any]) -> None:
 
 
 @each_backend
-def test_dropout_keeps_the_expectation(backend: str) -> None:
-    case, draws = Case(batch=1, heads=1), 4001
-    one = make_inputs(case, torch.float64)
-    many = {name: x.expand(draws, -1, -1, -1) if name in "qkv" else x for name, x in one.items()}
-    torch.manual_seed(0)
-    out = relative_attention(**many, dropout_p=0.5, backend=backend).detach()
-    expected = relative_attention(**one, backend=backend).detach()[0]
-    error = out.std(0) / math.sqrt(draws)
-    assert ((out.mean(0) - expected).abs() < 5 * error).all()
-    assert (error > 0).all()
-
-
-@each_backend
 @pytest.mark.parametrize(
     "case",
     [
@@ -262,60 +236,18 @@ def test_gradients_equal_finite_differences(backend: str, case: Case) -> None:
 
 
 @each_backend
-def test_a_gradient_without_strides(backend: str) -> None:
+@pytest.mark.parametrize("frozen", [None, *NAMES])
+def test_inputs_may_be_frozen(backend: str, frozen: str | None) -> None:
+    """The gradient that comes in has no strides."""
     case = CASES["window and short rows"]
     inputs = make_inputs(case, torch.float64)
-    found = torch.autograd.grad(
-        relative_attention(**inputs, **masks(case), backend=backend).sum(), list(inputs.values())
-    )
-    expected = torch.autograd.grad(plain(inputs, case).sum(), list(inputs.values()))
-    torch.testing.assert_close(found, expected)
-
-
-@each_backend
-@pytest.mark.parametrize("frozen", NAMES)
-def test_one_input_may_be_frozen(backend: str, frozen: str) -> None:
-    inputs = make_inputs(Case(), torch.float64)
-    out = relative_attention(**inputs | {frozen: inputs[frozen].detach()}, backend=backend)
     wanted = [value for name, value in inputs.items() if name != frozen]
-    torch.testing.assert_close(
-        torch.autograd.grad(out.sum(), wanted), torch.autograd.grad(plain(inputs, Case()).sum(), wanted)
+    given = inputs | ({frozen: inputs[frozen].detach()} if frozen else {})
+    found, expected = (
+        torch.autograd.grad(relative_attention(**x, **masks(case), backend=name).sum(), wanted)
+        for x, name in ((given, backend), (inputs, "reference"))
     )
-
-
-@each_backend
-def test_two_keys_by_hand(backend: str) -> None:
-    # Scores 1 (by content, distance 1) and 0 (distance 0): the older key's share is e / (1 + e).
-    q = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
-    k = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]], dtype=torch.float64)
-    v = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
-    zeros = torch.zeros(1, 2, dtype=torch.float64)
-    share = math.e / (1 + math.e)
-    expected = torch.tensor([[[[share, 1 - share]]]], dtype=torch.float64)
-    torch.testing.assert_close(
-        relative_attention(q, k, v, k[0] * 0, zeros, zeros, scale=1.0, backend=backend), expected
-    )
-    # The same score by position: r's first of two rows is distance 1, its last is distance 0.
-    r = torch.tensor([[[0.0, 1.0], [0.0, 0.0]]], dtype=torch.float64)
-    bias = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(relative_attention(q, k * 0, v, r, zeros, bias, scale=1.0, backend=backend), expected)
-    # The content bias is multiplied with keys, never with positions.
-    content = relative_attention(q * 0, k, v, r, torch.tensor([[1.0, 9.0]]).double(), zeros, scale=1.0, backend=backend)
-    torch.testing.assert_close(content, expected)
-
-
-@each_backend
-@pytest.mark.parametrize("name", ["window and short rows", "both directions, padding", "look-ahead and window"])
-def test_probabilities_sum_to_one(backend: str, name: str) -> None:
-    case = CASES[name]
-    inputs = make_inputs(case, torch.float64)
-    ones = inputs | {"v": torch.ones_like(inputs["v"])}
-    seen = visible(case)[:, None]
-    some = seen.any(-1, keepdim=True).double().expand(-1, case.heads, -1, case.head_size)
-    torch.testing.assert_close(relative_attention(**ones, **masks(case), backend=backend).detach(), some)
-    still = {name: x.detach() if name == "v" else torch.zeros_like(x) for name, x in inputs.items()}
-    mean = (seen.double() @ still["v"]) / seen.double().sum(-1, keepdim=True).clamp(min=1)
-    torch.testing.assert_close(relative_attention(**still, **masks(case), backend=backend), mean)
+    torch.testing.assert_close(found, expected)
 
 
 @each_backend
@@ -338,26 +270,6 @@ def test_hidden_keys_have_no_influence(backend: str, name: str) -> None:
         assert not gradient[never.expand_as(gradient)].any()
     blind = ~visible(case).any(2)[:, None, :, None].expand_as(out)
     assert not out[blind].any()
-
-
-@each_backend
-@pytest.mark.parametrize("attn_len", [None, 5])
-def test_queries_one_by_one_give_the_same_result(backend: str, attn_len: int | None) -> None:
-    x = make_inputs(Case(), torch.float64)
-    whole = relative_attention(**x, attn_len=attn_len, backend=backend)
-    for i in range(7):
-        seen = 11 + i + 1
-        one = {
-            "q": x["q"][:, :, i : i + 1],
-            "k": x["k"][:, :, :seen],
-            "v": x["v"][:, :, :seen],
-            "r": x["r"][:, 18 - seen :],
-            "content_bias": x["content_bias"],
-            "position_bias": x["position_bias"],
-        }
-        torch.testing.assert_close(
-            relative_attention(**one, attn_len=attn_len, backend=backend)[:, :, 0], whole[:, :, i]
-        )
 
 
 @each_backend
@@ -388,14 +300,6 @@ def test_a_stream_with_look_ahead_equals_the_whole_utterance(
 
 
 @each_backend
-def test_reversed_in_time_equals_negated_distances(backend: str) -> None:
-    x = make_inputs(Case(causal=False, memory=0), torch.float64)
-    backwards = {name: value.flip(-2) if name in ("q", "k", "v", "r") else value for name, value in x.items()}
-    whole = relative_attention(**x, causal=False, backend=backend)
-    torch.testing.assert_close(relative_attention(**backwards, causal=False, backend=backend).flip(-2), whole)
-
-
-@each_backend
 @pytest.mark.parametrize("name", ["both directions, padding", "padding on the right"])
 def test_padding_equals_a_shorter_row(backend: str, name: str) -> None:
     case = CASES[name]
@@ -417,27 +321,6 @@ def test_padding_equals_a_shorter_row(backend: str, name: str) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("used", [0, 4, 11])
-def test_valid_equals_a_shorter_memory(backend: str, used: int) -> None:
-    x = make_inputs(Case(), torch.float64)
-    short = relative_attention(**x, valid=torch.full((3,), used), backend=backend)
-    cut = {name: x[name][..., 11 - used :, :] for name in ("k", "v", "r")}
-    torch.testing.assert_close(short, relative_attention(**x | cut, backend=backend))
-
-
-@each_backend
-def test_rows_and_heads_are_independent(backend: str) -> None:
-    case = CASES["window and short rows"]
-    x = make_inputs(case, torch.float64)
-    out = relative_attention(**x, **masks(case), backend=backend)
-    rows, heads = torch.tensor([2, 0, 1]), torch.tensor([1, 0])
-    moved = {name: value[rows][:, heads] if name in "qkv" else value[heads] for name, value in x.items()}
-    valid = torch.tensor(case.valid)[rows]
-    found = relative_attention(**moved, attn_len=case.attn_len, valid=valid, backend=backend)
-    torch.testing.assert_close(found, out[rows][:, heads])
-
-
-@each_backend
 def test_inputs_do_not_change(backend: str) -> None:
     case = CASES["window and short rows"]
     inputs = {name: value.detach() for name, value in make_inputs(case, torch.float64).items()}
@@ -448,11 +331,9 @@ def test_inputs_do_not_change(backend: str) -> None:
 
 
 def test_four_terms_add_up_to_the_score() -> None:
-    case = CASES["own scale"]
-    inputs = make_inputs(case, torch.float64)
-    terms = reference.scores_by_term(*(inputs[name] for name in NAMES if name != "v"), scale=case.scale)
-    q, k, _, r, u, w = (inputs[name].detach() for name in NAMES)
-    assert len(terms) == 4
+    inputs = {name: x.detach() for name, x in make_inputs(Case(), torch.float64).items()}
+    q, k, v, r, u, w = (inputs[name] for name in NAMES)
+    terms = reference.scores_by_term(q, k, r, u, w, scale=0.3)
     i, j = torch.arange(7)[:, None] + 11, torch.arange(18)
     seen = (j <= i).expand(3, 2, 7, 18)
     position = r[:, (17 - (i - j)).clamp(max=17)]
@@ -463,11 +344,9 @@ def test_four_terms_add_up_to_the_score() -> None:
         torch.einsum("hk,hijk->hij", w, position)[None].expand_as(seen),
     )
     for found, term in zip(terms, expected, strict=True):
-        torch.testing.assert_close(found.expand_as(seen)[seen].detach(), 0.3 * term[seen])
-    total = sum(term.expand_as(seen) for term in terms)
-    assert isinstance(total, Tensor)
-    share = total.masked_fill(~seen, -math.inf).softmax(-1)
-    torch.testing.assert_close(share @ inputs["v"], relative_attention(**inputs, scale=0.3, backend="reference"))
+        torch.testing.assert_close(found[seen], 0.3 * term[seen])
+    share = torch.stack(terms).sum(0).masked_fill(~seen, -math.inf).softmax(-1)
+    torch.testing.assert_close(share @ v, relative_attention(**inputs, scale=0.3, backend="reference"))
 
 
 @pytest.mark.parametrize("scores", [1, 200, 3000])
@@ -573,7 +452,7 @@ def test_auto_takes_the_fused_kernels_only_on_a_card_where_they_passed(
         verdict.read.cache_clear()
         return resolve_backend("auto", cuda, dtype, 64, training=training, scores=1, queries=queries)
 
-    for content, word in ((None, "not been tried"), ('{"why": "d q"}', "(d q)"), ('{"why": nul', "cannot be read")):
+    for content, word in ((None, "not been tried"), ('{"why": "d q"}', "(d q)")):
         if content:
             file.write_text(content)
         name, why = chosen()
@@ -632,42 +511,6 @@ def test_chunked_never_keeps_all_scores() -> None:
     with Largest() as largest:
         relative_attention(**inputs, backend="chunked").sum().backward()
     assert largest.elements <= 1.1 * chunked.SCORES
-
-
-def test_a_backend_that_cannot_serve_a_call_names_others() -> None:
-    with pytest.raises(ValueError, match=r"(?s)triton.*CUDA.*strided"):
-        relative_attention(**make_inputs(Case(), torch.float32), backend="triton")
-
-
-def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"(?s)(?=.*reference)(?=.*strided)(?=.*sideways)"):
-        relative_attention(**make_inputs(Case(), torch.float64), backend="sideways")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
-    inputs = make_inputs(Case(), torch.float64)
-    wrong = inputs | {name: inputs[name][..., :-1]}
-    with pytest.raises((ValueError, AssertionError, TypeError)):
-        relative_attention(**wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"attn_len": 0},
-        {"dropout_p": 1.5},
-        {"valid": torch.tensor([1, 2])},
-        {"end": torch.tensor([1, 2])},
-        {"look_ahead": 1},
-        {"causal": False, "look_ahead": -1},
-        {"causal": False},
-    ],
-    ids=str,
-)
-def test_arguments_out_of_range_are_refused(wrong: dict) -> None:
-    with pytest.raises((ValueError, AssertionError, TypeError)):
-        relative_attention(**make_inputs(Case(), torch.float64), **wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -766,15 +609,6 @@ def test_second_derivatives_are_right_or_refused(backend):
         torch.testing.assert_close(found, expected)
 
 
-def test_a_gradient_penalty_on_a_loss_is_refused():
-    sizes = {"n_layer": 1, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
-    model = TransformerXL(TransformerXLConfig(vocab_size=9, **sizes), backend="strided")
-    ids = torch.randint(9, (2, 5))
-    nll, _ = model(ids, ids, None, Lengths(tgt_len=5, mem_len=0))
-    with pytest.raises(Mistake, match="create_graph must be False"):
-        torch.autograd.grad(nll.sum(), list(model.parameters()), create_graph=True)
-
-
 def test_vmap_of_auto_has_gradients():
     """Inside vmap `requires_grad` is false for all tensors. In float32 the backend for inference has no derivative."""
     inputs, q = [x.detach().float() for x in six()], torch.randn(3, 2, 5, 4)
@@ -788,21 +622,31 @@ def test_vmap_of_auto_has_gradients():
 
 
 @pytest.mark.parametrize(
-    ("number", "name", "value", "got"),
+    ("name", "value", "why"),
     [
-        (0, "q", np.zeros((1, 2, 5, 4)), "ndarray"),
-        (1, "k", torch.zeros(2, 9, 4), "3"),
-        (3, "r", None, "NoneType"),
-        (4, "content_bias", 0.0, "float"),
-        (None, "end", [5], "list"),
-        (None, "valid", 3, "int"),
+        ("q", np.zeros((1, 2, 5, 4)), "4 dimensions, got ndarray"),
+        ("q", torch.zeros(2, 5, 4), r"4 dimensions, got \(2, 5, 4\)"),
+        ("k", torch.zeros(2, 9, 4), r"\(1, 2, 5, 4\) to fit q \(1, 2, 5, 4\), got \(2, 9, 4\)"),
+        ("k", torch.zeros(1, 2, 4, 4), r"got \(1, 2, 4, 4\)"),
+        ("v", torch.zeros(1, 2, 8, 4), r"\(1, 2, 9, 4\) to fit q"),
+        ("r", None, "got NoneType"),
+        ("r", torch.zeros(2, 8, 4), r"\(2, 9, 4\) to fit q"),
+        ("content_bias", 0.0, "got float"),
+        ("position_bias", torch.zeros(2, 3), r"got \(2, 3\)"),
+        ("valid", 3, "got int"),
+        ("valid", torch.tensor([1, 2]), r"\(1,\) to fit q"),
+        ("end", [5], "got list"),
+        ("attn_len", 0, "at least 1"),
+        ("dropout_p", 1.5, "below 1"),
+        ("look_ahead", 1, "None with causal=True"),
+        ("causal", False, r"r must be a tensor \(2, 13, 4\)"),
+        ("backend", "sideways", "auto or one of reference, strided"),
+        ("backend", "triton", "CUDA.*strided"),
     ],
 )
-def test_what_is_no_tensor_of_these_dimensions_is_refused(number, name, value, got):
+def test_what_does_not_fit_is_refused(name: str, value: object, why: str) -> None:
     if hasattr(relative_attention, "__wrapped__"):
         pytest.skip("checks of types refuse it first")
-    inputs: list[Any] = list(six())
-    if number is not None:
-        inputs[number] = value
-    with pytest.raises(Mistake, match=rf"{name} must be a tensor of \d dimensions, got {got}"):
-        relative_attention(*inputs, **({name: value} if number is None else {}))
+    arguments = dict(zip(NAMES, six(), strict=True)) | {name: value}
+    with pytest.raises(Mistake, match=why):
+        relative_attention(**arguments)

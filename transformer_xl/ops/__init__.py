@@ -5,8 +5,6 @@ from transformer_xl.ops import relative_attention
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -77,11 +75,16 @@ def relative_attention(
         name = "strided"  # requires_grad says nothing inside vmap, and only this has all derivatives
     if name == "auto":
         inputs = (q, k, v, r, content_bias, position_bias)
-        training = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        scores = q.shape[:3].numel() * k.shape[2]
-        call = {"training": training, "scores": scores, "queries": q.shape[2]}
-        call["compiled"] = torch.compiler.is_compiling()
-        name, _ = resolve_backend(name, q.device, q.dtype, q.shape[-1], **call)
+        name, _ = resolve_backend(
+            name,
+            q.device,
+            q.dtype,
+            q.shape[-1],
+            training=torch.is_grad_enabled() and any(x.requires_grad for x in inputs),
+            scores=q.shape[:3].numel() * k.shape[2],
+            queries=q.shape[2],
+            compiled=torch.compiler.is_compiling(),
+        )
     factor: float = q.shape[-1] ** -0.5 if scale is None else scale
     ahead = later if look_ahead is None else min(look_ahead, later)
     r = r[:, : r.shape[1] - (later - ahead)]
@@ -90,31 +93,26 @@ def relative_attention(
     return BACKENDS[name](Call(q, k, v, r, content_bias, position_bias, mask, dropout_p, factor))
 
 
-def _check_tensor(name: str, given: Any, dims: int) -> None:
-    if not isinstance(given, Tensor) or given.ndim != dims:
-        got = f"{given.ndim}" if isinstance(given, Tensor) else type(given).__name__
-        raise Mistake(f"{name} must be a tensor of {dims} dimensions, got {got}.")
-
-
-def _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, later) -> None:
-    for name, each, dims in (("q", q, 4), ("k", k, 4), ("v", v, 4), ("r", r, 3), ("valid", valid, 1), ("end", end, 1)):
-        if each is not None or dims > 1:
-            _check_tensor(name, each, dims)
-    for name, each in (("content_bias", content_bias), ("position_bias", position_bias)):
-        _check_tensor(name, each, 2)
+def _check_shapes(q, k, v, r, content_bias, position_bias, valid, end, later: int) -> None:
+    if not isinstance(q, Tensor) or q.ndim != 4:
+        raise Mistake(f"q must be a tensor of 4 dimensions, got {_described(q)}.")
     B, H, T, K = q.shape
-    S = k.shape[2]
+    S = k.shape[2] if isinstance(k, Tensor) and k.ndim == 4 else T
+    R = r.shape[1] if isinstance(r, Tensor) and r.ndim == 3 else 0
     expected = {
-        "k": (k, (B, H, S, K)),
+        "k": (k, (B, H, max(S, T), K)),
         "v": (v, (B, H, S, K)),
-        "r": (r, (H, max(S + later, r.shape[1]), K)),
+        "r": (r, (H, max(S + later, R), K)),
         "content_bias": (content_bias, (H, K)),
         "position_bias": (position_bias, (H, K)),
         "valid": (valid, (B,)),
         "end": (end, (B,)),
     }
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise Mistake(f"{name} must have shape {shape} to fit q {tuple(q.shape)}, got {tuple(tensor.shape)}.")
-    if S < T:
-        raise Mistake(f"k must hold the T = {T} new positions after its memory, got S = {S}.")
+    for name, (given, shape) in expected.items():
+        missing = given is None and name in ("valid", "end")
+        if not missing and (not isinstance(given, Tensor) or tuple(given.shape) != shape):
+            raise Mistake(f"{name} must be a tensor {shape} to fit q {tuple(q.shape)}, got {_described(given)}.")
+
+
+def _described(given: object) -> str:
+    return str(tuple(given.shape)) if isinstance(given, Tensor) else type(given).__name__

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -39,10 +39,8 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     position_q = q_HBTK + (position_bias * scale)[:, None, None]
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
     r = r[:, r.shape[1] - k.shape[2] - mask.ahead :]
-    options = _Options(mask, dropout_p, seed)
-    return _ChunkedAttention.apply(content_q, position_q, k.transpose(0, 1), v.transpose(0, 1), r, options).transpose(
-        0, 1
-    )
+    k, v, options = k.transpose(0, 1), v.transpose(0, 1), _Options(mask, dropout_p, seed)
+    return _ChunkedAttention.apply(content_q, position_q, k, v, r, options).transpose(0, 1)
 
 
 class _Options(NamedTuple):
@@ -96,7 +94,7 @@ class _ChunkedAttention(torch.autograd.Function):
     """Attention by blocks. All inputs but `r` are `H B L K`; queries are scaled and have their biases added."""
 
     @staticmethod
-    def forward(ctx: Any, content_q, position_q, k, v, r, options: _Options):
+    def forward(ctx, content_q, position_q, k, v, r, options: _Options):
         content_q, position_q, k, v = (x.contiguous() for x in (content_q, position_q, k, v))
         mask = options.mask
         r = with_spare(r, next_multiple(r.shape[1]) + (ALIGNED if mask.ahead else 0))
@@ -111,7 +109,7 @@ class _ChunkedAttention(torch.autograd.Function):
 
     @staticmethod
     @first_derivative
-    def backward(ctx: Any, d_out: Tensor):
+    def backward(ctx, d_out: Tensor):
         content_q, position_q, k, v, r = ctx.saved_tensors
         mask = ctx.options.mask
         d_out = without_padding(d_out / (1 - ctx.options.dropout_p), mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,15 @@ class Mask(NamedTuple):
     """Number of keys after its own that a query sees; 0: causal."""
     end: Int[Tensor, " B"] | None = None
 
+    def window(self, keys: int) -> int:
+        """The number of keys up to its own that a query sees, of all `keys`."""
+        return keys if self.attn_len is None else min(self.attn_len, keys)
+
+    def bounds(self, memory: int) -> tuple[Tensor | None, Tensor | None]:
+        """Of each row the first key that is no padding, and the first of the padding on the right; None: no padding."""
+        start = None if self.valid is None else memory - self.valid
+        return start, None if self.end is None else memory + self.end
+
     def from_query(self, start: int, rows: slice) -> Mask:
         """The mask of the queries from `start` on, for some rows."""
         valid = None if self.valid is None else self.valid[rows] + start
@@ -27,7 +36,9 @@ class Mask(NamedTuple):
         return self._replace(valid=valid, end=end)
 
 
-def visible(queries: int, keys: int, mask: Mask, *, device: Any = None) -> Bool[Tensor, "#B 1 T S"]:
+def visible(
+    queries: int, keys: int, mask: Mask, *, device: torch.device | str | None = None
+) -> Bool[Tensor, "#B 1 T S"]:
     """Which of S = M + T keys each of T queries sees; for T = 3 after M = 2, plain, with attn_len 2, with ahead 1:
 
         1 1 1 0 0        0 1 1 0 0        1 1 1 1 0
@@ -43,11 +54,10 @@ def visible(queries: int, keys: int, mask: Mask, *, device: Any = None) -> Bool[
     if mask.attn_len is not None:
         seen = seen & (j > i - mask.attn_len)
     seen = seen[None, None]
-    if mask.valid is not None:
-        first = memory - mask.valid[:, None, None, None]
-        seen = seen & (j >= first) & (i >= first)
-    if mask.end is not None:
-        end = memory + mask.end[:, None, None, None]
+    start, end = (each if each is None else each[:, None, None, None] for each in mask.bounds(memory))
+    if start is not None:
+        seen = seen & (j >= start) & (i >= start)
+    if end is not None:
         seen = seen & (j < end) & (i < end)
     return seen
 
@@ -55,10 +65,11 @@ def visible(queries: int, keys: int, mask: Mask, *, device: Any = None) -> Bool[
 def without_padding(out: Float[Tensor, "H B T K"], mask: Mask) -> Float[Tensor, "H B T K"]:
     """`out` with 0 where a row's first or last tokens are padding."""
     i = torch.arange(out.shape[2], device=out.device)
-    if mask.valid is not None:
-        out = out.masked_fill((i < -mask.valid[:, None])[:, :, None], 0.0)
-    if mask.end is not None:
-        out = out.masked_fill((i >= mask.end[:, None])[:, :, None], 0.0)
+    start, end = mask.bounds(0)
+    if start is not None:
+        out = out.masked_fill((i < start[:, None])[:, :, None], 0.0)
+    if end is not None:
+        out = out.masked_fill((i >= end[:, None])[:, :, None], 0.0)
     return out
 
 
@@ -76,10 +87,11 @@ def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> 
         hidden = torch.ones(edge.shape[-2:], dtype=torch.bool, device=device).tril_(memory - mask.attn_len)
         edge.masked_fill_(hidden, lowest)
     j = torch.arange(S, device=device)
-    if mask.valid is not None:
-        shifted.masked_fill_((j < (memory - mask.valid)[:, None])[:, None], lowest)
-    if mask.end is not None:
-        shifted.masked_fill_((j >= (memory + mask.end)[:, None])[:, None], lowest)
+    start, end = mask.bounds(memory)
+    if start is not None:
+        shifted.masked_fill_((j < start[:, None])[:, None], lowest)
+    if end is not None:
+        shifted.masked_fill_((j >= end[:, None])[:, None], lowest)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
         reached = mask.attn_len - 1 + T
         k, v = k[:, :, -reached:], v[:, :, -reached:]
     S = k.shape[2]
-    seen = S if mask.attn_len is None else min(mask.attn_len, S)
+    seen = mask.window(S)
     position_q = ((q + position_bias[:, None]) * scale).transpose(0, 1).reshape(H, B * T, K)
     if T == 1:  # no shift is needed, and a matrix times a vector is fastest with the matrix on the left
         shifted = torch.bmm(r[:, r.shape[1] - S :], position_q.mT).mT.reshape(H, B, 1, S)

@@ -15,18 +15,23 @@ on the BLAS, the processor or the number of threads.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from . import relative_attention
+from .masks import Mask
+from .masks import visible as keys_seen
 
 NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")
+Arguments = dict[str, Any]
+"""Arguments of `relative_attention` by their names."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ ON_A_CARD = {
 most of the time."""
 
 
-def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
+def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Arguments:
     """Unit normal inputs of `relative_attention` that require gradients."""
     generator = torch.Generator().manual_seed(seed)
     keys = case.memory + case.queries
@@ -131,41 +136,19 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int =
     return {name: value.detach().requires_grad_() for name, value in inputs.items()}
 
 
-def masks(case: Case, device: str = "cpu") -> dict[str, Any]:
+def masks(case: Case, device: str = "cpu") -> Arguments:
     """The keyword arguments of the call besides dropout and backend."""
     valid, end = (None if rows is None else torch.tensor(rows, device=device) for rows in (case.valid, case.end))
     found = {"attn_len": case.attn_len, "valid": valid, "end": end, "scale": case.scale}
     return found | {"causal": case.causal, "look_ahead": case.look_ahead}
 
 
-def plain(inputs: dict[str, Any], case: Case, drop: Tensor | None = None) -> Tensor:
-    """The original code's formulation in the dtype of the inputs; `drop` multiplies the probabilities."""
-    q, k, v, r, content_bias, position_bias = (inputs[name] for name in NAMES)
-    n_query, n_key = q.shape[2], k.shape[2]
-    n_distance = n_key + case.later
-    r = r[:, r.shape[1] - n_distance :]
-    by_content = (q + content_bias[:, None]) @ k.mT
-    by_distance = (q + position_bias[:, None]) @ r.mT
-    padded = torch.cat([by_distance.new_zeros(*by_distance.shape[:3], 1), by_distance], dim=-1)
-    shifted = padded.view(*by_distance.shape[:2], n_distance + 1, n_query)[:, :, 1:].reshape_as(by_distance)
-    shifted = shifted[..., :n_key]
-    hidden = ~visible(case, q.device)[:, None]
-    score = (by_content + shifted) * (case.scale if case.scale is not None else q.shape[-1] ** -0.5)
-    probability = score.masked_fill(hidden, torch.finfo(score.dtype).min).softmax(-1).masked_fill(hidden, 0)
-    return (probability if drop is None else probability * drop) @ v
-
-
-def visible(case: Case, device: torch.device | str = "cpu") -> Tensor:
-    """The mask [B, T, S] of the keys that each query sees."""
-    i = torch.arange(case.queries, device=device)[:, None] + case.memory
-    j = torch.arange(case.memory + case.queries, device=device)
+def visible(case: Case, device: str = "cpu") -> Bool[Tensor, "B T S"]:
+    """The keys that each query sees."""
+    given, keys = masks(case, device), case.memory + case.queries
     ahead = case.later if case.look_ahead is None else case.look_ahead
-    seen = (j <= i + ahead) & (j > i - (case.attn_len or len(j)))
-    valid = torch.tensor(case.valid or [case.memory] * case.batch, device=device)[:, None, None]
-    end = torch.tensor(case.end or [case.queries] * case.batch, device=device)[:, None, None]
-    for position in (i, j):
-        seen = seen & (position >= case.memory - valid) & (position < case.memory + end)
-    return seen
+    seen = keys_seen(case.queries, keys, Mask(case.attn_len, given["valid"], ahead, given["end"]), device=device)
+    return seen[:, 0].expand(case.batch, -1, -1)
 
 
 @contextmanager
@@ -182,15 +165,16 @@ def poisoned_empty() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def _run(inputs: dict[str, Any], cotangent: Tensor, attend) -> dict[str, Tensor]:
-    out = attend(inputs)
+def _run(
+    inputs: Arguments, cotangent: Tensor, attend: Callable[[Arguments], Tensor], *, backward: bool = True
+) -> dict[str, Tensor]:
+    """The result and the six gradients; without `backward` the result alone, computed without a graph."""
+    with torch.set_grad_enabled(backward):
+        out = attend(inputs)
+    if not backward:
+        return {"out": out}
     gradients = torch.autograd.grad(out, [inputs[name] for name in NAMES], cotangent.to(out.dtype))
     return {"out": out.detach()} | {f"d {name}": grad for name, grad in zip(NAMES, gradients, strict=True)}
-
-
-@torch.no_grad()
-def _forward(inputs: dict[str, Any], cotangent: Tensor, attend) -> dict[str, Tensor]:
-    return {"out": attend(inputs)}
 
 
 DRAWS = 8
@@ -236,7 +220,7 @@ class Roundings:
 
 
 @torch.no_grad()
-def with_roundings(inputs: dict[str, Any], case: Case, cotangent: Tensor, roundings: Roundings) -> dict[str, Tensor]:
+def with_roundings(inputs: Arguments, case: Case, cotangent: Tensor, roundings: Roundings) -> dict[str, Tensor]:
     """Result and gradients by the equations, with each intermediate number moved by a random rounding.
 
     The backward pass computes its probabilities from scores that were rounded differently from their normaliser,
@@ -286,26 +270,23 @@ def assert_contract(
 
     Without `backward`, call it without a graph, as inference does.
     """
-    run = _run if backward else _forward
     inputs, cotangent = make_inputs(case, dtype, device, seed), _cotangent(case, dtype, seed).to(device)
     arguments = masks(case, device)
     with poisoned_empty():
-        found = run(inputs, cotangent, lambda x: relative_attention(**x, **arguments, backend=backend))
+        found = _run(
+            inputs, cotangent, lambda x: relative_attention(**x, **arguments, backend=backend), backward=backward
+        )
     expected = _truth(case, dtype, seed)
+    measures = {
+        "root mean square": lambda x: x.square().mean().sqrt().item(),
+        "largest": lambda x: x.abs().max().item(),
+    }
     for name, value in found.items():
         assert value.dtype == dtype, f"{name}: {value.dtype}, inputs are {dtype}"
         truth, roundings = expected[name]
-        for measure in (_root_mean_square, _largest):
+        for kind, measure in measures.items():
             error, usual = measure(value.cpu().double() - truth), measure(roundings)
-            assert error <= FACTOR * usual, f"{name}: {measure.__name__} error {error:.3g}, rounding makes {usual:.3g}"
-
-
-def _root_mean_square(x: Tensor) -> float:
-    return float(x.square().mean().sqrt())
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.abs().max())
+            assert error <= FACTOR * usual, f"{name}: {kind} error {error:.3g}, rounding makes {usual:.3g}"
 
 
 def assert_dropout(backend: str, case: Case, dtype: torch.dtype = torch.float64, device: str = "cpu") -> None:
@@ -315,7 +296,7 @@ def assert_dropout(backend: str, case: Case, dtype: torch.dtype = torch.float64,
     # With the identity as values the output is the probability of each key, dropped or kept.
     identity = {"v": torch.eye(case.head_size, dtype=dtype, device=device).expand_as(inputs["v"])}
 
-    def attend(x: dict[str, Any], dropout_p: float = share, seed: int = 5) -> Tensor:
+    def attend(x: Arguments, dropout_p: float = share, seed: int = 5) -> Tensor:
         torch.manual_seed(seed)
         return relative_attention(**x, **masks(case, device), dropout_p=dropout_p, backend=backend)
 
@@ -333,7 +314,13 @@ def assert_dropout(backend: str, case: Case, dtype: torch.dtype = torch.float64,
 
     cotangent = torch.randn(inputs["q"].shape, generator=torch.Generator().manual_seed(7)).to(device)
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    expected = _run(exact, cotangent.double(), lambda x: plain(x, case, drop.double()))
+    identity["v"] = identity["v"].double()
+
+    def drop_same(x: Arguments) -> Tensor:
+        probability = relative_attention(**x | identity, **masks(case, device), backend="reference")
+        return (probability * drop.double()) @ x["v"]
+
+    expected = _run(exact, cotangent.double(), drop_same)
     found, again = (_run(inputs, cotangent, attend) for _ in range(2))
     tolerance = 1e-7 if dtype == torch.float64 else 1e-4  # of sums of a hundred products of unit size
     for name, truth in expected.items():

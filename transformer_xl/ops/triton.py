@@ -155,7 +155,7 @@ def _attend(
     return out, lse
 
 
-def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _empty_results(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     B, H, T, K = q.shape
     return q.new_empty(B, T, H, K), q.new_empty(B, H, T, dtype=torch.float32)
 
@@ -191,7 +191,7 @@ def _attend_backward(
     return d_q, d_k, d_v, d_r, d_u, d_w
 
 
-def _empty_gradients(d_out, out, lse, q, k, v, r, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _empty_gradients(d_out, out, lse, q, k, v, r, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (B, H, _, K), S, R = q.shape, k.shape[2], r.shape[1]
     d_k, d_v = q.new_empty(B, S, H, K), q.new_empty(B, S, H, K)
     d_r = q.new_empty(R, H, K, dtype=torch.float32)
@@ -199,13 +199,13 @@ def _empty_gradients(d_out, out, lse, q, k, v, r, *_: Any) -> tuple[Tensor, Tens
     return torch.empty_like(out), d_k, d_v, d_r, d_u, d_w
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx, inputs, output) -> None:
     ctx.save_for_backward(*output, *inputs[:9])
     ctx.numbers = inputs[9:]
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, d_out: Tensor | None, d_lse: None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx, d_out: Tensor | None, d_lse: None) -> tuple[Tensor | None, ...]:
     """First derivatives only: the backward operator has none itself."""
     if d_out is None:
         return (None,) * 12
@@ -225,12 +225,10 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     S = k.shape[2]
     r, memory = r[:, r.shape[1] - S - mask.ahead :], S - q.shape[2]
-    start = None if mask.valid is None else (memory - mask.valid).to(torch.int32).contiguous()
-    end = None if mask.end is None else (memory + mask.end).to(torch.int32).contiguous()
-    window = S if mask.attn_len is None else min(mask.attn_len, S)
+    start, end = (each if each is None else each.to(torch.int32).contiguous() for each in mask.bounds(memory))
     # On the device, so that each replay of a CUDA graph draws another.
     seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=q.device) if dropout_p else None
-    out, _ = _attend(q, k, v, r, content_bias, position_bias, start, end, seed, window, scale, dropout_p)
+    out, _ = _attend(q, k, v, r, content_bias, position_bias, start, end, seed, mask.window(S), scale, dropout_p)
     out = out.transpose(1, 2)
     # A causal query that is padding on the left sees no key, and its result is 0 already.
     return without_padding(out.transpose(0, 1), mask).transpose(0, 1) if mask.ahead or end is not None else out

@@ -14,20 +14,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 from jaxtyping import Float
@@ -46,7 +43,6 @@ FLAGS = (
 )
 CPUINFO = Path("/proc/cpuinfo")
 _BUILD = "txl generate or transformer_xl.ops.native.build(print)"
-_DIGEST = hashlib.sha256().digest_size
 
 
 def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -80,36 +76,24 @@ def library() -> Path:
 
 
 @cache
-def _module(path: Path) -> tuple[Any, str | None]:
-    """The kernels, or None and the reason. The file ends with its SHA-256: a damaged one could crash the process."""
+def _module(path: Path) -> tuple[ModuleType | None, str | None]:
+    """The kernels, or None and the reason."""
+    if not path.exists():
+        return None, f"it is not built for this machine; {_BUILD} builds it"
     try:
-        if others := writable_by_others(path):
-            raise ImportError(f"others may write {others}, and what is in it would run; chmod go-w {others}")
-        content = path.read_bytes()
-        if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
-            raise ImportError("it is damaged")
-        spec = spec_from_loader(path.stem, ExtensionFileLoader(path.stem, str(path)))
+        spec = spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
         return module, None
-    except FileNotFoundError:
-        return None, f"it is not built for this machine; {_BUILD} builds it"
-    except (ImportError, OSError) as error:
-        reason = f"its build {path} cannot be loaded ({error}); {_BUILD} builds it again"
-        warnings.warn(f"The kernels for this CPU are not used: {reason}.", stacklevel=2)
-        return None, reason
+    except ImportError as error:
+        return None, f"its build {path} cannot be loaded ({error}); {_BUILD} builds it again"
 
 
-def writable_by_others(path: Path) -> Path | None:
-    """The file or its folder, if it is no file, or another user than this one and root owns it or may write it."""
-    for each in (path, path.parent):
-        found = each.stat()
-        if each == path and not stat.S_ISREG(found.st_mode):
-            return each
-        if found.st_mode & 0o022 or found.st_uid not in (0, os.getuid()):
-            return each
-    return None
+def _kernels() -> ModuleType:
+    module, reason = _module(library())
+    assert module is not None, reason
+    return module
 
 
 def build(say: Callable[[str], None]) -> None:
@@ -118,7 +102,7 @@ def build(say: Callable[[str], None]) -> None:
     `say` gets a line before a build, and one if it fails. After a failure the other backends serve, and the reason
     stays beside `library()`, so no later command tries again.
     """
-    if machine_refusal() is not None or _module_quietly() is not None:
+    if machine_refusal() is not None or _module(library())[0] is not None:
         return
     command, failure = compiler(), library().with_suffix(".txt")
     if command is None:
@@ -131,7 +115,7 @@ def build(say: Callable[[str], None]) -> None:
     try:
         _compile(command, library())
         _module.cache_clear()
-        reason = "" if _module_quietly() is not None else "They were built but cannot be loaded."
+        _, reason = _module(library())
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
     if reason:
@@ -146,17 +130,10 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
-def _module_quietly() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _module(library())[0]
-
-
 def _compile(compiler: str, path: Path) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o755)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
         built = Path(folder, path.name)
         includes = [f"-I{each}" for each in (*include_paths(), sysconfig.get_paths()["include"])]
@@ -170,32 +147,28 @@ def _compile(compiler: str, path: Path) -> None:
         commands = ([compiler, *FLAGS, *names, *includes, "-c", str(unit), "-o", units[unit]] for unit in units)
         list(pool.map(run, commands))
         run([compiler, "-shared", *FLAGS, *units.values(), "-o", str(built), *links])
-        content = built.read_bytes()
-        built.write_bytes(content + hashlib.sha256(content).digest())
-        built.chmod(0o755)
         built.replace(path)
 
 
-def make_step(*arguments: Any) -> Callable[..., Tensor]:
+def make_step(*arguments: object) -> Callable[..., Tensor]:
     """See `model.native.native_step`, which gives the weights."""
-    return _module(library())[0].make_step(*arguments)
+    return _kernels().make_step(*arguments)
 
 
 class _NativeAttention(torch.autograd.Function):
     """The kernels as an autograd function. First derivatives only."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments):
-        out, lse = _module(library())[0].forward(True, *arguments)
-        *tensors, window, ahead, scale, dropout_p, seed = arguments
-        ctx.save_for_backward(out, lse, *tensors)
-        ctx.options = window, ahead, scale, dropout_p, seed
+    def forward(ctx, *arguments):
+        out, lse = _kernels().forward(True, *arguments)
+        ctx.save_for_backward(out, lse, *arguments[:8])
+        ctx.options = arguments[8:]
         return out
 
     @staticmethod
     @first_derivative
-    def backward(ctx: Any, d_out: Tensor):
-        gradients = _module(library())[0].backward(d_out, *ctx.saved_tensors, *ctx.options)
+    def backward(ctx, d_out: Tensor):
+        gradients = _kernels().backward(d_out, *ctx.saved_tensors, *ctx.options)
         return *gradients, *[None] * 7
 
 
@@ -204,12 +177,10 @@ def attend(call: Call) -> Float[Tensor, "B H T K"]:
     q, k, v, r, content_bias, position_bias, mask, dropout_p, scale = call
     S = k.shape[2]
     memory, r = S - q.shape[2], r[:, r.shape[1] - S - mask.ahead :]
-    start = None if mask.valid is None else (memory - mask.valid).long()
-    end = None if mask.end is None else (memory + mask.end).long()
-    window = S if mask.attn_len is None else min(mask.attn_len, S)
+    start, end = (each if each is None else each.long() for each in mask.bounds(memory))
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
     tensors = q, k, v, r, content_bias, position_bias
-    arguments = *tensors, start, end, window, mask.ahead, scale, dropout_p, seed
+    arguments = *tensors, start, end, mask.window(S), mask.ahead, scale, dropout_p, seed
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return _NativeAttention.apply(*arguments)
-    return _module(library())[0].forward(False, *arguments)[0]
+    return _kernels().forward(False, *arguments)[0]
