@@ -14,7 +14,7 @@ from tyro.conf import DisallowNone, Positional, arg
 
 from transformer_xl.mistake import Mistake
 
-Part = Literal["train", "eval", "decode", "op", "sliding", "memory", "data", "kernels", "here", "all"]
+Part = Literal["train", "eval", "decode", "op", "sliding", "kernels", "here", "all"]
 _ALWAYS = ("size", "recipe", "device", "precision", "repeats")
 TAKES = {
     "train": (*_ALWAYS, "peers", "against", "batch_size", "tgt_len", "mem_len"),
@@ -22,14 +22,12 @@ TAKES = {
     "decode": (*_ALWAYS, "peers", "against", "batch_size", "mem_len"),
     "op": (*_ALWAYS, "batch_size", "tgt_len", "mem_len"),
     "sliding": (*_ALWAYS, "mem_len"),
-    "memory": ("size", "recipe", "device", "precision", "peers", "batch_size", "tgt_len", "mem_len"),
-    "data": ("megabytes", "counts", "repeats"),
-    "kernels": ("size", "results"),
+    "kernels": ("size",),
     "here": ("recipe", "device", "precision", "seconds", "repeats"),
     "all": (*_ALWAYS, "peers"),
 }
 """The options that each part uses."""
-_RACES = [name for name in TAKES if name not in ("data", "kernels", "here", "all")]
+_RACES = [name for name in TAKES if name not in ("kernels", "here", "all")]
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Command:
 
     part: Annotated[Positional[Part], arg(metavar="|".join(get_args(Part)))]
     """train: optimizer steps; eval: segments; decode: one token at a time; op: attention alone; sliding: the paper's
-    Table 9; memory: the peak memory of a training step; data: from text to ids; kernels: the fused kernels compiled for
-    GPUs, without one; here: one recipe or run on this machine, without peers; all: everything but these three."""
+    Table 9; kernels: the fused kernels compiled for GPUs, without one; here: one recipe or run on this machine, without
+    peers; all: everything but these two."""
     size: Literal["paper", "toy"] | None = None
     """toy: the same code at sizes that take seconds; by default paper. kernels: by default with all masks only; paper:
     with each choice of masks."""
@@ -57,15 +55,9 @@ class Command:
     mem_len: Annotated[int | None, arg(metavar="N")] = None
     """Tokens of memory; sliding: the attention length."""
     repeats: Annotated[int | None, arg(metavar="N")] = None
-    """Turns of each contender; medians are reported. By default 5, for data 1."""
+    """Turns of each contender; medians are reported. By default 5."""
     seconds: float | None = None
     """here: minimum duration of one measurement; by default 1."""
-    megabytes: Annotated[int | None, arg(metavar="N")] = None
-    """data: size of the text in MB; by default 540, the size of WikiText-103."""
-    counts: Annotated[Path | None, arg(metavar="FILE")] = None
-    """data: draw words by the counts in this file; by default made-up words by Zipf's law."""
-    results: Annotated[Path | None, arg(metavar="FILE")] = None
-    """kernels: write each result into this file, and compile only what it lacks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,11 +85,6 @@ def bench(part: Part, given: dict[str, Any]) -> None:
         if name not in TAKES[part]:
             known = ", ".join(f"--{option.replace('_', '-')}" for option in TAKES[part])
             raise Mistake(f"--{name.replace('_', '-')} has no effect on {part}, which takes {known}. Leave it out.")
-    if part == "data":
-        from .data import bench_data
-
-        bench_data(**given)
-        return
     if part == "kernels":
         from .kernels import bench_kernels
 
@@ -113,7 +100,6 @@ def bench(part: Part, given: dict[str, Any]) -> None:
     from transformer_xl.ops.choice import build_native
 
     from .language import bench_language
-    from .memory import bench_memory
     from .op import bench_op
     from .options import Options
     from .race import Pool
@@ -121,7 +107,7 @@ def bench(part: Part, given: dict[str, Any]) -> None:
 
     options = Options(**given)
     build_native(torch.device(options.torch_device), needed=True)
-    own = {"op": bench_op, "sliding": bench_sliding, "memory": bench_memory}
+    own = {"op": bench_op, "sliding": bench_sliding}
     with Pool() as pool:
         for name in _RACES if part == "all" else [part]:
             if name in own:

@@ -92,11 +92,6 @@ def _settings(target: str, device: str, precision: str | None) -> RunConfig:
         config = load_recipe(target)
     if not config.model.vocab_size:
         raise Mistake(f"--recipe must set model.vocab_size, and {target} takes it from its corpus. Give a run of it.")
-    return on_this_machine(config, device, precision)
-
-
-def on_this_machine(config: RunConfig, device: str, precision: str | None) -> RunConfig:
-    """`config` with everything chosen for this machine. The precision is by default its own."""
     train = replace(config.train, device=device, precision=precision or config.train.precision)
     build_native(resolve_device(device), needed=True)
     chosen = {name: choice["name"] for name, choice in choices(train, config.model).items()}

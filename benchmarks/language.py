@@ -13,7 +13,7 @@ from transformer_xl.mistake import Mistake
 
 from . import bound
 from .gate import check_op, check_same
-from .options import Options, finish, hardware, header, job, show, write_text
+from .options import Options, finish, header, job, show, write_text
 from .race import Contender, Pool, Prepared, Runner, Timing, race
 
 PAPER = {
@@ -120,7 +120,8 @@ def _case(part: str, options: Options, config: RunConfig, work: bound.Work, fold
         _row("bound", precision, Timing(seconds, seconds, seconds), tokens, timings[reference].median)
         for precision, seconds in least.items()
     ]
-    about = {"flop_per_token": bounds.flop / tokens, "bytes": bounds.bytes, "machine": bounds.machine(timings)}
+    bandwidth = 1e-9 / timings["bandwidth fp32"].median
+    about = {"flop_per_token": bounds.flop / tokens, "bytes": bounds.bytes, "gigabytes_per_second": bandwidth}
     case = {**sizes, **about, "reference": reference, "rows": rows, "refused": refused}
     _print_case(part, options, case)
     return case
@@ -146,7 +147,7 @@ def _print_case(part: str, options: Options, case: dict[str, Any]) -> None:
     notes = [
         f"{part}, {options.recipe}{' as a toy' if options.toy else ''}: {sizes}; a {unit}'s ms, "
         f"median of {options.repeats}; times as fast as {case['reference']}; "
-        f"{case['flop_per_token'] / 1e6:.1f} MFLOP a token; {case['machine']['cpu']}",
+        f"{case['flop_per_token'] / 1e6:.1f} MFLOP a token",
     ]
     if not options.peers:
         notes.append("There are no peers. Give --peers the Python of an environment with transformers 4.37.2.")
@@ -160,22 +161,18 @@ class Bounds:
     """Measures the least possible time of a case, by runners that take turns with the contenders."""
 
     def __init__(self, part: str, options: Options, config: RunConfig, work: bound.Work, pool: Pool) -> None:
-        self.part, self.options, model = part, options, config.model
+        self.part, model = part, config.model
         self.products = bound.products(model, work, training=part == "train")
         self.flop = sum(product.flop for product in self.products)
         self.bytes = {p: bound.token_bytes(model, work.batch, work.mem_len, p) for p in options.precisions}
         if part != "decode":
             self.bytes = dict.fromkeys(options.precisions, bound.optimizer_bytes(model) if part == "train" else 0)
         device = options.torch_device
-        cube = (1, 128, 128, 128) if options.toy else (1, *(8192 if device.startswith("cuda") else 2048,) * 3)
-        self.cube_flop = 2.0 * cube[1] ** 3
         self.runners: dict[str, Prepared] = {}
-        for precision in options.precisions:
-            common = {"device": device, "precision": precision}
-            if part != "decode":
-                products = {"products": [tuple(product[1:]) for product in self.products]}
-                self.runners |= pool.prepare_rate(f"products {precision}", "Products", common | products)
-            self.runners |= pool.prepare_rate(f"peak {precision}", "Products", common | {"products": [(*cube, 1)]})
+        for precision in options.precisions if part != "decode" else ():
+            listed = [tuple(product[1:]) for product in self.products]
+            task = {"device": device, "precision": precision, "products": listed}
+            self.runners |= pool.prepare_rate(f"products {precision}", "Products", task)
         large = {"device": device, "bytes": 10**6 if options.toy else 1 << 29}
         self.runners |= pool.prepare_rate("bandwidth fp32", "Bandwidth", large)
 
@@ -183,14 +180,3 @@ class Bounds:
         """The least time of one unit of work."""
         products = 0.0 if self.part == "decode" else timings[f"products {precision}"].median
         return products + self.bytes[precision] * timings["bandwidth fp32"].median
-
-    def machine(self, timings: Mapping[str, Timing]) -> dict[str, Any]:
-        """The measured rates."""
-        facts = hardware(self.options.torch_device)
-        found: dict[str, Any] = {"cpu": facts["gpu"] or facts["cpu"]}
-        found["gigabytes_per_second"] = 1e-9 / timings["bandwidth fp32"].median
-        for precision in self.options.precisions:
-            found[f"peak_gflops_{precision}"] = self.cube_flop / timings[f"peak {precision}"].median / 1e9
-            if self.part != "decode":
-                found[f"product_gflops_{precision}"] = self.flop / timings[f"products {precision}"].median / 1e9
-        return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +103,23 @@ class Op:
     """`relative_attention` with one backend: forward, or forward and backward."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self.backend, self.backward = job["backend"], job["backward"]
-        self.inputs = op_inputs(job)
+        self.inputs, self.backward = op_inputs(job), job["backward"]
         self.kept_bytes = sum(x.numel() * x.element_size() for x in self.inputs.values())
         self.cotangent = torch.randn_like(self.inputs["q"])
+        self.attend = self.attention(job)
         try:
             self.run()
         except ValueError as error:
             raise NotImplementedError(str(error)) from error
 
+    def attention(self, job: dict[str, Any]) -> Callable[..., Tensor]:
+        return partial(relative_attention, backend=job["backend"])
+
     def run(self) -> None:
         with torch.set_grad_enabled(self.backward):
-            out = self.attend()
+            out = self.attend(**self.inputs)
             if self.backward:
                 torch.autograd.grad(out, list(self.inputs.values()), self.cotangent)
-
-    def attend(self) -> Tensor:
-        return relative_attention(**self.inputs, backend=self.backend)
 
 
 def op_inputs(job: dict[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Process:
         """Send a request and wait for its answer.
 
         Raises:
-            ChildProcessError: the process ended, gave no valid answer, or reported an exception.
+            ChildProcessError: the process ended, or reported an exception.
         """
         self.send(do, **request)
         return self.receive()
@@ -83,14 +83,7 @@ class Process:
         line = self.running.stdout.readline()
         if not line:
             self._ended()
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise ChildProcessError(
-                f"The process of {self.key} ({self.python}) answered {line[:80]!r}, which is not a JSON object."
-            )
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ChildProcessError(
                 f"The process of {self.key} ({self.python}) failed: {answer['error']}. If it lacks memory, lower "

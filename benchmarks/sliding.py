@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _row(options: Options, precision: str, attn_len: int, folder: Path, pool: Po
 def _windows(options: Options, precision: str, attn_len: int, pool: Pool) -> tuple[Prepared, int]:
     """The vanilla model, and the fastest number of windows side by side: doubled until that is no longer faster."""
     contender = Contender("vanilla", precision, "benchmarks.vanilla", "Sliding")
-    common = {"model": job_model(options), "attn_len": attn_len, "precision": precision}
+    common = {"model": asdict(options.config().model), "attn_len": attn_len, "precision": precision}
     best, count = float("inf"), 1
     while count == 1 or count * attn_len <= _MOST_TOKENS:
         task = common | {"batch": count, "device": options.torch_device}
@@ -117,13 +118,6 @@ def _windows(options: Options, precision: str, attn_len: int, pool: Pool) -> tup
         best, count = seconds, 2 * count
     [vanilla] = pool.prepare({contender: common | {"batch": count // 2, "device": options.torch_device}}, {}).values()
     return vanilla, count // 2
-
-
-def job_model(options: Options) -> dict[str, Any]:
-    """The model's settings for a job."""
-    from dataclasses import asdict
-
-    return asdict(options.config().model)
 
 
 def _segments(options: Options, precision: str, attn_len: int, folder: Path, pool: Pool) -> tuple[Prepared, int]:

@@ -7,12 +7,15 @@ of each band by a mask. Its parameters have the names of `TransformerXL`'s.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .ours import Op, read_weights
 
 State = list[Tensor]
 
@@ -159,8 +162,6 @@ class Textbook:
     """The model as a contender."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from benchmarks.ours import read_weights
-
         self.job, sizes = job, job["model"]
         projected = sizes["div_val"] > 1 or sizes["d_embed"] not in (None, sizes["d_model"])
         given = [name for name in ("pre_lnorm", "final_norm", "qk_norm", "ngrams", "relu_output") if sizes[name]]
@@ -190,18 +191,8 @@ class Textbook:
         return [torch.zeros(shape, device=self.job["device"]) for _ in self.module.layers]
 
 
-class TextbookOp:
+class TextbookOp(Op):
     """The attention alone."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        from benchmarks.ours import op_inputs
-
-        self.inputs, self.backward = op_inputs(job), job["backward"]
-        self.kept_bytes = sum(x.numel() * x.element_size() for x in self.inputs.values())
-        self.cotangent = torch.randn_like(self.inputs["q"])
-
-    def run(self) -> None:
-        with torch.set_grad_enabled(self.backward):
-            out = attend(**self.inputs)
-            if self.backward:
-                torch.autograd.grad(out, list(self.inputs.values()), self.cotangent)
+    def attention(self, job: dict[str, Any]) -> Callable[..., Tensor]:
+        return attend

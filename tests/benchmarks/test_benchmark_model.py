@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import bound, flex, gate, race, rates
+from benchmarks import bound, flex, gate, race
 from benchmarks.__main__ import main
 from benchmarks.options import Options
 from benchmarks.ours import op_inputs
@@ -146,13 +146,6 @@ def test_vanilla_computes_only_the_last_position() -> None:
     assert counter.get_total_flops() == pytest.approx(sum(p.flop for p in whole))
 
 
-def test_the_time_of_products_is_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = {"products": [(1, 2, 3, 5, 4), (7, 2, 3, 5, 0.5)], "precision": "fp32", "device": "cpu"}
-    products = rates.Products(job)
-    monkeypatch.setattr(rates, "_seconds", lambda call, times: 1.0)
-    assert products.seconds() == 4.5
-
-
 class Recorded:
     """Takes the given seconds, and records its turns."""
 
@@ -227,8 +220,6 @@ def script(folder: Path, line: str) -> str:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("echo nonsense; cat > /dev/null", "answered 'nonsense"),
-        ("echo 3; cat > /dev/null", "answered '3"),
         ("read request; echo so be it >&2; exit 3", "ended with status 3; its last line: so be it"),
         (f'exec {sys.executable} -S "$@"', "must be the Python of an environment with torch and transformers"),
     ],
@@ -253,13 +244,11 @@ def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(
         (["train", "--recipe", "wikitext103-large"], "the textbook model has no projected embeddings"),
         (["train", "--recipe", "text-small"], "must be a recipe that sets vocab_size"),
         (["decode", "--tgt-len", "3"], "--tgt-len has no effect on decode"),
-        (["data", "--size", "toy"], "--size has no effect on data"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     part, *others = words
-    size = [] if part == "data" else ["--size", "toy", "--precision", "fp32"]
-    assert main([part, *size, *others]) == 2
+    assert main([part, "--size", "toy", "--precision", "fp32", *others]) == 2
     assert told in capsys.readouterr().err
 
 
@@ -292,6 +281,7 @@ def test_ours_is_compared_with_the_textbook_and_the_bound(part: str, capsys: pyt
         assert list(rows) == ["textbook", "ours", "bound"]
         assert rows["ours"]["difference"] < gate.TOLERANCES["fp32"]
         tokens, ours = case["batch"] * case["tgt_len"], rows["ours"]["seconds"]
+        assert part == "decode" or 1 < rows["ours"]["peak_megabytes"] < 100
         assert rows["ours"]["tokens_per_second"] == pytest.approx(tokens / ours, rel=1e-4)
         assert rows["ours"]["ratio"] == pytest.approx(rows["textbook"]["seconds"] / ours, rel=1e-4)
         assert rows["ours"]["share_of_bound"] == pytest.approx(rows["bound"]["seconds"] / ours, rel=1e-4)
@@ -299,6 +289,5 @@ def test_ours_is_compared_with_the_textbook_and_the_bound(part: str, capsys: pyt
 
 @pytest.mark.outside
 def test_the_other_parts_run_as_toys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 1 < toy("memory", capsys)[0]["peak_megabytes"] < 100
     assert {row["contender"] for row in toy("op", capsys, "--repeats", "1")[0]["rows"]} >= {"textbook", "strided"}
     assert toy("sliding", capsys, "--repeats", "1")

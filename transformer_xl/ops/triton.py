@@ -41,26 +41,22 @@ _SMALL = (86, 89, 120)
 """Capabilities with 99 KiB of shared memory a program and 100 KiB a multiprocessor."""
 _READERS = ("queries", "distances")
 """Launches that read the tiles which "keys" wrote, so they have its BLOCK."""
-_TILES: list[tuple[tuple[str, ...], int, int, tuple[int | str, ...], tuple[int, int, int]]] = [
+_TILES: list[tuple[tuple[str, ...], int, int, tuple[int, ...], tuple[int, int, int]]] = [
     # launches, bytes a number, largest head, targets (none: all others), (BLOCK, warps, stages)
     (("forward",), 2, 64, (), (64, 4, 2)),
     (("delta",), 2, 128, (), (64, 4, 2)),
-    (_READERS, 2, 64, ("gfx942", *_SMALL), (32, 4, 2)),
+    (_READERS, 2, 64, _SMALL, (32, 4, 2)),
     (_READERS, 2, 64, (), (64, 4, 2)),
     (("keys",), 2, 64, (100,), (64, 8, 2)),  # products accumulate in tensor memory, so 8 warps have registers enough
     (("keys",), 2, 64, _SMALL, (32, 2, 2)),  # tiles of 64 take 74 KiB, and two programs must fit
-    (("keys",), 2, 64, ("gfx942",), (32, 4, 2)),  # 64 KiB
     (("keys",), 2, 64, (80,), (64, 4, 1)),  # two stages would spill 80 bytes
     (("keys",), 2, 64, (), (64, 4, 2)),
     (("forward",), 2, 128, (90,), (64, 4, 2)),
-    (("keys", *_READERS), 2, 128, ("gfx942",), (16, 4, 2)),
     (("forward", "keys", *_READERS), 2, 128, (), (32, 4, 2)),
     # In fp32 a thread multiplies whole rows, which it holds in registers. Without tensor cores small tiles lose little.
-    (tuple(KERNELS), 4, 64, ("gfx942",), (32, 4, 2)),
     (tuple(KERNELS), 4, 32, (), (32, 8, 2)),
     (("forward",), 4, 64, (), (32, 8, 1)),
     (("delta", "keys", *_READERS), 4, 64, (), (32, 8, 2)),
-    (tuple(KERNELS), 4, 128, ("gfx942",), (16, 4, 2)),
     (("delta", "keys", *_READERS), 4, 128, (), (16, 8, 2)),
     (("forward",), 4, 128, (), (16, 8, 1)),
 ]
@@ -72,20 +68,18 @@ changes the order of sums, and a run must repeat.
 """
 
 
-def tile_of(name: str, dtype: torch.dtype, head_size: int, target: int | str) -> dict[str, int]:
-    """The tile of a launch, by the compute capability (90) or the architecture (gfx942)."""
+def tile_of(name: str, dtype: torch.dtype, head_size: int, target: int) -> dict[str, int]:
+    """The tile of a launch on a card of a compute capability, for instance 90."""
     for names, size, largest, targets, tile in _TILES:
         if name in names and dtype.itemsize == size and head_size <= largest and target in (targets or (target,)):
             return dict(zip(("BLOCK", "num_warps", "num_stages"), tile, strict=True))
     raise ValueError(f"no tile for {name}, {dtype} and heads of {head_size}")
 
 
-def _target(device: torch.device) -> int | str:
-    """The compute capability, for instance 80, or the architecture of an AMD card."""
+def _target(device: torch.device) -> int:
+    """The compute capability, for instance 80."""
     if device.type != "cuda":
         return 80  # the interpreter
-    if torch.version.hip:
-        return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 

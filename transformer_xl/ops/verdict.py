@@ -27,9 +27,9 @@ def card(device: torch.device) -> dict[str, str | None]:
     properties = torch.cuda.get_device_properties(device)
     return {
         "card": properties.name,
-        "target": getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}",
+        "target": f"sm_{properties.major}{properties.minor}",
         "torch": torch.__version__,
-        "cuda": torch.version.hip or torch.version.cuda,
+        "cuda": torch.version.cuda,
         "triton": kernels.triton.__version__,
         "source": hashlib.sha256(kernels.SOURCES).hexdigest(),
     }
