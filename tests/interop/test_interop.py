@@ -181,25 +181,11 @@ def test_other_entries_of_a_checkpoint_are_named(tmp_path):
         read_model(tmp_path, "original")
 
 
-def test_stated_ties_must_agree_with_the_arrays(tmp_path):
-    model, _ = bands_state()
-    content = nvidia_checkpoint(model, LENGTHS)
-    content["model_config"]["tie_projs"] = [False, False, True]
-    torch.save(content, tmp_path / "nv.pt")
-    with pytest.raises(ValueError, match=r"crit\.out_projs\.1 is missing"):
-        read_model(tmp_path / "nv.pt", "nvidia")
-    content["model_config"]["tie_projs"] = [True, True, True]
-    torch.save(content, tmp_path / "nv.pt")
-    with pytest.raises(ValueError, match=r"crit\.out_projs\.0 must equal what it is tied to"):
-        read_model(tmp_path / "nv.pt", "nvidia")
-
-
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
         (["--model.final-norm", "true"], r"final_norm\.weight of this package is nowhere in it"),
         (["--model.layer-norm-epsilon", "-1"], r"--model\.layer-norm-epsilon must be above 0, got -1"),
-        (["--corpus.unit", "byte"], r"--corpus\.unit and --corpus\.newlines must be those of its vocabulary"),
         (["--model.cutoffs", "x"], r"--model\.cutoffs must be a list of whole numbers"),
     ],
 )

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,16 +36,6 @@ _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
 
 
-class _Entry(NamedTuple):
-    """The location and type of a variable."""
-
-    dtype: int
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    size: int
-
-
 def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
     """The variables of a checkpoint by name, as views of memory-mapped files; None for types that are no numbers.
 
@@ -54,13 +43,19 @@ def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
         FileNotFoundError: PREFIX.index or one of its data files is missing.
         ValueError: a file is damaged or of another kind, or a variable is stored in an unsupported way.
     """
-    with _readable(_index(prefix)):
-        entries, count = _read_index(_index(prefix))
+    index = _index(prefix)
+    with _readable(index):
+        entries = dict(_table(memoryview(index.read_bytes())))
+        header = _Message(entries.pop(b"", memoryview(b"")))
+        if header.numbers[2]:
+            raise Mistake("it was written on a big-endian machine")
+        # A name that begins with a zero is a slice of a variable. The variable has a separate entry.
+        stored = {key.decode(): _Message(value) for key, value in entries.items() if key[0]}
     shards: dict[Path, UInt8[np.ndarray, " N"]] = {}
-    tensors: dict[str, Tensor | None] = dict.fromkeys(entries)
-    for name, entry in entries.items():
-        if entry.dtype in _DTYPES:
-            path = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{count:05d}")
+    tensors: dict[str, Tensor | None] = dict.fromkeys(stored)
+    for name, entry in stored.items():
+        if entry.numbers[1] in _DTYPES:
+            path = prefix.with_name(f"{prefix.name}.data-{entry.numbers[3]:05d}-of-{header.numbers[1]:05d}")
             with _readable(path):
                 if path not in shards:
                     shards[path] = np.memmap(path, np.uint8, mode="c")  # written to, it would not change the file
@@ -110,33 +105,17 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _tensor(name: str, entry: _Entry, shard: UInt8[np.ndarray, " N"]) -> Tensor:
-    dtype = _DTYPES[entry.dtype]
-    data = shard[entry.offset : entry.offset + entry.size]
-    if len(data) < entry.size or entry.size != math.prod(entry.shape) * dtype.itemsize:
-        stored = f"{entry.size} bytes from {entry.offset} of {len(shard)}"
-        raise Mistake(f"{name} of shape {list(entry.shape)} takes {stored}")
-    raw = torch.from_numpy(data if entry.offset % dtype.itemsize == 0 else data.copy())
-    return raw.view(dtype).view(entry.shape) if entry.size else torch.empty(entry.shape, dtype=dtype)
-
-
-def _read_index(path: Path) -> tuple[dict[str, _Entry], int]:
-    """The entries by name, and the number of data files."""
-    values = dict(_table(memoryview(path.read_bytes())))
-    header = _Message(values.pop(b"", memoryview(b"")))
-    if header.numbers[2]:
-        raise Mistake("it was written on a big-endian machine")
-    # A name that begins with a zero is a slice of a variable. The variable has a separate entry.
-    named = {key.decode(): _Message(value) for key, value in values.items() if key[0]}
-    return {name: _entry(name, stored) for name, stored in named.items()}, header.numbers[1]
-
-
-def _entry(name: str, stored: _Message) -> _Entry:
-    if stored.parts[7]:
+def _tensor(name: str, entry: _Message, shard: UInt8[np.ndarray, " N"]) -> Tensor:
+    """A variable. Its entry has the type (1), the shape (2), the shard (3), the offset (4), the size (5), parts (7)."""
+    if entry.parts[7]:
         raise Mistake(f"{name} is partitioned into slices, which are not put together here")
-    shape = tuple(_Message(size).numbers[1] for shape in stored.parts[2][-1:] for size in _Message(shape).parts[2])
-    dtype, shard, offset, size = (stored.numbers[field] for field in (1, 3, 4, 5))
-    return _Entry(dtype, shape, shard, offset, size)
+    dtype, offset, size = _DTYPES[entry.numbers[1]], entry.numbers[4], entry.numbers[5]
+    shape = tuple(_Message(length).numbers[1] for sizes in entry.parts[2] for length in _Message(sizes).parts[2])
+    data = shard[offset : offset + size]
+    if len(data) < size or size != math.prod(shape) * dtype.itemsize:
+        raise Mistake(f"{name} of shape {list(shape)} takes {size} bytes from {offset} of {len(shard)}")
+    raw = torch.from_numpy(data if offset % dtype.itemsize == 0 else data.copy())
+    return raw.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
 
 
 def _table(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
@@ -155,7 +134,7 @@ def _block(data: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, me
     content, compression = data[offset : offset + size], data[offset + size]
     if compression:
         raise Mistake("it is compressed")
-    restarts = 4 * (1 + _little(content[-4:]))
+    restarts = 4 * (1 + int.from_bytes(content[-4:], "little"))
     entries, key = _Cursor(content[: max(size - restarts, 0)]), b""
     while entries.left:
         shared, unshared, length = (entries.varint() for _ in range(3))
@@ -203,7 +182,3 @@ class _Message:
                 self.numbers[field] = cursor.varint()
             else:
                 raise Mistake("it has a field of an unknown kind")
-
-
-def _little(data: memoryview) -> int:
-    return int.from_bytes(data, "little")

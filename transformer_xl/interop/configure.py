@@ -24,17 +24,16 @@ from .source import Source
 
 _SIZES = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val")
 _RATES = ("dropout", "dropatt", "init_std", "proj_init_std")
-_BELIEVED = ("tie_weight", "pre_lnorm", "layer_norm_epsilon", "tie_projs", *_RATES)
-"""Settings that do not follow from the arrays, or not with certainty."""
+_BELIEVED = ("pre_lnorm", "layer_norm_epsilon", *_RATES)
+"""Settings that do not follow from the arrays."""
 _LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")
 _KNOWN: Mapping[str, object] = {
     **dict.fromkeys(("tgt_len", "mem_len", "clamp_len", "div_val"), int),
-    **dict.fromkeys(("tie_weight", "pre_lnorm", "same_length", "proj_share_all_but_first"), bool),
-    **dict.fromkeys((*_RATES, "layer_norm_epsilon", "emb_scale"), float),
+    **dict.fromkeys(("pre_lnorm", "same_length"), bool),
+    **dict.fromkeys((*_RATES, "layer_norm_epsilon"), float),
     "cutoffs": tuple[int, ...],
-    "tie_projs": tuple[bool, ...],
 }
-"""The stated settings that are used, by the original's names, and their types. Sizes follow from the arrays."""
+"""The stated settings that are used, by the original's names, and their types. All others follow from the arrays."""
 
 
 def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
@@ -50,11 +49,8 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
         return changed_settings(source.run, overrides)[0]
     stated = _statements(source)
     shape = shape_of(source, stated.get("div_val"))
-    bands = shape.pop("bands")
     if "cutoffs" in stated:  # some programs add 0 and the size of the vocabulary
         stated["cutoffs"] = tuple(cutoff for cutoff in stated["cutoffs"] if 0 < cutoff < shape["vocab_size"])
-    if stated.get("proj_share_all_but_first") and bands > 1:
-        stated.setdefault("tie_projs", (False, *[True] * (bands - 1)))
     example = _recipe_like(source, stated | shape)
     model = _model(source, stated, shape, example)
     asked = [setting.field for setting in parse_overrides(overrides, [])]
@@ -109,12 +105,8 @@ def _model(
         **shape,
         **{name: stated[name] for name in _BELIEVED if name in stated},
     }
-    if "tie_projs" not in shape or not any(model["tie_projs"]):
-        model["tie_projs"] = ()
     if shape["d_embed"] == shape["d_model"]:
         model["d_embed"] = None
-    if stated.get("emb_scale", shape["d_model"] ** 0.5) != shape["d_model"] ** 0.5:
-        model["embedding_scale"] = stated["emb_scale"]
     return model
 
 

@@ -33,7 +33,6 @@ def read_huggingface(path: Path) -> Source:
         source.add_state(_weights(path), lambda name: name.removeprefix("model."))
     elif kind == "transfo-xl":
         source.state(config)
-        source.state({"tie_weight": config.get("tie_word_embeddings")})
         source.add_state(_weights(path), lambda name: name.removeprefix("transformer."))
         if config.get("untie_r") is False:
             _restore_shared(source)

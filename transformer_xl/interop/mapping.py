@@ -159,9 +159,9 @@ def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
 
 
 def shape_of(source: Source, div_val: int | None) -> dict[str, Any]:
-    """The settings of `TransformerXLConfig` that follow from the arrays, and the number of `bands`.
+    """The settings of `TransformerXLConfig` that follow from the arrays.
 
-    `div_val` is the stated one, which is used if the widths of the tables allow several.
+    `div_val` is the stated one: the widths of the tables may allow several.
 
     If `div_val` is 1, the original's arrays do not show where bands end, so `cutoffs` is absent.
 
@@ -190,17 +190,19 @@ def shape_of(source: Source, div_val: int | None) -> dict[str, Any]:
         "untie_r": untied or content_bias.ndim == 3,
         "vocab_size": sum(len(table) for table in tables),
         "d_embed": tables[0].shape[1],
-        "div_val": _div_val([table.shape[1] for table in tables], div_val),
-        "bands": len(bands) if len(bands) > 1 else clusters + 1,
+        "div_val": 1 if len(tables) == 1 else div_val or round(tables[0].shape[1] / tables[1].shape[1]),
+        "tie_projs": (),
     }
     if len(bands) > 1 or not clusters:
         found["cutoffs"] = tuple(accumulate(len(band) for band in bands))[:-1]
     pairs = ((f"crit.out_layers.{i}.weight", f"word_emb.emb_layers.{i}.weight") for i in range(len(tables)))
     found["tie_weight"] = all(_same(source, *pair) for pair in pairs)
     if found["div_val"] > 1 or found["d_embed"] != found["d_model"]:
-        own = [i if len(tables) > 1 else 0 for i in range(found["bands"])]
+        count = len(bands) if len(bands) > 1 else clusters + 1
+        own = [i if len(tables) > 1 else 0 for i in range(count)]
         pairs = ((f"crit.out_projs.{i}", f"word_emb.emb_projs.{j}") for i, j in enumerate(own))
-        found["tie_projs"] = tuple(_same(source, *pair) for pair in pairs)
+        tied = tuple(_same(source, *pair) for pair in pairs)
+        found["tie_projs"] = tied if any(tied) else ()
     return found
 
 
@@ -228,16 +230,6 @@ def _count(source: Source, group: str) -> int:
     """How many different numbers follow `group` in the names, at least 1. Reading the arrays finds gaps."""
     numbers = {match[1] for name in source.arrays if (match := re.match(rf"{group}\.(\d+)\.?", name))}
     return max(len(numbers), 1)
-
-
-def _div_val(widths: list[int], stated: int | None) -> int:
-    """A `div_val` with these widths: the stated one, or one without remainder. (3 and 4 both give widths 8 and 2.)"""
-    if len(widths) == 1:
-        return 1
-    possible = range(max(widths[0] // (widths[1] + 1), 1), widths[0] // widths[1] + 1)
-    fits = [d for d in possible if [widths[0] // d**i for i in range(len(widths))] == widths]
-    exact = [d for d in fits if widths[0] == widths[-1] * d ** (len(widths) - 1)]
-    return stated if stated in fits else next(iter(exact + fits), 1)
 
 
 def _stack_biases(array: Tensor, ours: str) -> Tensor:

@@ -15,7 +15,6 @@ _ATTENTION = ("layers", "0", "dec_attn")
 _PARTS = (
     ("vocab_size", ("word_emb",), "n_token"),
     ("div_val", ("word_emb",), "div_val"),
-    ("emb_scale", ("word_emb",), "emb_scale"),
     ("cutoffs", ("crit",), "cutoffs"),
     ("dropout", ("drop",), "p"),
     ("dropatt", (*_ATTENTION, "dropatt"), "p"),

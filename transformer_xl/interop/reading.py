@@ -84,27 +84,13 @@ def read_model(
     source = _READERS[program](Path(path))
     source.vocab = vocab or source.vocab
     config = run_settings(source, overrides)
-    check_vocabulary(config, source.vocab)
-    state = to_ours(source, config.model)
-    return Imported(config, state, source.vocab, _report(source, config, state))
-
-
-def check_vocabulary(config: RunConfig, vocab: Vocab | None) -> None:
-    """Check that the settings fit the vocabulary, if there is one.
-
-    Raises:
-        ValueError: they differ in size, unit or line ends.
-    """
-    if vocab is None:
-        return
-    if len(vocab) != config.model.vocab_size:
+    if source.vocab is not None and len(source.vocab) != config.model.vocab_size:
         raise Mistake(
             f"--vocab must hold as many tokens as there are weights for, {config.model.vocab_size:,}, and its own or "
-            f"the one given has {len(vocab):,}. Give the vocabulary of the training."
+            f"the one given has {len(source.vocab):,}. Give the vocabulary of the training."
         )
-    own = (config.corpus.unit, config.corpus.newlines)
-    if own != (vocab.unit, vocab.newlines):
-        raise Mistake(f"--corpus.unit and --corpus.newlines must be those of its vocabulary, {vocab}, got {own}.")
+    state = to_ours(source, config.model)
+    return Imported(config, state, source.vocab, _report(source, config, state))
 
 
 def _report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> list[str]:
