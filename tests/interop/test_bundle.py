@@ -64,7 +64,7 @@ def test_writing_to_a_tensor_leaves_the_file_unchanged(bundles):
 
 
 def test_a_variable_in_slices_is_refused(bundles):
-    with pytest.raises(ValueError, match="slices.* whole is partitioned into slices"):
+    with pytest.raises(ValueError, match="whole is partitioned into slices"):
         read_bundle(bundles / "slices")
 
 

@@ -89,7 +89,7 @@ def _statements(source: Source) -> dict[str, Any]:
         if name in stated and not fits(stated[name], kind)
     ]
     if problems:
-        raise Mistake(f"{source.path} does not agree with itself: {'; '.join(problems)}.")
+        raise Mistake(f"{source.path} has settings of a wrong type: {'; '.join(problems)}.")
     return {name: stated[name] for name in _KNOWN if name in stated}
 
 

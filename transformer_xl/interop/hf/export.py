@@ -145,12 +145,8 @@ segment, and each layer attends to its own outputs for the segments before.
 | segment and memory in training | {train.tgt_len}, {train.mem_len} tokens |
 | segment and memory in use | {test.tgt_len}, {test.mem_len} tokens (`config.tgt_len`, `config.mem_len`) |
 
-```python
-{example}
-```
-
-`trust_remote_code=True` runs the Python files of this folder (`LICENSE` has their licence), so read them first. It is
-not needed after `import transformer_xl.hf`, where that package is installed.
+{example}`trust_remote_code=True` runs the Python files of this folder (`LICENSE` has their licence), so read them
+first. It is not needed after `import transformer_xl.hf`, where that package is installed.
 
 `logits` are log-probabilities. `past_key_values` is the memory: `model(new, past_key_values=memory)` takes the new
 tokens only, and `model.generate(text, past_key_values=memory)` the whole text so far. After beam search, read the text
@@ -161,28 +157,25 @@ Texts of a batch are padded on the left and have an attention mask. If the token
 """
 
 
-_EXAMPLE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+_EXAMPLE = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "{name}"  # the path of this folder
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 inputs = tokenizer("the ", return_tensors="pt")
 ids = model.generate(**inputs, max_new_tokens=100, do_sample=True, top_k=40)
-print(tokenizer.decode(ids[0]))"""
+print(tokenizer.decode(ids[0]))
+```
 
-_EXAMPLE_OF_IDS = """import torch
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)  # the path of this folder
-ids = model.generate(torch.tensor([[0]]), max_new_tokens=100, do_sample=True, top_k=40)  # it has no tokenizer
-print(ids[0].tolist())"""
+"""
 
 
 def _card(loaded: LoadedModel, name: str) -> str:
     run = loaded.config
     return _CARD.format(
         name=name,
-        example=(_EXAMPLE_OF_IDS if loaded.vocab.unit == "id" else _EXAMPLE).format(name=name),
+        example="" if loaded.vocab.unit == "id" else _EXAMPLE.format(name=name),
         vocab=loaded.vocab,
         parameters=sum(weight.numel() for weight in loaded.model.parameters()),
         shape=loaded.model.config,

@@ -6,9 +6,9 @@ The layers are from `transformer_xl.model`. An exported folder has this file and
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import asdict, fields
 from importlib import import_module
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -64,11 +64,13 @@ class TransformerXLHFConfig(PreTrainedConfig):
         """The lengths of a call."""
         return Lengths(**{field.name: getattr(self, field.name) for field in fields(Lengths)})
 
-    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | PathLike[str], push_to_hub: bool = False, **options: object
+    ) -> None:
         """Save as transformers does, and write the code too, which it copies itself if a folder's code is in use."""
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         if __name__.startswith("transformer_xl."):
-            self.auto_map: Any = import_module(".export", __package__).write_source(save_directory)
+            self.auto_map: dict[str, str] = import_module(".export", __package__).write_source(save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)
 
 
@@ -91,20 +93,12 @@ class TransformerXLCache(Cache):
         return -1 if self.memory is None else len(self.memory.layers[0])
 
     @property
-    def is_initialized(self) -> bool:
-        return self.memory is not None
-
-    @property
     def is_croppable(self) -> bool:
         return False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The number of tokens seen, including tokens that the memory has dropped."""
         return self.seen
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is no limit."""
-        return -1
 
     def reset(self) -> None:
         """Empty the memory."""
@@ -115,10 +109,6 @@ class TransformerXLCache(Cache):
         """Select these rows, in this order."""
         if self.memory is not None:
             self.memory = self.memory.select(beam_idx.to(self.memory.layers[0].device))
-
-    def batch_select_indices(self, indices: Int[Tensor, " R"]) -> None:
-        """Select these rows, in this order."""
-        self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row `repeats` times."""
@@ -163,7 +153,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast | tuple[object, ...]:
         """Read `input_ids` after the memory in `past_key_values`.
 
         Args:
@@ -218,14 +208,6 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
                 inputs["attention_mask"] = inputs["attention_mask"][:, -self.config.tgt_len :]
         return inputs
 
-    def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Repeat inputs as transformers does, and a copy of the memory, because the given one belongs to the user."""
-        past = kwargs.get("past_key_values")
-        if expand_size > 1 and isinstance(past, TransformerXLCache) and past.batch_size == len(kwargs["input_ids"]):
-            kwargs["past_key_values"] = past = copy(past)
-            past.batch_repeat_interleave(expand_size)
-        return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[attr-defined]
-
     def get_input_embeddings(self) -> nn.Module:
         """The adaptive embedding: ids to vectors."""
         return self.model.embedding
@@ -233,7 +215,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> None:
         """Return None, because the softmax is not a single table."""
 
-    def resize_token_embeddings(self, *sizes: Any, **options: Any) -> NoReturn:
+    def resize_token_embeddings(self, *sizes: object, **options: object) -> NoReturn:
         """Raise `Mistake`: the bands of the vocabulary are fixed."""
         raise Mistake("The vocabulary of a Transformer-XL cannot be resized. Use the tokenizer it was exported with.")
 
@@ -247,7 +229,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         if given.memory is not None and given.batch_size != rows:
             raise Mistake(
                 f"past_key_values must hold a row for each row of the inputs, {rows}, got {given.batch_size}. "
-                "Use its batch_repeat_interleave or batch_select_indices."
+                "Use its batch_repeat_interleave or reorder_cache."
             )
         if mask is None:
             return given
@@ -281,7 +263,11 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         return torch.cat(kept, dim=1), memory
 
     def _loss(
-        self, hidden: Float[Tensor, "B T D"], labels: Int[Tensor, "B T"], mask: Tensor | None, count: Any
+        self,
+        hidden: Float[Tensor, "B T D"],
+        labels: Int[Tensor, "B T"],
+        mask: Tensor | None,
+        count: int | Tensor | None,
     ) -> Float[Tensor, ""]:
         """Mean nats of the labels after the first token of a text. Predictions at padding do not count."""
         targets = labels[:, 1:].long()
