@@ -62,7 +62,9 @@ class Sublayer:
         torch.manual_seed(0)
         module, self.call = PEERS[job["peer"]](job["width"], job["heads"])
         if job["ours"]:
-            module = self.call = BidirectionalAttention.from_weights(module.state_dict(), "distances")
+            xlnet = job["peer"] == "XLNet"
+            convert = BidirectionalAttention.from_xlnet if xlnet else BidirectionalAttention.from_conformer
+            module = self.call = convert(module.state_dict())
         self.module, self.backward = module.to(job["device"]).train(), job["backward"]
         self.mixed = job["precision"] == "bf16"
         torch.manual_seed(1)

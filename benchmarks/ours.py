@@ -78,7 +78,8 @@ class Ours:
 
     def _state(self, batch: int, length: int) -> Any:
         sizes = self.module.config
-        memory = Memory.zeros(sizes.n_layer, batch, length, sizes.d_model, device=self.module.softmax.bias.device)
+        like = self.module.softmax.bias
+        memory = Memory(tuple(like.new_zeros(batch, length, sizes.d_model) for _ in range(sizes.n_layer)))
         if self.module.ngrams is not None:
             memory = memory.with_tokens(self.module.ngrams.no_tokens(batch, length))
         return self.module.cached(memory, self.lengths) if self.caching else memory

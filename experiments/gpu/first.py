@@ -222,7 +222,8 @@ def _() -> dict[str, Any]:
         for batch, queries, memory in [(2, 8, 32)] if S.toy else [(10, 80, 2100), (32, 512, 2100), (1, 128, 3800)]:
             ids = torch.randint(200, (batch, queries), device=S.device)
             lengths = Lengths(tgt_len=queries, mem_len=memory, attn_len=memory)
-            past = Memory.zeros(len(model.backbone.layers), batch, memory, model.config.d_model, device=S.device)
+            shape = (batch, memory, model.config.d_model)
+            past = Memory(tuple(torch.zeros(shape, device=S.device) for _ in model.backbone.layers))
             for backend in (FUSED, "sdpa"):
                 for module in reader.modules():
                     if hasattr(module, "backend"):

@@ -321,7 +321,7 @@ def test_weights_in_several_files_are_read(tmp_path):
 def test_zero_memory_is_attended_zeros():
     model, plain, ids = small_model(zero_memory=True), small_model(), text(2, 7)
     lengths = Lengths(tgt_len=7, mem_len=5)
-    zeros = Memory.zeros(3, 2, 5, 14, dtype=torch.float64)
+    zeros = Memory((torch.zeros(2, 5, 14, dtype=torch.float64),) * 3)
     nll, memory = model(ids, ids, None, lengths)
     wanted, after = plain(ids, ids, zeros, lengths)
     assert torch.equal(nll, wanted) and all(map(torch.equal, memory.layers, after.layers))

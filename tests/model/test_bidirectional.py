@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transformer_xl.mistake import Mistake
 from transformer_xl.model import bidirectional
 from transformer_xl.model.attention import sines_then_cosines
 from transformer_xl.model.bidirectional import BidirectionalAttention, interleaved_sinusoids
@@ -59,14 +58,14 @@ def test_output_and_gradients_equal_those_of(peer: str, dtype: torch.dtype, tole
     module, call = peers[peer](WIDTH, HEADS)
     module = module.double()
     table = table_of(peer).to(dtype)
-    ours = BidirectionalAttention.from_weights(module.state_dict(), "distances", encode=lambda *_: table).to(dtype)
+    convert = BidirectionalAttention.from_xlnet if peer == "XLNet" else BidirectionalAttention.from_conformer
+    ours = convert(module.state_dict()).to(dtype)
+    ours.encode = lambda *_: table
     x = torch.randn(3, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
     cotangent = torch.randn_like(x)
     truth = gradients(module, call, x, cotangent)
     found = gradients(ours, ours, x.detach().to(dtype).requires_grad_(), cotangent.to(dtype))
-    convert = bidirectional._from_xlnet if peer == "XLNet" else bidirectional._from_conformer
-    expected, *_ = convert(truth, 0.0)
-    expected |= {name: truth[name] for name in ("out", "input")}
+    expected = convert(truth).state_dict() | {name: truth[name] for name in ("out", "input")}
     assert found.keys() == expected.keys()
     for name, value in found.items():
         error = (value.double() - expected[name]).abs().max() / expected[name].abs().max()
@@ -130,17 +129,3 @@ def test_dropout_is_for_training_and_bf16_works() -> None:
     assert not torch.equal(attention.train()(x), attention(x))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert attention(x).isfinite().all()
-
-
-def test_other_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"weights must be those of relative attention.*got linear_q\.weight"):
-        BidirectionalAttention.from_weights({"linear_q.weight": torch.zeros(3, 3)})
-
-
-@pytest.mark.parametrize("positions", [None, "absolute"])
-def test_the_names_of_a_conformer_do_not_say_its_arithmetic(positions) -> None:
-    """WeNet's modules and ESPnet's legacy ones have these names, too, and other terms of positions."""
-    weights = {name: torch.zeros(6, 6) for name in bidirectional._CONFORMER} | {"pos_bias_u": torch.zeros(2, 3)}
-    with pytest.raises(Mistake, match=r'positions must be "distances" for weights of a Conformer.*WeNet'):
-        BidirectionalAttention.from_weights(weights, positions)
-    assert BidirectionalAttention.from_weights(weights | {"pos_bias_v": torch.zeros(2, 3)}, "distances").n_head == 2

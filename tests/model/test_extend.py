@@ -133,11 +133,7 @@ def changed_layer(model: TransformerXL) -> None:
     model.backbone.layers[1] = nn.Sequential(model.backbone.layers[1])
 
 
-def changed_method(model: TransformerXL) -> None:
-    model.backbone.layers[0].feed_forward.forward = lambda x: x
-
-
-@pytest.mark.parametrize("change", [changed_backbone, changed_layer, changed_method])
+@pytest.mark.parametrize("change", [changed_backbone, changed_layer])
 def test_a_model_that_would_be_loaded_as_another_is_refused(change, tmp_path):
     config, corpus = settings("transformer-xl")
     model = build_model(config.model)
@@ -157,7 +153,7 @@ def test_a_class_of_its_own_is_refused_unless_it_is_registered():
             raise AssertionError("forward runs in evaluation only")
 
     config, corpus = settings("transformer-xl")
-    with pytest.raises(Mistake, match="model's class must be TransformerXL"):
+    with pytest.raises(Mistake, match="model must have a TransformerXL"):
         fit(Mine(config.model), corpus, config, "run")
     with pytest.raises(Mistake, match="must leave forward as in TransformerXL"):
         register("mine", model=Mine)

@@ -28,14 +28,6 @@ def rows_of(memory: Memory) -> list[list[Tensor]]:
     return [[x[row, memory.length - count :] for x in memory.layers] for row, count in enumerate(held)]
 
 
-@pytest.mark.parametrize("length", [0, 7])
-def test_zeros_count_as_positions(length: int) -> None:
-    memory = Memory.zeros(N_LAYER, BATCH, length, D_MODEL, dtype=torch.float64, device="cpu")
-    assert memory.length == length and used(memory) == [length] * BATCH
-    assert [x.shape for x in memory.layers] == [(BATCH, length, D_MODEL)] * N_LAYER
-    assert all(x.dtype == torch.float64 and not x.any() for x in memory.layers)
-
-
 @settings(deadline=None)
 @given(
     valid=st.none() | st.lists(st.integers(-4, 3), min_size=BATCH, max_size=BATCH),

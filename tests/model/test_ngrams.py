@@ -135,7 +135,7 @@ def test_a_call_without_tokens_changes_nothing() -> None:
 
 
 def test_padding_is_no_token() -> None:
-    memory = Memory.zeros(1, 2, 0, 4)._replace(valid=torch.tensor([-2, 0]))
+    memory = Memory((torch.zeros(2, 0, 4),), torch.tensor([-2, 0]))
     assert joined_tokens(torch.tensor([[9, 9, 4], [1, 2, 3]]), memory).tolist() == [[-1, -1, 4], [1, 2, 3]]
 
 

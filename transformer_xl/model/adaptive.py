@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
@@ -22,6 +22,7 @@ from ..ops.cross_entropy import Columns, linear_nll
 from ..ops.derivatives import first_derivative
 from ..ops.dropout import word_dropout
 from .inputs import as_ids, as_targets
+from .modules import Ids, Vectors
 
 
 class _Bands(nn.Module):
@@ -68,10 +69,10 @@ class AdaptiveEmbedding(_Bands):
             nn.Parameter(torch.empty(config.d_model, width)) for width in widths
         )
 
-    def forward(self, ids: Integer[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    def forward(self, ids: Ids) -> Vectors:
         return self.lookup(ids)[0]
 
-    def lookup(self, ids: Integer[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
+    def lookup(self, ids: Ids) -> tuple[Vectors, tuple[Tensor, ...]]:
         """The vectors, and the tables to give to the `nll` of a tied softmax.
 
         The softmax's gradient of the tables then passes through this function, which adds the gradient of the rows in
@@ -85,7 +86,7 @@ class AdaptiveEmbedding(_Bands):
             raise Mistake(f"ids must be from 0 to {self.edges[-1] - 1}, got {got}.") from error
         return word_dropout(x, ids, self.dropout_words if self.training else 0.0, self.edges[-1]), tables
 
-    def _vectors(self, ids: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...]]:
+    def _vectors(self, ids: Int[Tensor, "B T"]) -> tuple[Vectors, tuple[Tensor, ...]]:
         if self.div_val == 1:
             x, table = _look_up(ids, self.tables[0])
             return self.scale * (F.linear(x, self.projections[0]) if self.projected else x), (table,)
@@ -161,10 +162,7 @@ class AdaptiveSoftmax(_Bands):
                 self.projections[band] = embedding.projections[band if self.div_val > 1 else 0]
 
     def nll(
-        self,
-        hidden: Float[Tensor, "B T D"],
-        targets: Integer[Tensor, "B T"],
-        tables: tuple[Float[Tensor, "_ _"], ...] | None = None,
+        self, hidden: Vectors, targets: Ids, tables: tuple[Float[Tensor, "_ _"], ...] | None = None
     ) -> Float[Tensor, "B T"]:
         """Loss of each target in nats; 0 where the target is -1 (not scored).
 

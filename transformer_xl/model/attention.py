@@ -7,14 +7,14 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config.settings import TransformerXLConfig
 from ..ops import check_backend, relative_attention
 from ..ops.dropout import Dropout
 from .gates import build_join
-from .modules import RowLinear
+from .modules import Keys, Queries, RowLinear, Valid, Vectors
 
 
 def sinusoids(
@@ -52,9 +52,7 @@ class Positions(NamedTuple):
 class Projected(Protocol):
     """A past that holds projected keys and values."""
 
-    def append(
-        self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"], /
-    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
+    def append(self, k: Queries, v: Queries, /) -> tuple[Keys, Keys]:
         """Add a segment's keys and values; return all of them."""
         ...
 
@@ -92,43 +90,30 @@ class RelativeMultiheadAttention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "B T D"],
+        x: Vectors,
         past: Float[Tensor, "B M D"] | Projected,
         positions: Positions | None,
         attn_len: int | None = None,
-        valid: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
+        valid: Valid = None,
+    ) -> Vectors:
         """The sublayer's output for the segment `x`; for the arguments see `DecoderLayer`."""
         q, k, v = self.heads(x, past)
         return self.add(x, self.attend(q, k, v, positions, attn_len, valid))
 
     def attend(
-        self,
-        q: Float[Tensor, "B H T K"],
-        k: Float[Tensor, "B H S K"],
-        v: Float[Tensor, "B H S K"],
-        positions: Positions | None,
-        attn_len: int | None,
-        valid: Int[Tensor, " B"] | None,
-    ) -> Float[Tensor, "B H T K"]:
+        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, valid: Valid
+    ) -> Queries:
         """Relative attention (section 3.3). A class whose `positions` are None overrides this."""
         assert positions is not None, "relative attention needs positions"
         return relative_attention(
-            q,
-            k,
-            v,
-            positions.r,
-            positions.content_bias,
-            positions.position_bias,
+            *(q, k, v, *positions),
             attn_len=attn_len,
             valid=valid,
             dropout_p=self.dropatt if self.training else 0.0,
             backend=self.backend,
         )
 
-    def heads(
-        self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"] | Projected
-    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
+    def heads(self, x: Vectors, past: Float[Tensor, "B M D"] | Projected) -> tuple[Queries, Keys, Keys]:
         """Queries of the segment `x`; keys and values of the past and the segment."""
         q, k, v = self._split(self.qkv(self.norm(x) if self.pre_lnorm else x), 3)
         if self.qk_norm is not None:
@@ -161,7 +146,7 @@ class RelativeMultiheadAttention(nn.Module):
         r, queries = (self.dropout(both) if self.dropout.locked else both).chunk(2)
         return Positions(r, queries[:, -1], queries[:, -1])
 
-    def add(self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
+    def add(self, x: Vectors, attended: Queries) -> Vectors:
         """The sublayer's output: `x` joined with the projected outputs of the heads."""
         x = self.join(x, self.dropout(self.output(attended.transpose(1, 2).flatten(2))))
         return x if self.pre_lnorm else self.norm(x)

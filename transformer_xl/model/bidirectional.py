@@ -3,7 +3,7 @@
 Without the causal mask a position sees later ones too, at negative distances. The Conformer of speech recognition
 (Gulati et al. 2020, arXiv 2005.08100, section 2.1) and XLNet (Yang et al. 2019, arXiv 1906.08237) have this attention.
 
-    attention = BidirectionalAttention.from_weights(layer.self_attn.state_dict(), positions="distances")
+    attention = BidirectionalAttention.from_conformer(layer.self_attn.state_dict())
     y = attention(x, end=frames)                # frames of each row before its padding
     y = attention(x, past, look_ahead=8)        # a stream
 """
@@ -11,13 +11,11 @@ Without the causal mask a position sees later ones too, at negative distances. T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..mistake import Mistake
 from ..ops import check_backend, relative_attention
 from .attention import sines_then_cosines
 
@@ -95,68 +93,42 @@ class BidirectionalAttention(nn.Module):
         return x.unflatten(-1, (self.n_head, -1)).transpose(-2, -3)
 
     @classmethod
-    def from_weights(
-        cls, weights: Mapping[str, Tensor], positions: str | None = None, *, norm_epsilon: float = 1e-12, **options: Any
-    ) -> BidirectionalAttention:
-        """The module of another program's attention.
+    def from_conformer(cls, weights: Mapping[str, Tensor], *, dropatt: float = 0.0) -> BidirectionalAttention:
+        """The module with the `state_dict()` of `Wav2Vec2ConformerSelfAttention` (transformers), or of ESPnet's
+        `RelPositionMultiHeadedAttention`.
 
-        Args:
-            weights: the `state_dict()` of `Wav2Vec2ConformerSelfAttention` with relative positions, whose names other
-                Conformers have too, or of `XLNetRelativeAttention` (transformers 4 and 5). XLNet's term of two text
-                segments is left out.
-            positions: "distances" for weights of a Conformer, if a query's score of a key has a term of the encoded
-                distance between them. Programs use the same names for different arithmetic, so the names are no
-                evidence: Wav2Vec2Conformer and ESPnet's RelPositionMultiHeadedAttention have this term; WeNet's, and
-                ESPnet's LegacyRelPositionMultiHeadedAttention, have others, which this class does not compute.
-            norm_epsilon: `layer_norm_eps` of XLNet's configuration.
-            options: more arguments of the module.
-
-        Raises:
-            Mistake: the weights have other names, or a Conformer's come without `positions`.
+        A query's score of a key has a term of the encoded distance between them. WeNet's modules, and ESPnet's
+        `LegacyRelPositionMultiHeadedAttention`, have the same names of weights and another arithmetic, which this class
+        does not compute.
         """
-        for names, convert in ((_CONFORMER, _from_conformer), (_XLNET, _from_xlnet)):
-            if names <= weights.keys():
-                if names is _CONFORMER and positions != "distances":
-                    raise Mistake(
-                        'positions must be "distances" for weights of a Conformer, if it adds a term of the encoded '
-                        "distance, as Wav2Vec2Conformer and ESPnet's RelPositionMultiHeadedAttention do, got "
-                        f"{positions!r}. Weights of WeNet and of ESPnet's LegacyRelPositionMultiHeadedAttention have "
-                        "the same names and another arithmetic, which is not supported."
-                    )
-                found, shape, own = convert(weights, norm_epsilon)
-                module = cls(*shape, **own | options).to(found["output.weight"])
-                module.load_state_dict(found)
-                return module
-        raise Mistake(
-            "weights must be those of relative attention, with linear_pos.weight and pos_bias_u of a Conformer or r "
-            f"and r_w_bias of XLNet, got {', '.join(sorted(weights)) or 'none'}. Give the attention's state_dict()."
-        )
+        bias = "linear_q.bias" in weights
+        found = {"content_bias": weights["pos_bias_u"], "position_bias": weights["pos_bias_v"]}
+        found["position.weight"] = weights["linear_pos.weight"]
+        for kind in ("weight", "bias") if bias else ("weight",):
+            found |= {f"query.{kind}": weights[f"linear_q.{kind}"], f"output.{kind}": weights[f"linear_out.{kind}"]}
+            found[f"key_value.{kind}"] = torch.cat([weights[f"linear_{name}.{kind}"] for name in "kv"])
+        n_head, d_head = weights["pos_bias_u"].shape
+        width = weights["linear_q.weight"].shape[1]
+        module = cls(width, n_head, d_head, bias=bias, dropatt=dropatt, encode=interleaved_sinusoids)
+        return module._loaded(found)
 
+    @classmethod
+    def from_xlnet(
+        cls, weights: Mapping[str, Tensor], *, norm_epsilon: float = 1e-12, dropatt: float = 0.0
+    ) -> BidirectionalAttention:
+        """The module with the `state_dict()` of `XLNetRelativeAttention` (transformers).
 
-_CONFORMER = {f"linear_{name}.weight" for name in ("q", "k", "v", "out", "pos")} | {"pos_bias_u", "pos_bias_v"}
-_XLNET = {"q", "k", "v", "o", "r", "r_w_bias", "r_r_bias", "layer_norm.weight", "layer_norm.bias"}
+        `norm_epsilon` is `layer_norm_eps` of XLNet's configuration. XLNet's term of two text segments is left out.
+        """
+        query, key, value, position, output = (weights[name].flatten(1) for name in "qkvro")  # each is [D, H * K]
+        found = {"query.weight": query.mT, "key_value.weight": torch.cat([key, value], dim=1).mT}
+        found |= {"position.weight": position.mT, "output.weight": output}
+        found |= {"content_bias": weights["r_w_bias"], "position_bias": weights["r_r_bias"]}
+        found |= {f"norm.{kind}": weights[f"layer_norm.{kind}"] for kind in ("weight", "bias")}
+        d_model, n_head, d_head = weights["q"].shape
+        module = cls(d_model, n_head, d_head, bias=False, dropatt=dropatt, norm_epsilon=norm_epsilon)
+        return module._loaded(found)
 
-Converted = tuple[dict[str, Tensor], tuple[int, int, int], dict[str, Any]]
-"""Weights, d_model with n_head and d_head, and options."""
-
-
-def _from_conformer(weights: Mapping[str, Tensor], _: float) -> Converted:
-    found = {"content_bias": weights["pos_bias_u"], "position_bias": weights["pos_bias_v"]}
-    found["position.weight"] = weights["linear_pos.weight"]
-    bias = "linear_q.bias" in weights
-    for kind in ("weight", "bias") if bias else ("weight",):
-        found |= {f"query.{kind}": weights[f"linear_q.{kind}"], f"output.{kind}": weights[f"linear_out.{kind}"]}
-        found[f"key_value.{kind}"] = torch.cat([weights[f"linear_{name}.{kind}"] for name in "kv"])
-    n_head, d_head = weights["pos_bias_u"].shape
-    shape = weights["linear_q.weight"].shape[1], n_head, d_head
-    return found, shape, {"bias": bias, "encode": interleaved_sinusoids}
-
-
-def _from_xlnet(weights: Mapping[str, Tensor], norm_epsilon: float) -> Converted:
-    query, key, value, position, output = (weights[name].flatten(1) for name in "qkvro")  # each is [D, H * K]
-    found = {"query.weight": query.mT, "key_value.weight": torch.cat([key, value], dim=1).mT}
-    found |= {"position.weight": position.mT, "output.weight": output}
-    found |= {"content_bias": weights["r_w_bias"], "position_bias": weights["r_r_bias"]}
-    found |= {f"norm.{kind}": weights[f"layer_norm.{kind}"] for kind in ("weight", "bias")}
-    d_model, n_head, d_head = weights["q"].shape
-    return found, (d_model, n_head, d_head), {"bias": False, "norm_epsilon": norm_epsilon}
+    def _loaded(self, weights: Mapping[str, Tensor]) -> BidirectionalAttention:
+        self.to(weights["output.weight"]).load_state_dict(weights)
+        return self

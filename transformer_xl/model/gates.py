@@ -23,11 +23,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config.shape import TransformerXLConfig
-from .modules import RowLinear
+from .modules import RowLinear, Vectors
 
 
 def build_join(config: TransformerXLConfig) -> Callable[[Tensor, Tensor], Tensor]:
@@ -37,7 +36,7 @@ def build_join(config: TransformerXLConfig) -> Callable[[Tensor, Tensor], Tensor
     return GRUGate(config) if config.gate == "gru" else Gate(config)
 
 
-def add_positive(x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+def add_positive(x: Vectors, y: Vectors) -> Vectors:
     """x + ReLU(y)."""
     return x + F.relu(y)
 
@@ -56,7 +55,7 @@ class Gate(nn.Module):
         if config.gate != "input":
             self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(config.d_model))
 
-    def forward(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Vectors, y: Vectors) -> Vectors:
         y = F.relu(y) if self.relu else y
         if self.kind == "input":
             return self.of_x(x).sigmoid() * x + y
@@ -82,7 +81,7 @@ class GRUGate(nn.Module):
         """U_g."""
         self.gate_bias: nn.Parameter = nn.Parameter(torch.empty(width))
 
-    def forward(self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Vectors, y: Vectors) -> Vectors:
         y = F.relu(y) if self.relu else y
         r_y, z_y, new_y = self.of_y(y).chunk(3, dim=-1)
         r_x, z_x = self.of_x(x).chunk(2, dim=-1)

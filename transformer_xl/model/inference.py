@@ -20,7 +20,8 @@ from ..mistake import Mistake
 from ..ops.masks import next_multiple
 from .attention import Positions
 from .inputs import as_marks
-from .memory import Context, Memory, cat_tokens, reset_tokens
+from .memory import Memory, cat_tokens, reset_tokens
+from .modules import Keys, Queries, Valid, Vectors
 
 
 class LayerCache(NamedTuple):
@@ -30,9 +31,7 @@ class LayerCache(NamedTuple):
     first: int
     end: int
 
-    def append(
-        self, k: Float[Tensor, "B H T K"], v: Float[Tensor, "B H T K"]
-    ) -> tuple[Float[Tensor, "B H S K"], Float[Tensor, "B H S K"]]:
+    def append(self, k: Queries, v: Queries) -> tuple[Keys, Keys]:
         """Append the new keys and values; return views of all of them, in order."""
         new = slice(self.end, self.end + k.shape[2])
         self.buffer[:, 0, :, new], self.buffer[:, 1, :, new] = k, v
@@ -53,7 +52,7 @@ class KVCache:
     lengths: Lengths
     length: int
     """Positions in use."""
-    valid: Int[Tensor, " B"] | None = None
+    valid: Valid = None
     ground: list[Float[Tensor, "2 H 1 K"]] | None = None
     """Keys and values of the zeros that a row attends to where it has no past; None: no zeros are attended."""
     first: int = 0
@@ -77,12 +76,12 @@ class KVCache:
             ground = [torch.cat(project(zeros)) for project in projections]
         return cls(buffers, lengths, memory.length, memory.valid, ground, tokens=memory.tokens)
 
-    def grow_to(self, mem_len: int, *, zero_filled: bool = False) -> KVCache:
-        """The cache itself, which already has the length that its `Lengths` require."""
+    def grow_to(self, mem_len: int) -> KVCache:
+        """The cache itself, which already has the zeros of its `Lengths`."""
         return self
 
-    def context(self, tokens: int, lengths: Lengths) -> Context:
-        """What a call with T = `tokens` reads; see `Context`.
+    def begin(self, tokens: int, lengths: Lengths) -> int:
+        """Make room for T = `tokens` more positions. Return the number of distances that the call needs.
 
         A cache that is not full has more encoded distances than a call needs. A full one has exactly as many, because
         PyTorch would copy a part of a table before a product. Several queries need some spare distances (see
@@ -98,18 +97,21 @@ class KVCache:
         self._make_room(tokens)
         needed = next_multiple(self.length + tokens) if tokens > 1 else self.length + tokens
         filling = self.length < self.lengths.mem_len
-        pasts = [LayerCache(buffer, self.first, self.first + self.length) for buffer in self.buffers]
         if self.reach < needed:
-            return Context(pasts, max(needed, 2 * self.reach) if filling else needed, None)
+            return max(needed, 2 * self.reach) if filling else needed
         if self.reach > needed and not filling:
             self.keep_positions([each and each._replace(r=each.r[:, -needed:]) for each in self.positions], needed)
-        return Context(pasts, self.reach, self.positions)
+        return self.reach
 
-    def keep_positions(self, positions: Iterable[Positions | None], reach: int) -> Sequence[Positions | None]:
+    @property
+    def pasts(self) -> list[LayerCache]:
+        """Each layer's keys and values."""
+        return [LayerCache(buffer, self.first, self.first + self.length) for buffer in self.buffers]
+
+    def keep_positions(self, positions: Iterable[Positions | None], reach: int) -> None:
         """Keep each layer's positions, for the distances `reach` - 1, ..., 0, for later calls. Forks share them."""
         self.positions = [each and each._replace(r=each.r.contiguous()) for each in positions]
         self.reach = reach
-        return self.positions
 
     def _make_room(self, tokens: int) -> None:
         needed, size, live = self.length + tokens, self.buffers[0].shape[3], self._live()
@@ -134,7 +136,7 @@ class KVCache:
         self.spent = True
         return [kv[..., max(self.length - count, 0) :, :] for kv in self._live()]
 
-    def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> KVCache:
+    def extend(self, inputs: Sequence[Vectors], *, mem_len: int) -> KVCache:
         """The cache after a call: with this segment, cut to the newest `mem_len` positions."""
         self.spent = True
         tokens = inputs[0].shape[1]
@@ -191,7 +193,7 @@ class KVCache:
         return [buffer[..., self.first : self.first + self.length, :] for buffer in self.buffers]
 
 
-def check_state(memory: object, widths: Sequence[int], x: Float[Tensor, "B T D"]) -> None:
+def check_state(memory: object, widths: Sequence[int], x: Vectors) -> None:
     """Raise a `Mistake` unless `memory` has states of these `widths` and as many rows as `x`."""
     if not isinstance(memory, Memory | KVCache):
         raise Mistake(f"memory must be a Memory or a KVCache, got {type(memory).__name__}.")

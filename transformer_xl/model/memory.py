@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,20 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..config.settings import Lengths
-from .attention import Positions, Projected
 from .inputs import as_marks
-
-
-class Context(NamedTuple):
-    """What a call reads of the state before it."""
-
-    pasts: Sequence[Tensor | Projected]
-    """Each layer's past: its earlier inputs, or their keys and values."""
-    reach: int
-    """The call needs the encodings of the distances `reach` - 1, ..., 0."""
-    positions: Sequence[Positions | None] | None
-    """Each layer's `Positions`, if the state has them."""
+from .modules import Valid, Vectors
 
 
 class Memory(NamedTuple):
@@ -37,25 +25,10 @@ class Memory(NamedTuple):
     """
 
     layers: tuple[Float[Tensor, "B M D"], ...]
-    valid: Int[Tensor, " B"] | None = None
+    valid: Valid = None
     zero_filled: bool = False
     tokens: Int[Tensor, "B L"] | None = None
     """The last tokens of each row, oldest first, -1 before its first; None without n-grams and matches."""
-
-    @classmethod
-    def zeros(
-        cls,
-        n_layer: int,
-        batch: int,
-        mem_len: int,
-        d_model: int,
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Memory:
-        """A memory of `mem_len` positions of zeros, which count; with 0 it has no positions."""
-        shape = (batch, mem_len, d_model)
-        return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layer)))
 
     @property
     def length(self) -> int:
@@ -68,11 +41,9 @@ class Memory(NamedTuple):
         rows = self.layers[0]
         return torch.full((len(rows),), self.length, device=rows.device) if self.valid is None else self.valid
 
-    def grow_to(self, mem_len: int, *, zero_filled: bool = False) -> Memory:
-        """The memory itself. If it or the argument has `zero_filled`: filled up to `mem_len` with zeros that count."""
+    def grow_to(self, mem_len: int) -> Memory:
+        """The memory, filled up to `mem_len` positions with zeros that count (`model.zero_memory`)."""
         lacking = max(mem_len - self.length, 0)
-        if not (self.zero_filled or zero_filled):
-            return self
         if self.valid is None and not lacking:
             return Memory(self.layers, None, True, self.tokens)
         length = self.length + lacking
@@ -82,15 +53,7 @@ class Memory(NamedTuple):
         valid = None if length <= mem_len else self.counts.clamp(min=mem_len)
         return Memory(layers, valid, True, self.tokens)
 
-    def context(self, tokens: int, lengths: Lengths) -> Context:
-        """What a call with T = `tokens` reads; see `Context`."""
-        return Context(self.layers, self.length + tokens, None)
-
-    def keep_positions(self, positions: Iterable[Positions | None], reach: int) -> Iterable[Positions | None]:
-        """A memory keeps no positions, because training changes the weights."""
-        return positions
-
-    def extend(self, inputs: Sequence[Float[Tensor, "B T D"]], *, mem_len: int) -> Memory:
+    def extend(self, inputs: Sequence[Vectors], *, mem_len: int) -> Memory:
         """Append this segment's layer inputs, detached, and keep the newest `mem_len` positions."""
         layers = tuple(_append(old, new, mem_len) for old, new in zip(self.layers, inputs, strict=True))
         valid = self.valid

@@ -1,4 +1,4 @@
-"""PyTorch's modules with something added: a linear layer that is faster on a CPU, and a list of one kind of layer."""
+"""The shapes that many modules name, a linear layer that is faster on a CPU, and a list of one kind of layer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
+Ids = Integer[Tensor, "B T"]
+Vectors = Float[Tensor, "B T D"]
+Queries = Float[Tensor, "B H T K"]
+Keys = Float[Tensor, "B H S K"]
+"""Keys or values of memory and segment."""
+Valid = Int[Tensor, " B"] | None
+"""Positions of memory that count in each row; None: all. See `Memory`."""
 Layer = TypeVar("Layer", bound=nn.Module)
 
 ROWS = 16

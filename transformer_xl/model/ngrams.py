@@ -21,7 +21,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Int
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
@@ -29,6 +29,7 @@ from ..config.settings import TransformerXLConfig
 from ..mistake import Mistake
 from .inference import KVCache
 from .memory import Memory
+from .modules import Ids, Vectors
 
 State = TypeVar("State", Memory, KVCache)
 PRIME, BASE = (1 << 31) - 1, 1_540_483_477
@@ -58,9 +59,7 @@ class NgramEmbedding(nn.Module):
         """The number of earlier tokens that the vector of one token needs."""
         return max(*self.lengths, *(self.window + n for n in self.matches), 1) - 1
 
-    def add(
-        self, x: Float[Tensor, "B T D"], ids: Integer[Tensor, "B T"], memory: State, mem_len: int
-    ) -> tuple[Float[Tensor, "B T D"], State]:
+    def add(self, x: Vectors, ids: Ids, memory: State, mem_len: int) -> tuple[Vectors, State]:
         """The embeddings `x` of these tokens plus the vectors of their n-grams, and `memory` with its next tokens."""
         if memory.tokens is None and memory.length:
             raise Mistake(
@@ -73,13 +72,9 @@ class NgramEmbedding(nn.Module):
         return x + self(tokens, ids.shape[1]), memory.with_tokens(self.last(tokens, mem_len))
 
     @torch.compiler.disable  # it cannot compile sparse gradients
-    def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Float[Tensor, "B T D"]:
+    def forward(self, tokens: Int[Tensor, "B L"], count: int) -> Vectors:
         """Vectors for the last T = `count` of the given tokens. -1 stands for no token, as before a row's first."""
-        return self.vectors(self.rows_of(tokens, count))
-
-    def vectors(self, rows: Int[Tensor, "B T N"]) -> Float[Tensor, "B T D"]:
-        """Vectors for the rows that `rows_of` returns."""
-        vectors = self.table(rows)
+        vectors = self.table(self.rows_of(tokens, count))
         if self.training and self.dropout:
             kept = F.dropout(vectors.new_ones(*vectors.shape[:-2], len(self.lengths)), self.dropout)
             vectors = vectors * F.pad(kept, (0, len(self.matches)), value=1.0)[..., None]
@@ -107,7 +102,7 @@ class NgramEmbedding(nn.Module):
         return self.last(torch.empty(batch, 0, dtype=torch.long, device=self.table.weight.device), mem_len)
 
 
-def joined_tokens(ids: Integer[Tensor, "B T"], memory: Memory | KVCache) -> Int[Tensor, "B L"]:
+def joined_tokens(ids: Ids, memory: Memory | KVCache) -> Int[Tensor, "B L"]:
     """The tokens that `memory` keeps, and these ids. Padding becomes -1."""
     ids = ids.long()
     if memory.valid is not None:

@@ -7,7 +7,7 @@ The state is an argument and a return value; no layer keeps anything between cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import TypeVar
@@ -29,7 +29,7 @@ from .gates import build_join
 from .inference import KVCache, check_state
 from .inputs import check_vectors
 from .memory import Memory
-from .modules import Layers, RowLinear
+from .modules import Ids, Layers, RowLinear, Valid, Vectors
 from .ngrams import NgramEmbedding
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
@@ -47,7 +47,7 @@ class FeedForward(nn.Module):
         self.dropout: Dropout = Dropout(config.dropout, locked=config.locked_dropout)
         self.join: Callable[[Tensor, Tensor], Tensor] = build_join(config)
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Vectors) -> Vectors:
         inner = self.dropout(self.inner(self.norm(x) if self.pre_lnorm else x))
         inner = F.relu(inner, inplace=True)  # same result as before dropout, but backward keeps one tensor less
         x = self.join(x, self.dropout(self.outer(inner)))
@@ -69,13 +69,13 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "B T D"],
+        x: Vectors,
         past: Float[Tensor, "B M D"] | Projected,
         positions: Positions | None,
         *,
         attn_len: int | None = None,
-        valid: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
+        valid: Valid = None,
+    ) -> Vectors:
         """`past`: this layer's earlier inputs, or their keys and values. For `attn_len` and `valid` see the op."""
         return self.feed_forward(self.attention(x, past, positions, attn_len, valid))
 
@@ -94,12 +94,7 @@ class TransformerXLBackbone(nn.Module):
     attention_class: ClassVar[type[RelativeMultiheadAttention]] = RelativeMultiheadAttention
 
     def __init__(
-        self,
-        config: TransformerXLConfig,
-        *,
-        backend: str = "auto",
-        recompute: bool = False,
-        draw: bool = True,
+        self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False, draw: bool = True
     ):
         """With `draw` False the caller initialises the weights."""
         super().__init__()
@@ -121,12 +116,14 @@ class TransformerXLBackbone(nn.Module):
             self.final_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon)
         dropout = config.dropout if config.dropout_input is None else config.dropout_input
         self.dropout: Dropout = Dropout(dropout, locked=config.locked_dropout)
+        self.add_weights(config)
         for name, weight in self.named_parameters() if draw else ():
             self.init_weight(name, weight)
 
-    def forward(
-        self, x: Float[Tensor, "B T D"], memory: State | None, lengths: Lengths
-    ) -> tuple[list[Float[Tensor, "B T D"]], State]:
+    def add_weights(self, config: TransformerXLConfig) -> None:
+        """Weights of a subclass. Here there are none."""
+
+    def forward(self, x: Vectors, memory: State | None, lengths: Lengths) -> tuple[list[Vectors], State]:
         """The output of every layer, and the memory for the next segment.
 
         The call attends to the whole given memory (within `attn_len`). It returns the memory extended by this segment
@@ -135,11 +132,9 @@ class TransformerXLBackbone(nn.Module):
         check_vectors(x, self.like)
         state: Any = self.empty_memory(len(x), lengths) if memory is None else memory
         check_state(state, [self.config.d_model] * len(self.layers), x)
-        state = state.grow_to(lengths.mem_len, zero_filled=self.config.zero_memory)
+        state = state.grow_to(lengths.mem_len) if self.config.zero_memory else state
         x = self.dropout(x)
-        pasts, reach, positions = state.context(x.shape[1], lengths)
-        if positions is None:  # a cache has them from earlier calls
-            positions = state.keep_positions(self.positions(reach, lengths.clamp_len, x), reach)
+        pasts, positions = self.context(state, x, lengths)
         recompute = self.recompute and torch.is_grad_enabled()
         inputs, outputs = [], []
         for number, (layer, past, own) in enumerate(zip(self.layers, pasts, positions, strict=True)):
@@ -154,17 +149,24 @@ class TransformerXLBackbone(nn.Module):
 
     if TYPE_CHECKING:
 
-        def __call__(
-            self, x: Tensor, memory: State | None, lengths: Lengths
-        ) -> tuple[list[Float[Tensor, "B T D"]], State]: ...
+        def __call__(self, x: Tensor, memory: State | None, lengths: Lengths) -> tuple[list[Vectors], State]: ...
 
-    def layer_input(
-        self, number: int, x: Float[Tensor, "B T D"], valid: Int[Tensor, " B"] | None
-    ) -> Float[Tensor, "B T D"]:
+    def context(
+        self, state: Memory | KVCache, x: Vectors, lengths: Lengths
+    ) -> tuple[Sequence[Tensor | Projected], Iterable[Positions | None]]:
+        """For each layer: its earlier inputs, or their keys and values; and its positions."""
+        if isinstance(state, Memory):
+            return state.layers, self.positions(state.length + x.shape[1], lengths.clamp_len, x)
+        reach = state.begin(x.shape[1], lengths)
+        if state.reach < reach:
+            state.keep_positions(self.positions(reach, lengths.clamp_len, x), reach)
+        return state.pasts, state.positions
+
+    def layer_input(self, number: int, x: Vectors, valid: Valid) -> Vectors:
         """What layer `number` reads and memory keeps: the output of the layer before it. A baseline adds positions."""
         return x
 
-    def remember(self, state: State, inputs: list[Float[Tensor, "B T D"]], lengths: Lengths) -> State:
+    def remember(self, state: State, inputs: list[Vectors], lengths: Lengths) -> State:
         """The state after a segment with these inputs of each layer: the newest `mem_len` positions (section 3.2)."""
         return state.extend(inputs, mem_len=lengths.mem_len)
 
@@ -199,15 +201,14 @@ class TransformerXLBackbone(nn.Module):
         """A weight with the dtype and device that inputs must have. `for_inference` does not round norms."""
         return next(iter(self.layers)).feed_forward.norm.weight
 
-    def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
+    def empty_memory(self, batch: int, lengths: Lengths, valid: Valid = None) -> Memory:
         """The state before the first position of `batch` rows; see `Memory` for `valid`."""
         if valid is not None and not self.takes_padding:
             raise Mistake("This model takes no padding (zero_memory). Give rows of one length, and leave valid out.")
         mem_len, like = lengths.mem_len if self.config.zero_memory else 0, self.like
-        empty = Memory.zeros(
-            len(self.layers), batch, mem_len, self.config.d_model, dtype=like.dtype, device=like.device
-        )
-        return Memory(empty.layers, valid, self.config.zero_memory)
+        shape = (batch, mem_len, self.config.d_model)  # under FSDP2 `new_zeros` of a weight would be a shard
+        layers = tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in self.layers)
+        return Memory(layers, valid, self.config.zero_memory)
 
     @torch.no_grad()
     def cached(self, memory: Memory, lengths: Lengths) -> KVCache | Memory:
@@ -217,7 +218,7 @@ class TransformerXLBackbone(nn.Module):
         if not plain or any(type(layer).forward is not DecoderLayer.forward for layer in self.layers):
             return memory
         projections = [layer.attention.keys_values for layer in self.layers]
-        memory = memory.grow_to(lengths.mem_len, zero_filled=self.config.zero_memory)
+        memory = memory.grow_to(lengths.mem_len) if self.config.zero_memory else memory
         return KVCache.of_memory(memory, lengths, projections)
 
 
@@ -225,9 +226,9 @@ class Prediction(NamedTuple):
     """The results of one call that an objective needs."""
 
     nll: Float[Tensor, "B T"]
-    features: Float[Tensor, "B T D"]
+    features: Vectors
     """The inputs of the softmax."""
-    outputs: list[Float[Tensor, "B T D"]]
+    outputs: list[Vectors]
     """The output of every layer."""
     tables: tuple[Tensor, ...]
     """The tables that the embedding's `lookup` returned."""
@@ -275,7 +276,7 @@ class TransformerXL(nn.Module):
                 self.backbone.init_weight(name, weight)
 
     def forward(
-        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
+        self, ids: Ids, targets: Ids, memory: State | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T"], State]:
         """Nats of each target (0 where the target is -1: not scored), and the memory for the next segment."""
         prediction, after = self.predict(ids, targets, memory, lengths)
@@ -287,24 +288,18 @@ class TransformerXL(nn.Module):
             self, ids: Tensor, targets: Tensor, memory: State | None, lengths: Lengths
         ) -> tuple[Float[Tensor, "B T"], State]: ...
 
-    def predict(
-        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
-    ) -> tuple[Prediction, State]:
+    def predict(self, ids: Ids, targets: Ids, memory: State | None, lengths: Lengths) -> tuple[Prediction, State]:
         """Like `forward`, but return all results that an objective needs."""
         outputs, tables, after = self.read(ids, memory, lengths)
         features = self.dropout(outputs[-1])
         return Prediction(self.softmax.nll(features, targets, tables), features, outputs, tables), after
 
-    def hidden(
-        self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T D"], State]:
+    def hidden(self, ids: Ids, memory: State | None, lengths: Lengths) -> tuple[Vectors, State]:
         """The inputs of the softmax, and the memory for the next segment."""
         outputs, _, after = self.read(ids, memory, lengths)
         return self.dropout(outputs[-1]), after
 
-    def read(
-        self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
-    ) -> tuple[list[Float[Tensor, "B T D"]], tuple[Tensor, ...], State]:
+    def read(self, ids: Ids, memory: State | None, lengths: Lengths) -> tuple[list[Vectors], tuple[Tensor, ...], State]:
         """The output of every layer, the tables of the embedding, and the memory for the next segment. Training,
         evaluation and generation all call this."""
         x, tables = self.embedding.lookup(ids)
@@ -329,20 +324,20 @@ class TransformerXL(nn.Module):
         return prediction.nll
 
     def log_probs(
-        self, ids: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths, last: int | None = None
+        self, ids: Ids, memory: State | None, lengths: Lengths, last: int | None = None
     ) -> tuple[Float[Tensor, "B L V"], State]:
         """Log-probabilities of the token after each position (L = T), or after the `last` positions (L = last)."""
         hidden, after = self.hidden(ids, memory, lengths)
         return self.softmax.log_probs(hidden if last is None else hidden[:, hidden.shape[1] - last :]), after
 
-    def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Memory:
+    def empty_memory(self, batch: int, lengths: Lengths, valid: Valid = None) -> Memory:
         """The state before the first token of `batch` rows; see `Memory` for `valid`."""
         memory = self.backbone.empty_memory(batch, lengths, valid)
         if self.ngrams is None:
             return memory
         return memory.with_tokens(self.ngrams.no_tokens(batch, lengths.mem_len))
 
-    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Valid = None) -> Any:
         """Like `empty_memory`, for inference at these lengths: keys and values are projected only once."""
         return self.cached(self.empty_memory(batch, lengths, valid), lengths)
 

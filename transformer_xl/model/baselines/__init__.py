@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
+from types import NoneType
 
 import torch
 from torch import nn
@@ -11,9 +13,8 @@ from ...config.settings import TransformerXLConfig
 from ...config.shape import KINDS, own_kinds
 from ...mistake import Mistake
 from ..transformer_xl import TransformerXL, TransformerXLBackbone
-from .absolute import AlRfou, Vaswani
+from .positions import AlRfou, Shaw, Vaswani
 from .recurrent import LSTM, QRNN
-from .shaw import Shaw
 
 __all__ = ["build_model", "check_rebuilt", "register"]
 
@@ -71,13 +72,11 @@ def check_rebuilt(model: TransformerXL) -> None:
     """
     with torch.random.fork_rng([]), torch.device("meta"):
         built = build_model(model.config)
-    ours, theirs = (dict(each.named_modules(remove_duplicate=False)) for each in (model, built))
-    for name in dict.fromkeys([*theirs, *ours]):
-        own, plain = (type(each.get(name)) for each in (ours, theirs))
-        if own is not plain or "forward" in vars(ours[name]):
-            got = own.__name__ if own is not plain else f"{own.__name__} with another forward"
-            raise Mistake(
-                f"The model's {name or 'class'} must be {plain.__name__}, as its config says (kind = "
-                f"{model.config.kind}), got {got}. A checkpoint stores weights and config, so it would be loaded as "
-                'another model. Register the class and set its kind: register("mine", backbone=...), docs/extend.md.'
-            )
+    ours, theirs = ([type(module) for module in each.modules()] for each in (model, built))
+    if ours != theirs:
+        own, plain = next(pair for pair in zip_longest(ours, theirs, fillvalue=NoneType) if len(set(pair)) > 1)
+        raise Mistake(
+            f"The model must have a {plain.__name__}, as its config says (kind = {model.config.kind}), got "
+            f"{own.__name__}. A checkpoint stores weights and config, so it would be loaded as another model. Register "
+            'the class and set its kind: register("mine", backbone=...), docs/extend.md.'
+        )

@@ -1,10 +1,15 @@
-"""Transformers with positions in a segment instead of distances: the paper's vanilla models.
+"""Transformers with other positions: the paper's vanilla models, and the distances of Shaw et al. 2018.
 
     Vaswani et al. 2017    adds a sinusoid of the position to each embedded token
     Al-Rfou et al. 2019    adds a learned vector of the position to the input of each layer; each layer has a table
+    Shaw et al. 2018       learns an encoding of each distance, for each layer and head:
+                           A_ij = q_i . k_j + q_i . r_d,    d = min(M + i - j, positions - 1)
 
-Positions count from 0 in each segment (after a row's padding). Memory keeps the positions of its own segment, so tokens
-of different segments share positions. This incoherence is the paper's argument for relative positions.
+The first two count positions from 0 in each segment (after a row's padding). Memory keeps the positions of its own
+segment, so tokens of different segments share positions: the paper argues with this for relative ones.
+
+The third uses the last encoding of its table for all farther distances. Values carry no positions, as in the ablations
+of Dai et al. 2019.
 """
 
 from __future__ import annotations
@@ -14,13 +19,14 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...config.settings import Lengths, TransformerXLConfig
 from ...mistake import Mistake
 from ...ops.masks import Mask, visible, without_padding
 from ..attention import Positions, RelativeMultiheadAttention, sinusoids
+from ..modules import Keys, Queries, Valid, Vectors
 from ..transformer_xl import State, TransformerXLBackbone
 
 
@@ -30,14 +36,8 @@ class ContentAttention(RelativeMultiheadAttention):
     project_position: ClassVar[bool] = False
 
     def attend(
-        self,
-        q: Float[Tensor, "B H T K"],
-        k: Float[Tensor, "B H S K"],
-        v: Float[Tensor, "B H S K"],
-        positions: Positions | None,
-        attn_len: int | None,
-        valid: Int[Tensor, " B"] | None,
-    ) -> Float[Tensor, "B H T K"]:
+        self, q: Queries, k: Keys, v: Keys, positions: Positions | None, attn_len: int | None, valid: Valid
+    ) -> Queries:
         dropout_p = self.dropatt if self.training else 0.0
         queries, keys = q.shape[2], k.shape[2]
         if valid is None and (attn_len is None or attn_len >= keys) and queries in (1, keys):
@@ -67,9 +67,7 @@ class Absolute(TransformerXLBackbone):
 class Vaswani(Absolute):
     """Adds sinusoids to the embeddings."""
 
-    def forward(
-        self, x: Float[Tensor, "B T D"], memory: State | None, lengths: Lengths
-    ) -> tuple[list[Float[Tensor, "B T D"]], State]:
+    def forward(self, x: Vectors, memory: State | None, lengths: Lengths) -> tuple[list[Vectors], State]:
         table = sinusoids(x.shape[1], x.shape[2], device=x.device, dtype=x.dtype).flip(0)
         x = _add_positions(table, x, None if memory is None else memory.valid)
         return super().forward(x, memory, lengths)
@@ -78,17 +76,10 @@ class Vaswani(Absolute):
 class AlRfou(Absolute):
     """Adds learned positions to the input of every layer. Memory holds these sums."""
 
-    def __init__(
-        self, config: TransformerXLConfig, *, backend: str = "auto", recompute: bool = False, draw: bool = True
-    ):
-        super().__init__(config, backend=backend, recompute=recompute, draw=draw)
+    def add_weights(self, config: TransformerXLConfig) -> None:
         self.places: nn.Parameter = nn.Parameter(torch.empty(config.n_layer, config.positions, config.d_model))
-        if draw:
-            self.init_weight("places", self.places)
 
-    def layer_input(
-        self, number: int, x: Float[Tensor, "B T D"], valid: Int[Tensor, " B"] | None
-    ) -> Float[Tensor, "B T D"]:
+    def layer_input(self, number: int, x: Vectors, valid: Valid) -> Vectors:
         if x.shape[1] > self.config.positions:
             raise Mistake(
                 f"tgt_len must be at most model.positions = {self.config.positions}, got a segment of {x.shape[1]} "
@@ -97,11 +88,34 @@ class AlRfou(Absolute):
         return _add_positions(self.places[number], x, valid)
 
 
-def _add_positions(
-    table: Float[Tensor, "N D"], x: Float[Tensor, "B T D"], valid: Int[Tensor, " B"] | None
-) -> Float[Tensor, "B T D"]:
+def _add_positions(table: Float[Tensor, "N D"], x: Vectors, valid: Valid) -> Vectors:
     """Add the table's row of each token's position; positions count from a row's first token after its padding."""
     if valid is None:
         return x + table[: x.shape[1]]
     position = torch.arange(x.shape[1], device=x.device) + valid.clamp(max=0)[:, None]
     return x + table[position.clamp(min=0)]
+
+
+class ShawAttention(RelativeMultiheadAttention):
+    """Attention that does not project encodings: they are learned for its heads."""
+
+    project_position: ClassVar[bool] = False
+
+
+class Shaw(TransformerXLBackbone):
+    """Transformer-XL's backbone with learned encodings and without u and v. `distances` begins with the farthest."""
+
+    attention_class: ClassVar[type[RelativeMultiheadAttention]] = ShawAttention
+
+    def add_weights(self, config: TransformerXLConfig) -> None:
+        shape = (config.n_layer, config.positions, config.n_head, config.d_head)
+        self.distances: nn.Parameter = nn.Parameter(torch.empty(shape))
+
+    def positions(self, length: int, clamp_len: int | None, like: Tensor) -> Iterable[Positions]:
+        none = like.new_zeros(self.config.n_head, self.config.d_head)
+        for table in self.distances:
+            first = 0 if clamp_len is None else max(len(table) - 1 - clamp_len, 0)
+            known = table[first:].transpose(0, 1)
+            lacking = max(length - known.shape[1], 0)
+            nearest = known[:, known.shape[1] - length + lacking :]
+            yield Positions(torch.cat([known[:, :1].expand(-1, lacking, -1), nearest], dim=1), none, none)
