@@ -35,7 +35,7 @@ def read_weights(job: dict[str, Any]) -> dict[str, Tensor]:
     """The state of `TransformerXL` that `random_weights` or transformers wrote."""
     folder = Path(job["weights"])
     if (folder / "config.json").exists():
-        return read_model(folder, "huggingface").state
+        return dict(read_model(folder, "huggingface").model.state_dict())
     return load_file(folder / "ours.safetensors")
 
 

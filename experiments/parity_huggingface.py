@@ -91,7 +91,7 @@ def converted(model: TransfoXLLMHeadModel, pickled: bool) -> tuple[TransformerXL
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder, safe_serialization=not pickled)
         imported = read_model(Path(folder), "huggingface")
-        return imported.model(), imported.config.eval_lengths
+        return imported.model, imported.config.eval_lengths
 
 
 def differences(asked: dict[str, Any], start: int | None, dtype: torch.dtype, seed: int, std: float) -> list[float]:

@@ -54,7 +54,7 @@ def test_conversion_from_one_program_to_another(tmp_path):
     (tmp_path / "words.txt").write_text("\n".join(WORDS.symbols))
     through = ["convert", str(tmp_path / "nv.pt"), "--from", "nvidia", "--to-format", "huggingface"]
     assert main([*through, "--to", str(tmp_path / "out"), "--vocab", str(tmp_path / "words.txt")]) == 0
-    assert same(read_model(tmp_path / "out", "huggingface").model(), model)
+    assert same(read_model(tmp_path / "out", "huggingface").model, model)
 
 
 @pytest.mark.parametrize("stored", ["model*.safetensors", "pytorch_model*.bin"])
@@ -132,7 +132,7 @@ def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monk
     monkeypatch.setattr(configure, "packaged_recipes", lambda: {"made-up": Path("x")})
     monkeypatch.setattr(configure, "load_recipe", lambda name: recipe)
     found = read_model(tmp_path, "original", vocab=WORDS)
-    assert same(found.model(), model) and found.config.model.dropout == 0.2
+    assert same(found.model, model) and found.config.model.dropout == 0.2
     assert (found.config.corpus, found.config.train, found.config.eval) == (recipe.corpus, recipe.train, recipe.eval)
     assert any("recipe made-up" in line for line in found.report)
 

@@ -91,7 +91,7 @@ def furthest() -> Iterator[dict[str, list[float]]]:
 def test_losses_memories_and_gradients_equal_theirs(case, furthest):
     expected = {name: torch.from_numpy(array) for name, array in np.load(GOLDEN / case / "expected.npz").items()}
     imported = read_model(GOLDEN / case, "tensorflow")
-    model, memory, dtype = imported.model(), None, expected["nll"].dtype
+    model, memory, dtype = imported.model, None, expected["nll"].dtype
 
     def compare(kind: str, actual: Tensor, wanted: Tensor) -> None:
         if wanted.numel():

@@ -86,26 +86,21 @@ class TextModel:
         return score_continuations(model, arrays, self.lengths, precision=self.precision, title="scoring answers")
 
     def write(self, requests: Sequence[Request]) -> list[str]:
-        """The text after each prompt. Prompts with the same settings are continued together, short ones first."""
+        """The text after each prompt. Prompts with the same settings are continued together."""
         alike: defaultdict[str, list[int]] = defaultdict(list)
         for i, (_, settings) in enumerate(requests):
             alike[json.dumps(settings, sort_keys=True)].append(i)
-        texts = [""] * len(requests)
+        texts: dict[int, str] = {}
+        lengths = self.loaded.config.writing_lengths(self.lengths)
         for rows in alike.values():
-            rows.sort(key=lambda i: len(requests[i][0]))
+            settings = requests[rows[0]][1]
+            how = (lengths, sampling_of(settings), settings.get("max_gen_toks", _MAX_TOKENS))
             for start in range(0, len(rows), _PROMPTS):
                 batch = rows[start : start + _PROMPTS]
-                written = self._write([requests[i][0] for i in batch], requests[batch[0]][1])
-                for i, text in zip(batch, written, strict=True):
-                    texts[i] = text
-        return texts
-
-    def _write(self, prompts: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-        lengths = self.loaded.config.writing_lengths(self.lengths)
-        tokens = settings.get("max_gen_toks", _MAX_TOKENS)
-        given = [self._prompt(text) for text in prompts]
-        how = (lengths, sampling_of(settings), tokens)
-        return generate(self.loaded.model, self.vocab, given, *how, precision=self.precision)
+                given = [self._prompt(requests[i][0]) for i in batch]
+                written = generate(self.loaded.model, self.vocab, given, *how, precision=self.precision)
+                texts |= zip(batch, written, strict=True)
+        return [texts[i] for i in range(len(requests))]
 
     def _prompt(self, text: str) -> str:
         """The prompt after a line end, as texts are scored. `generate` itself puts `<S>` before a sentence."""

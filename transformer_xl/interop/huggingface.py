@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -34,8 +33,6 @@ def read_huggingface(path: Path) -> Source:
     elif kind == "transfo-xl":
         source.state(config)
         source.add_state(_weights(path), lambda name: name.removeprefix("transformer."))
-        if config.get("untie_r") is False:
-            _restore_shared(source)
     else:
         raise Mistake(f"{path} must hold a model of type transfo-xl, and holds {str(kind)[:60]!a}.")
     file = next((path / name for name in VOCABULARIES if (path / name).is_file()), None)
@@ -73,12 +70,3 @@ def _weights(folder: Path) -> dict[str, Tensor]:
             raise Mistake(f"{file} must hold names and tensors, and holds something else. Get it again.")
         arrays |= found
     return arrays
-
-
-def _restore_shared(source: Source) -> None:
-    """Rename the pair of biases that all layers share. It may be saved under the name of any layer."""
-    for bias in ("r_w_bias", "r_r_bias"):
-        names = [name for name in source.arrays if re.fullmatch(rf"layers\.\d+\.dec_attn\.{bias}", name)]
-        if bias not in source.arrays and names:
-            source.arrays[bias] = source.arrays.pop(names[0])
-            source.spelled[bias] = source.spelled.pop(names[0])

@@ -12,7 +12,7 @@ Other programs' names are first converted to the original's (`original`, `tensor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from ..config.settings import TransformerXLConfig
 from ..config.values import listing
 from ..mistake import Mistake
-from ..model.baselines import build_model
+from ..model.transformer_xl import TransformerXL
 from ..run import dimensions
 from .source import Source
 
@@ -39,9 +39,6 @@ class Entry(NamedTuple):
         """Convert theirs to ours, or ours to theirs: reversing rows is its own inverse."""
         return array.flip(0) if self.flipped else array
 
-
-Place = tuple[str, int]
-"""The first name of a parameter of ours, and the row of it at which an array begins."""
 
 _LAYER = {
     "dec_attn.qkv_net.weight": "attention.qkv.weight",
@@ -100,62 +97,50 @@ def entries(config: TransformerXLConfig, *, reverse: bool, names: Iterable[str] 
     return found
 
 
-def to_ours(source: Source, config: TransformerXLConfig) -> dict[str, Tensor]:
-    """Convert a source's arrays to our state dict, in float64 if an array is, otherwise in float32.
+@torch.no_grad()
+def fill(model: TransformerXL, source: Source) -> None:
+    """Copy a source's arrays into a model.
 
     Raises:
         ValueError: lists every array that is missing, unexpected, of another shape, not finite, or different from an
             array to which it is tied.
     """
-    if config.n_layer > len(source.arrays):
-        raise Mistake(f"{source.path} must hold {config.n_layer:,} layers, and has {len(source.arrays)} arrays.")
-    with torch.device("meta"):
-        wanted = dict(build_model(config).named_parameters(remove_duplicate=False))
-    first = {parameter: name for name, parameter in reversed(wanted.items())}
-    own = [Entry(name, name) for name in wanted]
-    foreign = entries(config, reverse=source.dialect.clusters_reversed, names=source.arrays)
-    placed = [
-        (entry, (first[wanted[entry.ours]], entry.rows.start if entry.rows else 0))
-        for entry in (own if source.run is not None else foreign)
-    ]
-    parts: dict[Place, Tensor] = {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = entries(model.config, reverse=source.dialect.clusters_reversed, names=source.arrays)
     problems: list[str] = []
-    for entry, place in placed:
-        if entry.theirs in source.arrays:
-            array = _stack_biases(entry.form(source.arrays[entry.theirs]), entry.ours)
-            tied = parts.setdefault(place, array)
-            fault = _fault(array, wanted[entry.ours][entry.rows or slice(None)].shape, tied)
-            problems += [f"{source.spelling(entry.theirs)} must {fault}"] if fault else []
-    problems += _mismatches(source, placed, parts, first.values())
+    missing: dict[int, str] = {}
+    filled: set[int] = set()
+    for entry in found:
+        place = parameters[entry.ours][entry.rows or slice(None)]
+        array = source.arrays.get(entry.theirs)
+        if array is None:
+            missing.setdefault(place.data_ptr(), entry.theirs)
+            continue
+        array = entry.form(array[None] if entry.ours in _BIASES.values() and array.ndim == 2 else array)
+        fault = _fault(array, place, place.data_ptr() in filled)
+        if fault is None:
+            place.copy_(array)
+        else:
+            problems.append(f"{source.spelling(entry.theirs)} must {fault}")
+        filled.add(place.data_ptr())
+    problems += [f"{name} is missing" for place, name in missing.items() if place not in filled]
+    covered = {id(parameters[entry.ours]) for entry in found}
+    ours = [name for name, parameter in model.named_parameters() if id(parameter) not in covered]
+    problems += [f"{name} of this package is nowhere in it" for name in ours]
+    known = {entry.theirs for entry in found}
+    problems += [f"{source.spelling(name)} is unexpected" for name in source.arrays if name not in known]
     if problems:
         raise Mistake(f"{source.path} does not hold the model it should: {listing(problems, 12)}.")
-    exact = any(array.dtype == torch.float64 for array in source.arrays.values())
-    pieces: dict[str, list[Tensor]] = {}
-    for (name, _), part in sorted(parts.items(), key=lambda item: item[0]):
-        pieces.setdefault(name, []).append(part.to(torch.float64 if exact else torch.float32))
-    state = {name: torch.cat(found) if len(found) > 1 else found[0] for name, found in pieces.items()}
-    return {name: state[first[parameter]] for name, parameter in wanted.items()}
 
 
-def _mismatches(
-    source: Source, placed: Sequence[tuple[Entry, Place]], parts: Mapping[Place, Tensor], ours: Iterable[str]
-) -> Iterator[str]:
-    """Problems: parameters without an array, and arrays without a parameter."""
-    missing = {place: entry.theirs for entry, place in reversed(placed)}
-    yield from (f"{name} is missing" for place, name in missing.items() if place not in parts)
-    covered = {name for _, (name, _) in placed}
-    yield from (f"{name} of this package is nowhere in it" for name in ours if name not in covered)
-    known = {entry.theirs for entry, _ in placed}
-    yield from (f"{source.spelling(name)} is unexpected" for name in source.arrays if name not in known)
-
-
-def _fault(array: Tensor, shape: torch.Size, tied: Tensor) -> str | None:
-    """The fault of an array, as the words after "must". `tied` is the first array to which it is tied."""
-    if array.shape != shape:
-        return f"be {dimensions(shape)} but is {dimensions(array.shape)}"
+def _fault(array: Tensor, place: Tensor, filled: bool) -> str | None:
+    """The fault of an array, as the words after "must". A place is `filled` by the first array that is tied to it."""
+    if array.shape != place.shape:
+        return f"be {dimensions(place.shape)} but is {dimensions(array.shape)}"
     if not array.isfinite().all():
         return "be finite but holds numbers that are not"
-    return None if array is tied or torch.equal(array, tied) else "equal what it is tied to but differs"
+    tied = not filled or torch.equal(array.to(place.dtype), place)
+    return None if tied else "equal what it is tied to but differs"
 
 
 def shape_of(source: Source, div_val: int | None) -> dict[str, Any]:
@@ -171,8 +156,10 @@ def shape_of(source: Source, div_val: int | None) -> dict[str, Any]:
     arrays = source.arrays
     output = _require_array(source, "layers.0.dec_attn.o_net.weight", 2)
     inner = _require_array(source, "layers.0.pos_ff.CoreNet.0.weight", 2)
-    untied = "r_w_bias" not in arrays
-    content_bias = _require_array(source, "layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", 2, 3)
+    untied = "r_w_bias" not in arrays and source.stated.get("untie_r") is not False
+    # One pair for all layers may be stored under the name of any layer.
+    bias = "r_w_bias" if "r_w_bias" in arrays else next((name for name in arrays if "r_w_bias" in name), "r_w_bias")
+    content_bias = _require_array(source, bias, 2, 3)
     tables = [
         _require_array(source, f"word_emb.emb_layers.{i}.weight", 2) for i in range(_count(source, r"word_emb\.\w+"))
     ]
@@ -230,8 +217,3 @@ def _count(source: Source, group: str) -> int:
     """How many different numbers follow `group` in the names, at least 1. Reading the arrays finds gaps."""
     numbers = {match[1] for name in source.arrays if (match := re.match(rf"{group}\.(\d+)\.?", name))}
     return max(len(numbers), 1)
-
-
-def _stack_biases(array: Tensor, ours: str) -> Tensor:
-    """Convert biases shared by all layers, a matrix in the source, to a stack of one matrix."""
-    return array[None] if ours in _BIASES.values() and array.ndim == 2 else array

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..config.settings import RunConfig
 from ..config.values import listing
@@ -15,10 +14,10 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
-from ..run import LoadedModel
+from ..run import LoadedModel, set_weights
 from .configure import run_settings
 from .huggingface import read_huggingface
-from .mapping import to_ours
+from .mapping import fill
 from .nvidia import read_nvidia
 from .original import read_original
 from .source import PROGRAMS, Program, Source
@@ -34,10 +33,11 @@ _READERS: Mapping[Program, Callable[[Path], Source]] = {
 
 @dataclass(frozen=True)
 class Imported:
-    """A converted checkpoint: settings, weights, the vocabulary if the source has one, and a report on the arrays."""
+    """A converted checkpoint: settings, model, the vocabulary if the source has one, and a report on the arrays."""
 
     config: RunConfig
-    state: dict[str, Tensor] = field(repr=False)
+    model: TransformerXL
+    """In eval mode, in float64 if an array is, otherwise in float32."""
     vocab: Vocab | None
     report: list[str]
 
@@ -52,15 +52,7 @@ class Imported:
                 "It holds no vocabulary: give --vocab, a cache.pt, cache.pkl or vocab.pkl, a text with a token per "
                 "line, or the name of a corpus that `txl data` prepared as for its training."
             )
-        return LoadedModel(self.model(), self.vocab, self.config)
-
-    def model(self) -> TransformerXL:
-        """The model in eval mode, in float64 if the source is, otherwise in float32."""
-        with torch.random.fork_rng(devices=[]):  # the initial values are replaced
-            model = build_model(self.config.model)
-        model = model.to(next(iter(self.state.values())).dtype)
-        model.load_state_dict(self.state)
-        return model.eval()
+        return LoadedModel(self.model, self.vocab, self.config)
 
 
 def read_model(
@@ -89,14 +81,21 @@ def read_model(
             f"--vocab must hold as many tokens as there are weights for, {config.model.vocab_size:,}, and its own or "
             f"the one given has {len(source.vocab):,}. Give the vocabulary of the training."
         )
-    state = to_ours(source, config.model)
-    return Imported(config, state, source.vocab, _report(source, config, state))
+    with torch.random.fork_rng(devices=[]):  # the initial values are replaced
+        model = build_model(config.model)
+    if any(array.dtype == torch.float64 for array in source.arrays.values()):
+        model = model.double()
+    if source.run is None:
+        fill(model, source)
+    else:
+        set_weights(model, source.arrays, str(path))
+    return Imported(config, model.eval(), source.vocab, _report(source, config, model))
 
 
-def _report(source: Source, config: RunConfig, state: Mapping[str, Tensor]) -> list[str]:
+def _report(source: Source, config: RunConfig, model: TransformerXL) -> list[str]:
     """The report: the use of every array, and the assumptions."""
     numbers = sum(source.arrays[name].numel() for name in source.spelled)
-    weights = sum(array.numel() for array in {id(array): array for array in state.values()}.values())
+    weights = sum(parameter.numel() for parameter in model.parameters())
     tied = f", {numbers - weights:,} of them copies of tied arrays" if numbers > weights else ""
     lines = [f"{len(source.spelled)} arrays ({numbers:,} numbers{tied}), each used once."]
     for reason in dict.fromkeys(source.left_out.values()):

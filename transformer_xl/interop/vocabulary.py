@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..data.reading import read_file
@@ -12,8 +12,6 @@ from .pickles import StandIn, read_pickle
 from .source import read_json
 
 _PICKLED = (".pt", ".pth", ".pkl", ".bin")
-_DEPTH = 3
-"""Maximum depth of a vocabulary in a pickled object: a checkpoint has a corpus, which has the vocabulary."""
 _SPACE = frozenset(" \t\n\r")
 _DECIMALS = frozenset(map(str, range(256)))
 
@@ -46,23 +44,18 @@ def read_vocabulary(path: Path) -> Vocab:
 
 
 def pickled_vocabulary(content: object, file: str) -> Vocab | None:
-    """The vocabulary in `content`, which `read_pickle` returned for `file`; None if there is none."""
-    for attributes in _records(content, _DEPTH):
-        symbols = attributes.get("idx2sym")
-        if isinstance(symbols, list) and symbols and all(isinstance(symbol, str) for symbol in symbols):
-            return _vocab(symbols, file)
-    return None
+    """The vocabulary in `content`, which `read_pickle` returned for `file`; None if there is none.
 
-
-def _records(content: object, depth: int) -> Iterator[Mapping[str, object]]:
-    """Yield the attributes of an object or the entries of a dict, then the same for the objects inside."""
+    A checkpoint may have a corpus or a tokenizer, which has the vocabulary.
+    """
     record = content.attributes if isinstance(content, StandIn) else content
     if not isinstance(record, Mapping):
-        return
-    yield record
-    if depth:
-        for name in ("vocab", "corpus", "tokenizer"):
-            yield from _records(record.get(name), depth - 1)
+        return None
+    symbols = record.get("idx2sym")
+    if isinstance(symbols, list) and symbols and all(isinstance(symbol, str) for symbol in symbols):
+        return _vocab(symbols, file)
+    inside = (pickled_vocabulary(record.get(name), file) for name in ("vocab", "corpus", "tokenizer"))
+    return next(filter(None, inside), None)
 
 
 def _vocab(symbols: Sequence[str], file: str) -> Vocab:

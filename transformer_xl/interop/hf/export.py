@@ -149,11 +149,8 @@ segment, and each layer attends to its own outputs for the segments before.
 first. It is not needed after `import transformer_xl.hf`, where that package is installed.
 
 `logits` are log-probabilities. `past_key_values` is the memory: `model(new, past_key_values=memory)` takes the new
-tokens only, and `model.generate(text, past_key_values=memory)` the whole text so far. After beam search, read the text
-again.
-
-Texts of a batch are padded on the left and have an attention mask. If the tokenizer has no `pad_token`, set it to its
-`eos_token`, the line end, or to a rare token. To stop at a line end, give `generate` its id as `eos_token_id`.
+tokens only, and `model.generate(text, past_key_values=memory)` the whole text so far. Texts of a batch are padded on
+the left and have an attention mask.
 """
 
 
