@@ -26,6 +26,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "matches": {"matches": (1, 2), "match_window": 5, "ngram_width": 6},
     "gated": {"gate": "gru", "gate_bias": 0.5, "relu_output": True, "pre_lnorm": True},
 }
+BASELINES: dict[str, dict[str, Any]] = {
+    "shaw": {"kind": "shaw", "positions": 7},
+    "vaswani": {"kind": "vaswani", "d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},
+    "al-rfou": {"kind": "al-rfou", "positions": 17},
+}
 
 
 def small_model(*, train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any) -> TransformerXL:

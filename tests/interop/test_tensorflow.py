@@ -1,13 +1,11 @@
 """Models of the authors' TensorFlow code, converted: the same losses, memories and gradients.
 
-The golden files are made by `golden/make_tensorflow.py`, which also makes a larger set; TXL_GOLDEN_TENSORFLOW names its
-folder, and `pytest -s` then shows the largest differences.
+The golden files are made by `golden/make_tensorflow.py`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from transformer_xl.interop import read_model
 from transformer_xl.interop.bundle import read_bundle
 from transformer_xl.train.objective import Objective
 
-GOLDEN = Path(os.environ.get("TXL_GOLDEN_TENSORFLOW") or Path(__file__).parents[1] / "golden" / "tensorflow")
+GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow"
 CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 each_case = pytest.mark.parametrize("case", CASES)
 

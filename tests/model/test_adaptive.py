@@ -258,14 +258,6 @@ def test_blocks_change_no_loss_and_no_gradient(shape: dict, columns: int) -> Non
     torch.testing.assert_close(found, torch.autograd.grad((expected * weight).sum(), leaves))
 
 
-@each_shape
-def test_gradients_equal_finite_differences(shape: dict) -> None:
-    first, last = tied(shape)
-    leaves = list(nn.ModuleList([first, last]).parameters())
-    with blocks_of(2):
-        assert torch.autograd.gradcheck(lambda *_: chained(first, last, IDS[:1], TARGETS[:1]), leaves, fast_mode=True)
-
-
 @pytest.mark.parametrize("weight", [True, False], ids=["tied", "untied"])
 @each_shape
 def test_a_table_gets_the_gradient_of_all_its_uses(shape: dict, weight: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import BASELINES as KINDS
 from small_models import VOCAB, layers_of, lengths, read, score, small_model, text
 from torch import Tensor, nn
 
@@ -21,13 +22,7 @@ from transformer_xl.model.baselines import build_model
 from transformer_xl.ops import BACKENDS
 from transformer_xl.run import load_model
 from transformer_xl.train import fit
-from transformer_xl.train.objective import Objective
 
-KINDS: dict[str, dict[str, Any]] = {
-    "shaw": {"kind": "shaw", "positions": 7},
-    "vaswani": {"kind": "vaswani", "d_embed": 6, "cutoffs": (7,), "tie_projs": (True, False)},
-    "al-rfou": {"kind": "al-rfou", "positions": 17},
-}
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
@@ -40,101 +35,12 @@ def made(train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any
     return model
 
 
-@each_kind
-def test_no_future_token_is_seen(kind: dict) -> None:
-    model, ids = made(**kind), text(2, 11)
-    other = ids.clone()
-    other[:, 7] = (other[:, 7] + 1) % VOCAB
-    before, after = (read(model, x, lengths(5), pieces=[4, 7]).hidden for x in (ids, other))
-    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=0)
-    assert not torch.isclose(before[:, 7:], after[:, 7:]).all(-1).any(), "each later token sees the change"
-
-
 @settings(max_examples=examples(6), deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(1, 6), st.none() | st.integers(1, 9))
 def test_distances_do_not_depend_on_segmentation(pieces: list[int], attn_len: int, clamp_len: int | None) -> None:
     model, ids, call = made(**KINDS["shaw"]), text(2, sum(pieces)), lengths(attn_len - 1, attn_len, clamp_len)
     whole = read(model, ids, call).hidden
     torch.testing.assert_close(read(model, ids, call, pieces=pieces).hidden, whole)
-
-
-@each_kind
-@settings(max_examples=examples(8), deadline=None)
-@given(data=st.data())
-def test_a_cache_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) -> None:
-    model, ids = made(**kind), text(2, 13)
-    mem_len = data.draw(st.integers(0, 9))
-    relative = kind["kind"] == "shaw"
-    clamp_len = data.draw(st.none() | st.integers(1, 9)) if relative else None
-    call = lengths(mem_len, data.draw(st.none() | st.integers(1, mem_len + 1)), clamp_len, tgt_len=3)
-    pieces = data.draw(st.sampled_from([[13], [1] * 13, [3] * 4 + [1], [6, 1, 1, 5]]))
-    with torch.no_grad():
-        cache = model.empty_cache(2, call)
-    losses = score(model, ids, call, pieces=pieces, memory=cache)
-    torch.testing.assert_close(losses, score(model, ids, call, pieces=pieces))
-
-
-@each_kind
-@settings(max_examples=examples(6), deadline=None)
-@given(padding=st.lists(st.integers(0, 6), min_size=3, max_size=3), cached=st.booleans())
-def test_padding_on_the_left_changes_nothing(kind: dict, padding: list[int], cached: bool) -> None:
-    model, ids, call = made(**kind), text(3, 9), lengths(6, tgt_len=5)
-    valid = torch.tensor([-p for p in padding])
-    with torch.no_grad():
-        start = model.empty_cache(3, call, valid) if cached else model.empty_memory(3, call, valid)
-    found = read(model, ids, call, pieces=[5, 4], memory=start).hidden
-    assert found.isfinite().all()
-    for row, pad in enumerate(padding):
-        pieces = [size for size in (5 - pad, 4 - max(pad - 5, 0)) if size > 0]
-        alone = read(model, ids[row : row + 1, pad:], call, pieces=pieces).hidden
-        torch.testing.assert_close(found[row : row + 1, pad:], alone)
-
-
-@each_kind
-def test_attended_zeros_and_reset_rows(kind: dict) -> None:
-    model, call = made(zero_memory=True, **kind), lengths(6, tgt_len=4)
-    out = []
-    with torch.no_grad():
-        for state in (model.empty_memory(2, call), model.empty_cache(2, call)):
-            first, state = model.hidden(text(2, 4), state, call)
-            out.append(torch.cat([first, model.hidden(text(2, 3, seed=1), state, call)[0]], 1))
-        torch.testing.assert_close(*out)
-        plain = made(**kind)
-        _, state = plain.hidden(text(2, 4), None, call)
-        again, _ = plain.hidden(text(2, 3, seed=1), state.reset(torch.tensor([True, False])), call)
-        torch.testing.assert_close(again[:1], plain.hidden(text(2, 3, seed=1), None, call)[0][:1])
-
-
-@each_kind
-@pytest.mark.parametrize("mem_len", [0, 5])
-def test_every_weight_has_a_gradient(kind: dict, mem_len: int) -> None:
-    model, ids, call = made(train=True, dropout=0.1, dropatt=0.1, **kind), text(3, 8), lengths(mem_len)
-    _, memory = model(ids, ids, None, call)
-    Objective(model)(ids, text(3, 8, seed=1), memory, call)[0].backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
-@each_kind
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_copy_for_inference(kind: dict, precision: str) -> None:
-    model, call, ids = made(train=True, dtype=torch.float32, dropout=0.5, **kind), lengths(6, tgt_len=4), text(2, 9)
-    copied = model.for_inference(precision)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        found = score(copied, ids, call, pieces=[4, 4, 1], memory=copied.empty_cache(2, call))
-    expected = score(model.eval(), ids, call, pieces=[4, 4, 1])
-    torch.testing.assert_close(found, expected, **({"rtol": 5e-2, "atol": 5e-2} if precision == "bf16" else {}))
-
-
-@each_kind
-def test_computing_a_layer_again_gives_the_same_gradients(kind: dict) -> None:
-    ids, call, gradients = text(2, 7), lengths(5), []
-    for recompute in (False, True):
-        model = build_model(made(**kind).config, backend="reference", recompute=recompute).double()
-        model.load_state_dict(made(**kind).state_dict())
-        assert {layer.attention.backend for layer in layers_of(model)} == {"reference"}
-        Objective(model)(ids, ids, None, call)[0].backward()
-        gradients.append([p.grad for p in model.parameters()])
-    torch.testing.assert_close(*gradients)
 
 
 # Shaw's attention, one query and key at a time

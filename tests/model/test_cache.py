@@ -10,7 +10,7 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VARIANTS, lengths, read, score, small_model, text
+from small_models import BASELINES, VARIANTS, lengths, read, score, small_model, text
 from torch import nn
 
 from transformer_xl.config.settings import Lengths
@@ -20,7 +20,7 @@ from transformer_xl.model.modules import ROWS, RowLinear
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops.masks import next_multiple
 
-KINDS: dict[str, dict[str, Any]] = {**VARIANTS, "attended zeros": {"zero_memory": True, "pre_lnorm": True}}
+KINDS: dict[str, dict[str, Any]] = {**VARIANTS, **BASELINES, "attended zeros": {"zero_memory": True, "pre_lnorm": True}}
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
@@ -41,7 +41,8 @@ def test_it_gives_the_same_numbers_as_memory(kind: dict, data: st.DataObject) ->
     model, ids = small_model(**kind), text(2, 17)
     mem_len = data.draw(st.integers(0, 9))
     attn_len = data.draw(st.none() | st.integers(1, mem_len + 1))
-    call = lengths(mem_len, attn_len, data.draw(st.none() | st.integers(1, 9)), tgt_len=3)
+    clamp_len = data.draw(st.none() | st.integers(1, 9)) if kind.get("kind") in (None, "shaw") else None
+    call = lengths(mem_len, attn_len, clamp_len, tgt_len=3)
     pieces = data.draw(st.sampled_from([[17], [1] * 17, [3] * 5 + [2], [2, 13, 1, 1]]))  # tgt_len is 3
     memory = empty(model, 2, call)
     assert memory.buffers[0].shape[3] <= mem_len, "a cache of nothing is short"
@@ -130,9 +131,10 @@ def test_training_with_a_cache_is_refused() -> None:
         model.hidden(text(1, 3), empty(model, 1, call), call)
 
 
+@pytest.mark.parametrize("kind", [VARIANTS["bands"], *BASELINES.values()], ids=["bands", *BASELINES])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_copy_for_inference_gives_the_same_numbers_and_keeps_the_model(precision: str) -> None:
-    model = small_model(train=True, dtype=torch.float32, dropout=0.5, **VARIANTS["bands"])
+def test_the_copy_for_inference_gives_the_same_numbers_and_keeps_the_model(kind: dict, precision: str) -> None:
+    model = small_model(train=True, dtype=torch.float32, dropout=0.5, **kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     copied = model.for_inference(precision)
     call, ids = lengths(6, tgt_len=4), text(2, 12)
@@ -140,7 +142,7 @@ def test_the_copy_for_inference_gives_the_same_numbers_and_keeps_the_model(preci
         found = score(copied, ids, call, pieces=[4] * 3, memory=copied.empty_cache(2, call))
         model.eval()
         expected = score(model, ids, call, pieces=[4] * 3)
-    torch.testing.assert_close(found, expected, **({"rtol": 2e-2, "atol": 2e-2} if precision == "bf16" else {}))
+    torch.testing.assert_close(found, expected, **({"rtol": 5e-2, "atol": 5e-2} if precision == "bf16" else {}))
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     shared = {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in copied.parameters()}
     assert len(shared) == len(list(model.parameters())) if precision == "fp32" else shared

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from small_models import VARIANTS, VOCAB, inputs_of, layers_of, lengths, read, small_model, text
+from small_models import BASELINES, VARIANTS, VOCAB, inputs_of, layers_of, lengths, small_model, text
 from torch import nn
 
-from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.score import Tempered
 from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.model.attention import sinusoids
@@ -19,20 +17,6 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train.objective import Objective
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-
-
-def test_pre_norm_normalises_the_input_of_a_sublayer() -> None:
-    # Sublayers with zero output do not change the embedding with pre-norm, and normalise it six times with post-norm.
-    for pre_lnorm in (True, False):
-        model, ids = small_model(pre_lnorm=pre_lnorm), text(2, 5)
-        for layer in layers_of(model):
-            for silent in (layer.attention.output.weight, layer.feed_forward.outer.weight):
-                nn.init.zeros_(silent)
-        x = model.embedding(ids)
-        if not pre_lnorm:
-            for layer in layers_of(model):
-                x = layer.feed_forward.norm(layer.attention.norm(x))
-        torch.testing.assert_close(read(model, ids, lengths(3)).hidden, x.detach())
 
 
 @torch.no_grad()
@@ -48,13 +32,6 @@ def test_qk_norm_normalises_queries_and_keys_of_each_head() -> None:
         return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
     torch.testing.assert_close((q, k, v), (1.7 * standard(raw_q), standard(raw_k), raw_v))
-
-
-def test_sinusoids_by_hand() -> None:
-    # d_model 4: frequencies 1 and 1/100; one half after the other; the last row is distance 0.
-    expected = [[math.sin(d), math.sin(d / 100), math.cos(d), math.cos(d / 100)] for d in (2, 2, 1, 0)]
-    found = sinusoids(4, 4, clamp_len=2, dtype=torch.float64)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -119,7 +96,7 @@ def test_unscored_targets_have_no_gradient(variant: dict) -> None:
     assert not any(gradient.any() for gradient in gradients(model, mean))
 
 
-@each_variant
+@pytest.mark.parametrize("variant", [*VARIANTS.values(), *BASELINES.values()], ids=[*VARIANTS, *BASELINES])
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_weight_has_a_gradient_for_any_tokens(variant: dict, tied: bool) -> None:
     changes: dict[str, Any] = {} if tied else {"tie_weight": False, "tie_projs": ()}
@@ -169,28 +146,6 @@ def test_dropout_is_for_training_and_memory_holds_its_results(variant: dict) -> 
     torch.testing.assert_close(memory.layers[0][kept], 2 * inputs_of(model, ids).detach()[kept])
     model.eval()
     torch.testing.assert_close(attempt(1)[0], attempt(2)[0], rtol=0, atol=0)
-
-
-@each_variant
-def test_tied_weights_share_storage_and_gradients(variant: dict) -> None:
-    model = small_model(train=True, **variant)
-    assert all(a.data_ptr() == b.data_ptr() for a, b in zip(model.embedding.tables, model.softmax.tables, strict=True))
-    apart: dict[str, Any] = variant | {"tie_weight": False}
-    untied = small_model(train=True, **apart)
-    assert all(
-        a.data_ptr() != b.data_ptr() for a, b in zip(untied.embedding.tables, untied.softmax.tables, strict=True)
-    )
-    extra = sum(x.numel() for x in untied.parameters()) - sum(x.numel() for x in model.parameters())
-    assert extra == sum(x.numel() for x in model.softmax.tables)
-    values = model.state_dict()
-    untied.load_state_dict(values)
-    ids, targets = text(2, 7), text(2, 7, seed=1)
-    for each in (model, untied):
-        Objective(each)(ids, targets, None, lengths(3))[0].backward()
-    ends = zip(model.embedding.tables, untied.embedding.tables, untied.softmax.tables, strict=True)
-    for both, first, last in ends:
-        assert first.grad is not None and last.grad is not None
-        torch.testing.assert_close(both.grad, first.grad + last.grad)
 
 
 @pytest.mark.parametrize("end", ["returns", "raises"])
@@ -256,10 +211,3 @@ def test_ids_and_targets_of_any_integer_dtype_are_the_same(kind: dict, dtype: to
     assert torch.equal(*both)
     for reader in (Sliding(model, 4), Tempered(model, 1.5)):
         assert torch.equal(reader(small, small, None, call)[0], reader(ids, ids, None, call)[0])
-
-
-def test_the_model_reads_the_ids_of_a_vocabulary() -> None:
-    vocab = Vocab.build("byte", [])
-    ids = torch.from_numpy(vocab.encode("text"))[None]
-    log_probs, _ = small_model(vocab_size=len(vocab)).log_probs(ids, None, lengths(3))
-    assert ids.dtype == torch.uint8 and log_probs.shape == (1, 4, 256)

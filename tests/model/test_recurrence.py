@@ -11,14 +11,16 @@ import torch
 from amount import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from small_models import VARIANTS, VOCAB, inputs_of, lengths, read, score, small_model, text, used
+from small_models import BASELINES, VARIANTS, VOCAB, inputs_of, lengths, read, score, small_model, text, used
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train.objective import Objective
 
+MODELS = VARIANTS | BASELINES
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+each_model = pytest.mark.parametrize("variant", MODELS.values(), ids=MODELS)
 
 
 @st.composite
@@ -59,7 +61,7 @@ def test_a_window_and_a_clamp_change_farther_distances_only(variant: dict) -> No
         assert not torch.isclose(wide[:, near:], narrow[:, near:]).all(-1).any()
 
 
-@each_variant
+@each_model
 @pytest.mark.parametrize("attn_len", [None, 4])
 def test_later_tokens_change_nothing(variant: dict, attn_len: int | None) -> None:
     model, ids, call = small_model(**variant), text(2, 11), lengths(5, attn_len)
@@ -126,7 +128,7 @@ def test_reach(variant: str, pieces: list[int], mem_len: int, attn_len: int | No
         assert 19 - expected[19] == 3 * 5 + 5 - 1, "the paper's: N x M + T - 1"
 
 
-@each_variant
+@each_model
 def test_without_memory_each_segment_starts_fresh(variant: dict) -> None:
     model, ids = small_model(**variant), text(2, 11)
     both = read(model, ids, lengths(0), pieces=[4, 7])
@@ -134,7 +136,7 @@ def test_without_memory_each_segment_starts_fresh(variant: dict) -> None:
     assert both.memory.length == 0
 
 
-@each_variant
+@each_model
 def test_a_memory_of_several_segments_is_attended_as_a_whole(variant: dict) -> None:
     model, ids = small_model(**variant), text(2, 11)
     memory = read(model, ids[:, :9], lengths(9), pieces=[4, 5]).memory
@@ -198,7 +200,7 @@ def test_only_distances_matter(variant: dict) -> None:
         assert used(there.memory) == used(here.memory)
 
 
-@each_variant
+@each_model
 def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> None:
     model, ids, call = small_model(**variant), text(2, 5), lengths(7)
     nothing = read(model, ids, call)
@@ -209,7 +211,7 @@ def test_memory_of_zeros_is_attended_and_an_empty_one_is_not(variant: dict) -> N
         torch.testing.assert_close(read(model, ids, call, memory=empty).hidden, nothing.hidden)
 
 
-@each_variant
+@each_model
 @settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_reset_rows_equal_fresh_rows(variant: dict, data: st.DataObject) -> None:
@@ -225,7 +227,7 @@ def test_reset_rows_equal_fresh_rows(variant: dict, data: st.DataObject) -> None
         assert used(found.memory)[row] == used(alone.memory)[0]
 
 
-@each_variant
+@each_model
 @settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_a_batch_of_unequal_rows_equals_each_row_alone(variant: dict, data: st.DataObject) -> None:
@@ -245,7 +247,7 @@ def test_a_batch_of_unequal_rows_equals_each_row_alone(variant: dict, data: st.D
         torch.testing.assert_close(found.hidden[row, longest - count :], alone.hidden[0])
 
 
-@each_variant
+@each_model
 def test_rows_with_different_memory_share_a_batch(variant: dict) -> None:
     model, call = small_model(**variant), lengths(7)
     ages = [3, 0, 11]
@@ -258,7 +260,7 @@ def test_rows_with_different_memory_share_a_batch(variant: dict) -> None:
         torch.testing.assert_close(found.hidden[row], alone.hidden[0])
 
 
-@each_variant
+@each_model
 def test_a_call_does_not_change_model_or_memory(variant: dict) -> None:
     model, ids, call = small_model(**variant), text(2, 5), lengths(3)
     memory = read(model, text(2, 7, seed=1), call).memory
@@ -269,7 +271,7 @@ def test_a_call_does_not_change_model_or_memory(variant: dict) -> None:
     torch.testing.assert_close(read(model, ids, call, memory=memory).hidden, first.hidden, rtol=0, atol=0)
 
 
-@each_variant
+@each_model
 def test_recompute_gives_the_same_gradients_with_less_memory(variant: dict) -> None:
     memory = read(small_model(**variant), text(2, 6), lengths(6)).memory
 
