@@ -27,32 +27,24 @@ def bundles(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["types", "shards", "object"])
-def test_values_equal_what_tensorflow_wrote(bundles, name):
-    expected = {
-        key.removeprefix(f"{name}/"): value
-        for key, value in np.load(bundles / "expected.npz").items()
-        if key.startswith(f"{name}/")
-    }
-    read = {key: value for key, value in read_bundle(bundles / name).items() if value is not None}
-    assert read.keys() == expected.keys()
-    for key, value in read.items():
-        array = value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
-        np.testing.assert_array_equal(array, expected[key], strict=True)
+def test_fractions_equal_what_tensorflow_wrote(bundles, name):
+    stored = np.load(bundles / "expected.npz")
+    expected = {key.removeprefix(f"{name}/"): stored[key] for key in stored if key.startswith(f"{name}/")}
+    read = read_bundle(bundles / name)
+    assert expected.keys() <= read.keys()
+    for key, array in expected.items():
+        value = read[key]
+        if array.dtype.kind != "f":
+            assert value is None
+            continue
+        found = value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
+        np.testing.assert_array_equal(found, array, strict=True)
         kind = key.rpartition("/")[2]
         assert str(value.dtype) == f"torch.{kind}" or kind in ("scalar", "empty", "one", "VARIABLE_VALUE")
 
 
-@pytest.mark.parametrize(
-    ("name", "others"),
-    [("types", ["complex", "quarter", "text"]), ("object", ["_CHECKPOINTABLE_OBJECT_GRAPH"]), ("shards", [])],
-)
-def test_values_that_are_not_numbers_are_none(bundles, name, others):
-    assert [name for name, value in read_bundle(bundles / name).items() if value is None] == others
-
-
 def test_an_index_of_many_blocks_is_read(bundles):
-    read = read_bundle(bundles / "names")
-    assert [int(value) for value in read.values()] == [int(name[:3]) for name in read] == list(range(700))
+    assert [int(name[:3]) for name in read_bundle(bundles / "names")] == list(range(700))
 
 
 def test_writing_to_a_tensor_leaves_the_file_unchanged(bundles):

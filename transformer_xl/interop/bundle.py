@@ -20,24 +20,13 @@ from torch import Tensor
 
 from ..mistake import Mistake
 
-_DTYPES = {
-    1: torch.float32,
-    2: torch.float64,
-    3: torch.int32,
-    4: torch.uint8,
-    5: torch.int16,
-    6: torch.int8,
-    9: torch.int64,
-    10: torch.bool,
-    14: torch.bfloat16,
-    19: torch.float16,
-}
+_DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16}
 _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
 
 
 def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
-    """The variables of a checkpoint by name, as views of memory-mapped files; None for types that are no numbers.
+    """The variables of a checkpoint by name, as views of memory-mapped files; None if they are no fractions.
 
     Raises:
         FileNotFoundError: PREFIX.index or one of its data files is missing.

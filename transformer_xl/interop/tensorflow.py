@@ -49,7 +49,7 @@ def read_tensorflow(path: Path) -> Source:
             source.left_out[name] = "state of the training"
             continue
         if array is None:
-            source.left_out[name] = "not numbers"
+            source.left_out[name] = "no fractions"
             continue
         canonical, transposed = _canonical(name)
         source.add(name, canonical, array.T if transposed and array.ndim == 2 else array)

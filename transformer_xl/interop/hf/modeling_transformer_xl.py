@@ -231,16 +231,10 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
                 f"past_key_values must hold a row for each row of the inputs, {rows}, got {given.batch_size}. "
                 "Use its batch_repeat_interleave or reorder_cache."
             )
-        if mask is None:
+        if mask is None or (given.memory is not None and mask.dim() == 2 and mask[:, -length:].all()):
             return given
-        if given.memory is not None and mask.dim() == 2 and mask[:, -length:].all():
-            return given
-        if (
-            given.memory is not None
-            or mask.shape != (rows, length)
-            or (mask[:, 1:] < mask[:, :-1]).any()
-            or not mask[:, -1].all()
-        ):
+        of_texts = mask.shape == (rows, length) and mask[:, -1].all() and (mask[:, 1:] >= mask[:, :-1]).all()
+        if given.memory is not None or not of_texts:
             raise Mistake(
                 "attention_mask must be zeros, then a one or more, of the shape of input_ids, and ones after a memory: "
                 'texts are padded on the left. Set tokenizer.padding_side = "left".'
