@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -30,13 +29,11 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
 
 from transformer_xl.hf import TransformerXLForCausalLM, TransformerXLHFConfig, export_huggingface  # noqa: E402
-from transformer_xl.interop.hf import export  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 """For float32 sums of about ten terms, added in another order."""
-ROOT = Path(__file__).parents[2]
 WORDS = Vocab("word", ("<eos>", "the", "<unk>", *(f"w{i}" for i in range(VOCAB - 3))))
 
 
@@ -130,16 +127,6 @@ def test_beams_of_padded_rows_equal_those_of_each_row_alone(pair):
         assert torch.equal(both[2 * row : 2 * row + 2, begin:], theirs.generate(ids[row : row + 1, begin:], **options))
 
 
-def test_several_samples_of_a_prompt_equal_samples_of_repeated_prompts(pair):
-    _, theirs, _ = pair
-    options = {"max_new_tokens": 20, "do_sample": True, "top_k": 5}
-    torch.manual_seed(3)
-    several = theirs.generate(text(1, 4), num_return_sequences=3, **options)
-    torch.manual_seed(3)
-    assert torch.equal(several, theirs.generate(text(1, 4).repeat(3, 1), **options))
-    assert len(set(map(tuple, several.tolist()))) > 1
-
-
 def test_continuing_from_a_memory_equals_generating_at_once(pair):
     _, theirs, _ = pair
     options = {"max_new_tokens": 9, "return_dict_in_generate": True}
@@ -153,18 +140,6 @@ def test_continuing_from_a_memory_equals_generating_at_once(pair):
     for tokens in (1, 8, memory.get_seq_length()):
         with pytest.raises(ValueError, match=f"more than the 16 tokens that past_key_values has seen, got {tokens}. "):
             theirs.generate(first.sequences[:, :tokens], past_key_values=memory, **options)
-
-
-def test_the_positions_that_transformers_passed_before_5_4_are_accepted(pair):
-    _, theirs, _ = pair
-    ids = text(2, 5)
-    inputs = theirs.prepare_inputs_for_generation(ids, cache_position=torch.arange(5))
-    output = theirs(**inputs)
-    assert torch.equal(output.logits, theirs(ids).logits)
-    with pytest.raises(ValueError, match="more than the 5 tokens that past_key_values has seen, got 5"):
-        theirs.prepare_inputs_for_generation(
-            ids, cache_position=torch.arange(0), past_key_values=output.past_key_values
-        )
 
 
 def padded(ids: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,12 +197,6 @@ def test_padding_is_neither_scored_nor_predicts(pair):
     torch.testing.assert_close(loss, (8 * alone[0] + 4 * alone[1]) / 12)
 
 
-def test_labels_of_another_type_give_the_same_loss(pair):
-    _, theirs, _ = pair
-    ids = text(2, 5)
-    assert torch.equal(theirs(ids, labels=ids.int()).loss, theirs(ids, labels=ids).loss)
-
-
 @pytest.mark.parametrize("variant", ["bands", "projected", "post-norm"])
 def test_saving_again_gives_the_same_files_with_tied_weights_once(variant, tmp_path):
     ours, theirs = exported(tmp_path / "one", **VARIANTS[variant])
@@ -245,6 +214,7 @@ def test_saving_again_gives_the_same_files_with_tied_weights_once(variant, tmp_p
 
 def test_the_folder_can_be_converted_back(pair):
     ours, theirs, folder = pair
+    assert (folder / "LICENSE").read_bytes() == (Path(__file__).parents[2] / "LICENSE").read_bytes()
     stored = json.loads((folder / "config.json").read_text())
     assert json.loads(json.dumps(asdict(ours.model.config))).items() <= stored.items()
     assert asdict(ours.config.eval_lengths).items() <= stored.items()
@@ -254,12 +224,6 @@ def test_the_folder_can_be_converted_back(pair):
     assert theirs.config.shape == ours.model.config and theirs.config.lengths == ours.config.eval_lengths
     assert theirs.config.hidden_size == ours.model.config.d_model
     assert TransformerXLHFConfig(num_hidden_layers=3).shape.n_layer == 3
-
-
-def test_the_folder_holds_the_licence_and_its_files_have_one_mode(pair):
-    folder = pair[2]
-    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
 
 
 def test_only_missing_weights_are_initialised(pair, tmp_path):
@@ -272,18 +236,6 @@ def test_only_missing_weights_are_initialised(pair, tmp_path):
     state = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(state[other], value) for other, value in weights.items())
     assert not torch.equal(state[name], drawn) and 0.2 < state[name].std() < 0.4, "init_std is 0.3"
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_precisions_are_close(pair, dtype):
-    _, theirs, folder = pair
-    other = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    assert other.dtype == dtype
-    ids = text(1, 9)
-    with torch.no_grad():
-        difference = (other(ids).logits.exp() - theirs(ids).logits.exp()).abs().max()
-    assert difference < 0.1  # of a probability; bfloat16 has 8 bits, and these weights are large
-    assert other.generate(ids, max_new_tokens=4).shape == (1, 13)
 
 
 def test_a_pipeline_generates_our_text(pair):
@@ -340,11 +292,8 @@ def test_memory_supports_the_cache_interface(pair):
 REFUSED = {
     "right padding": ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]] * 2)}, 'padding_side = "left"'),
     "a hole": ({"attention_mask": torch.tensor([[0, 1, 0, 1, 1]] * 2)}, 'padding_side = "left"'),
-    "nothing but padding": ({"attention_mask": torch.tensor([[0] * 5, [1] * 5])}, 'padding_side = "left"'),
-    "a mask of pairs": ({"attention_mask": torch.ones(2, 1, 5, 5)}, "of the shape of input_ids"),
     "no token": ({"input_ids": torch.empty(2, 0, dtype=torch.long)}, "Leave it out of generate"),
     "short labels": ({"labels": text(2, 4)}, r"input_ids, \(2, 5\), got \(2, 4\)"),
-    "a row of labels": ({"labels": text(1, 5)[0]}, r"input_ids, \(2, 5\), got \(5,\)"),
     "a short mask": ({"attention_mask": torch.tensor([[0, 1]] * 2)}, "of the shape of input_ids"),
     "no ids": ({"input_ids": None}, "input_ids must hold a token or more"),
     "attentions": ({"output_attentions": True}, "output_attentions and output_hidden_states must be False"),
@@ -371,8 +320,6 @@ def test_memory_refuses_other_rows_padding_and_cropping(pair, tmp_path):
         theirs(text(3, 5), past_key_values=cache)
     with pytest.raises(ValueError, match="ones after a memory"):
         theirs(text(2, 3), attention_mask=torch.tensor([[1] * 5 + [0, 1, 1]] * 2), past_key_values=cache)
-    with pytest.raises(ValueError, match="of the shape of input_ids"):
-        theirs(text(2, 3), attention_mask=torch.ones(2, 1, 3, 8), past_key_values=cache)
     with pytest.raises(ValueError, match="cannot be cropped"):
         cache.crop(1)
     with pytest.raises(ValueError, match="cannot be resized"):
@@ -380,13 +327,6 @@ def test_memory_refuses_other_rows_padding_and_cropping(pair, tmp_path):
     _, zeros = exported(tmp_path / "model", zero_memory=True)
     with pytest.raises(ValueError, match="of one length"):
         zeros(text(2, 3), attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]))
-
-
-def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "fast_tokenizer", lambda vocab: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        export_huggingface(loaded(), tmp_path / "model")
-    assert not list(tmp_path.iterdir())
 
 
 # The folder alone
@@ -428,53 +368,17 @@ def test_the_model_card_runs_without_this_package(pair, tmp_path):
 
 
 def test_the_code_of_the_folder_imports_only_itself_and_transformers(pair):
-    folder = pair[2]
-    here = {path.stem for path in folder.glob("*.py")}
-    assert "modeling_transformer_xl" in here and not (folder / "hf.py").exists()
-    first = (folder / "modeling_transformer_xl.py").read_text()
-    read = re.findall(r"^from \.(\S+) import", first, re.MULTILINE)  # transformers before 5.10 copies no other files
-    assert {"modeling_transformer_xl", "tokenization_transformer_xl", *read} == here
-    for path in folder.glob("*.py"):
-        assert path.read_text().startswith("# transformer_xl/") and "MIT" in path.read_text().splitlines()[0]
-        for node in ast.walk(ast.parse(path.read_text())):
+    files = {path.stem: path.read_text() for path in pair[2].glob("*.py")}
+    allowed = {"numpy", "torch", "transformers", "typing_extensions", *sys.stdlib_module_names}
+    for content in files.values():
+        assert content.startswith("# transformer_xl/") and "MIT" in content.splitlines()[0]
+        for node in ast.walk(ast.parse(content)):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
             if isinstance(node, ast.ImportFrom) and node.level:
-                assert node.level == 1
-                assert ({node.module} if node.module else {alias.name for alias in node.names}) <= here
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-                assert {name.partition(".")[0] for name in names} <= {
-                    "numpy",
-                    "torch",
-                    "transformers",
-                    "typing_extensions",
-                    *sys.stdlib_module_names,
-                }
-
-
-def test_imports_are_rewritten_wherever_they_are(tmp_path, monkeypatch):
-    files = {
-        "interop/hf/modeling_transformer_xl.py": "from ...deep import (\n    One,\n    two as x,\n)\nimport torch\n",
-        "deep/__init__.py": "from . import a as b, c\nfrom jaxtyping import Float\n",
-        "deep/a.py": "def f():\n    from ..flat import x\n    return x\n",
-        "deep/c.py": "from .a import f\n",
-        "flat.py": "x = 1\n",
-    }
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    monkeypatch.setattr(export, "_PACKAGE", tmp_path)
-    found = {name: content.splitlines()[1:] for name, content in export.source_files().items()}
-    assert found == {
-        "modeling_transformer_xl.py": [
-            "from .deep import One, two as x",
-            "import torch",
-            *(f"from .{name} import __name__ as _" for name in ("deep", "deep_c", "deep_a", "flat")),
-        ],
-        "deep.py": ["from . import deep_a as b, deep_c as c"],
-        "deep_a.py": ["def f():", "    from .flat import x", "    return x"],
-        "deep_c.py": ["from .deep_a import f"],
-        "flat.py": ["x = 1"],
-    }
+                assert ({node.module} if node.module else names) <= files.keys()
+            elif names:
+                names = {str(node.module)} if isinstance(node, ast.ImportFrom) else names
+                assert {name.partition(".")[0] for name in names} <= allowed
 
 
 def test_missing_transformers_is_named_in_one_sentence():

@@ -114,8 +114,9 @@ def _rewritten(module: tuple[str, ...]) -> tuple[str, list[tuple[str, ...]]]:
             node.level = 1
             lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + ast.unparse(node)]
             needed += targets
-        elif node.module == "jaxtyping":  # annotations are not evaluated there
-            del lines[node.lineno - 1 : node.end_lineno]
+        elif node.module == "jaxtyping":  # a shape is an annotation there
+            names = ", ".join(f"Annotated as {alias.name}" for alias in node.names)
+            lines[node.lineno - 1 : node.end_lineno] = [f"from typing import {names}"]
     origin = f"# transformer_xl/{path.relative_to(_PACKAGE).as_posix()} of transformer-xl {__version__}, MIT licence"
     return "\n".join([f"{origin}; its imports are rewritten for this folder.", *lines, ""]), needed
 
