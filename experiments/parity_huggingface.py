@@ -1,11 +1,9 @@
 """Check that a converted model computes the same numbers as Hugging Face's own model, in one process.
 
-    python -m experiments.parity_huggingface grid [--std 0.1]
-    python -m experiments.parity_huggingface train --text ptb.train.txt.xz [--out FOLDER]
+    python -m experiments.parity_huggingface [--std 0.1]
 
-Both need transformers 4.37.2, the last version with a working Transformer-XL. `grid` converts random models with
-`save_pretrained` and `read_model`, runs both on the same segments, and prints the largest differences. `train` takes
-the same steps with both from Hugging Face's initial values: Adam, no dropout, words of a text.
+It needs transformers 4.37.2, the last version with a working Transformer-XL. It converts random models with
+`save_pretrained` and `read_model`, runs both on the same segments, and prints the largest differences.
 """
 
 from __future__ import annotations
@@ -13,12 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import count, product
+from dataclasses import dataclass, replace
+from itertools import product
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,15 +28,12 @@ from transformers import TransfoXLLMHeadModel
 
 from transformer_xl import TransformerXL
 from transformer_xl.config.settings import Lengths
-from transformer_xl.data.loader import Segment, StreamLoader
-from transformer_xl.data.reading import read_file
-from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import read_model
 from transformer_xl.model.memory import Memory
 from transformer_xl.train.objective import Objective
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "golden"))
-from make_huggingface import new_model, random_memory, random_model, read, scores_as_they_are
+from make_huggingface import random_memory, random_model, read
 
 SIZES = {"vocab_size": 97, "d_model": 32, "n_head": 3, "d_head": 5, "d_inner": 23, "n_layer": 3, "mem_len": 11}
 BATCH, TGT_LEN, SEGMENTS = 3, 5, 4
@@ -52,7 +46,6 @@ BANDS = {
 STARTS = {"own": None, "empty": 0, "partial": 4, "full": 11}
 """Length of the memory given; None: transformers starts with zeros, and a converted model does by itself."""
 BARS = {torch.float64: 1e-12, torch.float32: 2e-6}
-STEP_BAR = 1e-8
 
 
 @dataclass
@@ -155,88 +148,14 @@ def grid(std: float) -> bool:
     return all(max(w.losses, w.memories, w.gradients) <= BARS[dtype] for dtype, w in worst.items())
 
 
-SHAPE = {"d_model": 64, "d_embed": 64, "n_head": 4, "d_head": 16, "d_inner": 128, "n_layer": 3}
-TRAINED = SHAPE | {"cutoffs": [1000, 4000], "div_val": 2, "untie_r": False, "same_length": False, "clamp_len": -1}
-
-
-@dataclass
-class Curves:
-    """Losses of each step in nats: theirs and ours."""
-
-    theirs: list[float] = field(default_factory=list)
-    ours: list[float] = field(default_factory=list)
-
-    @property
-    def difference(self) -> float:
-        return max(abs(a - b) for a, b in zip(self.theirs, self.ours, strict=True))
-
-
-def steps(segments: list[Segment], vocab_size: int, dtype: torch.dtype, lr: float) -> Curves:
-    """Train both models from the same initial values on the same segments, with memory."""
-    torch.manual_seed(1)
-    sizes = {"vocab_size": vocab_size, "mem_len": segments[0].ids.shape[1]}
-    theirs = new_model(TRAINED | sizes, torch.float64).to(dtype).train()
-    ours, lengths = converted(theirs, pickled=False)
-    optimizers = [torch.optim.Adam(model.parameters(), lr=lr) for model in (theirs, ours.train())]
-    curves, mems, memory = Curves(), None, None
-    for segment in segments:
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=False)  # a band without targets has none in theirs, and 0 in ours
-        with scores_as_they_are():
-            out = theirs.transformer(segment.ids, mems=mems)
-        # The softmax drops the last position and the first label, so add one of each to score every target.
-        pad = torch.nn.functional.pad
-        loss = theirs.crit(pad(out.last_hidden_state, (0, 0, 0, 1)), pad(segment.targets, (1, 0))).mean()
-        own, _, memory = Objective(ours)(segment.ids, segment.targets, memory, lengths)
-        mems = out.mems
-        for step_loss, curve, optimizer in zip((loss, own), (curves.theirs, curves.ours), optimizers, strict=True):
-            step_loss.backward()
-            optimizer.step()
-            curve.append(step_loss.item())
-    return curves
-
-
-def train(options: argparse.Namespace) -> bool:
-    """Print the curves of both models in float64 and float32."""
-    text = read_file(options.text)
-    vocab = Vocab.build("word", [text])
-    loader = StreamLoader(vocab.encode(text), batch_size=options.batch_size, tgt_len=options.tgt_len)
-    segments = [loader.segment(index) for index in range(options.steps)]
-    results, seconds = {}, {}
-    for dtype in BARS:
-        start = time.perf_counter()
-        results[dtype] = steps(segments, len(vocab), dtype, options.lr)
-        seconds[dtype] = time.perf_counter() - start
-    named = {f"{side} {str(dtype)[6:]}": curve for dtype, c in results.items() for side, curve in vars(c).items()}
-    print("step", *(f"{name:>20}" for name in named))
-    for step in sorted({0, *range(19, options.steps, 20)}):
-        print(f"{step + 1:>4}", *(f"{curve[step]:>20.14f}" for curve in named.values()))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        rows = (",".join(map(str, row)) for row in zip(count(1), *named.values(), strict=False))
-        (options.out / "curves.csv").write_text("\n".join([",".join(["step", *named]), *rows]) + "\n")
-    facts = {str(dtype): {"largest": c.difference, "seconds": round(seconds[dtype], 1)} for dtype, c in results.items()}
-    print(json.dumps({"steps": options.steps, "vocab": len(vocab)} | facts))
-    return results[torch.float64].difference < STEP_BAR
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    same = commands.add_parser("grid")
     # With 0.1 losses are 2.5 to 7 nats, and the largest share of attention is twice the mean one.
-    same.add_argument("--std", type=float, default=0.1, help="standard deviation of all weights")
-    training = commands.add_parser("train")
-    training.add_argument("--text", type=Path, required=True, help="plain, or .xz, .gz, .bz2")
-    training.add_argument("--out", type=Path, help="folder for curves.csv")
-    training.add_argument("--steps", type=int, default=200)
-    training.add_argument("--batch-size", type=int, default=8)
-    training.add_argument("--tgt-len", type=int, default=32)
-    training.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--std", type=float, default=0.1, help="standard deviation of all weights")
     options = parser.parse_args()
     warnings.simplefilter("ignore", DeprecationWarning)
     transformers.logging.set_verbosity_error()
-    return int(not (grid(options.std) if options.command == "grid" else train(options)))
+    return int(not grid(options.std))
 
 
 if __name__ == "__main__":

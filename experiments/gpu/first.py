@@ -5,11 +5,8 @@ python3 -m experiments.gpu.first --out OUT
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -62,26 +59,6 @@ def both(x: dict[str, Tensor], backend: str, cotangent: Tensor) -> list[Tensor]:
 S.part("machine", 5)(lambda: machine(S))
 
 
-@S.part("rates", 10)
-def _() -> dict[str, float]:
-    """What the device can do: a copy, three products of bf16, and the time of a launch on the host."""
-    found = {}
-    x = torch.zeros(1 << (20 if S.toy else 30), dtype=torch.uint8, device=S.device)
-    y = torch.empty_like(x)
-    found["copy, TB/s"] = 2 * len(x) / S.milliseconds(lambda: y.copy_(x))["ms"] / 1e9
-    for m, k, n in [(64, 64, 64)] if S.toy else [(8192, 8192, 8192), (11264, 512, 2048), (9000, 410, 2100)]:
-        a, b = (torch.randn(shape, device=S.device, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
-        milliseconds = S.milliseconds(lambda a=a, b=b: a @ b)["ms"]
-        found[f"product {m} x {k} x {n}, TFLOP/s"] = 2 * m * k * n / milliseconds / 1e9
-    one = torch.zeros(8, device=S.device)
-    S.wait()
-    begun = time.perf_counter()
-    for _ in range(3000):
-        one.add_(1)
-    found["launch on the host, us"] = (time.perf_counter() - begun) / 3000 * 1e6
-    return found
-
-
 @S.part("the op at full size", 20)
 def _() -> dict[str, Any]:
     """Relative errors of the result and the six gradients, against `strided` in fp32; and whether the bits repeat."""
@@ -109,48 +86,24 @@ def _() -> dict[str, Any]:
 def _() -> str:
     words = ["-q", "-n", "8" if S.cuda else "0", "-p", "no:cacheprovider", "-p", "no:benchmark", "-rf", "--tb=short"]
     chosen = "not interpreter and not real_gpus" if S.cuda else "refused"
-    return S.run("-m", "pytest", *words, "tests/ops/test_triton.py", "-k", chosen, log="pytest.log", seconds=S.left)[
-        -300:
-    ]
-
-
-def launches(call: Callable[[], Any]) -> dict[str, float]:
-    """Median microseconds of each of the four launches."""
-    from transformer_xl.ops import triton as fused
-
-    launch, events = fused._launch, {}
-
-    def timed(name: str, *arguments: Any) -> None:
-        pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        pair[0].record()
-        launch(name, *arguments)
-        pair[1].record()
-        events.setdefault(name, []).append(pair)
-
-    fused._launch = timed
-    try:
-        for _ in range(15):
-            call()
-        S.wait()
-    finally:
-        fused._launch = launch
-    return {name: statistics.median(a.elapsed_time(b) for a, b in pairs[3:]) * 1e3 for name, pairs in events.items()}
+    words += ["tests/ops/test_triton.py", "-k", chosen]
+    return S.run("-m", "pytest", *words, log="pytest.log", seconds=S.left)[-300:]
 
 
 @S.part("the time of the op", 30)
 def _() -> dict[str, Any]:
-    """Each launch; each backend; attention without the position term (the ceiling); sizes of evaluation."""
+    """Each backend; the launches; attention without the position term (the ceiling); sizes of evaluation."""
     batch, heads, queries, memory, size = PAPER
     useful = 6 * size * batch * heads * (queries * memory + queries * (queries + 1) / 2)
     x, still = inputs(*PAPER), inputs(*PAPER, grad=False)
     cotangent = torch.randn_like(x["q"])
-    found: dict[str, Any] = {"launches, us": launches(lambda: both(x, "triton", cotangent))} if S.cuda else {}
+    found: dict[str, Any] = {"launches": S.profile(lambda: both(x, FUSED, cotangent))}
     for backend in (FUSED, "strided", "sdpa"):
         with torch.no_grad():
             forward = S.milliseconds(lambda b=backend: relative_attention(**still, backend=b))
-        found[backend] = {"forward": forward, "TFLOP/s": useful / forward["ms"] / 1e9}
+        found[backend] = {"forward, ms": forward, "TFLOP/s": useful / forward / 1e9}
         if backend != "sdpa" or S.cuda:
-            found[backend]["both"] = S.milliseconds(lambda b=backend: both(x, b, cotangent))
+            found[backend]["both, ms"] = S.milliseconds(lambda b=backend: both(x, b, cotangent))
     if S.cuda:
         from torch.nn.attention.bias import causal_lower_right
 
@@ -160,35 +113,12 @@ def _() -> dict[str, Any]:
         with torch.no_grad():
             forward = S.milliseconds(lambda: attend(q, k, v, mask))
         train = S.milliseconds(lambda: torch.autograd.grad(attend(q, k, v, mask), [q, k, v], cotangent))
-        found["without the position term"] = {"forward": forward, "both": train}
+        found["without the position term"] = {"forward, ms": forward, "both, ms": train}
     for shape in [] if S.toy else [(10, 8, 80, 2100, 64), (1, 8, 128, 3800, 64), (60, 10, 150, 150, 41)]:
         still = inputs(*shape, grad=False)
         with torch.no_grad():
             times = {b: S.milliseconds(partial(relative_attention, **still, backend=b), 0.1) for b in (FUSED, "sdpa")}
-        found[f"forward {shape}"] = times
-    return found
-
-
-@S.part("memory for the scores' gradients", 10)
-def _() -> dict[str, Any]:
-    """Forward and backward with more or less of it, in MiB; 64 rows."""
-    from transformer_xl.ops import triton as fused
-
-    x, found, usual = inputs(64 if S.cuda else 2, *PAPER[1:]), {}, fused.SCORES
-    cotangent = torch.randn_like(x["q"])
-    for size in (2048, 1024, 512, 256, 128, 64, 32) if S.cuda else ():
-        fused.SCORES = size << 20
-        found[size] = S.milliseconds(lambda: both(x, FUSED, cotangent))["ms"]
-    fused.SCORES = usual
-    return found
-
-
-@S.part("eight steps with two backends", 15)
-def _() -> dict[str, list[float]]:
-    found = {}
-    for backend in (FUSED, "strided"):
-        training = Training(S, "enwik8-12l-modern", 4, backend=backend, length=128)
-        found[backend] = [training() for _ in range(8)]
+        found[f"forward {shape}, ms"] = times
     return found
 
 
@@ -208,7 +138,7 @@ def decoding(model: TransformerXL, precision: str) -> dict[str, Any]:
             logs, memory = reader.log_probs(token, memory, lengths)
             worst = max(worst, float((step(token).exp() - logs[:, -1].exp()).abs().max()))
         token = torch.zeros(2, 1, dtype=torch.int64, device=S.device)
-        return S.milliseconds(lambda: step(token)) | {"difference": worst}
+        return {"ms": S.milliseconds(lambda: step(token)), "difference": worst}
 
 
 @S.part("evaluation and decoding", 20)
@@ -224,16 +154,12 @@ def _() -> dict[str, Any]:
             lengths = Lengths(tgt_len=queries, mem_len=memory, attn_len=memory)
             shape = (batch, memory, model.config.d_model)
             past = Memory(tuple(torch.zeros(shape, device=S.device) for _ in model.backbone.layers))
-            for backend in (FUSED, "sdpa"):
-                for module in reader.modules():
-                    if hasattr(module, "backend"):
-                        module.backend = backend
-                state = [reader.cached(past, lengths)]
+            state = [reader.cached(past, lengths)]
 
-                def read(ids: Tensor = ids, lengths: Lengths = lengths, state: list[Any] = state) -> None:
-                    state[0] = reader(ids, ids, state[0], lengths)[1]
+            def read(ids: Tensor = ids, lengths: Lengths = lengths, state: list[Any] = state) -> None:
+                state[0] = reader(ids, ids, state[0], lengths)[1]
 
-                found[f"{batch} x {queries} after {memory}, {backend}"] = S.milliseconds(read)
+            found[f"{batch} x {queries} after {memory}, ms"] = S.milliseconds(read)
     for precision in ("fp32", "bf16"):
         found[f"decoding, {precision}"] = decoding(model, precision)
     return found
@@ -257,76 +183,35 @@ def _() -> dict[str, Any]:
     return found
 
 
-def compiled_step(recipe: str, batch: int) -> dict[str, Any]:
-    """With torch.compile, no dropout: the losses of four steps beside those without, and the times."""
-    plain, compiled = (Training(S, recipe, batch, dropout=False) for _ in range(2))
-    compiled.objective.compile()
+def variant(recipe: str, batch: int, *, compiled: bool = False, replay: bool = False) -> dict[str, Any]:
+    """With torch.compile or as a CUDA graph from the third step on: the losses of eight steps, and the times."""
+    training = Training(S, recipe, batch, dropout=not compiled, replay=replay and S.cuda)
+    torch.manual_seed(1)
+    if compiled:
+        training.objective.compile()
     begun = time.perf_counter()
-    losses = {"compiled": [compiled() for _ in range(4)], "plain": [plain() for _ in range(4)]}
-    return losses | {"first steps, s": time.perf_counter() - begun} | compiled.times(profile=S.cuda)
-
-
-for recipe, batch in [("enwik8-12l", 22), ("enwik8-12l", 64), ("enwik8-12l-modern", 64)]:
-    S.part(f"compiled {recipe}, batch {batch}", 45)(lambda r=recipe, b=batch: compiled_step(r, b))
+    found = {"losses": [training() for _ in range(8)], "first steps, s": time.perf_counter() - begun}
+    return found | training.times(profile=S.cuda)
 
 
 @S.part("replayed enwik8-12l-modern, batch 22", 20)
 def _() -> dict[str, Any]:
-    """Losses of eight steps with dropout, kernel by kernel and as a CUDA graph from the third on."""
-    found: dict[str, Any] = {}
-    for replay in (False, True):
-        training = Training(S, "enwik8-12l-modern", 22, replay=replay and S.cuda)
-        torch.manual_seed(1)
-        found["replayed" if replay else "plain"] = [training() for _ in range(8)]
-    return found | {"same bits": found["plain"] == found["replayed"]} | training.times(profile=False)
+    """Kernel by kernel and as a CUDA graph, with dropout: the losses have the same bits."""
+    plain, replayed = (variant("enwik8-12l-modern", 22, replay=replay) for replay in (False, True))
+    return {"same bits": plain["losses"] == replayed["losses"], "plain": plain, "replayed": replayed}
 
 
-def replayed_step(recipe: str, batch: int, compiled: bool) -> dict[str, Any]:
-    training = Training(S, recipe, batch, replay=S.cuda)
-    if compiled:
-        training.objective.compile()
-    begun = time.perf_counter()
-    return {"losses": [training() for _ in range(6)], "s": time.perf_counter() - begun} | training.times(profile=S.cuda)
-
-
-for recipe, batch, compiled in [
-    ("enwik8-12l", 22, False),
-    ("enwik8-12l", 64, False),
-    ("enwik8-12l", 22, True),
-    ("enwik8-12l", 64, True),
-    ("enwik8-12l-modern", 64, True),
+for recipe, batch, compiled, replay in [
+    ("enwik8-12l", 22, True, False),
+    ("enwik8-12l", 64, True, False),
+    ("enwik8-12l-modern", 64, True, False),
+    ("enwik8-12l", 22, False, True),
+    ("enwik8-12l", 64, False, True),
+    ("enwik8-12l", 64, True, True),
+    ("enwik8-12l-modern", 64, True, True),
 ]:
-    name = f"replayed{', compiled' * compiled} {recipe}, batch {batch}"
-    S.part(name, 45 if compiled else 15)(lambda r=recipe, b=batch, c=compiled: replayed_step(r, b, c))
-
-
-FLEX = """
-import json, sys
-import torch
-from benchmarks.flex import FlexOp
-job = json.loads(sys.argv[1])
-for backward in (False, True):
-    try:
-        op = FlexOp(job | {"backward": backward})
-        times = []
-        for _ in range(20):
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            events[0].record(); op.run(); events[1].record(); events[1].synchronize()
-            times.append(events[0].elapsed_time(events[1]))
-        print("both" if backward else "forward", sorted(times)[10], "ms")
-    except Exception as error:
-        print("both" if backward else "forward", type(error).__name__, str(error)[:300])
-"""
-
-
-@S.part("FlexAttention", 30)
-def _() -> str:
-    """The same op, in a process of its own: its compiler may fail, or not end."""
-    if not S.cuda:
-        return "for CUDA"
-    names = "batch", "heads", "tgt_len", "mem_len", "head_size"
-    job = dict(zip(names, PAPER, strict=True)) | {"device": str(S.device), "precision": "bf16"}
-    return S.run("-c", FLEX, json.dumps(job), log="flex.log", seconds=min(S.left, 60))
+    name = " ".join(["compiled"] * compiled + ["replayed"] * replay + [f"{recipe}, batch {batch}"])
+    S.part(name, 45 if compiled else 15)(partial(variant, recipe, batch, compiled=compiled, replay=replay))
 
 
 S.finish()

@@ -22,18 +22,11 @@ ROOT = Path(__file__).parents[2]
 CACHE = Path("/tmp/txl-triton")
 """The cache of kernels holds absolute paths, so it has one place on all machines."""
 PACKAGES = "tyro", "platformdirs", "docstring_parser", "typeguard"
-PEERS = "transformers==4.37.2 tokenizers==0.15.2 huggingface-hub==0.36.0 sacremoses x-transformers==2.31.10 einx einops"
-PEERS += " loguru frozendict torch-einops-utils"
 SETUP = f"""\
 export TXL_CARRIED="$PWD/{{folder}}" TRITON_CACHE_DIR={CACHE} PYTHONPATH=/tmp/txl-site PYTHONUNBUFFERED=1
-install() {{{{ python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$@"; }}}}
-install /tmp/txl-site "$TXL_CARRIED"/wheels/*.whl && cp -r "$TXL_CARRIED"/*.dist-info /tmp/txl-site &&
-tar xJf "$TXL_CARRIED/triton.tar.xz" -C / &&
-if [ -d "$TXL_CARRIED/peers" ]; then
-    install /tmp/txl-peers "$TXL_CARRIED"/peers/*.whl
-    printf '#!/bin/sh\\nPYTHONPATH=/tmp/txl-peers:$PYTHONPATH exec python3 "$@"\\n' > /tmp/txl-peers/python
-    chmod +x /tmp/txl-peers/python && export TXL_PEERS=/tmp/txl-peers/python
-fi
+python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target /tmp/txl-site \\
+    "$TXL_CARRIED"/wheels/*.whl && cp -r "$TXL_CARRIED"/*.dist-info /tmp/txl-site &&
+tar xJf "$TXL_CARRIED/triton.tar.xz" -C /
 """
 
 
@@ -42,15 +35,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", required=True, help="the Python of an environment like the machine's")
     parser.add_argument("--enwik8", type=Path, help="enwik8, for the second sitting")
-    parser.add_argument("--peers", action="store_true", help="also the peers, for the third sitting")
     options = parser.parse_args()
     folder: Path = options.folder
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "wheels").mkdir(parents=True)
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(PACKAGES)]
-    _download(folder / "wheels", *pins)
-    if options.peers:
-        _download(folder / "peers", *PEERS.split())
+    platforms = [word for name in ("2_28", "2_17") for word in ("--platform", f"manylinux_{name}_x86_64")]
+    platforms += ["--platform", "manylinux2014_x86_64", "--python-version", "3.12", "--only-binary=:all:", "--no-deps"]
+    download = [sys.executable, "-m", "pip", "download", "-q", *platforms, "-d", folder / "wheels", *pins]
+    subprocess.run(download, check=True)
     about = folder / "transformer_xl-0.1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer-xl\nVersion: 0.1.0\n")
@@ -69,12 +62,6 @@ def main() -> None:
     subprocess.run(["tar", "cJf", archive, "-C", "/", CACHE.relative_to("/")], check=True)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 2**20:.1f} MiB")
-
-
-def _download(folder: Path, *packages: str) -> None:
-    platforms = [word for name in ("2_28", "2_17") for word in ("--platform", f"manylinux_{name}_x86_64")]
-    platforms += ["--platform", "manylinux2014_x86_64", "--python-version", "3.12", "--only-binary=:all:", "--no-deps"]
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", *platforms, "-d", folder, *packages], check=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.benchmark import Timer
 
 
 @dataclass
@@ -115,50 +116,21 @@ class Sitting:
         if self.cuda:
             torch.cuda.synchronize()
 
-    def milliseconds(self, call: Callable[[], Any], seconds: float = 0.25) -> dict[str, float]:
-        """Medians of many calls: the time on the device, and the time until the call returns to the host."""
-        for _ in range(3):
-            call()
-        self.wait()
-        begun = time.perf_counter()
+    def milliseconds(self, call: Callable[[], Any], seconds: float = 0.25) -> float:
+        """The median time of many calls, the device's work included."""
         call()
-        self.wait()
-        count = max(3, min(50, int(seconds / (time.perf_counter() - begun))))
-        on_device, on_host = [], []
-        for _ in range(count):
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * self.cuda)]
-            if events:
-                events[0].record()
-            begun = time.perf_counter()
-            call()
-            on_host.append((time.perf_counter() - begun) * 1e3)
-            if events:
-                events[1].record()
-                events[1].synchronize()
-                on_device.append(events[0].elapsed_time(events[1]))
-        return {"ms": statistics.median(on_device or on_host), "host_ms": statistics.median(on_host)}
+        timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        return timer.blocked_autorange(min_run_time=seconds).median * 1e3
 
-    def profile(self, step: Callable[[], Any], steps: int = 3) -> dict[str, Any]:
-        """Milliseconds of kernels, their number and the 14 that take longest, per step."""
-        from torch.profiler import ProfilerActivity, profile
-
+    def profile(self, step: Callable[[], Any], steps: int = 3) -> str:
+        """PyTorch's table of the 14 kernels that take longest."""
         kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * self.cuda]
         with profile(activities=kinds, acc_events=True) as found:
             for _ in range(steps):
                 step()
             self.wait()
-        where = torch.autograd.DeviceType.CUDA if self.cuda else torch.autograd.DeviceType.CPU  # type: ignore[attr-defined]
-        rows = [
-            (row.self_device_time_total if self.cuda else row.self_cpu_time_total, row.count, row.key)
-            for row in found.key_averages()
-            if row.device_type == where and not (self.cuda and row.key.startswith("Optimizer."))
-        ]
-        longest = sorted(rows, reverse=True)[:14]
-        return {
-            "kernel_ms": sum(row[0] for row in rows) / steps / 1e3,
-            "kernels": sum(row[1] for row in rows) // steps,
-            "longest": [[key[:70], round(time / steps / 1e3, 3), count // steps] for time, count, key in longest],
-        }
+        order = f"self_{self.device.type}_time_total"
+        return found.key_averages().table(sort_by=order, row_limit=14, max_name_column_width=70)
 
 
 def machine(sitting: Sitting) -> dict[str, Any]:

@@ -31,7 +31,6 @@ class Training:
         recipe: str,
         batch: int,
         *,
-        backend: str = "",
         length: int | None = None,
         dropout: bool = True,
         replay: bool = False,
@@ -47,11 +46,8 @@ class Training:
             shape = small(shape)
             self.train = replace(self.train, tgt_len=16, mem_len=16, batch_size=2)
         torch.manual_seed(0)
-        self.model = (
-            TransformerXL(shape, backend=backend or ("triton" if sitting.cuda else "strided"))
-            .to(sitting.device)
-            .train()
-        )
+        model = TransformerXL(shape, backend="triton" if sitting.cuda else "strided")
+        self.model = model.to(sitting.device).train()
         if self.model.ngrams is not None:
             self.model.ngrams.table.sparse = True
         self.memory = self.model.empty_memory(self.train.batch_size, self.train.lengths)
@@ -91,7 +87,7 @@ class Training:
         found = {"ms": step * 1e3, "tokens/s": self.train.batch_size * self.train.tgt_len / step}
         if sitting.cuda:
             found["peak, GB"] = torch.cuda.max_memory_allocated() / 1e9
-        return found | (sitting.profile(self) if profile else {})
+        return found | ({"kernels": sitting.profile(self)} if profile else {})
 
 
 def small(shape: TransformerXLConfig) -> TransformerXLConfig:

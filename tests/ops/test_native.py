@@ -123,57 +123,64 @@ def test_memory_is_linear_in_length(built: Path) -> None:
     assert kept[1] <= 2 * kept[0]
 
 
-@pytest.mark.parametrize("amx", [True, False])
-def test_auto_takes_it_where_it_is_faster(amx: bool, built_for_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+@pytest.mark.parametrize(
+    ("dtype", "processor", "training", "many", "queries", "head_size", "wins"),
+    [
+        ("fp32", "other", False, False, 128, 64, True),
+        ("fp32", "other", False, False, 127, 64, False),
+        ("fp32", "other", False, False, 128, 41, False),
+        ("fp32", "other", True, True, 512, 64, True),
+        ("fp32", "other", True, True, 256, 64, False),
+        ("fp32", "other", True, False, 512, 64, False),
+        ("bf16", "other", False, False, 128, 64, False),
+        ("bf16", "AMX", False, False, 16, 41, True),
+        ("bf16", "AMX", False, False, 15, 41, False),
+        ("bf16", "AMX", True, False, 128, 64, True),
+        ("bf16", "AMX", True, False, 128, 41, False),
+        ("bf16", "AMX", True, True, 64, 41, True),
+        ("bf16", "AMD", True, False, 512, 64, True),
+        ("bf16", "AMD", True, False, 128, 64, False),
+        ("bf16", "AMD", True, True, 64, 64, True),
+        ("bf16", "AMD", True, True, 64, 41, False),
+        ("bf16", "AMD", True, True, 63, 64, False),
+    ],
+)
+def test_auto_takes_it_where_it_was_measured_to_be_faster(
+    dtype: str,
+    processor: str,
+    training: bool,
+    many: bool,
+    queries: int,
+    head_size: int,
+    wins: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The table of docs/op.md, on any machine."""
+    monkeypatch.delenv("TXL_NATIVE")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: processor == "AMX")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(choice, "_is_amd", lambda: processor == "AMD")
+    monkeypatch.setattr(choice, "native_refusal", lambda device, dtype: None)
+    call = {"training": training, "scores": choice.STRIDED_SCORES + many, "queries": queries}
+    assert (resolve_backend("auto", CPU, DTYPES[dtype], head_size, **call)[0] == "native") == wins
+    assert resolve_backend("auto", CPU, DTYPES[dtype], head_size, compiled=True, **call)[0] != "native"
 
-    def chosen(dtype: torch.dtype = torch.bfloat16, size: int = 64, backend: str = "auto", **call: Any) -> str:
-        return resolve_backend(backend, CPU, dtype, size, **{"training": False, "scores": 1, "queries": 128} | call)[0]
 
-    many = choice.STRIDED_SCORES + 1
-    assert chosen() == "native"
-    assert chosen(queries=1) == "sdpa"
-    assert chosen(torch.float32) == "native"
-    assert chosen(torch.float16) == "sdpa"
-    assert chosen(compiled=True) == "sdpa"
-    assert chosen(training=True) == ("native" if amx else "strided")
-    assert chosen(training=True, queries=512) == "native"
-    assert chosen(training=True, queries=512, size=41) == "strided"
-    assert chosen(training=True, queries=64, scores=many) == "native"
-    assert chosen(training=True, queries=64, scores=many, size=41) == ("native" if amx else "chunked")
-    assert chosen(training=True, queries=32) == "strided"
-    assert chosen(torch.float32, training=True) == "strided"
-    assert chosen(torch.float32, training=True, scores=many, queries=512) == "native"
-    assert chosen(torch.float64, training=True, scores=many, queries=512) == "chunked"
-    x = make_inputs(Case(queries=16, heads=1), torch.bfloat16)
+def test_auto_calls_it(built: Path) -> None:
+    x = make_inputs(Case(queries=131, heads=1, head_size=32), torch.float32)
     with torch.no_grad():
         assert torch.equal(relative_attention(**x), relative_attention(**x, backend="native"))
 
 
-def test_in_fp32_auto_takes_it_for_many_queries_on_any_processor(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TXL_NATIVE")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(choice, "_is_amd", lambda: False)
-    for training, queries, size, name in (
-        (True, 512, 64, "native"),
-        (True, 256, 64, "chunked"),
-        (False, 128, 64, "native"),
-        (False, 127, 64, "sdpa"),
-        (False, 128, 41, "sdpa"),
-    ):
-        call = LONG | {"training": training, "queries": queries}
-        assert resolve_backend("auto", CPU, torch.float32, size, **call)[0] == name, (training, queries, size)
+def test_a_training_gains_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "machine_refusal", lambda dtype: None)
     model = TransformerXLConfig(vocab_size=0, n_head=2, d_head=32)
     train = TrainConfig(device="cpu", precision="fp32", batch_size=8, tgt_len=512, mem_len=512)
-    short = {"tgt_len": 256}
-    for changes, gains in (
-        ({}, True),
-        (short, False),
-        (short | {"backend": "native"}, True),
-        ({"backend": "chunked"}, False),
-    ):
-        assert gains_from_native(replace(train, **changes), model) == gains, changes
-    monkeypatch.setenv("TXL_NATIVE", "0")
+    assert gains_from_native(train, model)
+    assert not gains_from_native(replace(train, tgt_len=256), model)
+    assert gains_from_native(replace(train, tgt_len=256, backend="native"), model)
+    assert not gains_from_native(replace(train, backend="chunked"), model)
+    monkeypatch.setattr(native, "machine_refusal", lambda dtype: "TXL_NATIVE=0 switches it off")
     assert not gains_from_native(replace(train, backend="native"), model)
 
 
