@@ -21,7 +21,7 @@ from transformer_xl.commands import main as cli
 from transformer_xl.commands.demo import library
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
-from transformer_xl.ops import verdict
+from transformer_xl.ops import choice
 from transformer_xl.runtime.terminal import plain_table
 from transformer_xl.train.start import STOPPED
 
@@ -377,7 +377,7 @@ def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
         assert "--check needs a CUDA device" in refused(["env", "--check"], capsys)[0]
     monkeypatch.setenv("TXL_HOME", str(tmp_path))
     monkeypatch.setattr("transformer_xl.ops.choice.triton_refusal", lambda *_: None)
-    monkeypatch.setattr("transformer_xl.ops.verdict.card", lambda _: {"card": "A card"})
+    monkeypatch.setattr("transformer_xl.ops.choice.card", lambda _: {"card": "A card"})
     for why, said in ((None, "They passed, after"), ("d q is wrong", "They failed (d q is wrong), after")):
         monkeypatch.setattr("transformer_xl.ops.testing.fault_of", lambda *_, why=why: why)
         assert main(["env", "--check"]) == 0
@@ -385,9 +385,9 @@ def test_env_check_keeps_a_verdict_on_the_card(tmp_path, monkeypatch, capsys):
         (file,) = tmp_path.rglob("*.json")
         kept = json.loads(file.read_text())
         assert kept["card"] == "A card" and kept["why"] == why and kept["date"]
-        why_not = verdict.doubt(torch.device("cuda"))
+        why_not = choice.doubt(torch.device("cuda"))
         assert why_not is None if why is None else why in str(why_not)
-    verdict.read.cache_clear()
+    choice.read_verdict.cache_clear()
 
 
 def test_tables_in_a_pipe_are_aligned_columns():

@@ -27,7 +27,6 @@ from transformer_xl.ops import (
     resolve_backend,
     strided,
     testing,
-    verdict,
 )
 from transformer_xl.ops.call import Call
 from transformer_xl.ops.dropout import dropout, keep_mask
@@ -35,7 +34,6 @@ from transformer_xl.ops.testing import (
     CASES,
     NAMES,
     Case,
-    Roundings,
     assert_contract,
     assert_dropout,
     fault_of,
@@ -130,8 +128,10 @@ def test_the_tolerance_comes_from_the_same_equations() -> None:
         cotangent = torch.randn_like(inputs["q"])
         out = relative_attention(**inputs, **masks(case), backend="reference")
         gradients = torch.autograd.grad(out, [inputs[name] for name in NAMES], cotangent)
-        units = (Roundings(unit, unit, torch.Generator().manual_seed(0)) for unit in (0.0, 1e-9, 1e-7))
-        exact, *moved = (with_roundings(inputs, case, cotangent, roundings) for roundings in units)
+        exact, *moved = (
+            with_roundings(inputs, case, cotangent, unit, unit, torch.Generator().manual_seed(0))
+            for unit in (0.0, 1e-9, 1e-7)
+        )
         torch.testing.assert_close(list(exact.values()), [out.detach(), *gradients])
         for name, value in exact.items():
             little, much = ((run[name] - value).square().mean().sqrt() for run in moved)
@@ -359,11 +359,11 @@ def test_auto_takes_the_fused_kernels_only_on_a_card_where_they_passed(
     monkeypatch.setenv("TXL_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     cuda, bf16 = torch.device("cuda", 0), torch.bfloat16
-    file = verdict.file_of(verdict.card(cuda))
+    file = choice.verdict_file(choice.card(cuda))
     file.parent.mkdir()
 
     def chosen(dtype: torch.dtype = bf16, *, training: bool = True, queries: int = 512) -> tuple[str, str]:
-        verdict.read.cache_clear()
+        choice.read_verdict.cache_clear()
         return resolve_backend("auto", cuda, dtype, 64, training=training, scores=1, queries=queries)
 
     for content, word in ((None, "not been tried"), ('{"why": "d q"}', "(d q)")):
@@ -377,7 +377,7 @@ def test_auto_takes_the_fused_kernels_only_on_a_card_where_they_passed(
     assert chosen(training=False, queries=1)[0] == chosen(torch.float32, training=False)[0] == "sdpa"
     card.name = "Another card"
     assert chosen()[0] == "strided"
-    verdict.read.cache_clear()
+    choice.read_verdict.cache_clear()
 
 
 def test_a_card_passes_only_with_right_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

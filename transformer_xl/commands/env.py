@@ -62,7 +62,7 @@ def check_card() -> None:
     """
     import torch
 
-    from ..ops import choice, testing, verdict
+    from ..ops import choice, testing
     from ..runtime.device import resolve_device
     from ..runtime.files import make_folder, write_whole
 
@@ -70,14 +70,14 @@ def check_card() -> None:
     refusal = choice.triton_refusal(device, torch.float32, 64)
     if refusal:
         raise Mistake(f"--check needs a CUDA device and Triton: {refusal}. Leave --check out on this machine.")
-    facts, start = verdict.card(device), time.monotonic()
+    facts, start = choice.card(device), time.monotonic()
     print(f"Comparing the fused kernels with float64 on {facts['card']} ...", file=sys.stderr, flush=True)
     why = testing.fault_of("triton", str(device))
     found = {"why": why, "date": date.today().isoformat(), "seconds": round(time.monotonic() - start, 1)}
-    file = verdict.file_of(facts)
+    file = choice.verdict_file(facts)
     make_folder(file.parent)
     write_whole(file, json.dumps(facts | found, indent=2) + "\n")
-    verdict.read.cache_clear()
+    choice.read_verdict.cache_clear()
     ended = "They passed" if why is None else f"They failed ({why})"
     print(f"{ended}, after {found['seconds']:.0f} s. Kept in {below_home(file)}.", file=sys.stderr)
 

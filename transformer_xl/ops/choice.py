@@ -10,6 +10,8 @@ native      kernels in C++ for a CPU with AVX-512, once they are built
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -23,7 +25,6 @@ from torch import Tensor
 from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
 from .call import Call
-from .verdict import doubt
 
 STRIDED_SCORES = 1 << 22
 """Training on a CPU keeps all scores of a call, B H T S, up to this number. At this number, computing them twice takes
@@ -105,6 +106,48 @@ def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> 
         kind = str(dtype).removeprefix("torch.")
         return f"it takes fp32, bf16 or fp16 and heads of at most {kernels.MAX_HEAD_SIZE}, got {kind} and {head_size}"
     return None
+
+
+def cache_folder() -> Path:
+    """The folder of `transformer_xl.data.datasets.cache_folder`."""
+    home, caches = os.environ.get("TXL_HOME"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home or Path(caches, "txl")).expanduser()
+
+
+def card(device: torch.device) -> dict[str, str | None]:
+    """What `txl env --check` is about: a change of one of these needs another check."""
+    kernels = import_module(".triton", __package__)  # not installed everywhere
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "card": properties.name,
+        "target": f"sm_{properties.major}{properties.minor}",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": kernels.triton.__version__,
+        "source": hashlib.sha256(kernels.SOURCES).hexdigest(),
+    }
+
+
+def verdict_file(facts: dict[str, str | None]) -> Path:
+    """Where `txl env --check` keeps whether the fused kernels passed on this card."""
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / "verdicts" / f"{key}.json"
+
+
+@torch.compiler.assume_constant_result  # torch.compile would stop at the file
+def doubt(device: torch.device) -> str | None:
+    """Why `auto` does not train with the fused kernels on this card; None if they passed."""
+    return read_verdict(device)
+
+
+@cache
+def read_verdict(device: torch.device) -> str | None:
+    """`doubt`, read once in a process. After another check call `read_verdict.cache_clear`."""
+    file, again = verdict_file(card(device)), "`txl env --check` tries them in one or two minutes"
+    if not file.exists():
+        return f"the fused kernels have not been tried on this card with these versions; {again}"
+    why = json.loads(file.read_text(encoding="utf-8"))["why"]
+    return None if why is None else f"the fused kernels failed their contract on this card ({why}); {again}"
 
 
 def native_was_measured() -> bool:

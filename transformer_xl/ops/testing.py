@@ -195,38 +195,29 @@ def _truth(case: Case, dtype: torch.dtype, seed: int) -> dict[str, tuple[Tensor,
     cotangent = _cotangent(case, dtype, seed).double()
     truth = _run(inputs, cotangent, lambda x: relative_attention(**x, **masks(case), backend="reference"))
     unit, unit_of_sums = (torch.finfo(kind).eps / 2 for kind in (dtype, torch.promote_types(dtype, torch.float32)))
-    roundings = Roundings(ROUNDING * unit, unit_of_sums, torch.Generator().manual_seed(seed + 2))
-    draws = [with_roundings(inputs, case, cotangent, roundings) for _ in range(DRAWS)]
+    generator = torch.Generator().manual_seed(seed + 2)
+    draws = [with_roundings(inputs, case, cotangent, ROUNDING * unit, unit_of_sums, generator) for _ in range(DRAWS)]
     return {name: (value, torch.stack([draw[name] for draw in draws]) - value) for name, value in truth.items()}
 
 
-@dataclass(frozen=True)
-class Roundings:
-    """Arithmetic that moves each result by a random rounding: x by `unit * |x|`, root mean square.
-
-    It also moves a sum by `unit_of_sums` times the sum of its terms' sizes, because its partial sums are rounded.
-    """
-
-    unit: float
-    unit_of_sums: float
-    generator: torch.Generator | None = None
-
-    def perturb(self, x: Tensor, terms: Tensor | float = 0.0) -> Tensor:
-        by = torch.randn(x.shape, generator=self.generator, dtype=x.dtype)
-        return x + (self.unit * x.abs() + self.unit_of_sums * terms) * by
-
-    def product(self, equation: str, *factors: Tensor) -> Tensor:
-        return self.perturb(torch.einsum(equation, *factors), torch.einsum(equation, *(x.abs() for x in factors)))
-
-
 @torch.no_grad()
-def with_roundings(inputs: Arguments, case: Case, cotangent: Tensor, roundings: Roundings) -> dict[str, Tensor]:
+def with_roundings(
+    inputs: Arguments, case: Case, cotangent: Tensor, unit: float, unit_of_sums: float, generator: torch.Generator
+) -> dict[str, Tensor]:
     """Result and gradients by the equations, with each intermediate number moved by a random rounding.
 
-    The backward pass computes its probabilities from scores that were rounded differently from their normaliser,
-    because fused kernels compute scores twice, in two orders of summation.
+    A number x moves by `unit * |x|`, root mean square, and a sum also by `unit_of_sums` times the sum of its terms'
+    sizes, because its partial sums are rounded. The backward pass computes its probabilities from scores that were
+    rounded differently from their normaliser, because fused kernels compute scores twice, in two orders of summation.
     """
-    perturb, product = roundings.perturb, roundings.product
+
+    def perturb(x: Tensor, terms: Tensor | float = 0.0) -> Tensor:
+        by = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        return x + (unit * x.abs() + unit_of_sums * terms) * by
+
+    def product(equation: str, *factors: Tensor) -> Tensor:
+        return perturb(torch.einsum(equation, *factors), torch.einsum(equation, *(x.abs() for x in factors)))
+
     q, k, v, r, content_bias, position_bias = (inputs[name] for name in NAMES)
     scale = q.shape[-1] ** -0.5 if case.scale is None else case.scale
     content_q, position_q = (perturb((q + bias[:, None]) * scale) for bias in (content_bias, position_bias))

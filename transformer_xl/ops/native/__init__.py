@@ -31,8 +31,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..call import Call
+from ..choice import cache_folder
 from ..derivatives import first_derivative
-from ..verdict import cache_folder
 
 DTYPES = torch.float32, torch.bfloat16
 SOURCES = tuple(map(Path(__file__).with_name, ("attention.cpp", "step.cpp", "common.h", "numbers.h")))
