@@ -6,7 +6,6 @@ The tests of the command, and of the class for the harness, need lm_eval; the ot
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import torch
 from small_models import small_model
 
-from transformer_xl import load_model
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
@@ -159,25 +157,6 @@ def test_the_harness_gives_the_perplexity_of_txl_eval(run, tmp_path, capsys):
     sizes = sum(len(text.encode()) for text in DOCUMENTS)
     assert found["byte_perplexity,none"] == pytest.approx(np.exp(own["nats"] / sizes), rel=1e-6)
     assert main(line) == 0 and "byte_perplexity" in capsys.readouterr().out
-
-
-@needs_harness
-def test_the_harness_gives_the_same_perplexity_over_http(run, tmp_path, capsys):
-    """`local-completions`, the harness's own class for a server: it reads ids, and puts a line end before each text."""
-    lm_eval = pytest.importorskip("lm_eval", reason="needs pip install lm-eval")
-    pytest.importorskip("tenacity", reason="needs pip install 'lm-eval[api]'")
-    pytest.importorskip("fastapi", reason="needs the extra serve")
-    from serving_live import live_server
-
-    add_task(tmp_path / "more", "insects", [{"text": text} for text in DOCUMENTS], ROLLING)
-    own = results_of(["harness", run, "--tasks", "insects", "--include", str(tmp_path / "more")], capsys)["insects"]
-    manager = import_module("lm_eval.tasks").TaskManager(include_path=str(tmp_path / "more"))
-    with live_server(load_model(run)) as live:
-        where = {"base_url": f"{live.url}/v1/completions", "model": live.service.name, "max_length": 10_000}
-        how = {"model": "local-completions", "model_args": where, "task_manager": manager, "log_samples": False}
-        found = lm_eval.simple_evaluate(tasks=["insects"], **how)["results"]["insects"]
-    for metric in ("word_perplexity,none", "byte_perplexity,none", "bits_per_byte,none"):
-        assert found[metric] == pytest.approx(own[metric], rel=1e-6), metric  # fp32, summed in fp64
 
 
 @needs_harness

@@ -30,15 +30,13 @@ from foreign import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from small_models import VOCAB, small_model, text
+from small_models import VOCAB, small_model
 
 from transformer_xl.config.settings import Lengths, TransformerXLConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.interop import read_model, read_vocabulary
 from transformer_xl.interop.mapping import entries, fill
 from transformer_xl.interop.source import Source
-from transformer_xl.mistake import Mistake
-from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL
 
 shapes = st.sampled_from(
@@ -127,41 +125,59 @@ def test_a_state_dict_is_read_with_the_settings_beside_it(tmp_path, key):
     with pytest.raises(ValueError, match=r"does not say where the bands .* end: give --model\.cutoffs"):
         read_model(tmp_path, "original")
     assert same(read_model(tmp_path, "original", ["--model.cutoffs", "5,11"]).model, model)
-    stated = {"cutoffs": [0, 5, 11, VOCAB], "mem_len": 9, "tgt_len": 5, "clamp_len": -1, "same_length": False}
-    (tmp_path / "args.json").write_text(json.dumps(stated | {"n_layer": 3, "attn_type": 0, "unheard_of": "x"}))
+    beside = {"cutoffs": [0, 5, 11, VOCAB], "mem_len": 9, "tgt_len": 5, "clamp_len": -1, "same_length": False}
+    (tmp_path / "args.json").write_text(json.dumps(beside | {"n_layer": 3, "attn_type": 0, "unheard_of": "x"}))
     found = read_model(tmp_path / "model.pt", "original")
     assert same(found.model, model) and found.config.eval_lengths == Lengths(tgt_len=5, mem_len=9)
     changed = read_model(tmp_path, "original", ["--eval.mem-len", "99", "--model.dropout", "0.3"]).config
     assert changed.eval_lengths.mem_len == 99 and changed.model.dropout == 0.3
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"module.r_w_bias": torch.zeros(2, 5)}, "must hold r_w_bias once, and has r_w_bias and module.r_w_bias"),
-        (
-            {"r_w_bias": torch.ones(2, 5, dtype=torch.int64)},
-            "must hold fractions, and r_w_bias has 10 numbers of int",
-        ),
-        ({"word_emb.emb_layers.0.weight": torch.zeros(0, 2**40)}, "emb_layers.0.weight has 0 numbers of float32"),
-        ({"\x1b[2Jevil": torch.zeros(1)}, r"'\x1b[2Jevil' is unexpected"),
-        ({"r_w_bias": torch.full((2, 5), torch.nan)}, "r_w_bias must be finite"),
-        ({"crit.cluster_weight": torch.tensor(1.0)}, "has a 0-dimensional crit.cluster_weight"),
-        ({"layers.100000000.x": torch.zeros(1)}, "layers.3.dec_attn.qkv_net.weight is missing"),
-        ({3: torch.zeros(1)}, "must hold a module or its state dict"),
-        ({"word_emb.emb_layers.2.weight": None}, "lacks word_emb.emb_layers.2.weight"),
-        ({"crit.cluster_weight": torch.zeros(3, 14)}, "crit.cluster_weight must be 2x14 but is 3x14."),
-        ({"crit.out_projs.0": None}, "crit.out_projs.0 is missing"),
-        ({"crit.out_layers.0.weight": None}, "crit.out_layers.0.weight is missing"),
-        ({"r_w_bias": torch.zeros(1, 2, 5, 1, 1)}, "has a 5-dimensional r_w_bias"),
-    ],
+def arrays(complaint: str, **changed: object) -> tuple[dict, dict, list[str], str]:
+    """Arrays of these names changed, or absent if None; __ is a dot."""
+    return {name.replace("__", "."): value for name, value in changed.items()}, {}, [], re.escape(complaint)
+
+
+def stated(complaint: str, **settings: object) -> tuple[dict, dict, list[str], str]:
+    """Settings in a JSON file beside the arrays."""
+    return {}, settings, [], complaint
+
+
+def asked(complaint: str, *override: str) -> tuple[dict, dict, list[str], str]:
+    """Settings of a command line."""
+    return {}, {}, list(override), complaint
+
+
+REFUSED = (
+    arrays("must hold r_w_bias once, and has r_w_bias and module.r_w_bias", module__r_w_bias=torch.zeros(2, 5)),
+    arrays("must hold fractions, and r_w_bias has 10 numbers of int", r_w_bias=torch.ones(2, 5, dtype=torch.int64)),
+    arrays("emb_layers.0.weight has 0 numbers of", word_emb__emb_layers__0__weight=torch.zeros(0, 2**40)),
+    arrays("r_w_bias must be finite", r_w_bias=torch.full((2, 5), torch.nan)),
+    arrays("has a 0-dimensional crit.cluster_weight", crit__cluster_weight=torch.tensor(1.0)),
+    arrays("has a 5-dimensional r_w_bias", r_w_bias=torch.zeros(1, 2, 5, 1, 1)),
+    arrays("layers.3.dec_attn.qkv_net.weight is missing", layers__100000000__x=torch.zeros(1)),
+    arrays("must hold a module or its state dict", r_w_bias=3),
+    arrays("lacks word_emb.emb_layers.2.weight", word_emb__emb_layers__2__weight=None),
+    arrays("crit.out_projs.0 is missing", crit__out_projs__0=None),
+    arrays("r_emb is unexpected", r_emb=torch.zeros(2)),  # attn_type 1
+    stated(r"train\.mem_len of .* must be at least 0, got -5", mem_len=-5),
+    stated(r"train\.attn_len of .* must be at least 1, got 0", mem_len=0, same_length=True),
+    stated(r"model\.dropout of .* must be at least 0 and below 1, got 7", dropout=7),
+    stated("mem_len must be a whole number, and is ", mem_len=[["x"] * 9] * 9),
+    stated("epsilon must be a number, .*; cutoffs must be a list", cutoffs=[5, None], layer_norm_epsilon=10**400),
+    asked(r"final_norm\.weight of this package is nowhere in it", "--model.final-norm", "true"),
+    asked(r"--model\.layer-norm-epsilon must be above 0, got -1", "--model.layer-norm-epsilon", "-1"),
+    asked(r"--model\.cutoffs must be a list of whole numbers", "--model.cutoffs", "x"),
 )
-def test_arrays_that_cannot_be_right_are_refused(tmp_path, change, complaint):
+
+
+@pytest.mark.parametrize(("changed", "settings", "override", "complaint"), REFUSED)
+def test_what_does_not_fit_is_refused(tmp_path, changed, settings, override, complaint):
     _, state = bands_state()
-    changed = {name: value for name, value in (state | change).items() if value is not None}
-    torch.save(changed, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=re.escape(complaint)):
-        read_model(tmp_path, "original")
+    torch.save({k: v for k, v in (state | changed).items() if v is not None}, tmp_path / "model.pt")
+    (tmp_path / "args.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=complaint):
+        read_model(tmp_path, "original", override, vocab=WORDS)
 
 
 def test_other_entries_of_a_checkpoint_are_named(tmp_path):
@@ -183,60 +199,22 @@ def test_other_entries_of_a_checkpoint_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "complaint"),
-    [
-        (["--model.final-norm", "true"], r"final_norm\.weight of this package is nowhere in it"),
-        (["--model.layer-norm-epsilon", "-1"], r"--model\.layer-norm-epsilon must be above 0, got -1"),
-        (["--model.cutoffs", "x"], r"--model\.cutoffs must be a list of whole numbers"),
-    ],
-)
-def test_overrides_that_do_not_fit_are_refused(tmp_path, override, complaint):
-    _, state = bands_state()
-    torch.save(state, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=complaint):
-        read_model(tmp_path, "original", override, vocab=WORDS)
-
-
-@pytest.mark.parametrize(
-    ("stated", "wanted"),
+    ("lengths", "wanted"),
     [
         ({"tgt_len": 5, "clamp_len": 9}, Lengths(tgt_len=5, mem_len=128, clamp_len=9)),
         ({"mem_len": 3, "clamp_len": 0, "same_length": None}, Lengths(tgt_len=128, mem_len=3)),
         ({"mem_len": 3, "same_length": True}, Lengths(tgt_len=128, mem_len=3, attn_len=3)),
     ],
 )
-def test_each_stated_length_is_used(tmp_path, stated, wanted):
+def test_each_stated_length_is_used(tmp_path, lengths, wanted):
     _, state = bands_state()
     torch.save(state, tmp_path / "model.pt")
-    (tmp_path / "args.json").write_text(json.dumps(stated))
+    (tmp_path / "args.json").write_text(json.dumps(lengths))
     assert read_model(tmp_path, "original").config.eval_lengths == wanted
 
 
-@pytest.mark.parametrize(
-    ("stated", "complaint"),
-    [
-        ({"mem_len": -5}, r"train\.mem_len of .* must be at least 0, got -5"),
-        ({"mem_len": 0, "same_length": True}, r"train\.attn_len of .* must be at least 1, got 0"),
-        ({"dropout": 7}, r"model\.dropout of .* must be at least 0 and below 1, got 7"),
-        ({"mem_len": "long"}, "mem_len must be a whole number, and is 'long'"),
-        ({"mem_len": [["x"] * 9] * 9}, "mem_len must be a whole number, and is "),
-        (
-            {"cutoffs": [5, None], "layer_norm_epsilon": 10**400},
-            "epsilon must be a number, .*; cutoffs must be a list",
-        ),
-    ],
-)
-def test_stated_settings_that_are_impossible_are_refused(tmp_path, stated, complaint):
-    _, state = bands_state()
-    torch.save(state, tmp_path / "model.pt")
-    (tmp_path / "args.json").write_text(json.dumps(stated))
-    with pytest.raises(ValueError, match=complaint):
-        read_model(tmp_path, "original")
-
-
 def test_all_arrays_that_do_not_fit_are_reported_together(tmp_path):
-    model = shuffled(small_model(dtype=torch.float32, **BANDS))
-    state = to_theirs(dict(model.state_dict()), model.config)
+    _, state = bands_state()
     del state["layers.1.dec_attn.r_net.weight"]
     state["crit.cluster_bias"] = torch.zeros(3)
     state["layers.2.dec_attn.k_net.weight"] = torch.zeros(2)
@@ -249,15 +227,6 @@ def test_all_arrays_that_do_not_fit_are_reported_together(tmp_path):
         "layers.2.dec_attn.k_net.weight is unexpected",
     ):
         assert part in str(message.value)
-
-
-@pytest.mark.parametrize("program", ["original", "nvidia"])
-def test_other_attention_is_refused_by_its_arrays(tmp_path, program):
-    _, state = bands_state()
-    state |= {"r_emb": torch.zeros(2)}
-    torch.save(state if program == "original" else {"model_state": state}, tmp_path / "model.pt")
-    with pytest.raises(Mistake, match="r_emb is unexpected"):
-        read_model(tmp_path / "model.pt", program, ["--model.cutoffs", "5,11"])
 
 
 @pytest.mark.parametrize(
@@ -312,15 +281,3 @@ def test_weights_in_several_files_are_read(tmp_path):
     save_file({first: state[first].clone()}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({name: state[name].clone() for name in others}, tmp_path / "model-00002-of-00002.safetensors")
     assert same(read_model(tmp_path, "huggingface").model, read_model(home, "huggingface").model)
-
-
-def test_zero_memory_is_attended_zeros():
-    model, plain, ids = small_model(zero_memory=True), small_model(), text(2, 7)
-    lengths = Lengths(tgt_len=7, mem_len=5)
-    zeros = Memory((torch.zeros(2, 5, 14, dtype=torch.float64),) * 3)
-    nll, memory = model(ids, ids, None, lengths)
-    wanted, after = plain(ids, ids, zeros, lengths)
-    assert torch.equal(nll, wanted) and all(map(torch.equal, memory.layers, after.layers))
-    assert not torch.allclose(nll, plain(ids, ids, None, lengths)[0])
-    again = model(ids, ids, memory.reset(torch.tensor([True, False])), lengths)[0]
-    assert torch.equal(again[0], nll[0]) and not torch.allclose(again[1], nll[1])
