@@ -15,11 +15,11 @@ from small_models import small_model
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.language_model import LanguageModel
+from transformer_xl.serving.answers import Service
 from transformer_xl.serving.api import build_app
 from transformer_xl.serving.engine import Engine
 from transformer_xl.serving.requests import Limits
-from transformer_xl.serving.server import Server, listen
-from transformer_xl.serving.service import Service
+from transformer_xl.serving.server import listen, make_server
 from transformer_xl.serving.sessions import Sessions
 
 BYTES = Vocab.build("byte", [])
@@ -34,7 +34,6 @@ class Live(NamedTuple):
     service: Service
     model: LanguageModel
     client: httpx.Client
-    server: Server
 
     def post(self, path: str = "/v1/completions", *, status: int = 200, **body: Any) -> dict[str, Any]:
         """The answer to a request, which must have this status."""
@@ -42,11 +41,12 @@ class Live(NamedTuple):
         assert answer.status_code == status, answer.text
         return answer.json()
 
-    def resolve_settings(self, seconds: float = 20) -> None:
+    def settle(self, seconds: float = 20) -> None:
         """Wait until the engine has nothing to do."""
-        end = time.monotonic() + seconds
-        while not self.service.engine.idle:
+        end, quiet, engine = time.monotonic() + seconds, 0, self.service.engine
+        while quiet < 5:
             assert time.monotonic() < end, "the engine is still busy"
+            quiet = 0 if engine.busy or engine.waiting else quiet + 1
             time.sleep(0.01)
 
 
@@ -68,10 +68,10 @@ def live_server(
 ) -> Iterator[Live]:
     """Serve a model. With `start` False the engine does not run, so its queue only grows."""
     made = Engine(model.model, model.vocab, model.config.eval_lengths, **{"rows": 8} | engine)
-    sessions = sessions or Sessions(seconds=60, most=1000, most_bytes=1 << 30)
+    sessions = sessions or Sessions(seconds=60, most_bytes=1 << 30)
     limits = limits or Limits()
     service = Service("toy", made, sessions, limits)
-    server = Server(build_app(service, tokens), made, seconds=limits.body_seconds)
+    server = make_server(build_app(service, tokens))
     if start:
         made.start()
     with listen("127.0.0.1", 0) as socket:
@@ -80,7 +80,7 @@ def live_server(
         url = f"http://127.0.0.1:{socket.getsockname()[1]}"
         try:
             with httpx.Client(base_url=url, timeout=30) as client:
-                yield Live(url, service, model, client, server)
+                yield Live(url, service, model, client)
         finally:
             made.stop()
             server.should_exit = True

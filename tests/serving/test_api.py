@@ -22,7 +22,7 @@ from serving_live import BYTES, LENGTHS, WORDS, Live, language_model, live_serve
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.run import save_checkpoint
-from transformer_xl.serving.choices import token_name
+from transformer_xl.serving.answers import token_name
 from transformer_xl.serving.requests import Limits
 
 openai = pytest.importorskip("openai")
@@ -171,45 +171,63 @@ def test_a_shorter_memory_forgets(live: Live) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
-        ("max_tokens", -1, "from 0 to"),
-        ("max_tokens", 10**30, "got more"),
-        ("max_tokens", 2.5, "a whole number"),
-        ("n", 0, "from 1 to 16"),
-        ("temperature", 1e-320, "at least 0.0001"),
-        ("temperature", -1, "from 0 to"),
-        ("top_p", 0, "above 0"),
-        ("top_k", -1, "at least 0"),
-        ("seed", "x", "a whole number"),
-        ("logprobs", 21, "from 0 to 20"),
-        ("logprobs", True, "a whole number"),
+        ("max_tokens", -1, "greater than or equal to 0"),
+        ("max_tokens", 10**30, "at most 16,384"),
+        ("n", 2.5, "valid integer"),
+        ("n", 17, "less than or equal to 16"),
+        ("temperature", float("nan"), "less than or equal to 10000"),
+        ("top_p", 0, "greater than 0"),
+        ("seed", 10**400, "less than"),
+        ("logprobs", True, "valid integer"),
         ("stop", ["a"] * 17, "at most 16"),
-        ("stop", "", "not empty"),
-        ("stop", [1], "not empty"),
+        ("stop", "", "1 to 256 characters"),
         ("prompt", None, "a text, a list"),
-        ("prompt", [], "from 1 to 64"),
-        ("prompt", [[]], "from 1 to"),
+        ("prompt", ["a"] * 65, "at most 64"),
+        ("prompt", [[]], "a text, a list"),
         ("prompt", [256], "ids from 0 to 255"),
-        ("prompt", [-1], "ids from 0 to 255"),
-        ("prompt", [1, "a"], "a text, a list"),
-        ("prompt", [[1], "a", [True]], "a text, a list"),
+        ("prompt", [-1], "a text, a list"),
+        ("prompt", "\ud800", "a text, a list"),
         ("prompt", "x" * 140_000, "at most 131,072 tokens"),
-        ("stream", "yes", "true or false"),
-        ("best_of", 3, "not supported"),
-        ("presence_penalty", 0.5, "not supported"),
-        ("logit_bias", {"5": 1.0}, "not supported"),
-        ("mem_len", 0, "from 1 to"),
+        ("prompt", [1] * 140_000, "at most 131,072 tokens"),
+        ("stream", "yes", "valid boolean"),
+        ("best_of", 3, "should be 1"),
+        ("presence_penalty", 0.5, "less than or equal to 0"),
+        ("logit_bias", {"5": 1.0}, "not permitted"),
+        ("__class__", 1, "not permitted"),
+        ("mem_len", 0, "greater than or equal to 1"),
+        ("mem_len", 17, "from 1 to 16"),
+        ("model", "gpt", "no model gpt"),
+        ("previous_response_id", "../../etc/passwd", "Send the whole text"),
     ],
 )
 def test_a_wrong_field_is_refused_in_a_sentence(live: Live, field: str, value: Any, told: str) -> None:
-    error = live.post(status=400, **{"prompt": "a", field: value})["error"]
-    assert told in error["message"] and error["param"] == field and error["type"] == "invalid_request_error"
-    assert error["message"].startswith(field) and error["message"].endswith(".")
+    content = json.dumps({"prompt": "a", field: value})
+    answer = live.client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if field in ("model", "previous_response_id") else 400)
+    assert told in error["message"] and error["param"] == field and error["message"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"a",
+        b"[]",
+        b"[" * 15_000,
+        b'{"prompt": "a", "seed": ' + b"9" * 9000 + b"}",
+        '{"prompt": "\u00e9"'.encode("latin1"),
+    ],
+    ids=["empty", "word", "list", "deep", "digits", "latin1"],
+)
+def test_a_body_that_is_no_object_is_refused_in_a_sentence(live: Live, body: bytes) -> None:
+    answer = live.client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("The body must be")
 
 
 def test_other_mistakes_have_openais_form(live: Live) -> None:
-    assert live.post(model="gpt", status=404)["error"]["code"] == "model_not_found"
-    assert "no field" in live.post(prompt="a", words=5, status=400)["error"]["message"]
-    assert "Leave it out" in live.post(previous_response_id="x", mem_len=3, status=400)["error"]["message"]
+    name = live.post(prompt="a", max_tokens=1)["id"]
+    assert "Leave it out" in live.post(previous_response_id=name, mem_len=3, status=400)["error"]["message"]
     for method, path, status in (("GET", "/nothing", 404), ("PUT", "/v1/completions", 405), ("GET", "/../etc", 404)):
         error = live.client.request(method, path)
         assert error.status_code == status and error.json()["error"]["message"].endswith(".")
@@ -218,16 +236,15 @@ def test_other_mistakes_have_openais_form(live: Live) -> None:
 def test_a_large_body_is_refused() -> None:
     with live_server(language_model(), limits=Limits(body_bytes=1000)) as live:
         live.post(prompt="a" * 900)
-        for size in (1001, 3900, 10**6):
-            answer = live.client.post("/v1/completions", content=b"a" * size)
-            assert answer.status_code == 413 and "1,000 bytes" in answer.json()["error"]["message"]
+        for content in (b"a" * 1001, iter([b"a" * 500] * 3)):
+            assert live.client.post("/v1/completions", content=content).status_code == 413
         live.post(prompt="a")
 
 
 def test_a_full_queue_asks_to_wait() -> None:
     with live_server(language_model(), start=False, most=2) as live:
         answer = live.client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
-        assert answer.status_code == 429 and 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.status_code == 429 and int(answer.headers["retry-after"]) == 10
         assert answer.json()["error"]["type"] == "rate_limit_error"
 
 
@@ -238,7 +255,7 @@ def test_a_client_that_leaves_stops_the_work(live: Live, stream: bool) -> None:
         answer = client.stream("POST", "/v1/completions", json=asked)
         with suppress(httpx.ReadTimeout), answer as begun:
             next(begun.iter_text())
-    live.resolve_settings(seconds=5)
+    live.settle(seconds=5)
     assert live.service.engine.counts.steps < 16_384
 
 
@@ -258,13 +275,13 @@ def test_a_mistake_of_ours_is_a_500_with_a_traceback_in_the_log(
 
 def test_metrics_count(live: Live) -> None:
     live.post(prompt="abc", max_tokens=5)
-    found = live.client.get("/metrics").text
-    assert "txl_tokens_written_total" in found and 'route="/v1/completions",status="200"' in found
+    found = dict(line.split() for line in live.client.get("/metrics").text.splitlines())
+    assert float(found["txl_tokens_written_total"]) >= 5 and found["txl_rows"] == "8"
     assert live.client.get("/health").json() == {"status": "ok"}
 
 
 def test_the_page_loads_nothing_from_elsewhere(live: Live) -> None:
-    for path in ("/", "/page.css", "/page.js", "/docs"):
+    for path in ("/", "/page.css", "/page.js"):
         answer = live.client.get(path)
         assert answer.status_code == 200 and "default-src 'self'" in answer.headers["content-security-policy"]
         assert "://" not in answer.text, path
@@ -273,7 +290,7 @@ def test_the_page_loads_nothing_from_elsewhere(live: Live) -> None:
 
 
 def test_the_command_serves_and_ends_gracefully(tmp_path: Path) -> None:
-    """After SIGTERM a running text is finished, a new one gets 503, and the status is 0."""
+    """After SIGTERM a running text is finished, and no new one is taken."""
     model = language_model()
     save_checkpoint(tmp_path / "toy", model=model.model, vocab=BYTES, config=model.config)
     command = [sys.executable, "-m", "transformer_xl", "serve", str(tmp_path / "toy"), "--port", "0", "--device", "cpu"]
@@ -289,11 +306,11 @@ def test_the_command_serves_and_ends_gracefully(tmp_path: Path) -> None:
                 next(chunks)
                 server.send_signal(signal.SIGTERM)
                 time.sleep(0.3)
-                refused = client.post("/v1/completions", json={"prompt": "a"})
+                with pytest.raises(httpx.ConnectError):
+                    client.post("/v1/completions", json={"prompt": "a"})
                 text = "".join(chunks)
-        assert refused.status_code == 503 and "shutting down" in refused.text
         assert text.endswith("data: [DONE]\n\n")
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=30) == -signal.SIGTERM
 
 
 def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

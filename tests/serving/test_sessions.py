@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,8 +12,7 @@ from serving_live import LENGTHS, Live, language_model, live_server
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.model.inference import KVCache
-from transformer_xl.serving.sessions import Sessions, new_id
-from transformer_xl.serving.texts import Past
+from transformer_xl.serving.sessions import Past, Sessions, new_id
 
 WINDOW = Lengths(tgt_len=8, mem_len=16, attn_len=17)
 """Lengths at which a result does not depend on where a text is cut."""
@@ -105,9 +105,10 @@ def past(positions: int = 4) -> Past:
     return Past(KVCache([torch.zeros(1, 2, 1, positions, 1)], LENGTHS, positions), 0, LENGTHS)
 
 
-def test_texts_go_after_their_time_or_when_there_are_too_many() -> None:
+def test_texts_go_after_their_time_or_when_they_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    texts = Sessions(seconds=10, most=3, most_bytes=100, clock=lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    texts = Sessions(seconds=10, most_bytes=100)
     for name in "abc":
         texts.add(name, past())
     assert texts.nbytes == 96 and texts.get("a") is not None
@@ -127,7 +128,7 @@ def test_texts_go_after_their_time_or_when_there_are_too_many() -> None:
 
 
 def test_a_kept_text_is_a_copy_in_memory_of_its_own() -> None:
-    text, texts = past(), Sessions(seconds=10, most=3, most_bytes=100)
+    text, texts = past(), Sessions(seconds=10, most_bytes=100)
     text.cache.buffers.append(torch.arange(8.0).view(1, 2, 1, 4, 1))
     text.cache.positions, text.cache.reach = [None, None], 4
     texts.add("a", text)
@@ -141,7 +142,7 @@ def test_a_kept_text_is_a_copy_in_memory_of_its_own() -> None:
 
 
 def test_an_owner_cannot_reach_the_text_of_another() -> None:
-    texts = Sessions(seconds=10, most=3, most_bytes=100)
+    texts = Sessions(seconds=10, most_bytes=100)
     texts.add("a", past(), owner="me")
     assert texts.get("a", "me") is not None and texts.get("a", "you") is None and texts.get("a") is None
 

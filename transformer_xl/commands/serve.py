@@ -17,7 +17,7 @@ from .shared import Precision, RunFolder, Size
 
 if TYPE_CHECKING:
     from ..run import LoadedModel
-    from ..serving.service import Service
+    from ..serving.answers import Service
 
 TOKEN = "TXL_SERVE_TOKEN"
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -44,10 +44,8 @@ class Serve:
     """Tokens of an answer, at most."""
     session_minutes: float = 60.0
     """How long a text can be continued after its last use."""
-    sessions: Annotated[int, arg(metavar="N")] = 1000
-    """Number of texts that can be continued, at most; the least recently used go first."""
     session_mb: int = 1024
-    """Their memory in megabytes, at most."""
+    """Megabytes of texts that can be continued, at most; the least recently used go first. 0: none."""
     grace: float = 30.0
     """Seconds for running texts after a signal to end."""
     mem_len: Size = None
@@ -62,14 +60,14 @@ class Serve:
         from ..run.trained import TrainedRun
         from ..serving.api import build_app
         from ..serving.engine import refusal
-        from ..serving.server import Server, listen
+        from ..serving.server import listen, make_server
 
         trained = TrainedRun(local(self.folder), self.device, self.precision)
         problems = trained.problems
         problems.bound(self, "port", least=0, most=65_535)
         problems.bound(self, "rows", least=1, most=1024)
         problems.bound(self, "queue", "max_prompt", "max_tokens", least=1, most=1 << 24)
-        problems.bound(self, "sessions", "session_mb", "grace", least=0, most=1 << 24)
+        problems.bound(self, "session_mb", "grace", least=0, most=1 << 24)
         problems.bound(self, "session_minutes", above=0, most=1 << 24)
         found = trained.lengths(self)
         if found and (reason := refusal(trained.config.model, found[0])):
@@ -80,7 +78,7 @@ class Serve:
         loaded = trained.load(step=True)
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
         service = _service(self, loaded, found[0], trained.precision)
-        server = Server(build_app(service, tokens), service.engine, grace=self.grace)
+        server = make_server(build_app(service, tokens), grace=self.grace)
         with listen(self.host, self.port) as socket:
             _report(self, service, socket.getsockname()[1], locked=bool(tokens))
             service.engine.start()
@@ -92,15 +90,13 @@ class Serve:
 
 
 def _service(options: Serve, loaded: LoadedModel, lengths: Lengths, precision: str) -> Service:
+    from ..serving.answers import Service
     from ..serving.engine import Engine
     from ..serving.requests import Limits
-    from ..serving.service import Service
     from ..serving.sessions import Sessions
 
     engine = Engine(loaded.model, loaded.vocab, lengths, rows=options.rows, most=options.queue, precision=precision)
-    sessions = Sessions(
-        seconds=60 * options.session_minutes, most=options.sessions, most_bytes=options.session_mb << 20
-    )
+    sessions = Sessions(seconds=60 * options.session_minutes, most_bytes=options.session_mb << 20)
     limits = Limits(prompt_tokens=options.max_prompt, max_tokens=options.max_tokens)
     return Service(options.folder.resolve().name or "model", engine, sessions, limits)
 
@@ -115,8 +111,7 @@ def _report(options: Serve, service: Service, port: int, *, locked: bool) -> Non
 def _refuse_without_packages() -> None:
     try:
         import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        message = f"txl serve needs {error.name}. Install it: pip install fastapi uvicorn prometheus-client."
+        message = f"txl serve needs {error.name}. Install it: pip install fastapi uvicorn."
         raise Mistake(message) from None

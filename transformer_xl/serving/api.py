@@ -3,99 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import html
 import json
 import secrets
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from .choices import token_name
-from .engine import Closing, QueueFull
-from .guard import BodyGuard, Envelope, error_json
-from .metrics import ServerMetrics
-from .requests import FORMS, Completion, Detokenize, Refused, Tokenize, check_ids, form_error, short
-from .service import Answer, ClientGone, Service
+from .answers import Answer, ClientGone, Service, check_ids, token_name
+from .engine import QueueFull
+from .requests import Completion, Detokenize, Refused, Tokenize, form_error, short
 
 PAGE = Path(__file__).parent / "page"
-GONE = 499
-"""The status, seen only in metrics, of a request whose client left."""
 SAFE = {
-    b"content-security-policy": b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
 }
-"""Headers of every answer: a page loads nothing from elsewhere."""
+"""Headers of the page, which loads nothing from elsewhere."""
 
 
 def build_app(service: Service, tokens: Sequence[str] = ()) -> FastAPI:
     """The application. With `tokens`, requests need one of them, and a text belongs to the token that made it."""
-    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None)
-    app.state.service, app.state.metrics, app.state.tokens = service, ServerMetrics(service), tuple(tokens)
-    app.add_middleware(BodyGuard, most=service.limits.body_bytes, seconds=service.limits.body_seconds)
-    app.add_middleware(Envelope, headers=SAFE, count=app.state.metrics.count)
+    most = service.limits.body_bytes
+    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, max_body_size=most)
+    app.state.service, app.state.tokens = service, tuple(tokens)
     for kind, answer in {
         Refused: _refused,
         HTTPException: _http_error,
         RequestValidationError: _form_error,
         QueueFull: _queue_full,
-        Closing: _closing,
         ClientGone: _client_gone,
     }.items():
         app.add_exception_handler(kind, answer)
-    _add_routes(app)
+    locked = [Depends(owner_of)]
+    app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/models", models, dependencies=locked)
+    app.add_api_route("/tokenizer_info", tokenizer_info, dependencies=locked)
+    app.add_api_route("/tokenize", tokenize, methods=["POST"], dependencies=locked)
+    app.add_api_route("/detokenize", detokenize, methods=["POST"], dependencies=locked)
+    app.add_api_route("/metrics", metrics, dependencies=locked)
+    app.add_api_route("/health", health)
+    for path, name in {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}.items():
+        app.add_api_route(path, _sender(PAGE / name), include_in_schema=False, response_model=None)
     return app
 
 
-def _add_routes(app: FastAPI) -> None:
-    locked: Any = {"dependencies": [Depends(owner_of)]}
-    hidden: Any = {"include_in_schema": False}
-    routes: Any = (
-        ("/v1/models", models, "GET", locked),
-        ("/v1/completions", completions, "POST", {}),
-        ("/tokenizer_info", tokenizer_info, "GET", locked),
-        ("/tokenize", tokenize, "POST", locked),
-        ("/detokenize", detokenize, "POST", locked),
-        ("/metrics", metrics, "GET", locked),
-        ("/health", health, "GET", {}),
-        ("/docs", docs, "GET", hidden),
-    )
-    for path, call, method, options in routes:
-        app.add_api_route(path, call, methods=[method], response_model=None, **options)
-    for path, name in {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}.items():
-        app.add_api_route(path, _sender(PAGE / name), methods=["GET"], include_in_schema=False)
-
-
-def _sender(file: Path) -> Any:
+def _sender(file: Path) -> Callable[[], FileResponse]:
     def send() -> FileResponse:
-        return FileResponse(file)
+        return FileResponse(file, headers=SAFE)
 
     return send
 
 
 def owner_of(request: Request) -> str:
-    """Who asks: a digest of the token, or "" on a server without tokens. Raises `Refused` without a right token."""
-    tokens = request.app.state.tokens
+    """Who asks: the token, or "" on a server without tokens. Raises `Refused` without a right token."""
+    tokens: tuple[str, ...] = request.app.state.tokens
     if not tokens:
         return ""
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     raw = given.strip().encode("utf-8", "surrogateescape")
-    known = [secrets.compare_digest(raw, token.encode()) for token in tokens]
-    if kind.lower() != "bearer" or not any(known):
+    found = [token for token in tokens if secrets.compare_digest(raw, token.encode())]
+    if kind.lower() != "bearer" or not found:
         raise Refused(401, "Give the server's token: Authorization: Bearer TOKEN.", code="invalid_api_key")
-    return hashlib.sha256(raw).hexdigest()
+    return found[0]
 
 
-def models(request: Request) -> Any:
+def models(request: Request) -> dict[str, object]:
     """The model that is served."""
     service: Service = request.app.state.service
     lengths = service.engine.lengths
@@ -104,23 +82,19 @@ def models(request: Request) -> Any:
     return {"object": "list", "data": [{**about, **sizes, "vocab": str(service.vocab)}]}
 
 
-async def completions(request: Request, asked: Completion, owner: str = Depends(owner_of)) -> Any:
+async def completions(request: Request, asked: Completion, owner: str = Depends(owner_of)) -> Response:
     """Continue or score texts; see OpenAI's completions."""
     service: Service = request.app.state.service
     client = request.client.host if request.client is not None else ""
     answer = await run_in_threadpool(service.plan, asked, owner, client)
     answer.start()
-    began = time.perf_counter()
     watcher = asyncio.create_task(_watch(request, answer))
     if not asked.stream:
         try:
             return JSONResponse(await answer.whole())
         finally:
             watcher.cancel()
-    events = _events(answer, watcher)
-    first = await anext(events)
-    request.app.state.metrics.first_token.observe(time.perf_counter() - began)
-    return StreamingResponse(_after(first, events), media_type="text/event-stream")
+    return StreamingResponse(_events(answer, watcher), media_type="text/event-stream")
 
 
 async def _watch(request: Request, answer: Answer) -> None:
@@ -131,117 +105,96 @@ async def _watch(request: Request, answer: Answer) -> None:
 
 
 async def _events(answer: Answer, watcher: asyncio.Task[None]) -> AsyncIterator[str]:
-    """The response as server-sent events. An error after the first one is an event, too."""
-    sent = False
+    """The response as server-sent events. An error is an event, too."""
     try:
         async for chunk in answer.chunks():
             yield _event(chunk)
-            sent = True
         yield "data: [DONE]\n\n"
-    except Exception as error:
-        if not sent:
-            raise
-        if not isinstance(error, ClientGone):
-            yield _event(error_json(str(error), 500))
+    except Refused as error:
+        yield _event(error.to_json())
+    except ClientGone:
+        pass
     finally:
         answer.cancel()
         watcher.cancel()
 
 
-async def _after(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
-    yield first
-    async for event in events:
-        yield event
-
-
-def _event(content: Any) -> str:
+def _event(content: dict[str, object]) -> str:
     return f"data: {json.dumps(content, allow_nan=False)}\n\n"
 
 
-def tokenizer_info(request: Request) -> Any:
+def tokenizer_info(request: Request) -> dict[str, object]:
     """What lm-evaluation-harness asks first."""
     vocab = request.app.state.service.vocab
     eos = vocab.line_end or 0
     return {"eos_token": token_name(vocab, eos), "eos_token_id": eos, "bos_token": None, "vocab_size": len(vocab)}
 
 
-def tokenize(request: Request, asked: Tokenize) -> Any:
+def tokenize(request: Request, asked: Tokenize) -> dict[str, object]:
     """The ids of a text, without the line end before it."""
-    vocab = request.app.state.service.vocab
-    ids = vocab.encode(asked.prompt).tolist()
+    ids = request.app.state.service.vocab.encode(asked.prompt).tolist()
     return {"tokens": ids, "count": len(ids)}
 
 
-def detokenize(request: Request, asked: Detokenize) -> Any:
+def detokenize(request: Request, asked: Detokenize) -> dict[str, object]:
     """The text of ids."""
-    service: Service = request.app.state.service
-    if asked.tokens:
-        check_ids(asked.tokens, service.limits.body_bytes, len(service.vocab), "tokens")
-    return {"prompt": service.vocab.decode(asked.tokens or [])}
+    vocab = request.app.state.service.vocab
+    check_ids(asked.tokens, vocab, "tokens")
+    return {"prompt": vocab.decode(asked.tokens)}
 
 
-def health(request: Request) -> Any:
-    """Whether the server takes new texts."""
-    if request.app.state.service.engine.closing:
-        raise Closing
+def health() -> dict[str, str]:
+    """Whether the server answers."""
     return {"status": "ok"}
 
 
-def metrics(request: Request) -> Response:
+def metrics(request: Request) -> PlainTextResponse:
     """Counters in the form of Prometheus."""
-    request.app.state.service.sessions.trim()
-    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-
-def docs(request: Request) -> HTMLResponse:
-    """The routes, on a page that loads nothing."""
-    rows = []
-    for path, methods in request.app.openapi()["paths"].items():
-        for method, about in methods.items():
-            words = html.escape(about.get("description", ""))
-            rows.append(f"<tr><td>{method.upper()}</td><td><code>{path}</code></td><td>{words}</td></tr>")
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>transformer-xl</title>'
-    style = '<link rel="stylesheet" href="/page.css">'
-    more = '<p>All fields: <a href="/openapi.json">openapi.json</a></p>'
-    return HTMLResponse(f"{head}{style}<main><h1>Routes</h1><table>{''.join(rows)}</table>{more}</main></html>")
+    service: Service = request.app.state.service
+    engine, sessions = service.engine, service.sessions
+    sessions.trim()
+    values = {
+        "txl_tokens_read_total": engine.counts.read,
+        "txl_tokens_written_total": engine.counts.written,
+        "txl_steps_total": engine.counts.steps,
+        "txl_step_seconds_total": engine.counts.seconds,
+        "txl_rows": engine.rows,
+        "txl_busy": engine.busy,
+        "txl_waiting": engine.waiting,
+        "txl_sessions": len(sessions),
+        "txl_session_bytes": sessions.nbytes,
+    }
+    return PlainTextResponse("".join(f"{name} {value}\n" for name, value in values.items()))
 
 
 # Errors.
 
 
-def _error(status: int, message: str, param: str | None = None, code: str | None = None, **headers: str) -> Response:
-    return JSONResponse(error_json(message, status, param, code), status, headers)
+def _refused(_: Request, error: Refused) -> Response:
+    return JSONResponse(error.to_json(), error.status)
 
 
-def _refused(_: Request, error: Any) -> Response:
-    return _error(error.status, error.message, error.param, error.code)
-
-
-def _http_error(request: Request, error: Any) -> Response:
+def _http_error(request: Request, error: HTTPException) -> Response:
+    path = short(request.url.path)
     messages = {
-        404: f"There is nothing at {short(request.url.path)}. See /docs.",
-        405: f"{short(request.method)} is not for {short(request.url.path)}. See /docs.",
         400: "The body must be JSON, and it is not.",
+        404: f"There is nothing at {path}. See /openapi.json.",
+        405: f"{short(request.method)} is not for {path}. See /openapi.json.",
+        413: "The body is too large.",
     }
-    return _error(error.status_code, messages.get(error.status_code, str(error.detail)))
+    message = messages.get(error.status_code, str(error.detail))
+    return _refused(request, Refused(error.status_code, message))
 
 
-def _form_error(_: Request, error: Any) -> Response:
-    """One sentence for the first field that has the wrong type."""
+def _form_error(request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
-    names = [part for part in first["loc"] if part in FORMS]
-    if names:
-        return _refused(_, form_error(names[0]))
-    return _error(400, "The body must be one JSON object of fields, with the header Content-Type: application/json.")
+    return _refused(request, form_error(first["loc"], first["msg"]))
 
 
-def _queue_full(_: Request, error: Any) -> Response:
-    return _error(429, str(error), code="queue_full", **{"Retry-After": str(error.seconds)})
+def _queue_full(_: Request, error: QueueFull) -> Response:
+    refusal = Refused(429, str(error), code="queue_full")
+    return JSONResponse(refusal.to_json(), 429, {"Retry-After": "10"})
 
 
-def _closing(_: Request, error: Any) -> Response:
-    return _error(503, str(error), code="shutting_down", **{"Retry-After": "10"})
-
-
-def _client_gone(_: Request, __: Any) -> Response:
-    return Response(status_code=GONE)
+def _client_gone(_: Request, error: ClientGone) -> Response:
+    return Response(status_code=499)

@@ -15,23 +15,24 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..config.settings import Lengths
+from ..config.settings import Lengths, TransformerXLConfig
 from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText, sample
-from ..evaluation.score import Scoring, device_of
+from ..evaluation.score import device_of
 from ..model.inference import KVCache
 from ..model.native import can_step, includes_head
 from ..model.step import Step
+from ..model.transformer_xl import TransformerXL
 from ..ops.masks import next_multiple
 from ..runtime.device import autocast
-from .texts import Ended, EventBuffer, Failed, Job, Past, Scored, Top, Wrote, reach_of
-from .turns import Turns
+from .jobs import Ended, Failed, Job, Scored, Top, Turns, Wrote
+from .requests import Refused
+from .sessions import Past, reach_of
 
 LOG = logging.getLogger("transformer_xl.serving")
 ROWS = 8
@@ -43,18 +44,10 @@ _BEGINNINGS = 4
 
 
 class QueueFull(Exception):
-    """The queue has no room. `seconds`: when to try again."""
-
-    def __init__(self, seconds: int):
-        super().__init__(f"The queue is full. Try again in {seconds} s.")
-        self.seconds: int = seconds
-
-
-class Closing(Exception):
-    """The server ends and takes no new texts."""
+    """The queue has no room."""
 
     def __init__(self) -> None:
-        super().__init__("The server is shutting down and takes no new texts.")
+        super().__init__("The queue is full. Try again later.")
 
 
 @dataclass(eq=False)
@@ -62,7 +55,7 @@ class Reading:
     """A prompt of which the first `done` tokens have been read."""
 
     job: Job
-    state: Any = None
+    state: KVCache | None = None
     done: int = 0
 
 
@@ -91,11 +84,11 @@ class EngineCounts:
 
 
 class Engine:
-    """Texts in, events out. `submit` and `close` may be called from any thread."""
+    """Texts in, events out. `submit` and `stop` may be called from any thread."""
 
     def __init__(
         self,
-        model: Scoring,
+        model: TransformerXL,
         vocab: Vocab,
         lengths: Lengths,
         *,
@@ -116,17 +109,15 @@ class Engine:
         self.most: int = most
         self.precision: str = precision
         self.device: torch.device = device_of(model)
-        self.model: Any = model.for_inference(precision)
+        self.model: TransformerXL = model.for_inference(precision)
         self.counts: EngineCounts = EngineCounts()
-        self.closing: bool = False
         self._wake = threading.Condition()
         self._queue = Turns()
         self._reading: deque[Reading] = deque()
         self._ready: deque[Writing] = deque()
         self._writing: list[Writing | None] = [None] * rows
-        self._events = EventBuffer()
         self._empty_cache = lru_cache(_BEGINNINGS)(partial(empty_cache, self.model))
-        self._stopped, self._idle = False, True
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="txl-engine", daemon=True)
         with torch.no_grad(), autocast(precision, self.device):
             cache = self.model.empty_cache(rows, lengths)
@@ -144,26 +135,17 @@ class Engine:
 
         Raises:
             QueueFull: there is no room for all of them.
-            Closing: `close` was called.
         """
         with self._wake:
-            if self.closing:
-                raise Closing
             if len(self._queue) + len(jobs) > self.most:
-                raise QueueFull(self._patience())
+                raise QueueFull
             self._queue.add(jobs)
-            self._wake.notify()
-
-    def close(self) -> None:
-        """Take no new jobs; finish the ones that there are."""
-        with self._wake:
-            self.closing = True
             self._wake.notify()
 
     def stop(self) -> None:
         """Drop all jobs and end the thread."""
         with self._wake:
-            self.closing = self._stopped = True
+            self._stopped = True
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join()
@@ -178,18 +160,6 @@ class Engine:
         """Prompts being read, and texts being written."""
         return len(self._reading) + len(self._ready) + sum(row is not None for row in self._writing)
 
-    @property
-    def idle(self) -> bool:
-        """Whether no prompt waits and no text is worked on."""
-        with self._wake:
-            return self._idle and not self.waiting
-
-    def _patience(self) -> int:
-        """Seconds in which the queue gets room: the time of a full queue at the speed so far, from 1 to 60."""
-        pace = self.counts.seconds / max(self.counts.written, 1)
-        waiting = sum(row.job.max_tokens - row.written for row in self._writing if row is not None)
-        return min(max(round(pace * waiting), 1), 60)
-
     # The engine's own thread.
 
     def _run(self) -> None:
@@ -200,19 +170,15 @@ class Engine:
                     self._read()
                     self._seat()
                     self._write()
-                    self._events.send(self.busy)
-                except Exception as error:
+                except Exception:
                     LOG.exception("The engine failed; its texts are dropped.")
-                    self._fail(error)
-        self._fail(Closing())
-        self._idle = True
+                    self._fail(Refused(500, "The server made a mistake. Its log says which one."))
+        self._fail(Refused(503, "The server is shutting down."))
 
     def _wait(self) -> bool:
         """Sleep until there is work; return False to end."""
         with self._wake:
-            self._idle = not self.busy
             self._wake.wait_for(lambda: self._stopped or self.busy or self.waiting)
-            self._idle = False
             return not self._stopped
 
     def _admit(self) -> None:
@@ -260,13 +226,13 @@ class Engine:
             else:
                 self._end(holder, "length", past)
 
-    def _read_segment(self, job: Job, window: Int[Tensor, "1 L"], state: Any) -> Any:
+    def _read_segment(self, job: Job, window: Int[Tensor, "1 L"], state: KVCache) -> KVCache:
         """The state after a segment. With `echo`, its tokens are scored: exactly as `LanguageModel.score` does."""
         if not job.echo:
             return self.model.hidden(window[:, :-1], state, job.lengths)[1]
         prediction, state = self.model.predict(window[:, :-1], window[:, 1:], state, job.lengths)
         tops = self._tops(prediction.features[0], job.top)
-        self._events.add(job, Scored(-prediction.nll[0].double().cpu().numpy(), tops))
+        job.emit(Scored(-prediction.nll[0].double().cpu().numpy(), tops))
         return state
 
     def _tops(self, features: Float[Tensor, "T D"], count: int) -> list[Top]:
@@ -284,23 +250,29 @@ class Engine:
                 next_one = self._ready.popleft()
                 if not next_one.job.cancelled:
                     self._writing[row] = holder = next_one
-                    self._step.put(row, holder.past.cache.fork(), holder.past.reach)
+                    self._step.put(row, holder.past.cache.fork(), reach_of(holder.past.lengths))
 
     def _write(self) -> None:
         """Write one token in each row that has a text."""
-        rows = [row for row, holder in enumerate(self._writing) if holder is not None]
-        if not rows:
+        holders = {row: holder for row, holder in enumerate(self._writing) if holder is not None}
+        if not holders:
             return
         started = time.perf_counter()
         ids = [0 if holder is None else holder.last for holder in self._writing]
-        log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], torch.tensor(rows)).cpu()
+        rows = torch.tensor(list(holders))
+        log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], rows).cpu()
         self.counts.steps += 1
         self.counts.seconds += time.perf_counter() - started
-        groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
-        for row in rows:
-            groups[self._writing[row].job.draws].append(row)  # type: ignore[union-attr]
+        broken = log_probs.isnan().any(dim=1).tolist()
+        groups: defaultdict[tuple[float, int, float, int], dict[int, Writing]] = defaultdict(dict)
+        for row, holder in holders.items():
+            if broken[row]:
+                holder.job.emit(Failed(Refused(500, "The model's probabilities are not numbers (nan).")))
+                self._writing[row] = None
+            else:
+                groups[holder.job.draws][row] = holder
         for group in groups.values():
-            self._draw(group, log_probs[group])
+            self._draw(group, log_probs[list(group)])
 
     def _log_probs(self, ids: Int[Tensor, "B 1"], rows: Int[Tensor, " R"]) -> Float[Tensor, "B V"]:
         """Log-probabilities after `ids` in these rows; other rows are undefined.
@@ -318,40 +290,27 @@ class Engine:
             out = out.new_zeros(len(x), out.shape[1]).index_copy_(0, rows, out)
         return out if self._step.vectors.head else self.model.softmax.log_probs(out)
 
-    def _draw(self, rows: list[int], log_probs: Float[Tensor, "R V"]) -> None:
-        """Draw the next token of rows that draw alike. One whose probabilities are not numbers fails alone."""
-        holders = [holder for row in rows if (holder := self._writing[row]) is not None]
-        job = holders[0].job
-        try:
-            tokens = sample(log_probs, job.sampling, [holder.generator for holder in holders])
-        except FloatingPointError as error:
-            if len(rows) > 1:
-                for i, row in enumerate(rows):
-                    self._draw([row], log_probs[i : i + 1])
-            else:
-                self._events.add(job, Failed(error))
-                self._writing[rows[0]] = None
-            return
+    def _draw(self, holders: dict[int, Writing], log_probs: Float[Tensor, "R V"]) -> None:
+        """Draw the next token of these rows, which draw alike."""
+        job = next(iter(holders.values())).job
+        tokens = sample(log_probs, job.sampling, [holder.generator for holder in holders.values()])
         drawn = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
-        tops: list[Top] = tops_of(log_probs, job.top) if job.top else [[] for _ in rows]
-        for row, token, log_prob, top in zip(rows, tokens.tolist(), drawn, tops, strict=True):
-            self._wrote(row, token, log_prob, top)
+        tops: list[Top] = tops_of(log_probs, job.top) if job.top else [[] for _ in holders]
+        for (row, holder), token, log_prob, top in zip(holders.items(), tokens.tolist(), drawn, tops, strict=True):
+            self._wrote(row, holder, token, log_prob, top)
 
-    def _wrote(self, row: int, token: int, log_prob: float, top: Top) -> None:
-        holder = self._writing[row]
-        assert holder is not None, "a row with a text"
-        job = holder.job
+    def _wrote(self, row: int, holder: Writing, token: int, log_prob: float, top: Top) -> None:
         text = holder.writer.write(token)
         holder.last, holder.written = token, holder.written + 1
         self.counts.written += 1
-        self._events.add(job, Wrote(holder.index, token, text, log_prob, top))
-        if holder.writer.ended or holder.written == job.max_tokens:
-            past = Past(self._step.take(row), token, job.lengths)
+        holder.job.emit(Wrote(holder.index, token, text, log_prob, top))
+        if holder.writer.ended or holder.written == holder.job.max_tokens:
+            past = Past(self._step.take(row), token, holder.job.lengths)
             self._writing[row] = None
             self._end(holder, "stop" if holder.writer.ended else "length", past)
 
     def _end(self, holder: Writing, reason: str, past: Past) -> None:
-        self._events.add(holder.job, Ended(holder.index, holder.writer.close(), reason, past))
+        holder.job.emit(Ended(holder.index, holder.writer.close(), reason, past))
 
     def _fail(self, error: Exception) -> None:
         """Drop all texts."""
@@ -363,11 +322,10 @@ class Engine:
         self._ready.clear()
         self._writing = [None] * self.rows
         for job in dict.fromkeys(jobs):
-            self._events.add(job, Failed(error))
-        self._events.send()
+            job.emit(Failed(error))
 
 
-def empty_cache(model: Any, lengths: Lengths) -> KVCache:
+def empty_cache(model: TransformerXL, lengths: Lengths) -> KVCache:
     """A cache of nothing, whose forks need not encode distances again."""
     cache: KVCache = model.empty_cache(1, lengths)
     reach = next_multiple(lengths.mem_len + lengths.tgt_len)
@@ -382,7 +340,7 @@ def tops_of(log_probs: Float[Tensor, "B V"], count: int) -> list[Top]:
     return [list(zip(ids, values, strict=True)) for ids, values in pairs]
 
 
-def refusal(config: Any, lengths: Lengths) -> str | None:
+def refusal(config: TransformerXLConfig, lengths: Lengths) -> str | None:
     """Why this model cannot be served; None if it can."""
     if config.kind != "transformer-xl":
         return f"txl serve needs a model of kind transformer-xl, got {config.kind}."
