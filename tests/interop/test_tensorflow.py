@@ -1,6 +1,6 @@
 """Models of the authors' TensorFlow code, converted: the same losses, memories and gradients.
 
-The golden files are made by `golden/make_tensorflow.py`.
+`golden/README.md` says how the golden files were made.
 """
 
 from __future__ import annotations

@@ -78,17 +78,21 @@ def test_an_example_is_loaded_as_it_was_trained(kind):
     )
     # an own part is at work: the plain model with these weights gives other numbers, or has other weights
     plain = build_model(replace(config.model, kind="transformer-xl"))
-    if kind == "gated":
+    if kind == "smoothed":
+        ids, call = torch.zeros(1, 1, dtype=torch.long), config.train.lengths
+        prediction, _ = model.predict(ids, ids, None, call)
+        assert not torch.equal(model.training_nll(prediction, ids, 0.0), prediction.nll)
+    elif kind == "gated":
         assert {n for n, _ in model.named_parameters()} > {n for n, _ in plain.named_parameters()}
-    elif kind != "smoothed":
+    else:
         plain.load_state_dict(model.state_dict())
         long = text * 3
         other = LanguageModel(plain.eval(), corpus.vocab, config).score(long).nats
         assert np.abs(other - trained.score(long).nats).max() > 1e-4
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_txl_knows_a_kind_by_the_file_that_the_user_names(kind, monkeypatch, capsys):
+def test_txl_knows_a_kind_by_the_file_that_the_user_names(monkeypatch, capsys):
+    kind = "averaging"
     words = ["train", "text-small", "--data", "text.txt", *SIZES.split(), "--model.kind", kind, "--out", "run"]
     assert main(words) == 2 and f"got {kind}. If it is a kind of your own" in capsys.readouterr().err
     monkeypatch.setenv("TXL_IMPORT", "mine.py")
@@ -103,21 +107,6 @@ def test_txl_knows_a_kind_by_the_file_that_the_user_names(kind, monkeypatch, cap
     for command in (["eval", "run"], ["generate", "run"], ["train", "--resume", "--out", "run"]):
         assert main(command) == 2
         assert "TXL_IMPORT names the Python file" in capsys.readouterr().err
-
-
-def test_an_objective_changes_training_and_not_scores():
-    exec(EXAMPLES, {"__name__": "mine"})
-    after = {}
-    for kind in ("transformer-xl", "smoothed"):
-        config, corpus = settings(kind)
-        torch.manual_seed(1)
-        model = build_model(config.model)
-        first = LanguageModel(model.eval(), corpus.vocab, config).score("some text").nats
-        fit(model, corpus, config, f"run-{kind}")
-        after[kind] = first, LanguageModel(model.eval(), corpus.vocab, config).score("some text").nats
-    plain, smoothed = after.values()
-    np.testing.assert_array_equal(plain[0], smoothed[0])
-    assert np.abs(plain[1] - smoothed[1]).max() > 1e-4
 
 
 class Other(TransformerXLBackbone):
