@@ -1,4 +1,4 @@
-"""Load `txl serve` with clients, and print how it holds: tokens per second, waiting times, memory, a long session.
+"""Load `txl serve` with clients, and print how it holds: tokens per second, waiting times, a long session.
 
     python -m experiments.serve_load              # `enwik8-small` with random weights, half a minute for each load
     python -m experiments.serve_load --run runs/my --minutes 10
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -46,24 +44,18 @@ class Options:
     precision: str = "fp32"
 
 
-class Text(NamedTuple):
-    """What a client saw of one text."""
-
-    first: float
-    """Seconds to the first token."""
-    gap: float
-    """Seconds per token after the first."""
-    tokens: int
+Text = tuple[float, float, int]
+"""What a client saw: seconds to the first token, seconds per token after it, and the number of tokens."""
 
 
 def main() -> None:
     options = tyro.cli(Options)
     with (
         tempfile.TemporaryDirectory() as folder,
-        served(options.run or random_run(Path(folder)), options.precision) as (url, pid),
+        served(options.run or random_run(Path(folder)), options.precision) as url,
     ):
         for count in options.clients:
-            print(load(url, pid, count, options.minutes), flush=True)
+            print(load(url, count, options.minutes), flush=True)
         if options.session:
             print(long_session(url, options.session), flush=True)
 
@@ -76,39 +68,33 @@ def random_run(folder: Path) -> Path:
 
 
 @contextmanager
-def served(run: Path, precision: str) -> Iterator[tuple[str, int]]:
-    """The address and the process of a server. Its store is small, so that it is full early."""
-    words = ["serve", str(run), "--port", "0", "--precision", precision, "--session-mb", "100"]
+def served(run: Path, precision: str) -> Iterator[str]:
+    """The address of a server."""
+    words = ["serve", str(run), "--port", "0", "--precision", precision]
     with subprocess.Popen(
         [sys.executable, "-m", "transformer_xl", *words], stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
-        yield re.findall(r"http://\S+", server.stdout.readline())[0], server.pid
+        yield re.findall(r"http://\S+", server.stdout.readline())[0]
         server.terminate()
 
 
-def load(url: str, pid: int, count: int, minutes: float) -> str:
-    began, before = time.perf_counter(), resident(pid)
+def load(url: str, count: int, minutes: float) -> str:
+    began = time.perf_counter()
     texts = asyncio.run(clients(url, count, began + 60 * minutes))
-    speed = sum(text.tokens for text in texts) / (time.perf_counter() - began)
+    speed = sum(tokens for _, _, tokens in texts) / (time.perf_counter() - began)
     first, gap = (1000 * np.percentile(seconds, [50, 95]) for seconds in list(zip(*texts, strict=True))[:2])
     return (
         f"{count:3} clients: {speed:,.0f} tokens/s; p50 and p95: first token {first.round()} ms, a token "
-        f"{gap.round(1)} ms; {len(texts)} texts; RSS {before:.1f} to {resident(pid):.1f} MB"
+        f"{gap.round(1)} ms; {len(texts)} texts"
     )
-
-
-def resident(pid: int) -> float:
-    """Resident memory of a process in MB."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 async def clients(url: str, count: int, end: float) -> list[Text]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as session:
         texts = await asyncio.gather(*(client(session, number, end) for number in range(count)))
-    return sum(texts, [])
+    return [text for each in texts for text in each]
 
 
 async def client(session: httpx.AsyncClient, number: int, end: float) -> list[Text]:
@@ -124,7 +110,7 @@ async def client(session: httpx.AsyncClient, number: int, end: float) -> list[Te
                     pieces.append(time.perf_counter())
                     content = line[6:]
         last = None if last else json.loads(content)["id"]
-        texts.append(Text(pieces[0] - began, (pieces[-1] - pieces[0]) / (new - 1), new))
+        texts.append((pieces[0] - began, (pieces[-1] - pieces[0]) / (new - 1), new))
     return texts
 
 
