@@ -270,27 +270,6 @@ def test_a_stream_with_look_ahead_equals_the_whole_utterance(
 
 
 @each_backend
-@pytest.mark.parametrize("name", ["both directions, padding", "padding on the right"])
-def test_padding_equals_a_shorter_row(backend: str, name: str) -> None:
-    case = CASES[name]
-    x = make_inputs(case, torch.float64)
-    out = relative_attention(**x, **masks(case), backend=backend)
-    assert case.end is not None and case.valid is not None
-    for row, (end, valid) in enumerate(zip(case.end, case.valid, strict=True)):
-        pad, memory = max(-valid, 0), min(max(valid, 0), case.memory)
-        one = {name: x[name][row : row + 1] for name in "qkv"}
-        one["q"] = one["q"][:, :, pad:end]
-        one |= {n: one[n][:, :, case.memory - memory + pad : case.memory + end] for n in ("k", "v")}
-        count = end - pad
-        if count <= 0:
-            continue
-        middle = case.memory + case.queries - 1  # the row of distance 0
-        one["r"] = x["r"][:, middle + 1 - memory - count : middle + (1 if case.causal else count)]
-        alone = relative_attention(**x | one, causal=case.causal, backend=backend)
-        torch.testing.assert_close(out[row : row + 1, :, pad:end], alone)
-
-
-@each_backend
 def test_inputs_do_not_change(backend: str) -> None:
     case = CASES["window and short rows"]
     inputs = {name: value.detach() for name, value in make_inputs(case, torch.float64).items()}

@@ -221,22 +221,6 @@ def test_unsupported_calls_are_refused() -> None:
 
 
 @runs
-def test_torch_compile_keeps_the_operator_whole() -> None:
-    case = Case(valid=(11, -2), batch=2, heads=1)
-    inputs = make_inputs(case, torch.float32, DEVICE)
-
-    def attend(**inputs: torch.Tensor) -> torch.Tensor:
-        return relative_attention(**inputs, **masks(case, DEVICE), dropout_p=0.3, backend="triton")
-
-    results = []
-    for run in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
-        torch.manual_seed(3)
-        out = run(**inputs)
-        results.append([out, *torch.autograd.grad(out.sum(), list(inputs.values()))])
-    assert all(map(torch.equal, *results))
-
-
-@runs
 def test_the_operators_are_registered_as_pytorch_wants() -> None:
     tensors = list(make_inputs(Case(batch=2, heads=1), torch.float32, DEVICE).values())
     start = torch.tensor([0, 7], dtype=torch.int32, device=DEVICE)
