@@ -106,7 +106,7 @@ def bench(part: Part, given: dict[str, Any]) -> None:
     from .sliding import bench_sliding
 
     options = Options(**given)
-    build_native(torch.device(options.torch_device), needed=True)
+    build_native(torch.device(options.torch_device))
     own = {"op": bench_op, "sliding": bench_sliding}
     with Pool() as pool:
         for name in _RACES if part == "all" else [part]:

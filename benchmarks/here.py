@@ -93,7 +93,7 @@ def _settings(target: str, device: str, precision: str | None) -> RunConfig:
     if not config.model.vocab_size:
         raise Mistake(f"--recipe must set model.vocab_size, and {target} takes it from its corpus. Give a run of it.")
     train = replace(config.train, device=device, precision=precision or config.train.precision)
-    build_native(resolve_device(device), needed=True)
+    build_native(resolve_device(device))
     chosen = {name: choice["name"] for name, choice in choices(train, config.model).items()}
     return replace(config, train=replace(train, **chosen, random_tgt_len=False, short_share=0))
 

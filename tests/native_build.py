@@ -19,7 +19,7 @@ HOME = Path(tempfile.gettempdir(), f"txl-native-{os.getuid()}")
 
 def without_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Switch the kernels on, and forget the loaded ones before and after a test."""
-    monkeypatch.setenv("TXL_NATIVE", "1")
+    monkeypatch.delenv("TXL_NATIVE", raising=False)
     _forget()
     yield
     _forget()

@@ -19,7 +19,7 @@ from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.ops import choice, native, relative_attention, resolve_backend
 from transformer_xl.ops.choice import native_refusal
 from transformer_xl.ops.testing import CASES, Case, assert_contract, assert_dropout, make_inputs
-from transformer_xl.train import choices, gains_from_native
+from transformer_xl.train import choices
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
@@ -156,9 +156,7 @@ def test_auto_takes_it_where_it_was_measured_to_be_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The table of docs/op.md, on any machine."""
-    monkeypatch.delenv("TXL_NATIVE")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: processor == "AMX")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     monkeypatch.setattr(choice, "_is_amd", lambda: processor == "AMD")
     monkeypatch.setattr(choice, "native_refusal", lambda device, dtype: None)
     call = {"training": training, "scores": choice.STRIDED_SCORES + many, "queries": queries}
@@ -170,18 +168,6 @@ def test_auto_calls_it(built: Path) -> None:
     x = make_inputs(Case(queries=131, heads=1, head_size=32), torch.float32)
     with torch.no_grad():
         assert torch.equal(relative_attention(**x), relative_attention(**x, backend="native"))
-
-
-def test_a_training_gains_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "machine_refusal", lambda dtype: None)
-    model = TransformerXLConfig(vocab_size=0, n_head=2, d_head=32)
-    train = TrainConfig(device="cpu", precision="fp32", batch_size=8, tgt_len=512, mem_len=512)
-    assert gains_from_native(train, model)
-    assert not gains_from_native(replace(train, tgt_len=256), model)
-    assert gains_from_native(replace(train, tgt_len=256, backend="native"), model)
-    assert not gains_from_native(replace(train, backend="chunked"), model)
-    monkeypatch.setattr(native, "machine_refusal", lambda dtype: "TXL_NATIVE=0 switches it off")
-    assert not gains_from_native(replace(train, backend="native"), model)
 
 
 @pytest.mark.skipif(hasattr(relative_attention, "__wrapped__"), reason="checks of shapes cannot be compiled")
@@ -262,25 +248,6 @@ def test_a_change_of_source_or_version_needs_another_build(
 def test_a_run_that_names_it_goes_on_elsewhere(elsewhere: Path) -> None:
     chosen = choices(TrainConfig(device="cpu", backend="native"), TransformerXLConfig(vocab_size=0))["backend"]
     assert chosen["name"] in ("strided", "chunked") and "native cannot serve: it is not built" in chosen["why"]
-
-
-def test_a_command_builds_it_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformer_xl.ops.choice import build_native
-
-    calls: list[Any] = []
-    monkeypatch.setattr(native, "build", calls.append)
-    build_native(torch.device("cuda"))
-    assert not calls
-    build_native(CPU)
-    assert len(calls) == 1
-    monkeypatch.delenv("TXL_NATIVE")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(choice, "_is_amd", lambda: False)
-    build_native(CPU)
-    assert len(calls) == 1, "built on a processor on which it was not measured"
-    build_native(CPU, needed=True)
-    assert len(calls) == 2
-    assert resolve_backend("auto", CPU, torch.bfloat16, 64, training=False, scores=1, queries=128)[0] == "sdpa"
 
 
 def test_two_copies_in_one_process(built: Path) -> None:

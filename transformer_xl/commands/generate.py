@@ -78,7 +78,7 @@ class Generate:
         problems.refuse()
         assert sampling is not None, "what is refused has a problem"
         read = [_read_prompt(prompt) for prompt in self.prompt]
-        loaded = trained.load(step=True)
+        loaded = trained.load()
         texts = _prompts(self, read, trained, loaded)
         if unknown := loaded.vocab.unknown_in(texts, "the prompt"):
             print(f"{unknown}.", file=sys.stderr)

@@ -75,7 +75,7 @@ class Serve:
         tokens = self.token or tuple(os.environ.get(TOKEN, "").split())
         if not all(tokens):
             problems.append("--token must be texts that are not empty.")
-        loaded = trained.load(step=True)
+        loaded = trained.load()
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
         service = _service(self, loaded, found[0], trained.precision)
         server = make_server(build_app(service, tokens), grace=self.grace)

@@ -150,21 +150,9 @@ def read_verdict(device: torch.device) -> str | None:
     return None if why is None else f"the fused kernels failed their contract on this card ({why}); {again}"
 
 
-def native_was_measured() -> bool:
-    """Whether in bf16 this processor is of a kind that `native_wins` knows: with AMX, or AMD's with AVX512-BF16.
-
-    TXL_NATIVE=1 says yes for all others.
-    """
-    known = torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and _is_amd())
-    return known or os.environ.get("TXL_NATIVE") == "1"
-
-
-def build_native(device: torch.device | None, *, needed: bool = False) -> None:
-    """Build the kernels for this CPU, once: if `auto` takes them on it in bf16, or if this call uses them (`needed`).
-
-    Lines go to standard error, because a result may be JSON.
-    """
-    if device is not None and device.type == "cpu" and (needed or native_was_measured()):
+def build_native(device: torch.device | None) -> None:
+    """Build the kernels for this CPU, once. Lines go to standard error, because a result may be JSON."""
+    if device is not None and device.type == "cpu":
         import_module(".native", __package__).build(partial(print, file=sys.stderr, flush=True))
 
 
@@ -182,7 +170,7 @@ def native_wins(dtype: torch.dtype, head_size: int, queries: int, *, training: b
     whole, amx = head_size % 32 == 0, torch.cpu._is_amx_tile_supported()
     if dtype != torch.bfloat16:
         return whole and (many and queries >= 512 if training else queries >= 128)
-    if not native_was_measured():
+    if not amx and not _is_amd():  # Intel's without AMX: not measured to be faster
         return False
     if not training:
         return queries >= 16

@@ -64,10 +64,10 @@ class TrainedRun:
             found.append(self.problems.attempt(partial(Lengths, **call), worded))
         return [lengths for lengths in found if lengths is not None]
 
-    def load(self, *, step: bool = False) -> LoadedModel:
-        """Load the model, to read token by token if `step`. If there are problems, raise `Mistake` before that."""
+    def load(self) -> LoadedModel:
+        """Load the model. If there are problems, raise `Mistake` before that."""
         self.problems.refuse()
-        build_native(self.device, needed=step)
+        build_native(self.device)
         return load_model(self.path, device=self.device or "cpu")
 
     def corpus(self, vocab: Vocab, data: str | None, asked: str | None) -> Corpus:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .choices import choices, gains_from_native, resolve_settings
+from .choices import choices, resolve_settings
 from .loop import fit, validate
 from .step import MOST_SKIPPED, Trainer, train_step, trained_targets
 
@@ -11,7 +11,6 @@ __all__ = [
     "Trainer",
     "choices",
     "fit",
-    "gains_from_native",
     "resolve_settings",
     "train_step",
     "trained_targets",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ..config.settings import RunConfig, TrainConfig, TransformerXLConfig
 from ..data.corpus import Corpus
 from ..mistake import Mistake
-from ..ops import native
-from ..ops.choice import STRIDED_SCORES, native_refusal, native_wins, resolve_backend
+from ..ops.choice import native_refusal, resolve_backend
 from ..runtime.device import resolve_device, resolve_precision
 
 
@@ -43,12 +41,24 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     Raises:
         Mistake: this machine lacks something that is asked for by name.
     """
-    device, dtype, call = _call_of(config, model)
+    device = resolve_device(config.device)
     precision, why_precision = resolve_precision(config.precision, device)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
+    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
     asked, why_not = config.backend, None
     if asked == "native":  # a run may go on where the kernels are not built
         why_not = "torch.compile cannot trace it" if config.compile else native_refusal(device, dtype)
-    backend, why_backend = resolve_backend("auto" if why_not else asked, device, dtype, model.d_head, **call)
+    backend, why_backend = resolve_backend(
+        "auto" if why_not else asked,
+        device,
+        dtype,
+        model.d_head,
+        training=True,
+        scores=scores,
+        queries=config.tgt_len,
+        compiled=config.compile,
+    )
     if why_not:
         why_backend = f"native cannot serve: {why_not}; {why_backend}"
     found = "the first CUDA device" if device.type == "cuda" else "no CUDA device was found"
@@ -66,22 +76,3 @@ def graph_refusal(config: TrainConfig, model: TransformerXLConfig) -> str:
     if model.kind != "transformer-xl":
         return f"with model.kind = {model.kind}, which was not tried"
     return "with model.cutoffs, because an adaptive softmax waits for the device" if model.cutoffs else ""
-
-
-def gains_from_native(config: TrainConfig, model: TransformerXLConfig) -> bool:
-    """Whether training with these settings uses the kernels in C++, once they are built."""
-    device, dtype, call = _call_of(config, model)
-    if device.type != "cpu" or config.compile or native.machine_refusal(dtype) is not None:
-        return False
-    many = call["scores"] > STRIDED_SCORES
-    wins = native_wins(dtype, model.d_head, config.tgt_len, training=True, many=many)
-    return config.backend == "native" or (config.backend == "auto" and wins)
-
-
-def _call_of(config: TrainConfig, model: TransformerXLConfig) -> tuple[torch.device, torch.dtype, dict[str, Any]]:
-    """The device and dtype of attention in training, and the other arguments of `resolve_backend`."""
-    device = resolve_device(config.device)
-    dtype = torch.bfloat16 if resolve_precision(config.precision, device)[0] == "bf16" else torch.float32
-    rows = config.batch_size // config.batch_chunk  # of all ranks, so their number does not change the backend
-    scores = rows * model.n_head * config.tgt_len * (config.mem_len + config.tgt_len)
-    return device, dtype, {"training": True, "scores": scores, "queries": config.tgt_len, "compiled": config.compile}

@@ -30,7 +30,7 @@ from ..run import Run, find_checkpoint, load_config, load_model, load_vocab, loa
 from ..runtime.device import resolve_device
 from ..runtime.files import refuse_odd_name
 from ..runtime.ranks import Ranks
-from .choices import choices, gains_from_native, resolve_settings
+from .choices import choices, resolve_settings
 from .loop import fit
 from .step import Trainer
 from .trackers import Trackers, require_installed
@@ -100,7 +100,7 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     if ranks.first:  # the others wait until this is done
-        build_native(resolve_device(config.train.device), needed=gains_from_native(config.train, config.model))
+        build_native(resolve_device(config.train.device))
     chosen = choices(config.train, config.model)
     if config.train.backend not in ("auto", chosen["backend"]["name"]) and ranks.first:
         print(f"train.backend is {chosen['backend']['name']}: {chosen['backend']['why']}.", file=sys.stderr)
