@@ -30,7 +30,8 @@ from transformer_xl import load_model as public_load_model
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig, EvalConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.interop import configure, read_model
-from transformer_xl.interop.source import Source
+from transformer_xl.interop.source import Dialect, Source
+from transformer_xl.interop.tensorflow import TENSORFLOW
 from transformer_xl.run import load_model
 
 
@@ -134,18 +135,18 @@ def test_unstated_settings_come_from_the_recipe_of_the_same_shape(tmp_path, monk
     assert found.train.lengths == Lengths(tgt_len=20, mem_len=9, attn_len=9)
     assert found.eval_lengths == recipe.eval_lengths and found.eval.batch_size == 4
 
-    source = Source(tmp_path, "tensorflow", dict(state))
+    source = Source(tmp_path, TENSORFLOW, dict(state))
     wider = configure.run_settings(source)  # TensorFlow's same_length sees one key more
     assert wider.eval_lengths == replace(recipe.eval_lengths, attn_len=41)
     source.state({"mem_len": 50, "same_length": True})
     stated = configure.run_settings(source)  # it states the lengths of evaluation
     assert stated.eval_lengths == replace(recipe.eval_lengths, mem_len=50, attn_len=51)
     assert stated.train.lengths == recipe.train.lengths
-    source = Source(tmp_path, "tensorflow", dict(state))
+    source = Source(tmp_path, TENSORFLOW, dict(state))
     source.state({"mem_len": 50})
     assert configure.run_settings(source).eval_lengths == stated.eval_lengths  # the recipe's window is same_length
 
-    source = Source(tmp_path, "huggingface", dict(state))
+    source = Source(tmp_path, Dialect(), dict(state))
     source.state({"tgt_len": 20, "mem_len": 20, "clamp_len": -1, "same_length": False})
     assert configure.run_settings(source).eval_lengths == Lengths(tgt_len=20, mem_len=20)  # not the recipe's
 

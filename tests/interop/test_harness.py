@@ -17,9 +17,9 @@ from small_models import small_model
 from transformer_xl.commands.main import main
 from transformer_xl.config.settings import CorpusConfig, Lengths, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.evaluation.generate import Sampling
+from transformer_xl.evaluation.generate import Sampling, generate
 from transformer_xl.interop import harness
-from transformer_xl.interop.harness import TextModel, sampling_of
+from transformer_xl.interop.harness import TextModel
 from transformer_xl.mistake import Mistake
 from transformer_xl.run import LoadedModel, save_checkpoint
 
@@ -68,31 +68,16 @@ def test_a_line_end_at_the_start_is_the_opening_one():
 
 
 def test_a_continuation_is_greedy_if_the_model_would_write_it():
-    window = Lengths(tgt_len=5, mem_len=6, attn_len=7)  # results do not depend on where a text is cut
-    model = TextModel(loaded_model(LETTERS), window)
-    prompts = ["ab", "ccabcbabccbabc", ""]
-    written = model.write([(prompt, {"max_gen_toks": 7, "until": []}) for prompt in prompts])
-    assert [len(text) for text in written] == [7, 7, 7]
+    loaded = loaded_model(LETTERS)
+    lengths = Lengths(tgt_len=5, mem_len=6, attn_len=7)  # results do not depend on where a text is cut
+    model = TextModel(loaded, lengths)
+    prompts = ["\nab", "\nccabcbabccbabc", "\n"]
+    written = generate(loaded.model, LETTERS, prompts, lengths, Sampling(temperature=0), 7)
     encoded = [(model.encode(prompt), model.encode(text)) for prompt, text in zip(prompts, written, strict=True)]
     pairs = [(first.tolist(), rest.tolist()) for first, rest in encoded]
     assert all(score.greedy for score in model.continuations(pairs))
     wrong = [(first.tolist(), np.where(np.arange(7) == 5, (rest + 1) % 5, rest).tolist()) for first, rest in encoded]
     assert not any(score.greedy for score in model.continuations(wrong))
-
-
-def test_written_texts_keep_their_order_and_stop_strings():
-    model = TextModel(loaded_model(LETTERS))
-    requests = [("abc" * n, {"max_gen_toks": 12, "until": [stop]}) for n in (3, 1, 2) for stop in ("a", "b")]
-    together = model.write(requests)
-    assert together == [model.write([request])[0] for request in requests]
-    assert all(how["until"][0] not in text for text, (_, how) in zip(together, requests, strict=True))
-
-
-def test_the_settings_of_a_task_become_a_sampling():
-    assert sampling_of({"until": "\n", "temperature": 0.7}) == Sampling(temperature=0, stop=("\n",))
-    drawn = sampling_of({"until": ["a", ""], "do_sample": True, "temperature": 0.7, "top_p": 0.9})
-    assert drawn == Sampling(temperature=0.7, top_k=0, top_p=0.9, stop=("a",), seed=drawn.seed)
-    assert drawn.seed is not None, "another run must give the same texts"
 
 
 def test_unknown_words_are_refused_unless_the_text_spells_them():
@@ -102,7 +87,7 @@ def test_unknown_words_are_refused_unless_the_text_spells_them():
     with pytest.raises(Mistake, match="only words that the model knows, and 2 of 4 in one text are others"):
         model.log_probs(["a bee", "a wasp <unk> hornet"])
     with pytest.raises(Mistake, match="only chars that the model knows, and 1 of 3 in one text are others"):
-        TextModel(loaded_model(CHARS)).write([("abz", {})])
+        TextModel(loaded_model(CHARS)).encode("abz")
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -165,10 +150,7 @@ def test_tasks_with_questions(run, tmp_path, capsys):
     documents = [{"question": "the ant", "answer": "sleeps"}, {"question": "the bee", "answer": "too"}]
     choices = {"doc_to_text": "{{question}}", "doc_to_choice": ["sleeps", "too"], "doc_to_target": "{{answer}}"}
     add_task(tmp_path / "more", "choose", documents, {"output_type": "multiple_choice", **choices})
-    answers = {"generation_kwargs": {"until": ["\n"], "max_gen_toks": 3}, "metric_list": [{"metric": "exact_match"}]}
-    texts = {"doc_to_text": "{{question}}", "doc_to_target": "{{answer}}"}
-    add_task(tmp_path / "more", "answer", documents, {"output_type": "generate_until", **texts, **answers})
-    line = ["harness", run, "--tasks", "choose,answer", "--include", str(tmp_path / "more")]
+    line = ["harness", run, "--tasks", "choose", "--include", str(tmp_path / "more")]
     found = results_of(line, capsys)
 
     model = TextModel(loaded_model(WORDS, dtype=torch.float32))
@@ -178,9 +160,6 @@ def test_tasks_with_questions(run, tmp_path, capsys):
     scores = model.continuations([(question, choice) for question, *two in encoded for choice in two])
     best = [scores[0].log_prob > scores[1].log_prob, scores[2].log_prob < scores[3].log_prob]
     assert found["choose"]["acc,none"] == np.mean(best)
-    written = model.write([(document["question"], answers["generation_kwargs"]) for document in documents])
-    exact = [text.strip() == document["answer"] for text, document in zip(written, documents, strict=True)]
-    assert found["answer"]["exact_match,none"] == np.mean(exact)
 
 
 @needs_harness

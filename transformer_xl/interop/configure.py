@@ -59,7 +59,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
             f"{source.path} does not say where the bands of its vocabulary of {shape['vocab_size']:,} end: give "
             "--model.cutoffs, for instance 20000,40000,200000 for WikiText-103."
         )
-    wanted_here = _LENGTHS if source.program == "tensorflow" else (*_LENGTHS, "pre_lnorm")
+    wanted_here = (*_LENGTHS, "pre_lnorm") if source.dialect.has_pre_lnorm else _LENGTHS
     unstated = [name for name in wanted_here if name not in stated]
     if unstated and example is None:
         source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")

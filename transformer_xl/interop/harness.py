@@ -7,9 +7,7 @@ end, so a document of any length is read once and each of its tokens is scored o
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -19,25 +17,15 @@ from jaxtyping import Integer
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
-from ..evaluation.generate import Sampling, generate
 from ..evaluation.sequences import Continuation, score_continuations, score_sequences
 from ..mistake import Mistake
 from ..run import LoadedModel
 
-_PROMPTS = 32
-"""Number of prompts that are continued in one batch."""
-_MAX_TOKENS = 256
-"""Number of tokens to generate if a task sets none; the harness has the same default."""
-_SEED = 1234
-"""Tasks that sample give the same texts in each run; the harness seeds torch with the same number."""
-
 Ids = Integer[np.ndarray, " _"]
-Request = tuple[str, Mapping[str, Any]]
-"""A prompt, and the harness's settings for it: until, max_gen_toks, do_sample, ..."""
 
 
 class TextModel:
-    """Scores and continues texts as the harness asks for them, in plain values.
+    """Scores texts as the harness asks for them, in plain values.
 
     Raises:
         Mistake: a text has a word or character that the model does not know.
@@ -85,39 +73,6 @@ class TextModel:
         model = self.loaded.model
         return score_continuations(model, arrays, self.lengths, precision=self.precision, title="scoring answers")
 
-    def write(self, requests: Sequence[Request]) -> list[str]:
-        """The text after each prompt. Prompts with the same settings are continued together."""
-        alike: defaultdict[str, list[int]] = defaultdict(list)
-        for i, (_, settings) in enumerate(requests):
-            alike[json.dumps(settings, sort_keys=True)].append(i)
-        texts: dict[int, str] = {}
-        lengths = self.loaded.config.writing_lengths(self.lengths)
-        for rows in alike.values():
-            settings = requests[rows[0]][1]
-            how = (lengths, sampling_of(settings), settings.get("max_gen_toks", _MAX_TOKENS))
-            for start in range(0, len(rows), _PROMPTS):
-                batch = rows[start : start + _PROMPTS]
-                given = [self._prompt(requests[i][0]) for i in batch]
-                written = generate(self.loaded.model, self.vocab, given, *how, precision=self.precision)
-                texts |= zip(batch, written, strict=True)
-        return [texts[i] for i in range(len(requests))]
-
-    def _prompt(self, text: str) -> str:
-        """The prompt after a line end, as texts are scored. `generate` itself puts `<S>` before a sentence."""
-        ids, end = self.encode(text), self.vocab.line_end
-        opens = end is None or len(self.vocab.opening_ids) or (len(ids) and ids[0] == end)
-        return text if opens else "\n" + text
-
-
-def sampling_of(settings: Mapping[str, Any]) -> Sampling:
-    """The sampling that a task sets. Without `do_sample` the likeliest token is taken each time."""
-    until = settings.get("until") or ()
-    stop = tuple(filter(None, [until] if isinstance(until, str) else until))
-    if not settings.get("do_sample"):
-        return Sampling(temperature=0, stop=stop)
-    given = {name: settings[name] for name in ("temperature", "top_k", "top_p") if settings.get(name) is not None}
-    return Sampling(**{"top_k": 0} | given, stop=stop, seed=_SEED)
-
 
 def harness_model(loaded: LoadedModel, lengths: Lengths | None = None, *, precision: str = "fp32") -> object:
     """A trained model for `lm_eval.simple_evaluate(model=...)`; see `TextModel` for the arguments.
@@ -146,8 +101,8 @@ def harness_model(loaded: LoadedModel, lengths: Lengths | None = None, *, precis
         def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
             return text_model.log_probs([request.args[0] for request in requests])
 
-        def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-            return text_model.write([request.args for request in requests])
+        def generate_until(self, requests: Sequence[object], disable_tqdm: bool = False) -> list[str]:
+            raise Mistake("Written answers need a server: `txl serve`, and `lm_eval --model local-completions`.")
 
     return TransformerXLHarness()
 

@@ -14,7 +14,7 @@ from ..config.settings import Lengths, RunConfig, TransformerXLConfig
 from ..mistake import Mistake
 from ..run import EXPORTED_VOCAB, config_of
 from .pickles import read_pickle
-from .source import Source, is_state, read_json
+from .source import Dialect, Source, is_state, read_json
 from .vocabulary import read_vocabulary
 
 TENSORS, PICKLED = "model*.safetensors", "pytorch_model*.bin"
@@ -26,7 +26,7 @@ def read_huggingface(path: Path) -> Source:
     """Read a model folder: config.json, safetensors or a pickled state dict, and the vocabulary."""
     config = read_json(path / "config.json")
     kind = config.get("model_type", "transfo-xl" if "format" not in config else "a checkpoint of this package")
-    source = Source(path, "huggingface")
+    source = Source(path, Dialect(zero_memory=True, clusters_reversed=False))
     if kind == OWN_TYPE:
         source.run = _exported_run(config, path / "config.json")
         source.add_state(_weights(path), lambda name: name.removeprefix("model."))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..mistake import Mistake
 from .pickles import StandIn, read_pickle
-from .source import Source, is_state
+from .source import Dialect, Source, is_state
 from .vocabulary import pickled_vocabulary
 
 
@@ -18,7 +18,7 @@ def read_nvidia(path: Path) -> Source:
     state = content.get("model_state") if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not is_state(state):
         raise Mistake(f"{path} must be a dict with model_state, as NVIDIA's code saves it. Is it --from original?")
-    source = Source(path, "nvidia")
+    source = Source(path, Dialect(same_length=1, states_training=True))
     source.add_state(state, _original_name)
     stated_in = "model_config" if "model_config" in content else "args"
     settings = content.get(stated_in)

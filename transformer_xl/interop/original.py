@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..mistake import Mistake
-from .pickles import StandIn, module_state, read_pickle
-from .source import Source, is_state
+from .pickles import StandIn, module_parts, module_state, read_pickle
+from .source import Dialect, Source, is_state
 from .vocabulary import read_vocabulary
 
+ORIGINAL = Dialect(keeps_ties=True, states_training=True)
 _OWN = ("n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "mem_len", "clamp_len", "same_length")
-_ATTENTION = ("layers", "0", "dec_attn")
 _PARTS = (
-    ("vocab_size", ("word_emb",), "n_token"),
-    ("div_val", ("word_emb",), "div_val"),
-    ("cutoffs", ("crit",), "cutoffs"),
-    ("dropout", ("drop",), "p"),
-    ("dropatt", (*_ATTENTION, "dropatt"), "p"),
-    ("layer_norm_epsilon", (*_ATTENTION, "layer_norm"), "eps"),
-    ("pre_lnorm", _ATTENTION, "pre_lnorm"),
+    ("vocab_size", "word_emb", "n_token"),
+    ("div_val", "word_emb", "div_val"),
+    ("cutoffs", "crit", "cutoffs"),
+    ("dropout", "drop", "p"),
+    ("dropatt", "layers.0.dec_attn.dropatt", "p"),
+    ("layer_norm_epsilon", "layers.0.dec_attn.layer_norm", "eps"),
+    ("pre_lnorm", "layers.0.dec_attn", "pre_lnorm"),
 )
 """Hyper-parameters, and the parts of the module that hold them under which names."""
 
@@ -29,12 +29,14 @@ def read_original(path: Path) -> Source:
     file = path / "model.pt" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}. Give the authors' model.pt, a state dict, or the folder of one.")
-    source = Source(path, "original")
+    source = Source(path, ORIGINAL)
     content = state = read_pickle(file)
     if isinstance(content, StandIn):
-        content = _child(content, "module") or content  # in a data-parallel wrapper
-        source.state(_settings(content))
-        state = module_state(content)
+        parts = module_parts(content)
+        if "module" in parts:  # in a data-parallel wrapper
+            parts = module_parts(parts["module"])
+        source.state(_settings(parts))
+        state = module_state(parts)
     elif isinstance(content, Mapping):
         wrapped = next((name for name in ("model_state_dict", "state_dict") if name in content), None)
         state = content[wrapped] if wrapped else content
@@ -50,19 +52,11 @@ def read_original(path: Path) -> Source:
     return source
 
 
-def _settings(module: StandIn) -> dict[str, object]:
+def _settings(parts: Mapping[str, StandIn]) -> dict[str, object]:
     """The hyper-parameters among the attributes of a pickled module."""
-    stated = {name: module.attributes[name] for name in _OWN if name in module.attributes}
-    for name, path, attribute in _PARTS:
-        part = _child(module, *path)
-        if part is not None and attribute in part.attributes:
-            stated[name] = part.attributes[attribute]
-    return stated
-
-
-def _child(module: StandIn, *names: str) -> StandIn | None:
-    found: object = module
-    for name in names:
-        children = found.attributes.get("_modules") if isinstance(found, StandIn) else None
-        found = children.get(name) if isinstance(children, Mapping) else None
-    return found if isinstance(found, StandIn) else None
+    places = [*((name, "", name) for name in _OWN), *_PARTS]
+    return {
+        name: parts[part].attributes[attribute]
+        for name, part, attribute in places
+        if part in parts and attribute in parts[part].attributes
+    }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,17 +77,28 @@ def read_pickle(path: Path) -> object:
         raise Mistake(f"{path} is damaged, or no pickle ({reason}). Get it again, or name another file.") from error
 
 
-def module_state(module: StandIn, prefix: str = "") -> dict[str, Tensor]:
-    """The state dict of a pickled `nn.Module`, with shared arrays under each of their names."""
-    state: dict[str, Tensor] = {}
-    for kind in ("_parameters", "_buffers", "_modules"):
-        members = module.attributes.get(kind)
-        for name, value in members.items() if isinstance(members, dict) else ():
-            if isinstance(value, Tensor):
-                state[f"{prefix}{name}"] = value
-            elif isinstance(value, StandIn):
-                state |= module_state(value, f"{prefix}{name}.")
-    return state
+def module_parts(module: StandIn, name: str = "") -> dict[str, StandIn]:
+    """A pickled `nn.Module`, which has the name "", and its layers by their dotted names."""
+    parts = {name: module}
+    for child, value in _members(module, "_modules").items():
+        if isinstance(value, StandIn):
+            parts |= module_parts(value, f"{name}.{child}".removeprefix("."))
+    return parts
+
+
+def module_state(parts: Mapping[str, StandIn]) -> dict[str, Tensor]:
+    """The state dict of a module of these parts, with shared arrays under each of their names."""
+    return {
+        f"{name}.{own}".removeprefix("."): value
+        for name, part in parts.items()
+        for own, value in (_members(part, "_parameters") | _members(part, "_buffers")).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _members(part: StandIn, kind: str) -> dict[str, object]:
+    found = part.attributes.get(kind)
+    return found if isinstance(found, dict) else {}
 
 
 @lru_cache(maxsize=1000)

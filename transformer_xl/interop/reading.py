@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -20,9 +21,10 @@ from .huggingface import read_huggingface
 from .mapping import fill
 from .nvidia import read_nvidia
 from .original import read_original
-from .source import PROGRAMS, Program, Source
+from .source import Source
 from .tensorflow import read_tensorflow
 
+Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
 _READERS: Mapping[Program, Callable[[Path], Source]] = {
     "original": read_original,
     "tensorflow": read_tensorflow,
@@ -72,7 +74,7 @@ def read_model(
         FileNotFoundError: a file is missing.
     """
     if program not in _READERS:
-        raise Mistake(f"--from must be one of {', '.join(PROGRAMS)}, got {program!r}.")
+        raise Mistake(f"--from must be one of {', '.join(_READERS)}, got {program!r}.")
     source = _READERS[program](Path(path))
     source.vocab = vocab or source.vocab
     config = run_settings(source, overrides)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -14,13 +14,10 @@ from ..config.settings import RunConfig
 from ..data.vocab import Vocab
 from ..mistake import Mistake, shortened
 
-Program = Literal["original", "tensorflow", "huggingface", "nvidia"]
-PROGRAMS: tuple[Program, ...] = get_args(Program)
-
 
 @dataclass(frozen=True)
 class Dialect:
-    """Differences between a program and the original PyTorch code that the weights do not show."""
+    """Differences between a program and the authors' PyTorch code that the weights do not show."""
 
     layer_norm_epsilon: float = 1e-5
     zero_memory: bool = False
@@ -33,14 +30,7 @@ class Dialect:
     """A tied array is stored under each of its names."""
     states_training: bool = False
     """The stated lengths are for training, not for evaluation."""
-
-
-DIALECTS: Mapping[Program, Dialect] = {
-    "original": Dialect(keeps_ties=True, states_training=True),
-    "tensorflow": Dialect(layer_norm_epsilon=1e-12, zero_memory=True, clusters_reversed=False, same_length=1),
-    "huggingface": Dialect(zero_memory=True, clusters_reversed=False),
-    "nvidia": Dialect(same_length=1, states_training=True),
-}
+    has_pre_lnorm: bool = True
 
 
 @dataclass
@@ -48,7 +38,7 @@ class Source:
     """The arrays and the stated settings of a checkpoint, before they are compared with each other."""
 
     path: Path
-    program: Program
+    dialect: Dialect = field(default_factory=Dialect)
     arrays: dict[str, Tensor] = field(default_factory=dict)
     """The arrays by the original's parameter names, in PyTorch's layout."""
     spelled: dict[str, str] = field(default_factory=dict)
@@ -61,10 +51,6 @@ class Source:
     run: RunConfig | None = None
     """The settings, if the source is an export of this package."""
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def dialect(self) -> Dialect:
-        return DIALECTS[self.program]
 
     def add(self, name: str, canonical: str, array: Tensor) -> None:
         """Add an array of the source under the original's name.

@@ -20,8 +20,6 @@ _SPACES = "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
 """The white space of `str.split`. The tokenizers library has fewer characters."""
 _FF = "\u00ff"
 """The byte 0xFF as byte-level tokenizers write it."""
-_ENDS = "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"
-"""Names of tokens that end a text."""
 
 
 def fast_tokenizer(vocab: Vocab) -> TransformerXLTokenizer:
@@ -29,17 +27,12 @@ def fast_tokenizer(vocab: Vocab) -> TransformerXLTokenizer:
 
     A line end (without one, token 0) begins and ends a text. Bytes and byte pairs are padded with byte 0xFF, which no
     UTF-8 text contains. Other units have no padding token, because collators leave it out of the labels. Byte pairs
-    with added tokens begin, end and are padded with the first of these that is named like an end of text, or have no
-    such token, because others would be found in texts.
+    with added tokens have none of these, because they would be found in texts.
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
-    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    if added:
-        begin = end = pad = next((name for name in _ENDS if name in added), None)
-    else:
-        begin = tokenizer.id_to_token(vocab.line_end or 0)
-        end = None if vocab.line_end is None else begin
-        pad = None if vocab.is_text or tokenizer.token_to_id(_FF) is None else _FF
+    added = bool(tokenizer.get_added_tokens_decoder())
+    begin = None if added else tokenizer.id_to_token(vocab.line_end or 0)
+    padded = not (added or vocab.is_text or tokenizer.token_to_id(_FF) is None)
     if len(vocab.opening_ids):
         first = LINE_ENDS[vocab.newlines]
         special = [(first, vocab.line_end)]
@@ -47,8 +40,8 @@ def fast_tokenizer(vocab: Vocab) -> TransformerXLTokenizer:
     return TransformerXLTokenizer(
         tokenizer_object=tokenizer,
         bos_token=begin,
-        eos_token=end,
-        pad_token=pad,
+        eos_token=None if vocab.line_end is None else begin,
+        pad_token=_FF if padded else None,
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
