@@ -41,7 +41,6 @@ ONLY_READ = {
     r"^txl data ": "it downloads or reads a published corpus; tests/data/test_download.py does so from a local server",
     r"^txl demo": "it takes minutes; tests/commands/test_demo.py runs it",
     r"^txl env --check": "it needs a GPU; tests/commands/test_cli.py refuses it without one",
-    r"^txl harness ": "it needs another package; tests/interop/test_harness.py runs it",
     r"\bhf:": "it asks the Hugging Face hub; tests/interop/test_huggingface.py has a local copy",
     r"^txl convert .*--from ": "the file of another program is large; tests/interop converts small ones",
     r"\bwt103\b": "it needs a converted checkpoint of another program; tests/interop has small ones",

@@ -126,7 +126,7 @@ class TestOptions:
     }
     """A command that ends soon, behind which one more option is given."""
     NEEDED: typing.ClassVar[dict[str, list[str]]] = {
-        **{name: ["x"] for name in ("data", "train", "eval", "harness", "generate")},
+        **{name: ["x"] for name in ("data", "train", "eval", "generate")},
         **{name: ["x"] for name in ("recl", "length", "attention")},
         **{"score": ["run", "file"], "serve": ["run"], "convert": ["run", "--to", "new"]},
     }

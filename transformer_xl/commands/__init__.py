@@ -15,7 +15,6 @@ COMMANDS = {
     "train": "train with a recipe, or on your text, then score the best checkpoint",
     "eval": "score a text with a trained model, at one or many lengths",
     "score": "print the log-probability, perplexity and bits of each line of a file",
-    "harness": "score a model on tasks of lm-evaluation-harness",
     "generate": "generate text and print it token by token",
     "serve": "answer requests over HTTP, and show a page to read and write texts",
     "analyse": "make the paper's tables and figures from trained models: recl, length, attention",

@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Int, Integer
 from torch import Tensor, nn
 
 from ..config.settings import Lengths
 from ..runtime.terminal import report_progress
-from .score import MOST_SCORES, Scoring, device_of, inference
+from .score import Scoring, device_of, inference
 
 BATCH_TOKENS = 8192
 """Number of positions in a segment of a batch, by default."""
-
-
-class Continuation(NamedTuple):
-    """The score of a continuation after its context."""
-
-    log_prob: float
-    """The sum over its ids, in nats."""
-    greedy: bool
-    """Whether each of its ids is the likeliest one there."""
 
 
 class _Segment(NamedTuple):
@@ -69,50 +60,6 @@ def score_sequences(
             nll, memory = model(window[:, :-1].clamp(min=0), window[:, 1:], memory, lengths)
             nats[segment.rows] += nll.sum(dim=1, dtype=torch.float64)
     return nats.tolist()
-
-
-def score_continuations(
-    model: Scoring,
-    pairs: Sequence[tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"]]],
-    lengths: Lengths,
-    *,
-    batch_tokens: int = BATCH_TOKENS,
-    precision: str = "fp32",
-    title: str = "scoring",
-) -> list[Continuation]:
-    """Score the second part of each pair after the first, which holds at least one id."""
-    assert all(len(context) for context, _ in pairs), "a context must hold at least one id"
-    device, memory = device_of(model), None
-    begins = torch.tensor([len(context) for context, _ in pairs], device=device)
-    log_probs = torch.zeros(len(pairs), dtype=torch.float64, device=device)
-    greedy = torch.ones(len(pairs), dtype=torch.bool, device=device)
-    with inference(model, precision) as reader:
-        for segment in _segments([*map(np.concatenate, pairs)], lengths.tgt_len, batch_tokens, title):
-            memory = segment.memory(reader, memory, lengths)
-            window, rows = segment.window.to(device), segment.rows
-            ids, targets = window[:, :-1].clamp(min=0), window[:, 1:]
-            hidden, memory = cast(Any, reader).hidden(ids, memory, lengths)
-            position = segment.start + 1 + torch.arange(targets.shape[1], device=device)
-            wanted = (targets >= 0) & (position >= begins[rows, None])
-            scores, likeliest = _judge(reader, hidden, targets, wanted)
-            log_probs[rows] += scores.sum(dim=1)
-            greedy[rows] &= likeliest.all(dim=1)
-    return [Continuation(*each) for each in zip(log_probs.tolist(), greedy.tolist(), strict=True)]
-
-
-def _judge(
-    model: Any, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"], wanted: Bool[Tensor, "B T"]
-) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """For each wanted target its log-probability, and whether it is the likeliest. Others have 0 and True."""
-    log_probs = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
-    likeliest = torch.ones_like(wanted)
-    rows = max(MOST_SCORES // model.config.vocab_size, 1)
-    for positions in wanted.nonzero().split(rows):
-        at = positions.unbind(1)
-        scores = model.softmax.log_probs(hidden[at])
-        log_probs[at] = scores.gather(1, targets[at][:, None])[:, 0].double()
-        likeliest[at] = scores.argmax(dim=1) == targets[at]
-    return log_probs, likeliest
 
 
 def batches_of(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterator[list[int]]:
