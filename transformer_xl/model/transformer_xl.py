@@ -230,8 +230,6 @@ class Prediction(NamedTuple):
     """The inputs of the softmax."""
     outputs: list[Vectors]
     """The output of every layer."""
-    tables: tuple[Tensor, ...]
-    """The tables that the embedding's `lookup` returned."""
 
 
 def ordered_weights(model: TransformerXL) -> dict[str, nn.Parameter]:
@@ -292,7 +290,7 @@ class TransformerXL(nn.Module):
         """Like `forward`, but return all results that an objective needs."""
         outputs, tables, after = self.read(ids, memory, lengths)
         features = self.dropout(outputs[-1])
-        return Prediction(self.softmax.nll(features, targets, tables), features, outputs, tables), after
+        return Prediction(self.softmax.nll(features, targets, tables), features, outputs), after
 
     def hidden(self, ids: Ids, memory: State | None, lengths: Lengths) -> tuple[Vectors, State]:
         """The inputs of the softmax, and the memory for the next segment."""
