@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -82,28 +81,31 @@ def read(
     model: TransformerXL, ids: Tensor, lengths: Lengths, *, pieces: Sequence[int] | None = None, memory=None
 ) -> Reading:
     """Read ids in pieces of the given sizes (one piece by default)."""
-    pieces = pieces or [ids.shape[1]]
-    hidden, state = [], memory
-    with torch.no_grad():
-        for end, size in zip(accumulate(pieces), pieces, strict=True):
-            out, state = model.hidden(ids[:, end - size : end], state, lengths)
-            hidden.append(out)
-    assert state is not None, "no piece was read"
-    return Reading(torch.cat(hidden, 1), state)
+
+    def call(piece: Tensor, state: Any) -> Any:
+        return model.hidden(piece, state, lengths)
+
+    return Reading(*_in_pieces(call, ids, pieces, memory))
 
 
 def score(
     model: TransformerXL, ids: Tensor, lengths: Lengths, *, pieces: Sequence[int] | None = None, memory=None
 ) -> Tensor:
     """The losses of reading ids in pieces, ids standing for their own targets."""
-    pieces = pieces or [ids.shape[1]]
-    nll, state = [], memory
-    with torch.no_grad():
-        for end, size in zip(accumulate(pieces), pieces, strict=True):
-            piece = ids[:, end - size : end]
-            losses, state = model(piece, piece, state, lengths)
-            nll.append(losses)
-    return torch.cat(nll, 1)
+
+    def call(piece: Tensor, state: Any) -> Any:
+        return model(piece, piece, state, lengths)
+
+    return _in_pieces(call, ids, pieces, memory)[0]
+
+
+@torch.no_grad()
+def _in_pieces(call: Any, ids: Tensor, pieces: Sequence[int] | None, state: Any) -> tuple[Tensor, Any]:
+    found = []
+    for piece in ids.split(list(pieces or [ids.shape[1]]), dim=1):
+        out, state = call(piece, state)
+        found.append(out)
+    return torch.cat(found, 1), state
 
 
 def used(memory: Memory) -> list[int]:
