@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections import Counter, OrderedDict
@@ -116,17 +117,12 @@ def vocabulary(kind: type, symbols: Sequence[str], **changes: Any) -> Any:
 def nvidia_checkpoint(model: TransformerXL, lengths: Lengths) -> dict[str, Any]:
     """NVIDIA's dict for a model of ours, but for the vocabulary: names of their own, tied arrays stored once."""
     config = model.config
-    state = to_theirs(dict(model.state_dict()), config)
     renamed = {}
-    for name, value in state.items():
+    for name, value in to_theirs(dict(model.state_dict()), config).items():
         tied = name.startswith("crit.out_layers") and name.endswith("weight") and config.tie_weight
-        tied |= name.startswith("crit.out_projs") and config.tie_projs[int(name[-1])]
-        if not tied:
-            name = name.replace("crit.out_layers.", "crit.out_layers_")
-            if name.startswith("crit.out_layers_"):
-                band, kind = name.removeprefix("crit.out_layers_").split(".")
-                name = f"crit.out_layers_{'biases' if kind == 'bias' else 'weights'}.{band}"
-            renamed[name] = value
+        if not tied and not (name.startswith("crit.out_projs") and config.tie_projs[int(name[-1])]):
+            name = re.sub(r"crit\.out_layers\.(\d)\.weight", r"crit.out_layers_weights.\1", name)
+            renamed[re.sub(r"crit\.out_layers\.(\d)\.bias", r"crit.out_layers_biases.\1", name)] = value
     sizes = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "dropatt", "div_val", "pre_lnorm")
     settings = {name: getattr(config, name) for name in sizes} | {"n_token": config.vocab_size, "ext_len": 0}
     settings |= {"cutoffs": list(config.cutoffs), "d_embed": config.embed_width, "attn_type": 0, "clamp_len": -1}

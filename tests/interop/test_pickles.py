@@ -26,9 +26,7 @@ from transformer_xl.interop.pickles import StandIn, module_parts, module_state, 
 
 PROTOCOLS = range(2, 6)
 FORMATS = {"zip": {}, "legacy": {"_use_new_zipfile_serialization": False}}
-several = settings(
-    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -78,7 +76,7 @@ def test_objects_of_other_programs_become_stand_ins(read, protocol):
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "uint8"])
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@few
 @given(shape=st.lists(st.sampled_from([0, 1, 2, 3, 5]), max_size=4), view=st.integers(0, 3), seed=st.integers(0, 9))
 def test_tensors_are_restored(read, options, dtype, shape, view, seed):
     torch.manual_seed(seed)
@@ -209,7 +207,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("kind", HONEST)
-@several
+@few
 @given(data=st.data())
 def test_a_file_cut_anywhere_is_refused(read, kind, data):
     content = HONEST[kind]
@@ -218,16 +216,6 @@ def test_a_file_cut_anywhere_is_refused(read, kind, data):
         read(content[: data.draw(st.integers(0, len(content) - 1))])
     message = str(refusal.value)
     assert "\n" not in message and "/file " in message and message.endswith(".") and len(message) < 400, message
-
-
-@pytest.mark.parametrize("kind", HONEST)
-@several
-@given(data=st.data())
-def test_changed_bytes_give_data_or_a_refusal(read, kind, data):
-    content = bytearray(HONEST[kind])
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    read_or_refused(read, bytes(content))
 
 
 def read_or_refused(read, content: bytes) -> None:
