@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-SHAPES = {  # batch, heads, T, M, K
-    "recipes": [(22, 8, 512, 512, 64), (64, 8, 512, 512, 64), (32, 3, 128, 128, 64), (60, 10, 150, 150, 41)],
-    "op": [(4, 10, 70, 70, 38), (2, 8, 768, 768, 128), (3, 5, 131, 257, 64), (60, 10, 150, 150, 48)],
-    "evaluation": [(10, 8, 80, 2100, 64), (1, 8, 128, 3800, 64)],
-}
+SHAPES = [  # batch, heads, T, M, K: of the recipes, the op, and evaluation
+    *((22, 8, 512, 512, 64), (64, 8, 512, 512, 64), (32, 3, 128, 128, 64), (60, 10, 150, 150, 41)),
+    *((4, 10, 70, 70, 38), (2, 8, 768, 768, 128), (3, 5, 131, 257, 64), (60, 10, 150, 150, 48)),
+    *((10, 8, 80, 2100, 64), (1, 8, 128, 3800, 64)),
+]
 
 
 class Hopper:
@@ -69,9 +70,8 @@ def main(folder: str) -> None:
 
     fused._target = lambda device: 90
     fused.KERNELS = {name: Compiled(kernel) for name, kernel in fused.KERNELS.items()}
-    for shape in (shape for shapes in SHAPES.values() for shape in shapes):
-        for joined in (False, True):
-            _launch_all(fused, *shape, joined=joined)
+    for shape, joined in product(SHAPES, (False, True)):
+        _launch_all(fused, *shape, joined=joined)
 
 
 def _launch_all(fused: Any, batch: int, heads: int, queries: int, memory: int, size: int, *, joined: bool) -> None:

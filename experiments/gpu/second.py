@@ -86,14 +86,4 @@ def _() -> dict[str, Any]:
     return {"ms a step": milliseconds, "tokens": steps * ROWS * 512} | found
 
 
-@S.part("the same weights on the CPU", 25)
-def _() -> dict[str, Any]:
-    """The first 50,000 symbols of test, in fp32."""
-    found = {}
-    words = "eval", str(RUNS / "enwik8-12l-modern"), "--max-tokens", "50000", "--precision", "fp32", "--json"
-    for device in (str(S.device), "cpu"):
-        found[device] = S.run(*TXL, *words, "--device", device, log=f"eval-{device}.log", seconds=S.left)
-    return found
-
-
 S.finish()

@@ -1,12 +1,4 @@
-"""What all sittings share: parts under a clock, a line of JSON for each, and times on the device.
-
-sitting = Sitting.from_command_line(270)
-
-@sitting.part("copy", least=5)          # skipped if fewer than 5 seconds are left
-def copy() -> dict[str, Any]: ...
-
-sitting.finish()                        # the table; exit status 1 if a part failed
-"""
+"""What all sittings share: parts under a clock, a line of JSON for each, and times on the device."""
 
 from __future__ import annotations
 

@@ -54,12 +54,6 @@ def skip_without(dtype: torch.dtype) -> None:
 
 
 @pytest.fixture
-def built_for_bf16(built: Path) -> Path:
-    skip_without(torch.bfloat16)
-    return built
-
-
-@pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache on a machine that can run the kernels."""
     if reason := native.machine_refusal():
@@ -171,7 +165,8 @@ def test_auto_calls_it(built: Path) -> None:
 
 
 @pytest.mark.skipif(hasattr(relative_attention, "__wrapped__"), reason="checks of shapes cannot be compiled")
-def test_compiled_calls_use_the_other_backends(built_for_bf16: Path) -> None:
+def test_compiled_calls_use_the_other_backends(built: Path) -> None:
+    skip_without(torch.bfloat16)
     x = make_inputs(Case(queries=512, heads=1, head_size=32), torch.bfloat16)
     attend: Callable[..., torch.Tensor] = torch.compile(relative_attention, backend="eager", fullgraph=True)
     assert torch.equal(attend(**x), relative_attention(**x, backend="strided"))

@@ -94,13 +94,6 @@ def mask_wrapped(shifted: Float[Tensor, "H B T S"], memory: int, mask: Mask) -> 
         shifted.masked_fill_((j >= end[:, None])[:, None], lowest)
 
 
-@torch.no_grad()
-def mask_distant(product: Float[Tensor, "H N W"], near: int) -> None:
-    """Hide all but the last `near` distances before the shift, where each is a column. This is faster than
-    `mask_wrapped`."""
-    product[..., : max(product.shape[2] - near, 0)] = torch.finfo(product.dtype).min
-
-
 ALIGNED = 32
 """bfloat16 products are faster on a CPU if their rows start at multiples of this many numbers."""
 
