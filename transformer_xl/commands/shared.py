@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
@@ -25,6 +25,9 @@ Runs = Annotated[
 ]
 
 
+Options = TypeVar("Options", bound="ComparisonOptions")
+
+
 @dataclass(frozen=True)
 class ComparisonOptions:
     """The options of the commands that compare runs."""
@@ -39,7 +42,7 @@ class ComparisonOptions:
     """Write JSON and arrays to this folder, and pictures if matplotlib is installed."""
     json: bool = False
 
-    def fetched(self) -> Self:
+    def fetched(self: Options) -> Options:
         """These options, with a folder of this machine for each model of the hub."""
         from ..interop import local
 
