@@ -214,7 +214,7 @@ class TestFiles:
         *("train {}", "train text-small --data {}", "train text-small --data text.txt --init {}"),
         *("train text-small --data text.txt --resume --out {}", "train text-small --data text.txt --out {}"),
         "train text-words --data text.txt --corpus.vocab {}",
-        *("eval {}", "eval run --data {}", "eval run --dump {}", "score {} text.txt", "score run {}"),
+        *("eval {}", "eval run --data {}", "score {} text.txt", "score run {}"),
         *("generate {}", "generate run --prompt @{}"),
         *("analyse recl {}", "analyse attention run --data {}", "analyse attention run --out {}"),
         *("analyse length run --attn-len 3 --out {}", "report {}", "report run --out {}", "demo --out {}"),

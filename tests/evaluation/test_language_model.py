@@ -190,14 +190,6 @@ def test_a_change_of_the_model_changes_its_scores():
     np.testing.assert_array_equal(model.score(text).nats, before)
 
 
-def test_a_hook_that_never_runs_warns():
-    model = language_model()
-    attention = model.model.backbone.layers[0].attention
-    with pytest.warns(UserWarning, match="A hook on `attention` never runs"):
-        attention.register_forward_hook(lambda *_: None).remove()
-    attention.output.register_forward_hook(lambda *_: None).remove()
-
-
 def test_scores_are_in_fp32_also_under_autocast():
     model = language_model()
     text = "ab ba" * 9
@@ -205,19 +197,6 @@ def test_scores_are_in_fp32_also_under_autocast():
         np.testing.assert_array_equal(model.score(text).nats, model.score(text).nats)
         inside = model.score(text).nats
     np.testing.assert_array_equal(inside, model.score(text).nats)
-
-
-def test_a_context_of_another_model_is_refused():
-    model = language_model()
-    context = model.score("ab ba").context
-    other = LanguageModel(deepcopy(model.model), model.vocab, model.config)
-    other.score(" a", context)  # the same weights
-    with torch.no_grad():
-        next(iter(other.model.parameters())).add_(0.5)
-    calls = (other.score, other.next_tokens, other.generate)
-    for call in calls:
-        with pytest.raises(Mistake, match="context must be what this model has read"):
-            call(" a", context)
 
 
 @pytest.mark.parametrize(

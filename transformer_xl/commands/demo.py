@@ -14,10 +14,10 @@ import math
 import os
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,10 +27,11 @@ from ..config.recipe import load_recipe
 from ..config.settings import TrainConfig
 from ..mistake import Mistake
 from ..runtime.files import empty_folder, lock_folder
-from ..runtime.terminal import show_table
+from ..runtime.terminal import report_progress, show_table
 
 if TYPE_CHECKING:
     from ..data.corpus import Corpus, Split
+    from ..data.loader import Segment
     from ..evaluation.score import EvalResult
     from ..run import LoadedModel, Run
     from ..train import Trainer
@@ -237,19 +238,31 @@ def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResu
     import torch
 
     from ..data.loader import StreamLoader
-    from ..evaluation.lengths import score_lengths
+    from ..evaluation.score import evaluate
 
     config = loaded.config
-    memories = (2 * config.train.mem_len, config.train.mem_len, 0)
     loader = StreamLoader(test, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
-    results, count = score_lengths(
-        loaded.model,
-        [(replace(config.eval_lengths, mem_len=size, attn_len=None), loader) for size in memories],
-        end,
-        precision=config.train.precision,
-        token_sizes=loaded.vocab.token_sizes(),
+    first, *others = (
+        replace(config.eval_lengths, mem_len=size, attn_len=None)
+        for size in (2 * config.train.mem_len, config.train.mem_len, 0)
     )
-    targets = torch.cat([segment.targets for segment in islice(loader, count)], dim=1)
+    share = time.perf_counter() + (end - time.perf_counter()) / 3
+    scored: list[Segment] = []
+
+    def segments_in_time() -> Iterator[Segment]:
+        """The segments until a third of the time is over. The other passes, which are faster, read the same."""
+        for segment in report_progress(loader, f"scoring with a memory of {first.mem_len:,}", len(loader)):
+            if scored and time.perf_counter() > share:
+                return
+            scored.append(segment)
+            yield segment
+
+    precision, sizes = config.train.precision, loaded.vocab.token_sizes()
+    results = [evaluate(loaded.model, segments_in_time(), first, precision=precision, token_sizes=sizes)]
+    for lengths in others:
+        shown = report_progress(scored, f"scoring with a memory of {lengths.mem_len:,}")
+        results.append(evaluate(loaded.model, shown, lengths, precision=precision, token_sizes=sizes))
+    targets = torch.cat([segment.targets for segment in scored], dim=1)
     return results, loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
 
 

@@ -6,14 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
 from ..config.problems import as_options
 from ..config.settings import EvalConfig, Lengths
-from ..runtime.files import writable
 from ..runtime.terminal import report_progress
 from .shared import Part, Precision, RunFolder, Size, Sizes, SizesOrNone, TextPath
 
@@ -70,12 +68,9 @@ class Eval:
     precision: Precision = "auto"
     json: bool = False
     """Print one JSON object."""
-    dump: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Write each target's id and log-probability (nats) to a NumPy .npz file."""
 
     def run(self) -> None:
         """Score the split once for each combination of lengths, and print the results."""
-        from ..evaluation.score import TokenLog
         from ..evaluation.splits import progress, refuse_infinite, score_split
         from ..interop import local
         from ..run.trained import TrainedRun, split_of
@@ -87,21 +82,14 @@ class Eval:
         given = {name: value for name, value in asked.items() if value is not None}
         how = problems.attempt(lambda: replace(own, **reading.scope | given), as_options(given)) or own
         lengths = reading.lengths(self, trained)
-        log, dump = TokenLog(), self.dump
-        if dump is not None:
-            problems.attempt(lambda: writable(dump, "--dump"))
-            if len(lengths) > 1:
-                problems.append(f"--dump writes one file, so give one set of lengths with it, got {len(lengths)}.")
         loaded = trained.load()
         corpus = trained.corpus(loaded.vocab, self.data, self.split)
         split = split_of(corpus, self.split, how.split)
         results = []
         for each in lengths:
             reader = reading.reader(loaded, corpus, each, how, trained.precision)
-            options = {"precision": trained.precision, "log": log if dump else None, "follow": progress(split, each)}
+            options = {"precision": trained.precision, "follow": progress(split, each)}
             results.append(score_split(reader, split, each, how, **options))
-        if dump is not None:
-            log.save(dump)
         _show(results, trained, split, reading, self)
         dynamic = reading.dynamic
         advice = f"Lower --dynamic-lr, which is {dynamic.lr:g}." if dynamic else "Score another checkpoint."
@@ -120,10 +108,10 @@ class ReadingMode:
     def of(cls, options: Eval, trained: TrainedRun) -> ReadingMode:
         """The reading that the options ask for. Mistakes are added to the run's problems."""
         from ..evaluation.dynamic import DynamicConfig
-        from ..evaluation.score import Tempered
+        from ..evaluation.score import check_temperature
 
         problems, rule = trained.problems, options.dynamic
-        problems.attempt(lambda: Tempered(None, options.temperature))
+        problems.attempt(lambda: check_temperature(options.temperature))
         asked = {name: getattr(options, f"dynamic_{name}") for name in ("lr", "decay", "epsilon", "tokens")}
         given = {name: value for name, value in asked.items() if value is not None}
         needed = {"lr": "sgd or rms", "decay": "sgd or rms", "epsilon": "rms", "tokens": "rms"}
@@ -157,11 +145,11 @@ class ReadingMode:
             trained.problems.append(
                 "--sliding reads windows without memory: leave out --mem-len, --attn-len, --same-length."
             )
-        from ..evaluation.sliding import Sliding
+        from ..evaluation.sliding import check_stride
 
         found = trained.lengths(replace(options, mem_len=(0,), attn_len=(None,), same_length=False))
         for each in found[:1]:
-            trained.problems.attempt(partial(Sliding, None, each.tgt_len, self.sliding))
+            trained.problems.attempt(partial(check_stride, each.tgt_len, self.sliding))
         return found
 
     def reader(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,12 @@ from torch import Tensor, nn
 from ..config.settings import Lengths
 from ..data.loader import Segment
 from ..mistake import Mistake
+from ..model.transformer_xl import TransformerXL
 from ..runtime.device import autocast
+from .score import Scoring, State, Tempered
+from .sliding import Sliding
+
+Model = TransformerXL | Tempered | Sliding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +64,9 @@ class Dynamic(nn.Module):
     weights. The rule "rms" needs the result of `relative_rms` as `rms`.
     """
 
-    def __init__(self, model: Any, config: DynamicConfig, rms: Sequence[Float[Tensor, "*_"]] | None = None):
+    def __init__(self, model: Model, config: DynamicConfig, rms: Sequence[Float[Tensor, "*_"]] | None = None):
         super().__init__()
-        self.model: Any = model
+        self.model: Model = model
         self.config: DynamicConfig = config
         self.rms: Sequence[Tensor] | None = rms
         self.trained: list[nn.Parameter] | None = None
@@ -73,8 +78,8 @@ class Dynamic(nn.Module):
         return learner
 
     def forward(
-        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: Any, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T"], Any]:
+        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], memory: State | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T"], State]:
         """Nats of each target by the weights before the step, and the memory for the next segment."""
         nll, memory, gradients = _gradients(self.model, ids, targets, memory, lengths)
         self._learn(gradients)
@@ -93,18 +98,19 @@ class Dynamic(nn.Module):
                 w.lerp_(w0, (how.decay * r).clamp(max=1)).addcdiv_(g, r + how.epsilon, value=-how.lr)
         torch.clear_autocast_cache()  # it holds casts of the old weights
 
-    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> State:
         """The state before the first token: a memory, because a cache would hold keys from older weights."""
         return self.model.empty_memory(batch, lengths, valid)
 
 
 def relative_rms(
-    model: Any, loader: Iterable[Segment], lengths: Lengths, *, precision: str = "fp32"
+    model: Model, loader: Iterable[Segment], lengths: Lengths, *, precision: str = "fp32"
 ) -> list[Float[Tensor, "*_"]]:
     """For each weight, the root of its mean squared gradient over the segments, divided by the mean of all roots."""
     model = deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     squares = [torch.zeros_like(p) for p in model.parameters()]
-    device, memory, segments = squares[0].device, None, 0
+    device, segments = squares[0].device, 0
+    memory: State | None = None
     for segment in loader:
         if memory is None:
             memory = model.empty_memory(len(segment.ids), lengths)
@@ -124,7 +130,9 @@ def relative_rms(
 
 
 @torch.enable_grad()
-def _gradients(model: Any, ids: Tensor, targets: Tensor, memory: Any, lengths: Lengths) -> tuple[Tensor, Any, Any]:
+def _gradients(
+    model: Scoring, ids: Tensor, targets: Tensor, memory: State | None, lengths: Lengths
+) -> tuple[Tensor, State, list[Tensor | None]]:
     """The detached nll and the memory of a call, and the gradient of the mean nll for each weight, or None."""
     nll, memory = model(ids, targets, memory, lengths)
     mean = nll.sum() / (targets >= 0).sum().clamp(min=1)

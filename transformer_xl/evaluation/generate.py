@@ -9,7 +9,7 @@ import codecs
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,22 +24,32 @@ from ..mistake import Mistake
 from ..model.step import Step, step_state
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
-from .score import Scoring, device_of
+from .score import Reader, Scoring, State, device_of
 from .sliding import Sliding
+
+
+@runtime_checkable
+class Writer(Scoring, Protocol):
+    """The methods of `TransformerXL` that generating needs."""
+
+    takes_padding: bool
+
+    @property
+    def log_probs(self) -> Callable[..., tuple[Tensor, State]]: ...
+
+    def for_inference(self, precision: str = "fp32") -> Writer: ...
 
 
 class Context(NamedTuple):
     """A text that a model has read. It does not change when text is scored or generated after it."""
 
-    state: Any
+    state: State
     """What the model remembers of all tokens but the last."""
     last: Integer[np.ndarray, " n"]
     """The last token, which the model reads with the next text; empty if there was none."""
     lengths: Lengths
-    model: str = ""
-    """The `identity` of the model that has read it; "" allows any."""
 
-    def copy(self) -> Any:
+    def copy(self) -> State:
         """A copy of the state, because a call may change the state that it gets."""
         return self.state.select(slice(None))
 
@@ -120,61 +130,60 @@ def sample(
 
 
 def stream(
-    model: Scoring,
+    model: Writer,
     prompts: Sequence[Integer[np.ndarray, " _"]],
     lengths: Lengths,
     sampling: Sampling,
     max_tokens: int,
     *,
-    state: Any = None,
+    state: State | None = None,
     ended: Callable[[int], bool] | None = None,
-    dump: Callable[[Float[Tensor, "B V"], Int[Tensor, " B"]], None] | None = None,
     precision: str = "fp32",
 ) -> Iterator[list[tuple[int, int]]]:
     """At each step yield the new `(row, id)` of every row that has not ended. Only `stream_text` obeys `sampling.stop`.
 
     `state` is what the model remembers before the prompts; None: nothing. Without a memory (`mem_len` 0) the last
     `tgt_len` tokens are read again for each new one. Prompts hold at least one id and may differ in length. A row
-    leaves the batch before the next step if `ended(row)`. `dump` gets the log-probabilities and the ids of each step,
-    before it is yielded. A row's tokens do not depend on the other rows, except for rounding.
+    leaves the batch before the next step if `ended(row)`. A row's tokens do not depend on the other rows, except for
+    rounding.
     """
     assert all(len(prompt) for prompt in prompts), "a prompt must hold at least one id"
     if not prompts:
         return
     device = device_of(model)
-    model = (model if lengths.mem_len else Sliding(model, lengths.tgt_len)).for_inference(precision)
+    if not lengths.mem_len:
+        assert isinstance(model, Reader), "without a memory the model needs the methods of TransformerXL"
+        model = Sliding(model, lengths.tgt_len)
+    model = model.for_inference(precision)
+    past: State | Step | None = None
     rows, generators = list(range(len(prompts))), sampling.generators(len(prompts))
     tensors = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
     inputs = pad_sequence(tensors, batch_first=True, padding_side="left")
-    for step in range(max_tokens):
-        if step == 0:
-            log_probs, state = read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision, state)
+    for _ in range(max_tokens):
+        if past is None:
+            log_probs, past = read_prompts(model, inputs, [len(p) for p in prompts], lengths, device, precision, state)
         else:
-            with autocast(precision, device):
-                state = step_state(model, state, lengths)
-            log_probs, state = _advance(model, inputs.to(device), state, lengths, precision)
+            log_probs, past = _read_tokens(model, inputs.to(device), past, lengths, precision)
         ids = sample(log_probs, sampling, [generators[row] for row in rows])
-        if dump is not None:
-            dump(log_probs, ids)
         yield list(zip(rows, ids.tolist(), strict=True))
         going = [i for i, row in enumerate(rows) if ended is None or not ended(row)]
         if not going:
             return
         if len(going) < len(rows):
             kept = torch.tensor(going)
-            rows, ids, state = [rows[i] for i in going], ids[kept], state.select(kept.to(device))
+            rows, ids, past = [rows[i] for i in going], ids[kept], past.select(kept.to(device))
         inputs = ids[:, None]
 
 
 def read_prompts(
-    model: Any,
+    model: Writer,
     ids: Tensor,
     counts: list[int],
     lengths: Lengths,
     device: torch.device,
     precision: str = "fp32",
-    state: Any = None,
-) -> tuple[Float[Tensor, "B V"], Any]:
+    state: State | None = None,
+) -> tuple[Float[Tensor, "B V"], State]:
     """Read left-padded prompts in segments of `tgt_len`; return the log-probabilities of what follows, and the state.
 
     The first segment may be shorter, because a prompt must be cut into the same segments whether or not the batch has
@@ -185,33 +194,36 @@ def read_prompts(
     if uneven and not model.takes_padding:
         rows = [(row[None, total - count :], [count]) for row, count in zip(ids, counts, strict=True)]
         read = [read_prompts(model, *row, lengths, device, precision) for row in rows]
-        return torch.cat([log_probs for log_probs, _ in read]), type(read[0][1]).cat([state for _, state in read])
+        return torch.cat([log_probs for log_probs, _ in read]), read[0][1].cat([state for _, state in read])
     padding = torch.tensor([total - count for count in counts], device=device)
     if state is None:
         with torch.no_grad(), autocast(precision, device):
             state = model.empty_cache(len(ids), lengths, valid=-padding if uneven else None)
-    log_probs = None
-    ids = ids.to(device)
+    log_probs, ids = None, ids.to(device)
     ends = range((total - 1) % lengths.tgt_len + 1, total + 1, lengths.tgt_len)
     for end in report_progress(ends, "reading the prompt"):
-        log_probs, state = _advance(model, ids[:, max(end - lengths.tgt_len, 0) : end], state, lengths, precision)
+        segment = ids[:, max(end - lengths.tgt_len, 0) : end]
+        with torch.no_grad(), autocast(precision, device):
+            log_probs, state = model.log_probs(segment, state, lengths, last=1)
     assert log_probs is not None, "there is a prompt, so there is a segment"
-    return log_probs, state
-
-
-@torch.no_grad()
-def _advance(
-    model: Any, ids: Int[Tensor, "B T"], state: Any, lengths: Lengths, precision: str
-) -> tuple[Float[Tensor, "B V"], Any]:
-    with autocast(precision, ids.device):
-        if isinstance(state, Step):
-            return state(ids), state
-        log_probs, state = model.log_probs(ids, state, lengths, last=1)
     return log_probs[:, -1], state
 
 
+@torch.no_grad()
+def _read_tokens(
+    model: Writer, ids: Int[Tensor, "B 1"], past: State | Step, lengths: Lengths, precision: str
+) -> tuple[Float[Tensor, "B V"], State | Step]:
+    """Log-probabilities after the next token of each row, by a `Step` if one is possible."""
+    with autocast(precision, ids.device):
+        past = step_state(model, past, lengths)
+        if isinstance(past, Step):
+            return past(ids), past
+        log_probs, past = model.log_probs(ids, past, lengths, last=1)
+    return log_probs[:, -1], past
+
+
 def stream_text(
-    model: Scoring,
+    model: Writer,
     vocab: Vocab,
     prompts: Sequence[str | bytes],
     lengths: Lengths,
@@ -249,7 +261,7 @@ def stream_text(
 
 
 def generate(
-    model: Scoring,
+    model: Writer,
     vocab: Vocab,
     prompts: Sequence[str | bytes],
     lengths: Lengths,

@@ -10,10 +10,8 @@ What it has read is a value, `Context`, so one text can be continued in several 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +22,9 @@ from ..config.settings import Lengths
 from ..mistake import Mistake
 from ..run import LoadedModel
 from ..runtime.device import autocast
-from .generate import Context, Sampling, TokenText, prompt_ids, read_prompts, stream_text
+from .generate import Context, Sampling, TokenText, Writer, prompt_ids, read_prompts, stream_text
 from .measures import bits, perplexity
-from .score import device_of, ratio
+from .score import State, device_of, ratio
 from .sliding import Sliding
 
 
@@ -96,7 +94,7 @@ class LanguageModel(LoadedModel):
             tokens = [writer.write(token) for token in ids[1:].tolist()]
         sizes = self.vocab.token_sizes()
         size = None if sizes is None else int(sizes[ids[1:]].sum())
-        return ScoredTokens(tokens, np.concatenate(nats), size, Context(state, ids[-1:], lengths, self.identity))
+        return ScoredTokens(tokens, np.concatenate(nats), size, Context(state, ids[-1:], lengths))
 
     def next_tokens(
         self, prompt: str | bytes = "", context: Context | None = None, *, count: int = 10
@@ -141,7 +139,7 @@ class LanguageModel(LoadedModel):
         for _, text in stream_text(self.model, self.vocab, [prompt], lengths, drawn, max_tokens, context=context):
             yield text
 
-    def _begin(self, context: Context | None) -> tuple[Lengths, Any]:
+    def _begin(self, context: Context | None) -> tuple[Lengths, State]:
         """The lengths, and a state that a call may change."""
         lengths = self._lengths(context)
         if context is not None:
@@ -152,27 +150,9 @@ class LanguageModel(LoadedModel):
     def _lengths(self, context: Context | None) -> Lengths:
         if context is None:
             return self.config.writing_lengths(self.config.eval_lengths)
-        if context.model not in ("", self.identity):
-            raise Mistake("context must be what this model has read, and another model, or other weights, read it.")
         return context.lengths
 
-    @property
-    def identity(self) -> str:
-        """A word for the vocabulary, the shape and the weights, of which it looks at a few."""
-        few = [weight.detach().flatten()[:4].tolist() for weight in list(self.model.parameters())[::5]]
-        facts = repr((self.vocab.fingerprint, self.config.model, few))
-        return hashlib.sha256(facts.encode()).hexdigest()[:16]
-
-    def _reader(self, lengths: Lengths) -> Any:
-        """A copy of the model for inference, made again when a module, a weight or a hook was replaced."""
-        modules, weights = list(self.model.modules()), list(self.model.parameters())
-        hooks = [(*module._forward_hooks, *module._forward_pre_hooks) for module in modules]
-        parts = modules, list(map(id, weights)), hooks
-        if self._kept.get("of") != parts:  # ids are unique while `weights` are kept
-            self._kept.update(of=parts, weights=weights, copy=self.model.for_inference())
-        copy = self._kept["copy"]
+    def _reader(self, lengths: Lengths) -> Writer:
+        """A copy of the model for inference."""
+        copy = self.model.for_inference()
         return copy if lengths.mem_len else Sliding(copy, lengths.tgt_len)
-
-    @cached_property
-    def _kept(self) -> dict[str, Any]:
-        return {}

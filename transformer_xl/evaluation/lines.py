@@ -1,19 +1,28 @@
-"""Scores each line of a text, with many lines per batch."""
+"""Scores each line of a text, with lines of similar length in one batch.
+
+A line is read once, in segments of `tgt_len`. Padding is on the right, where causality makes it harmless, so the figure
+of a line does not depend on the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake
+from ..runtime.terminal import report_progress
 from .measures import bits, perplexity
-from .score import Scoring, figures_for_json, ratio
-from .sequences import BATCH_TOKENS, score_sequences
+from .score import Scoring, device_of, figures_for_json, inference, ratio
+
+BATCH_TOKENS = 8192
+"""Number of positions in a segment of a batch, by default."""
 
 
 class LineScore(NamedTuple):
@@ -36,7 +45,7 @@ class LineScore(NamedTuple):
     def bits(self) -> float:
         return bits(self.nats)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return figures_for_json(self, "log_prob", "targets", "bytes", "ppl", "bits")
 
 
@@ -53,16 +62,18 @@ def score_lines(
 
     The vocabulary's line end (`<eos>` for words, the newline for bytes and characters) is the context of the first
     token and the last target of each line. Without one (enwik8, newlines dropped) the first token is only context.
-    `score_sequences` makes batches of about `batch_tokens` per segment.
+    The first segment of a batch has about `batch_tokens` positions; at least half of all positions are targets.
     """
     tokens = [_frame_line(vocab, line, number) for number, line in enumerate(lines, start=1)]
-    nats = score_sequences(
-        model, tokens, lengths, batch_tokens=batch_tokens, precision=precision, title="scoring lines"
-    )
+    nats = torch.zeros(len(tokens), dtype=torch.float64)
+    batches = list(_batches([len(ids) - 1 for ids in tokens], lengths.tgt_len, batch_tokens))
+    with inference(model, precision) as reader:
+        for batch in report_progress(batches, "scoring lines"):
+            nats[batch] = _score_batch(reader, [tokens[i] for i in batch], lengths)
     token_sizes = vocab.token_sizes()
     scored = [ids[1:] for ids in tokens]
     sizes = [None if token_sizes is None else int(token_sizes[ids].sum(dtype=np.int64)) for ids in scored]
-    return [LineScore(cost, len(ids), size) for cost, ids, size in zip(nats, scored, sizes, strict=True)]
+    return [LineScore(cost, len(ids), size) for cost, ids, size in zip(nats.tolist(), scored, sizes, strict=True)]
 
 
 def _frame_line(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray, " n"]:
@@ -73,3 +84,31 @@ def _frame_line(vocab: Vocab, line: str | bytes, number: int) -> Int[np.ndarray,
     except ValueError as error:
         raise Mistake(f"Line {number}: {error}") from error
     return np.concatenate([ends, ids, ends]).astype(np.int64)
+
+
+def _batches(targets: Sequence[int], tgt_len: int, batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of the lines that have targets, longest first."""
+    order = sorted((i for i, count in enumerate(targets) if count > 0), key=lambda i: (-targets[i], i))
+    first = 0
+    while first < len(order):
+        width = min(targets[order[first]], tgt_len)
+        rows = order[first : first + max(1, batch_tokens // width)]
+        batch = [i for i in rows if 2 * targets[i] >= width]
+        yield batch
+        first += len(batch)
+
+
+def _score_batch(model: Scoring, lines: list[Int[np.ndarray, " _"]], lengths: Lengths) -> Float[Tensor, " B"]:
+    """The nats of each line; the longest is first. Lines that have ended leave the batch."""
+    device = device_of(model)
+    nats = torch.zeros(len(lines), dtype=torch.float64, device=device)
+    state, rows = model.empty_cache(len(lines), lengths), len(lines)
+    for start in range(0, len(lines[0]) - 1, lengths.tgt_len):
+        going = [torch.from_numpy(ids[start : start + lengths.tgt_len + 1]) for ids in lines if len(ids) - 1 > start]
+        if len(going) < rows:
+            rows = len(going)
+            state = state.select(slice(rows))
+        window = nn.utils.rnn.pad_sequence(going, batch_first=True, padding_value=-1).to(device)
+        nll, state = model(window[:, :-1].clamp(min=0), window[:, 1:], state, lengths)
+        nats[:rows] += nll.sum(dim=1, dtype=torch.float64)
+    return nats.cpu()

@@ -5,26 +5,24 @@ Every figure is a sum of nats in float64 over the number of targets, never a mea
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from ..config.settings import Lengths
+from ..config.settings import Lengths, TransformerXLConfig
 from ..data.loader import Segment
 from ..mistake import Mistake
+from ..model.adaptive import AdaptiveSoftmax
 from ..model.inputs import as_targets
 from ..runtime.device import autocast
-from ..runtime.files import write_whole
 from .measures import bits, figure, perplexity
 
 MOST_SCORES = 1 << 24
@@ -32,13 +30,47 @@ MOST_SCORES = 1 << 24
 
 
 @runtime_checkable
-class Scoring(Protocol):
-    """The methods of `TransformerXL` that scoring needs. The state must be able to `reset` and `select` rows."""
+class State(Protocol):
+    """What a model remembers of the text before a segment, in rows."""
 
-    parameters: Callable[..., Iterator[nn.Parameter]]
-    for_inference: Callable[..., Any]
-    empty_cache: Callable[..., Any]
-    __call__: Callable[..., Any]
+    def select(self, rows: Tensor | slice) -> State: ...
+
+    def reset(self, rows: Tensor) -> State: ...
+
+    @property
+    def cat(self) -> Callable[..., State]: ...
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """The methods of `TransformerXL` that scoring needs."""
+
+    __call__: Callable[..., tuple[Tensor, State]]
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def for_inference(self, precision: str = "fp32") -> Scoring: ...
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Tensor | None = None) -> State: ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """The methods of `TransformerXL` that give features of each position and the probabilities after it."""
+
+    config: TransformerXLConfig
+    softmax: AdaptiveSoftmax
+
+    @property
+    def hidden(self) -> Callable[..., tuple[Tensor, State]]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def for_inference(self, precision: str = "fp32") -> Reader: ...
+
+    def empty_memory(self, batch: int, lengths: Lengths, valid: Tensor | None = None) -> State: ...
+
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Tensor | None = None) -> State: ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +119,7 @@ class EvalResult:
         figures += f"  over {self.targets:,} targets  {self.tokens_per_second:,.0f} tokens/s"
         return figures if math.isfinite(self.nats) else f"{figures}  NOT FINITE"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Every figure by name. Figures that are not finite are null; `finite` says whether the nats are."""
         counts = figures_for_json(self, "unit", "targets", "bytes", "seconds", "tokens_per_second")
         costs = figures_for_json(self, "nats", "loss", "ppl", "bpc", "bits_per_byte")
@@ -107,13 +139,13 @@ def evaluate(
 ) -> EvalResult:
     """Score every target of `loader` once; memory continues from segment to segment.
 
-    `token_sizes` is the UTF-8 length of each id, for bits per byte. `dump(segment, nll)` is called for every segment;
-    `TokenLog` sorts them. `total` adds up the sums of several ranks, each of which reads some of the streams.
+    `token_sizes` is the UTF-8 length of each id, for bits per byte. `dump(segment, nll)` is called for every segment.
+    `total` adds up the sums of several ranks, each of which reads some of the streams.
     """
     device = device_of(model)
     nats = torch.zeros((), dtype=torch.float64, device=device)
     targets = text_bytes = 0
-    memory = None
+    memory: State | None = None
     start = time.perf_counter()
     with inference(model, precision) as model:
         for segment in loader:
@@ -142,16 +174,15 @@ def evaluate(
 class Tempered(nn.Module):
     """`model`, whose log-probabilities are divided by `temperature` and normalised again over the whole vocabulary."""
 
-    def __init__(self, model: Any, temperature: float):
+    def __init__(self, model: Reader, temperature: float):
         super().__init__()
-        if not 0 < temperature < math.inf:
-            raise Mistake(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
-        self.model: Any = model
+        check_temperature(temperature)
+        self.model: Reader = model
         self.temperature: float = temperature
 
     def forward(
-        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: Any, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T"], Any]:
+        self, ids: Integer[Tensor, "B T"], targets: Integer[Tensor, "B T"], memory: State | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T"], State]:
         """Nats of each target (0 where it is -1), and the state for the next segment."""
         targets = as_targets(targets, ids.shape)
         hidden, memory = self.model.hidden(ids, memory, lengths)
@@ -165,53 +196,14 @@ class Tempered(nn.Module):
         scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(self.temperature, least)
         return nn.functional.cross_entropy(scores, targets, ignore_index=-1, reduction="none")
 
-    def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+    def empty_memory(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> State:
         return self.model.empty_memory(batch, lengths, valid)
 
-    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> Any:
+    def empty_cache(self, batch: int, lengths: Lengths, valid: Int[Tensor, " B"] | None = None) -> State:
         return self.model.empty_cache(batch, lengths, valid)
 
     def for_inference(self, precision: str = "fp32") -> Tempered:
         return Tempered(self.model.for_inference(precision), self.temperature)
-
-
-class TokenLog:
-    """Keeps the log-probability of each target, in corpus order: pass one as `dump`, then read it or `save` it.
-
-    A row reads stretches of the text, and each starts with a reset. The stretches have the order of their first
-    segments; stretches that begin in the same segment have the order of their rows.
-    """
-
-    def __init__(self) -> None:
-        self._stretches: list[list[tuple[np.ndarray, np.ndarray]]] = []
-        self._open: list[int] = []
-
-    def __call__(self, segment: Segment, nll: Float[Tensor, "B T"]) -> None:
-        log_probs = -nll.float().cpu().numpy()
-        rows = len(log_probs)
-        fresh = segment.reset.tolist() if segment.reset is not None else [not self._open] * rows
-        self._open = self._open or [0] * rows
-        for row, targets in enumerate(segment.targets.numpy()):
-            if fresh[row]:
-                self._open[row] = len(self._stretches)
-                self._stretches.append([])
-            scored = targets >= 0
-            self._stretches[self._open[row]].append((targets[scored].astype(np.int32), log_probs[row, scored]))
-
-    @property
-    def targets(self) -> Int[np.ndarray, " n"]:
-        return np.concatenate([part[0] for stretch in self._stretches for part in stretch])
-
-    @property
-    def log_probs(self) -> Float[np.ndarray, " n"]:
-        """Log-probability of each of `targets`, in nats."""
-        return np.concatenate([part[1] for stretch in self._stretches for part in stretch])
-
-    def save(self, path: Path | str) -> None:
-        """Write both arrays as one NumPy `.npz` file: `targets` int32, `log_probs` float32 nats."""
-        file = io.BytesIO()
-        np.savez(file, targets=self.targets, log_probs=self.log_probs)
-        write_whole(Path(path), file.getvalue())
 
 
 @contextmanager
@@ -221,7 +213,13 @@ def inference(model: Scoring, precision: str) -> Iterator[Scoring]:
         yield model.for_inference(precision)
 
 
-def device_of(model: Scoring) -> torch.device:
+def check_temperature(temperature: float) -> None:
+    """Raise `Mistake` if log-probabilities cannot be divided by this."""
+    if not 0 < temperature < math.inf:
+        raise Mistake(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
+
+
+def device_of(model: Scoring | Reader) -> torch.device:
     return next(model.parameters()).device
 
 
@@ -229,7 +227,7 @@ def ratio(amount: float, count: float) -> float:
     return amount / count if count else math.nan
 
 
-def figures_for_json(owner: Any, *names: str) -> dict[str, Any]:
+def figures_for_json(owner: object, *names: str) -> dict[str, object]:
     """Attributes for JSON; a number that is not finite is null."""
     values = {name: getattr(owner, name) for name in names}
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}

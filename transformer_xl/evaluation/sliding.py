@@ -12,16 +12,18 @@ Two predictions share a window. With stride 1 each has its own window of `contex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..config.settings import Lengths
+from ..config.settings import Lengths, TransformerXLConfig
 from ..mistake import Mistake
+from ..model.adaptive import AdaptiveSoftmax
 from ..model.inputs import as_ids
+from .score import Reader
 
 _TOKENS = 1 << 13
 """Approximate number of tokens in a batch of windows."""
@@ -50,10 +52,6 @@ class Window(NamedTuple):
         filled = [pad(window.ids, (length - window.ids.shape[1], 0)) for window in windows]
         return Window(torch.cat(filled), torch.cat([window.seen for window in windows]))
 
-    def to(self, device: torch.device | str) -> Window:
-        """A copy on another device."""
-        return Window(self.ids.to(device), self.seen.to(device))
-
     def reset(self, rows: Bool[Tensor, " B"]) -> Window:
         """Begin a new text in the marked rows; keep the others."""
         return self._replace(seen=self.seen.masked_fill(rows.to(self.seen.device), 0))
@@ -68,22 +66,19 @@ class Sliding(nn.Module):
 
     takes_padding = True
 
-    def __init__(self, model: Any, context: int, stride: int = 1):
+    def __init__(self, model: Reader, context: int, stride: int = 1):
         super().__init__()
-        if not 1 <= stride <= context:
-            raise Mistake(
-                f"The stride of sliding windows must be from 1 to their width, {context} tokens, got {stride}."
-            )
-        self.model: Any = model
+        check_stride(context, stride)
+        self.model: Reader = model
         self.context: int = context
         self.stride: int = stride
 
     @property
-    def config(self) -> Any:
+    def config(self) -> TransformerXLConfig:
         return self.model.config
 
     @property
-    def softmax(self) -> Any:
+    def softmax(self) -> AdaptiveSoftmax:
         return self.model.softmax
 
     def forward(
@@ -151,6 +146,12 @@ class Sliding(nn.Module):
     def for_inference(self, precision: str = "fp32") -> Sliding:
         """A copy for inference."""
         return Sliding(self.model.for_inference(precision), self.context, self.stride)
+
+
+def check_stride(context: int, stride: int) -> None:
+    """Raise `Mistake` if windows of `context` tokens cannot score this many targets each."""
+    if not 1 <= stride <= context:
+        raise Mistake(f"The stride of sliding windows must be from 1 to their width, {context} tokens, got {stride}.")
 
 
 def _pick(x: Float[Tensor, "W C D"], positions: Int[Tensor, "W R"]) -> Float[Tensor, "W R D"]:

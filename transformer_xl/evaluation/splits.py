@@ -13,7 +13,7 @@ from ..data.loader import Segment, StreamLoader
 from ..run import LoadedModel
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import report_progress, show_table
-from .score import EvalResult, TokenLog, evaluate
+from .score import EvalResult, evaluate
 
 
 def progress(split: Split, lengths: Lengths) -> Callable[[StreamLoader], Iterable[Segment]]:
@@ -28,7 +28,6 @@ def score_split(
     config: EvalConfig,
     *,
     precision: str,
-    log: TokenLog | None = None,
     ranks: Ranks | None = None,
     follow: Callable[[StreamLoader], Iterable[Segment]] | None = None,
 ) -> EvalResult:
@@ -47,7 +46,6 @@ def score_split(
         precision=precision,
         unit=vocab.unit,
         token_sizes=vocab.token_sizes(),
-        dump=log,
         total=ranks.total,
     )
 
