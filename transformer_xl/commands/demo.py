@@ -14,10 +14,10 @@ import math
 import os
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -242,28 +242,35 @@ def measure(loaded: LoadedModel, test: Split, end: float) -> tuple[list[EvalResu
 
     config = loaded.config
     loader = StreamLoader(test, batch_size=config.eval.batch_size, tgt_len=config.eval_lengths.tgt_len)
-    first, *others = (
-        replace(config.eval_lengths, mem_len=size, attn_len=None)
-        for size in (2 * config.train.mem_len, config.train.mem_len, 0)
-    )
-    share = time.perf_counter() + (end - time.perf_counter()) / 3
-    scored: list[Segment] = []
+    memories, common = (2 * config.train.mem_len, config.train.mem_len, 0), len(loader)
+    passes: list[tuple[EvalResult, list[float]]] = []
+    for done, mem_len in enumerate(memories):
+        nats: list[float] = []
+        now = time.perf_counter()
+        shown = report_progress(islice(loader, common), f"scoring with a memory of {mem_len:,}", common)
+        result = evaluate(
+            loaded.model,
+            before(now + (end - now) / (len(memories) - done), shown),
+            replace(config.eval_lengths, mem_len=mem_len, attn_len=None),
+            precision=config.train.precision,
+            dump=lambda _, nll, nats=nats: nats.append(nll.sum(dtype=torch.float64).item()),
+        )
+        passes.append((result, nats))
+        common = len(nats)
+    targets = torch.cat([segment.targets for segment in islice(loader, common)], dim=1)
+    scored = targets[targets >= 0].numpy()
+    results = [replace(result, nats=sum(nats[:common]), targets=len(scored)) for result, nats in passes]
+    return results, loaded.vocab.decode_bytes(scored)
 
-    def segments_in_time() -> Iterator[Segment]:
-        """The segments until a third of the time is over. The other passes, which are faster, read the same."""
-        for segment in report_progress(loader, f"scoring with a memory of {first.mem_len:,}", len(loader)):
-            if scored and time.perf_counter() > share:
-                return
-            scored.append(segment)
-            yield segment
 
-    precision, sizes = config.train.precision, loaded.vocab.token_sizes()
-    results = [evaluate(loaded.model, segments_in_time(), first, precision=precision, token_sizes=sizes)]
-    for lengths in others:
-        shown = report_progress(scored, f"scoring with a memory of {lengths.mem_len:,}")
-        results.append(evaluate(loaded.model, shown, lengths, precision=precision, token_sizes=sizes))
-    targets = torch.cat([segment.targets for segment in scored], dim=1)
-    return results, loaded.vocab.decode_bytes(targets[targets >= 0].numpy())
+def before(end: float, segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Yield the first segment, and more while the pace so far allows to finish each before the time `end`."""
+    begun = time.perf_counter()
+    for done, segment in enumerate(segments):
+        now = time.perf_counter()
+        if done and now + (now - begun) / done > end:
+            return
+        yield segment
 
 
 def compare(results: Sequence[EvalResult], scored: bytes, held_out: int) -> None:
