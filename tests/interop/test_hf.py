@@ -265,7 +265,6 @@ def test_memory_supports_the_cache_interface(pair):
 
 REFUSED = {
     "right padding": ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]] * 2)}, 'padding_side = "left"'),
-    "a hole": ({"attention_mask": torch.tensor([[0, 1, 0, 1, 1]] * 2)}, 'padding_side = "left"'),
     "no token": ({"input_ids": torch.empty(2, 0, dtype=torch.long)}, "Leave it out of generate"),
     "short labels": ({"labels": text(2, 4)}, r"input_ids, \(2, 5\), got \(2, 4\)"),
     "a short mask": ({"attention_mask": torch.tensor([[0, 1]] * 2)}, "of the shape of input_ids"),

@@ -24,13 +24,13 @@ def as_targets(targets: Integer[Tensor, "*B"], shape: Sequence[int]) -> Int[Tens
     return _as_int64(targets, targets.shape == tuple(shape), f"targets must have the shape of ids, {list(shape)},")
 
 
-def check_vectors(x: Tensor, like: Float[Tensor, " D"], name: str = "x") -> None:
+def check_vectors(x: Tensor, like: Float[Tensor, " D"]) -> None:
     """Raise a `Mistake` unless `x` is vectors for a backbone with the weight `like`. Autocast converts the dtype."""
     fits = x.ndim == 3 and x.shape[2] == len(like) and x.device == like.device
     is_cast = x.is_floating_point() and torch.is_autocast_enabled(like.device.type)
     if not fits or (x.dtype != like.dtype and not is_cast):
         raise Mistake(
-            f"{name} must be vectors of the shape [rows, positions, {len(like)}], {like.dtype} on {like.device}, got "
+            f"x must be vectors of the shape [rows, positions, {len(like)}], {like.dtype} on {like.device}, got "
             f"{list(x.shape)} {x.dtype} on {x.device}. Project vectors of another width, and embed ids."
         )
 
