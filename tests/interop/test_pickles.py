@@ -139,9 +139,6 @@ def test_the_state_of_a_module_is_read_without_its_code(read, monkeypatch, optio
     assert "mem_transformer" not in sys.modules
 
 
-# Files written by hand, as an attacker would.
-
-
 def text(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
 
@@ -162,12 +159,9 @@ def torch_zip(content: bytes) -> bytes:
     return file.getvalue()
 
 
-SYSTEM = pickle.dumps({"protocol_version": 1001, "little_endian": True}, protocol=2)
-
-
-def legacy(content: bytes, system: bytes = SYSTEM) -> bytes:
-    first = pickle.dumps(0x1950A86A20F9469CFC6C, 2), pickle.dumps(1001, 2)
-    return b"".join([*first, system, content, pickle.dumps([], 2)])
+def legacy(content: bytes) -> bytes:
+    start = [0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True}]
+    return b"".join([*(pickle.dumps(value, 2) for value in start), content, pickle.dumps([], 2)])
 
 
 CALLS = [
@@ -190,7 +184,6 @@ def test_nothing_that_a_file_names_is_run(read, tmp_path, called):
         torch_zip(b"\x80\2" + made + b"."),
         torch_zip(group(text("storage"), name(*called), text("0"), text("cpu"), b"K\6") + b"Q."),
         legacy(made + b"."),
-        legacy(b"N.", system=made + b"."),
         legacy(group(text("module"), name(*called), command, command) + b"Q)R."),
     ):
         read_or_refused(read, content)
