@@ -106,5 +106,5 @@ def test_pins_cover_what_every_extra_of_dev_needs() -> None:
         line.partition("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().split("\n")
     }
     extras = PROJECT["optional-dependencies"]
-    needs = {re.split(r"[\[<>=;]", line)[0] for name in extras.keys() - {"trackio", "wandb"} for line in extras[name]}
+    needs = {re.split(r"[\[<>=;]", line)[0] for name in extras.keys() - {"wandb"} for line in extras[name]}
     assert needs - pins == {"transformer-xl"}

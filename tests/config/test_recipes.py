@@ -76,7 +76,7 @@ UNUSUAL = RunConfig(
         optimizer="sgd",
         momentum=0.5,
         seed=-7,
-        trackers=("wandb", "trackio"),
+        trackers=("wandb", "tensorboard"),
     ),
     eval=EvalConfig(tgt_len=11, mem_len=0, attn_len=1, split="valid"),
 )

@@ -165,7 +165,7 @@ class TrainConfig(Checked):
     sample_every: int = 0
     """Steps between text samples; 0: none."""
     sample_tokens: int = 200
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Trackers that receive the metrics in addition to metrics.jsonl; each needs an extra package."""
 
     def _problems(self) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Experiment trackers: what goes to `metrics.jsonl` also goes to TensorBoard, Weights & Biases or Trackio.
+"""Experiment trackers: what goes to `metrics.jsonl` also goes to TensorBoard or Weights & Biases.
 
 All are off unless `train.trackers` names them. A tracker that fails is switched off, and training continues.
 """
@@ -16,18 +16,20 @@ from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from ..config.settings import RunConfig
 from ..mistake import Mistake
 from ..runtime.files import write_whole
 
+Entry = Mapping[str, Any]
+"""An entry of `metrics.jsonl`."""
 
-@runtime_checkable
+
 class Tracker(Protocol):
     """Receives the entries of `metrics.jsonl`. Any exception switches the tracker off and does not end the run."""
 
-    def log(self, entry: Mapping[str, Any]) -> None: ...
+    def log(self, entry: Entry) -> None: ...
 
     def close(self) -> None: ...
 
@@ -45,11 +47,11 @@ class Trackers:
     def __exit__(self, *_: object) -> None:
         self._call("close")
 
-    def log(self, entry: Mapping[str, Any]) -> None:
+    def log(self, entry: Entry) -> None:
         """Pass on an entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
         self._call("log", entry)
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def _call(self, method: str, *arguments: Entry) -> None:
         for name, tracker in list(self._on.items()):
             try:
                 getattr(tracker, method)(*arguments)
@@ -75,7 +77,7 @@ def open_trackers(
     trackers: dict[str, Tracker] = {}
     for name in dict.fromkeys(names):
         try:
-            trackers[name] = TensorBoard(run, step) if name == "tensorboard" else TrackingService(name, run, config)
+            trackers[name] = TensorBoard(run, step) if name == "tensorboard" else WeightsAndBiases(run, config)
         except Exception as error:
             warn(_failure(name, error))
     return Trackers(trackers, warn)
@@ -90,7 +92,7 @@ class TensorBoard:
         # A new run purges too: TensorBoard takes the first purge as the start and only later purges as restarts.
         self._writer = SummaryWriter(run / "tensorboard", purge_step=step + 1)
 
-    def log(self, entry: Mapping[str, Any]) -> None:
+    def log(self, entry: Entry) -> None:
         if "sample" in entry:  # TensorBoard reads Markdown: indented, the text is shown as it is
             self._writer.add_text("sample", textwrap.indent(entry["sample"], "    "), entry["step"])
         for name, value in figures(entry).items():
@@ -101,28 +103,24 @@ class TensorBoard:
         self._writer.close()
 
 
-class TrackingService:
-    """Weights & Biases or Trackio, which have the same interface. Their environment variables override our defaults.
+class WeightsAndBiases:
+    """Weights & Biases. Its environment variables override our defaults.
 
-    Neither can delete entries. A file in the run's folder, `wandb.json` or `trackio.json`, keeps the record's id and
-    the last step sent of each kind, so a resumed run sends nothing twice.
+    It cannot delete entries. `wandb.json` in the run's folder keeps the record's id and the last step sent of each
+    kind, so a resumed run sends nothing twice.
     """
 
-    def __init__(self, name: str, run: Path, config: RunConfig):
-        self._module: Any = import_module(name)
-        self._file = run / f"{name}.json"
+    def __init__(self, run: Path, config: RunConfig):
+        self._module = import_module("wandb")
+        self._file = run / "wandb.json"
         kept = json.loads(self._file.read_text()) if self._file.exists() else {"id": uuid.uuid4().hex[:8], "told": {}}
         self._id, self._before, self._sent = kept["id"], kept["told"], dict(kept["told"])
         self._save()
-        title, more = run.resolve().name, {}
-        options = {"project": "transformer-xl", "name": f"{title}-{self._id}"}  # Trackio finds a record by its name
-        if name == "wandb":
-            options |= {"name": title, "dir": str(run)}
-            more = {"id": self._id, "allow_val_change": True}
-        options = {option: os.environ.get(f"{name}_{option}".upper(), value) for option, value in options.items()}
-        self._module.init(**options, **more, config=asdict(config), resume="allow")
+        defaults = {"project": "transformer-xl", "name": run.resolve().name, "dir": str(run)}
+        options = {option: os.environ.get(f"WANDB_{option.upper()}", value) for option, value in defaults.items()}
+        self._module.init(**options, id=self._id, allow_val_change=True, config=asdict(config), resume="allow")
 
-    def log(self, entry: Mapping[str, Any]) -> None:
+    def log(self, entry: Entry) -> None:
         kind, step, values = entry.get("split", "sample"), entry["step"], figures(entry)
         if kind == "sample":
             values = {"sample": self._module.Html(f"<pre>{html.escape(entry['sample'])}</pre>")}
@@ -138,7 +136,7 @@ class TrackingService:
         write_whole(self._file, json.dumps({"id": self._id, "told": self._sent}) + "\n")
 
 
-def figures(entry: Mapping[str, Any]) -> dict[str, float]:
+def figures(entry: Entry) -> dict[str, float]:
     """The finite numbers of an entry of `metrics.jsonl`, as `train/loss`, `valid/ppl`, `test/bpc`, ..."""
     return {
         f"{entry['split']}/{name}": value
