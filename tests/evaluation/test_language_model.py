@@ -27,7 +27,6 @@ from transformer_xl import (
 )
 from transformer_xl.config.settings import CorpusConfig, RunConfig, TrainConfig
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.evaluation.generate import Sampling, generate
 from transformer_xl.evaluation.lines import score_lines
 from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
@@ -111,12 +110,6 @@ def test_a_line_costs_what_txl_score_says():
         assert (len(scored.nats), scored.bytes) == (reference.targets, reference.bytes)
         assert scored.ppl == pytest.approx(reference.ppl)
         assert scored.bits_per_byte == pytest.approx(reference.bits / reference.bytes)
-
-
-def test_generation_is_that_of_the_function():
-    model, sampling = language_model(), Sampling(seed=3, top_k=5, temperature=0.7, stop=("q",))
-    [expected] = generate(model.model, model.vocab, ["a b"], model.config.eval_lengths, sampling, 30)
-    assert model.generate("a b", max_tokens=30, seed=3, top_k=5, temperature=0.7, stop=("q",)) == expected
 
 
 def test_tokens_are_readable():

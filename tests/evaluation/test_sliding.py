@@ -60,18 +60,6 @@ def test_each_prediction_sees_the_documented_number_of_tokens(
     torch.testing.assert_close(read(Sliding(model, *sizes), ids, pieces), expected)
 
 
-@given(sizes=sizes, t=st.integers(0, 10**6))
-def test_predictions_see_between_context_minus_stride_and_context_tokens(sizes: tuple[int, int], t: int) -> None:
-    context, stride = sizes
-    assert min(t, context - stride) + 1 <= seen(t, context, stride) <= context
-    assert stride > 1 or seen(t, context, stride) == min(t + 1, context)
-
-
-def test_the_example_of_the_docstring() -> None:
-    words = ["a", "ab", "abc", "abcd", "cde", "cdef", "efg", "efgh", "ghi"]
-    assert [len(word) for word in words] == [seen(t, 4, 2) for t in range(9)]
-
-
 @settings(max_examples=examples(6), deadline=None)
 @given(sizes=sizes, data=st.data())
 def test_rows_can_be_padded_reset_selected_and_joined(sizes: tuple[int, int], data: st.DataObject) -> None:
@@ -164,10 +152,6 @@ def test_generated_text_depends_on_the_window_only() -> None:
     prompts = [np.concatenate([text(1, n, seed=n)[0].numpy(), window]) for n in (0, 3, 8)]
     steps = list(stream(sliding, prompts, CALL, Sampling(temperature=0), 12))
     assert all(len({token for _, token in step}) == 1 for step in steps)
-
-
-def test_its_state_is_on_the_device_of_the_model() -> None:
-    assert Sliding(small_model().to("meta"), 4).empty_memory(2, CALL).ids.device.type == "meta"
 
 
 @pytest.mark.parametrize("stride", [0, 6])

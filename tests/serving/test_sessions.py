@@ -139,14 +139,3 @@ def test_a_kept_text_is_a_copy_in_memory_of_its_own() -> None:
         theirs.fill_(-1)
         assert not torch.equal(mine, theirs)
     assert [each.untyped_storage().nbytes() for each in kept.cache.buffers] == 2 * [kept.nbytes]
-
-
-def test_an_owner_cannot_reach_the_text_of_another() -> None:
-    texts = Sessions(seconds=10, most_bytes=100)
-    texts.add("a", past(), owner="me")
-    assert texts.get("a", "me") is not None and texts.get("a", "you") is None and texts.get("a") is None
-
-
-def test_ids_are_long_and_different() -> None:
-    names = {new_id() for _ in range(1000)}
-    assert len(names) == 1000 and min(map(len, names)) >= 37
