@@ -5,26 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
 
 from .answers import Answer, ClientGone, Service, check_ids, token_name
 from .engine import QueueFull
 from .requests import Completion, Detokenize, Refused, Tokenize, form_error, short
-
-PAGE = Path(__file__).parent / "page"
-SAFE = {
-    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
-"""Headers of the page, which loads nothing from elsewhere."""
 
 
 def build_app(service: Service, tokens: Sequence[str] = ()) -> FastAPI:
@@ -48,16 +41,8 @@ def build_app(service: Service, tokens: Sequence[str] = ()) -> FastAPI:
     app.add_api_route("/detokenize", detokenize, methods=["POST"], dependencies=locked)
     app.add_api_route("/metrics", metrics, dependencies=locked)
     app.add_api_route("/health", health)
-    for path, name in {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}.items():
-        app.add_api_route(path, _sender(PAGE / name), include_in_schema=False, response_model=None)
+    app.mount("/", StaticFiles(directory=Path(__file__).parent / "page", html=True))
     return app
-
-
-def _sender(file: Path) -> Callable[[], FileResponse]:
-    def send() -> FileResponse:
-        return FileResponse(file, headers=SAFE)
-
-    return send
 
 
 def owner_of(request: Request) -> str:
