@@ -184,6 +184,7 @@ def test_nothing_that_a_file_names_is_run(read, tmp_path, called):
         torch_zip(b"\x80\2" + made + b"."),
         torch_zip(group(text("storage"), name(*called), text("0"), text("cpu"), b"K\6") + b"Q."),
         legacy(made + b"."),
+        legacy(b"N.").removesuffix(pickle.dumps([], 2)) + made + b".",  # in place of the keys of storages
         legacy(group(text("module"), name(*called), command, command) + b"Q)R."),
     ):
         read_or_refused(read, content)
