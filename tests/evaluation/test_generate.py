@@ -114,6 +114,7 @@ def test_nan_probabilities_raise_an_error():
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0"),
         ({"stop": ("a", "")}, "stop must be a tuple of strings that are not empty"),
+        ({"temperature": -1, "top_k": -1, "top_p": 2}, "(?s)temperature.*top_k.*top_p"),
     ],
 )
 def test_sampling_refuses_invalid_settings(wrong, sentence):

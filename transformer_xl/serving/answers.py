@@ -225,7 +225,7 @@ class Answer:
                     self._take(number, event, found)
                 for index, delta in found.items():
                     yield index, delta
-                if self.service.engine.busy >= FEW:
+                if going and self.service.engine.busy >= FEW:
                     await asyncio.sleep(PACE)
         finally:
             self.cancel()
