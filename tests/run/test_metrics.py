@@ -9,7 +9,7 @@ import pytest
 
 from transformer_xl.evaluation.measures import bits, figure, perplexity, tokens_per_second
 from transformer_xl.run import Metrics
-from transformer_xl.train.lines import progress_text
+from transformer_xl.train.loop import progress_text
 
 
 def test_a_log_returns_its_entries(tmp_path):

@@ -12,8 +12,7 @@ import torch
 
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.train.muon import Muon
-from transformer_xl.train.optim import build_optimizers, learning_rate, set_rates
+from transformer_xl.train.optim import Muon, build_optimizers, learning_rate, set_rates
 
 CONFIG = TrainConfig(lr=0.5, warmup_steps=10, max_steps=110)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16
 """Processor features that affect speed, by their Linux names."""
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, object]:
     """Versions and hardware, without host name, user or environment variables."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {

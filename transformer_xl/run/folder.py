@@ -164,7 +164,7 @@ class Run:
             )
         return found
 
-    def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, Any] | None) -> None:
+    def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, object] | None) -> None:
         """Write the settings and facts of a run that begins or goes on.
 
         `begun` has the facts `BEGUN`; None: those that the folder records.

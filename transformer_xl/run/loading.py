@@ -97,7 +97,7 @@ def load_config(folder: str | Path) -> RunConfig:
     return config_of(read_header(path), path)
 
 
-def config_of(stored: Mapping[str, Any], path: Path) -> RunConfig:
+def config_of(stored: Mapping[str, object], path: Path) -> RunConfig:
     """The settings in JSON read from `path`, one table per section; missing ones have their defaults.
 
     Raises:

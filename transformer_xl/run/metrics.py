@@ -18,7 +18,7 @@ class Metrics:
     def __init__(self, path: str | Path):
         self.path: Path = Path(path)
 
-    def log(self, entry: Mapping[str, Any]) -> None:
+    def log(self, entry: Mapping[str, object]) -> None:
         """Append an entry. JSON has no nan or inf: they become null. An `OSError` is one sentence with the reason."""
         line = json.dumps({name: _finite(value) for name, value in entry.items()}, allow_nan=False)
         with explain_write_error(self.path):
@@ -65,5 +65,5 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -49,7 +49,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(plain_file(path))
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write readable JSON."""
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

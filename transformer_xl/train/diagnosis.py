@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -32,7 +31,7 @@ def not_finite(
         found = [f"the weight {name}" for name, weight in model.named_parameters() if not _finite(weight)]
         found += [f"the memory of layer {i}" for i, layer in enumerate(memory.layers) if not _finite(layer)]
 
-    def look(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    def look(name: str, _module: nn.Module, _inputs: object, output: object) -> None:
         if not all(map(_finite, output if isinstance(output, tuple | list) else [output])):
             found.append(f"the output of {name or 'the model'}")
 
@@ -53,7 +52,7 @@ def not_finite(
     return next(iter(found), "the data of another rank" if guilty else "dropout or the sum")
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     if isinstance(value, Tensor) and value.is_sparse:
         value = value.coalesce().values()
     return not isinstance(value, Tensor) or bool(whole(value.detach()).isfinite().all())

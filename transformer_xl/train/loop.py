@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import torch
 
@@ -23,6 +23,7 @@ from ..data.corpus import Corpus
 from ..data.datasets import is_tokenised
 from ..data.loader import StreamLoader
 from ..evaluation.generate import Sampling, generate
+from ..evaluation.measures import figure
 from ..evaluation.score import EvalResult
 from ..evaluation.splits import score_split
 from ..mistake import Mistake
@@ -32,9 +33,8 @@ from ..run import LoadedModel, Metrics, Run, load_training, load_weights, save_c
 from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
-from ..runtime.terminal import ProgressPrinter, seconds_left
+from ..runtime.terminal import ProgressPrinter, clock, seconds_left
 from .choices import choices, resolve_settings
-from .lines import introduce, progress_text
 from .optim import learning_rate
 from .step import Pace, Trainer
 from .trackers import Trackers
@@ -51,7 +51,7 @@ def fit(
     trackers: Trackers | None = None,
     ranks: Ranks | None = None,
     replan: Callable[[Trainer], TrainConfig] | None = None,
-    begun: Mapping[str, Any] | None = None,
+    begun: Mapping[str, object] | None = None,
 ) -> bool:
     """Train `model` on `corpus` as `config.train` says, in a run folder as `txl train` writes it.
 
@@ -192,11 +192,11 @@ class _Loop:
     def _due(self, every: int) -> bool:
         return every > 0 and self.trainer.step % every == 0
 
-    def _log(self, **entry: Any) -> None:
+    def _log(self, **entry: object) -> None:
         if self.metrics is not None:
-            entry = {"step": self.trainer.step, **entry}
-            self.metrics.log(entry)
-            self.trackers.log(entry)
+            known = {"step": self.trainer.step, **entry}
+            self.metrics.log(known)
+            self.trackers.log(known)
 
     def _report(self) -> None:
         """Print a line of figures and log it; then count from 0 again."""
@@ -269,16 +269,51 @@ def validate(
     )
 
 
+def introduce(run: Run, model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks) -> None:
+    """Print and log the lines about a run that begins or goes on."""
+    last = run.latest
+    why = "" if last else run.facts()["why"]
+    for line in filter(None, [f"{describe(model, corpus, config, ranks)}; {run.path}", why, *corpus.notes]):
+        run.say(line)
+    if last is not None:
+        step, most = run.step, config.train.max_steps
+        ended = f" All {most:,} steps are done; a higher train.max_steps goes on." if step >= most else ""
+        run.say(f"Resumed from step {step:,} of {most:,} ({last.name}).{ended}")
+
+
+def describe(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks) -> str:
+    """One line about the model, the text, the lengths and the machine."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    ngrams = 0 if model.ngrams is None else sum(parameter.numel() for parameter in model.ngrams.parameters())
+    of_ngrams = f" ({ngrams / 1e6:.2f}M of n-grams and matches)" if ngrams else ""
+    train, scored, split = config.train, config.eval_lengths, corpus.header.splits["train"]
+    unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
+    together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
+    return (
+        f"{parameters / 1e6:.2f}M parameters{of_ngrams} on {corpus.name}, {split.tokens:,} tokens{unknown}, "
+        f"{corpus.vocab}; segments of {train.tgt_len:,} after {train.mem_len:,}, scored "
+        f"{scored.tgt_len:,} after {scored.mem_len:,}; {train.device}, {train.precision}, {train.backend}{together}"
+    )
+
+
+def progress_text(unit: str, loss: float, lr: float, tokens_per_second: float, seconds_left: float | None) -> str:
+    """The line of figures that training prints; `loss` is the mean of nats since the last line."""
+    name, value = figure(unit, loss)
+    shown = f"{value:8.2f}" if name == "ppl" else f"{value:.4f}"
+    speed = f"{tokens_per_second:,.0f} tokens/s"
+    return f"loss {loss:.4f}  {name} {shown}  lr {lr:.2e}  {speed}  {clock(seconds_left)} left"
+
+
 @contextmanager
 def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
     """Collect SIGTERM, SIGINT and SIGHUP until a step is done. A second SIGTERM or SIGINT acts at once, except on one
     of several ranks, because their launcher ends them. A second SIGHUP does not, because a terminal that closes may
     send it twice and after SIGTERM; under nohup it stays ignored. Only the main thread gets signals."""
     received: list[str] = []
-    previous: dict[int, Any] = {}
+    previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none
 
-    def receive(number: int, _frame: Any) -> None:
+    def receive(number: int, _frame: object) -> None:
         received.append(signal.Signals(number).name)
         if ranks.size > 1 or number == hangup:
             return

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
+from ..config.settings import Lengths
 from ..model.inputs import as_targets
+from ..model.memory import Memory
+from ..model.transformer_xl import TransformerXL
 
 
 class Counts(NamedTuple):
@@ -41,9 +44,9 @@ class Objective(nn.Module):
     these gather the weights under FSDP2.
     """
 
-    def __init__(self, model: Any, *, alpha: float = 0.0, beta: float = 0.0):
+    def __init__(self, model: TransformerXL, *, alpha: float = 0.0, beta: float = 0.0):
         super().__init__()
-        self.model: Any = model
+        self.model: TransformerXL = model
         self.alpha: float = alpha
         self.beta: float = beta
 
@@ -51,12 +54,12 @@ class Objective(nn.Module):
         self,
         ids: Integer[Tensor, "B T"],
         targets: Integer[Tensor, "B T"],
-        memory: Any,
-        lengths: Any,
+        memory: Memory,
+        lengths: Lengths,
         *,
         counts: Counts | None = None,
         progress: float = 0.0,
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Any]:
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B T"], Memory]:
         """The loss, the nats of each target, and the memory for the next segment.
 
         Args:

@@ -1,18 +1,22 @@
-"""Optimizers by name, and learning rates as a pure function of the step."""
+"""Optimizers by name, learning rates as a pure function of the step, and a running average of weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..config.settings import TrainConfig
-from .muon import Muon
 
 NGRAM_TABLE = "ngrams.table.weight"
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -51,7 +55,7 @@ def _dense_optimizers(named: list[tuple[str, nn.Parameter]], config: TrainConfig
     return [_adam(_groups(named, config), config)]
 
 
-def _groups(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, Any]]:
+def _groups(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, object]]:
     """One group, or two if the embedding's tables have a rate of their own."""
     rates = [(config.embedding_lr_ratio if name.startswith("embedding.tables.") else 1.0, p) for name, p in named]
     ratios = dict.fromkeys([1.0, config.embedding_lr_ratio])
@@ -59,7 +63,7 @@ def _groups(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> l
     return [group for group in groups if group["params"]]
 
 
-def _adam(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Optimizer:
+def _adam(groups: list[dict[str, object]], config: TrainConfig) -> torch.optim.Optimizer:
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return kind(
         groups,
@@ -104,3 +108,83 @@ def _scheduled_rate(step: int, end: int, config: TrainConfig, ratio: float) -> f
     if config.schedule == "inv_sqrt":
         return lr * math.sqrt(max(config.warmup_steps, 1) / (step + 1))
     return lr
+
+
+class Muon(torch.optim.Muon):
+    """Muon with all matrices of one shape in one batch: on a GPU a tenth of the kernels of `torch.optim.Muon`.
+
+    It shares the state of PyTorch's optimizer, with the adjustment "match_rms_adamw".
+
+    It turns the momentum of each matrix into the nearest orthogonal one (Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon/). On a CPU, where kernels cost nothing to start, and for the shards of
+    FSDP2, whose products PyTorch knows, it is PyTorch's own step.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        for group in self.param_groups:
+            if not all(p.is_cuda and not isinstance(p, DTensor) for p in group["params"]):
+                return super().step(closure)
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            self.batched_step(group)
+        return loss
+
+    @torch.no_grad()
+    def batched_step(self, group: dict[str, Any]) -> None:
+        """One step of a group's matrices, shape by shape. A matrix and a transposed one of its size are one shape."""
+        shapes: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix.grad))
+                shapes[tuple(sorted(matrix.shape))].append(matrix)
+        for (_, longest), matrices in shapes.items():
+            gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+            buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+            torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])  # type: ignore[attr-defined]
+            updates = buffers
+            if group["nesterov"]:
+                updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # type: ignore[attr-defined]
+            wide = torch.stack([_wide(update) for update in updates]).bfloat16()
+            updates = orthogonal(wide, group["ns_coefficients"], group["ns_steps"], group["eps"]).unbind()
+            torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])  # type: ignore[attr-defined]
+            rate = group["lr"] * 0.2 * longest**0.5
+            for matrix, update in zip(map(_wide, matrices), updates, strict=True):
+                matrix.add_(update, alpha=-rate)
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    """The matrix, or its transpose, with at least as many columns as rows."""
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def orthogonal(
+    x: Float[Tensor, "N m n"], coefficients: tuple[float, float, float], steps: int, epsilon: float
+) -> Float[Tensor, "N m n"]:
+    """Matrices with the singular vectors of `x` and singular values near 1, by the iteration of Newton and Schulz."""
+    a, b, c = coefficients
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=epsilon)
+    for _ in range(steps):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x
+
+
+class Average(Generic[Model]):
+    """The mean of `model`'s weights at each `update`, as a separate model, to evaluate and to save.
+
+    As in averaged SGD (Polyak & Juditsky 1992; Merity et al. 2018).
+    """
+
+    def __init__(self, model: Model, count: int = 0):
+        self.model: Model = deepcopy(model).eval()
+        self.count: int = count
+        """Number of weights in the mean; with 0 the model is no average yet."""
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Add the current weights to the mean."""
+        self.count += 1
+        for mean, weight in zip(self.model.parameters(), model.parameters(), strict=True):
+            mean.lerp_(weight, 1 / self.count)

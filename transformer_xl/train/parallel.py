@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from ..model.transformer_xl import TransformerXL
 from ..runtime.ranks import Ranks
 from .objective import Objective
 
@@ -38,7 +38,7 @@ def replicate(objective: Objective) -> nn.Module:
     return nn.parallel.DistributedDataParallel(objective, find_unused_parameters=True, gradient_as_bucket_view=True)
 
 
-def shard(model: Any, ranks: int) -> None:
+def shard(model: TransformerXL, ranks: int) -> None:
     """Make the model's tensors shards, one for each rank, under FSDP2."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -52,7 +52,7 @@ def shard(model: Any, ranks: int) -> None:
         register_fsdp_forward_method(model, call)
 
 
-def _shards(model: Any) -> list[list[nn.Module]]:
+def _shards(model: TransformerXL) -> list[list[nn.Module]]:
     """Groups of modules whose weights are used in their own calls alone; the rest of the model is one more group."""
     layers = model.backbone.layers
     if model.config.share_position_projection:  # a layer's projections are used before its call

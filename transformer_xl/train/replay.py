@@ -9,23 +9,26 @@ is `forward_backward`, with the same numbers: 2.2 times as many steps of `enwik8
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..config.settings import Lengths
+from ..model.memory import Memory
 from ..runtime.device import autocast
 from .objective import Counts
 
+Call = tuple[Integer[Tensor, "B T"], Integer[Tensor, "B T"], Memory, Lengths]
+"""Ids, targets, memory and lengths of a call."""
 USUAL_CALLS = 2
 """Calls of one shape that run kernel by kernel first, because they compile what they need."""
 
 
 def forward_backward(
-    objective: nn.Module, precision: str, factor: int, call: tuple[Any, ...], counts: Counts, progress: float
-) -> tuple[Float[Tensor, "B T"], Any]:
+    objective: nn.Module, precision: str, factor: int, call: Call, counts: Counts, progress: float
+) -> tuple[Float[Tensor, "B T"], Memory]:
     """Add the gradients of `factor` times the loss; the nats of each target, and the memory after the segment."""
     ids = call[0]
     with autocast(precision, ids.device):
@@ -41,11 +44,11 @@ class Replay:
     """
 
     def __init__(self) -> None:
-        self.shapes: dict[Any, _Shape] = {}
+        self.shapes: dict[tuple[object, ...], _Shape] = {}
 
     def __call__(
-        self, objective: nn.Module, precision: str, factor: int, call: tuple[Any, ...], counts: Counts, progress: float
-    ) -> tuple[Float[Tensor, "B T"], Any]:
+        self, objective: nn.Module, precision: str, factor: int, call: Call, counts: Counts, progress: float
+    ) -> tuple[Float[Tensor, "B T"], Memory]:
         given, tree = pytree.tree_flatten((call, counts))
         key = precision, factor, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in given)
         if key not in self.shapes:
@@ -66,13 +69,15 @@ class Replay:
 class _Shape:
     """One graph and its tensors. The usual calls read the same ones, so that a compiled objective sees no others."""
 
-    inputs: list[Any]
+    inputs: list[object]
     calls: int = 0
-    graph: Any = None
-    results: Any = None
+    graph: torch.cuda.CUDAGraph | None = None
+    results: tuple[Tensor, Memory] | None = None
     gradients: dict[nn.Parameter, Tensor] = field(default_factory=dict)
 
-    def replay(self, objective: nn.Module, arguments: tuple[Any, ...]) -> Any:
+    def replay(
+        self, objective: nn.Module, arguments: tuple[nn.Module, str, int, Call, Counts, float]
+    ) -> tuple[Tensor, Memory] | None:
         """Start the kernels, which the first of these calls records, and return what they write."""
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()

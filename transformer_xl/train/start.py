@@ -6,10 +6,10 @@ A user's mistakes are found here, before anything is written.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -72,7 +72,7 @@ class Start(NamedTuple):
     model: TransformerXL
     config: RunConfig
     """The settings, in which nothing is "auto" any more."""
-    begun: dict[str, Any]
+    begun: Mapping[str, object]
     """The facts `BEGUN` for `fit`."""
 
 

@@ -27,10 +27,9 @@ from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL, ordered_weights
 from ..run import TrainingState, set_weights, weights
 from ..runtime.ranks import Ranks
-from .averaging import Average
 from .diagnosis import not_finite
 from .objective import Counts, Objective
-from .optim import NGRAM_TABLE, build_optimizers, set_rates
+from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
 from .replay import Replay, forward_backward
 from .writer import Snapshot
@@ -159,7 +158,7 @@ class Pace:
         self.grad_norm += result.grad_norm
         self.steps += 1
 
-    def entry(self, unit: str) -> dict[str, Any]:
+    def entry(self, unit: str) -> dict[str, float]:
         """Averages for the metrics file."""
         loss = self.nats / self.targets if self.targets else math.nan
         name, value = figure(unit, loss)
@@ -286,7 +285,7 @@ class Trainer:
         if self.memory.tokens is not None:
             tensors["memory.tokens"] = torch.cat(self.ranks.gather(self.memory.tokens)).cpu()
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
-        owners: dict[Any, str] = {weight: name for name, weight in self.model.named_parameters()}
+        owners: dict[Tensor, str] = {weight: name for name, weight in self.model.named_parameters()}
         for optimizer in self.optimizers:
             for weight, values in optimizer.state.items():
                 moments = {f"optimizer.{owners[weight]}.{name}": value for name, value in values.items()}
@@ -332,7 +331,7 @@ class Trainer:
 
     def _restore_optimizers(self, saved: dict[str, Tensor]) -> None:
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
-        moments: dict[Any, dict[str, Tensor]] = {}
+        moments: dict[Tensor, dict[str, Tensor]] = {}
         for entry, value in saved.items():
             name, _, key = entry.rpartition(".")
             weight = weights[name]
