@@ -19,9 +19,8 @@ from .environment import environment
 from .folder import Run, find_checkpoint, short_names, valid_loss
 from .loading import LoadedModel, config_of, load_config, load_model, load_training, load_vocab, load_weights
 from .metrics import Metrics
-from .parts import EXPORTED_VOCAB, write_json
+from .parts import EXPORTED_VOCAB, dimensions, set_weights, weights, write_json
 from .saving import TrainingState, save_checkpoint
-from .tensors import dimensions, set_weights, weights
 
 __all__ = [
     "EXPORTED_VOCAB",

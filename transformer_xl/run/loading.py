@@ -19,9 +19,8 @@ from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
 from .folder import find_checkpoint
-from .parts import name_damage, read_header, read_json, read_tensors
+from .parts import name_damage, read_header, read_json, read_tensors, set_weights
 from .saving import TrainingState
-from .tensors import set_weights
 
 
 class LoadedModel(NamedTuple):

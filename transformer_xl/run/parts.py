@@ -1,4 +1,4 @@
-"""The files of a checkpoint: tensors and JSON, compared with their checksums when they are read."""
+"""The files of a checkpoint, compared with their checksums when they are read, and a model's weights by name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..config.values import listing
 from ..mistake import Mistake
 from ..runtime.files import check_seal, plain_file
 
@@ -23,6 +25,8 @@ EXPORTED_VOCAB = "transformer_xl_vocab.json"
 """The file of an exported folder with this package's vocabulary, for importing it again."""
 FILES = ("model.safetensors", "config.json", "vocab.json", "training.safetensors", "training.json")
 """The files of a run's checkpoint."""
+WEIGHT_TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
+"""Types of weights in a file. Integers and float8 are weights that were divided by scales, which a model lacks."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -88,3 +92,50 @@ def name_damage(path: Path) -> Iterator[None]:
         raise Mistake(
             f"{path} is cut short, damaged or of another kind ({error}). Use another checkpoint, or restore this one."
         ) from error
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """A model's weights by name. Tied weights have only the first of their names."""
+    state = model.state_dict(keep_vars=True)
+    return {name: state[name] for name in dict.fromkeys(first_names(state).values())}
+
+
+def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
+    """Do the work of `load_weights` with tensors that were read from `source`: all weights have to fit."""
+    state = model.state_dict(keep_vars=True)
+    names = first_names(state)
+    stored = {names.get(name, name): value for name, value in stored.items()}
+    wanted = {name: state[name] for name in names.values()}
+    wrong = [
+        f"{name} is {dimensions(stored[name].shape)} in the file and {dimensions(value.shape)} in the model"
+        for name, value in wanted.items()
+        if name in stored and stored[name].shape != value.shape
+    ]
+    types = [
+        f"{name} is {str(stored[name].dtype).removeprefix('torch.')}"
+        for name, value in wanted.items()
+        if name in stored and stored[name].dtype not in WEIGHT_TYPES
+    ]
+    faults = {
+        "missing": [name for name in wanted if name not in stored],
+        "unexpected": [name for name in stored if name not in wanted],
+        "wrong shape": wrong,
+        "wrong type": types,
+    }
+    problems = [f"{kind}: {listing(names)}" for kind, names in faults.items() if names]
+    if problems:
+        raise Mistake(f"{source} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")
+    with torch.no_grad():
+        for name, value in wanted.items():
+            value.copy_(stored[name])
+
+
+def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Each name, mapped to the first name of the same parameter."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(value), name) for name, value in state.items()}
+
+
+def dimensions(shape: torch.Size) -> str:
+    """A shape in words: 2x3."""
+    return "x".join(map(str, shape)) or "a scalar"

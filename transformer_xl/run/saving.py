@@ -16,8 +16,7 @@ from ..model.baselines import check_rebuilt
 from ..model.transformer_xl import TransformerXL
 from ..runtime.files import remove_unfinished, seal, whole_folder
 from .folder import Run
-from .parts import FORMAT, VERSION, write_json, write_tensors
-from .tensors import weights
+from .parts import FORMAT, VERSION, weights, write_json, write_tensors
 
 
 @dataclass(frozen=True)
