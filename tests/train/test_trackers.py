@@ -264,11 +264,3 @@ def test_a_folder_named_like_a_tracker_is_not_its_package(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(ValueError, match="got wandb"):
         require_installed(("wandb",))
-
-
-def test_no_named_tracker_opens_nothing(tmp_path):
-    require_installed(())
-    with open_trackers((), tmp_path / "run", CONFIG) as trackers:
-        trackers.log({"step": 1, "split": "train"})
-        trackers.log({"step": 1, "sample": "text"})
-    assert not (tmp_path / "run").exists()
