@@ -156,7 +156,7 @@ class AdaptiveSoftmax(_Bands):
         """
         self.tied = weight
         if weight:
-            self.tables = nn.ParameterList(embedding.tables)
+            self.tables: nn.ParameterList = nn.ParameterList(embedding.tables)
         for band, tied in enumerate(projections):
             if tied and self.projected:
                 self.projections[band] = embedding.projections[band if self.div_val > 1 else 0]
