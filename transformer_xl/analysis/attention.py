@@ -24,6 +24,7 @@ from torch import Tensor
 from ..config.settings import Lengths
 from ..data.loader import Segment
 from ..mistake import Mistake
+from ..model.memory import Memory
 from ..model.transformer_xl import DecoderLayer, TransformerXL
 from ..runtime.device import autocast
 
@@ -68,7 +69,7 @@ def terms_by_distance(
 
 
 def seen_by_distance(
-    queries: int, keys: int, columns: int, valid: Int[Tensor, " B"] | None, device: Any = None
+    queries: int, keys: int, columns: int, valid: Int[Tensor, " B"] | None, device: torch.device | None = None
 ) -> Bool[Tensor, "#B 1 T columns"]:
     """Whether a key exists at each distance. Only the newest `valid` memory positions of a row count."""
     memory = torch.tensor([keys - queries], device=device) if valid is None else valid
@@ -90,7 +91,7 @@ def watch_attention(model: TransformerXL, see: Callable[[Maps], None], *, block:
             hook.remove()
 
 
-def attending_layers(model: Any) -> list[DecoderLayer]:
+def attending_layers(model: TransformerXL) -> list[DecoderLayer]:
     """The model's layers. Raises a `Mistake` if its kind is not in `TERMS`."""
     if model.config.kind in TERMS:
         return list(model.backbone.layers)
@@ -170,7 +171,7 @@ def average_attention(
     loader: Iterable[Segment],
     lengths: Lengths,
     *,
-    memory: Any = None,
+    memory: Memory | None = None,
     precision: str = "fp32",
     block: int = BLOCK,
 ) -> AverageAttention:

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -64,16 +64,16 @@ class Comparison:
         self.unit: str = figure(self.vocab.unit, 0.0)[0]
         """The unit of the results: ppl or bpc."""
 
-    def facts(self, of_runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    def facts(self, of_runs: Iterable[Mapping[str, object]]) -> dict[str, object]:
         """The JSON entries about the text and each run, with the results of each run."""
         runs = [
             {"run": str(each.path), "name": name, "kind": each.config.model.kind, **figures}
             for each, name, figures in zip(self.runs, self.names, of_runs, strict=True)
         ]
-        return self.split.about | {"precision": self.precision, "runs": runs}
+        return {**self.split.about, "precision": self.precision, "runs": runs}
 
 
-def save_arrays(stem: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def save_arrays(stem: Path, facts: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> None:
     """Write `facts` to `stem`.json and `arrays` to `stem`.npz."""
     write_whole(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
     file = io.BytesIO()

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,10 @@ from jaxtyping import Bool, Float, Int
 from ..mistake import Mistake
 from ..runtime.files import write_whole
 from .recl import ReclResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = "magma_r"
 """A colour map whose lightness only decreases, so it also works in greyscale."""
@@ -87,7 +91,7 @@ def draw_curves(stem: Path, panels: Sequence[Panel], x: str, y: str, *, log: boo
     return save_figure(figure, stem)
 
 
-def _draw(axis: Any, name: str, curve: Curve) -> None:
+def _draw(axis: Axes, name: str, curve: Curve) -> None:
     [line] = axis.plot(curve.x, curve.y, marker="o", markersize=4, label=name)
     colour = line.get_color()
     if curve.interval is not None:
@@ -172,7 +176,7 @@ def _lay_out(tokens: Sequence[str]) -> list[tuple[int, int]]:
     return corners
 
 
-def _write(axis: Any, passage: AttendedText, layout: Sequence[tuple[int, int]], top: int) -> None:
+def _write(axis: Axes, passage: AttendedText, layout: Sequence[tuple[int, int]], top: int) -> None:
     colours = load_matplotlib().colormaps["Oranges"]
     most = max(float(passage.probability[:-1].max(initial=0.0)), 1e-12)
     for i, (token, (column, row)) in enumerate(zip(passage.tokens, layout, strict=True)):
@@ -194,11 +198,11 @@ def load_matplotlib() -> ModuleType:
     return matplotlib
 
 
-def _figure(width: float, height: float, layout: str = "constrained") -> Any:
+def _figure(width: float, height: float, layout: str = "constrained") -> Figure:
     return load_matplotlib().figure.Figure(figsize=(width, height), layout=layout)
 
 
-def save_figure(figure: Any, stem: Path) -> list[Path]:
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
     """Write PNG and SVG, and return both paths."""
     paths = []
     with warnings.catch_warnings():

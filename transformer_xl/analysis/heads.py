@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ Head = tuple[int, int]
 """Layer and head, counted from 0. Output counts them from 1."""
 
 
-def head_facts(average: AverageAttention) -> dict[str, Any]:
+def head_facts(average: AverageAttention) -> dict[str, object]:
     """The statistics of each head, and the axes of the arrays."""
     by_distance = ["kind", "layer", "head", "distance"]
     axes = {"probability": by_distance, "sums": by_distance, "counts": ["distance"]}
@@ -39,7 +38,7 @@ def head_facts(average: AverageAttention) -> dict[str, Any]:
     return {"axes": axes, "kinds": list(KINDS), "heads": each}
 
 
-def passage_facts(looks: Sequence[PositionAttention], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, Any]]:
+def passage_facts(looks: Sequence[PositionAttention], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, object]]:
     """The tokens of each position's window, and those that the chosen heads mark; the array has the probabilities."""
     return [
         {

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..config.settings import EvalConfig, Lengths, RunConfig
 from ..config.shape import RECURRENT
 from ..data.corpus import Split
 from ..data.loader import StreamLoader
 from ..data.vocab import Vocab
-from ..evaluation.score import EvalResult, evaluate
+from ..evaluation.score import EvalResult, Scoring, evaluate
 from ..evaluation.sliding import Sliding
 from ..mistake import Mistake
+from ..model.transformer_xl import TransformerXL
 from ..runtime.terminal import report_progress
 from .recl import ABSOLUTE
 
@@ -61,7 +61,7 @@ def attention_lengths(configs: Sequence[RunConfig]) -> list[int]:
 
 
 def sweep(
-    model: Any,
+    model: TransformerXL,
     config: RunConfig,
     split: Split,
     attn_lens: Sequence[int],
@@ -93,12 +93,14 @@ def sweep(
         description = f"windows from an empty state, for {stride} targets each"
     if config.model.matches:
         description += f"; matches are found in the last {config.model.match_window:,} tokens at every length"
-    options: dict[str, Any] = {"precision": precision, "unit": vocab.unit, "token_sizes": vocab.token_sizes()}
     results = []
     for length in fit:
-        reader, lengths = model, Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=clamp)
+        reader: Scoring = model
+        lengths = Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=clamp)
         if windows:
             reader, lengths = Sliding(model, length, min(stride, length)), Lengths(tgt_len=length, mem_len=0)
         segments = report_progress(loader, f"scoring with an attention length of {length:,}")
-        results.append(evaluate(reader, segments, lengths, **options))
+        results.append(
+            evaluate(reader, segments, lengths, precision=precision, unit=vocab.unit, token_sizes=vocab.token_sizes())
+        )
     return Sweep(fit, results, description)

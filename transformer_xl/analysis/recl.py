@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,14 +28,13 @@ from torch import Tensor
 
 from ..config.settings import Lengths, RunConfig
 from ..config.shape import RECURRENT
-from ..evaluation.score import Scoring
 from ..mistake import Mistake
+from ..model.transformer_xl import TransformerXL
 from ..runtime.device import autocast
 from ..runtime.terminal import report_progress
 
 ABSOLUTE = ("vaswani", "al-rfou")
 """Kinds of model whose positions count from the start of a segment: they have none beyond their `tgt_len`."""
-"""Kinds whose state is not a memory of tokens."""
 THRESHOLD = 0.01
 _AT_A_TIME = 1 << 21
 """Maximum number of position weights in a block of draws: 16 MB."""
@@ -149,7 +148,7 @@ def mean_losses(
     return losses.mean(-1), middle(np.moveaxis(again, -1, 0))
 
 
-def middle(values: np.ndarray, method: Any = "linear") -> np.ndarray:
+def middle(values: np.ndarray, method: Literal["linear", "inverted_cdf"] = "linear") -> np.ndarray:
     """The ends of the middle 95 % of the draws, which are the rows."""
     return np.quantile(values, (0.025, 0.975), axis=0, method=method)
 
@@ -224,7 +223,7 @@ def feeding_of(
 
 
 def true_losses(
-    model: Scoring,
+    model: TransformerXL,
     ids: Integer[np.ndarray, " N"],
     positions: Int[np.ndarray, " P"],
     contexts: Int[np.ndarray, " L"],
@@ -260,7 +259,7 @@ def true_losses(
 
 
 def _window_losses(
-    model: Any, tokens: Int[Tensor, "B W"], offsets: list[int], lengths: Lengths
+    model: TransformerXL, tokens: Int[Tensor, "B W"], offsets: list[int], lengths: Lengths
 ) -> Float[Tensor, "B O"]:
     """Nats of the tokens at `offsets`. With a memory, the window is cut there, so few other tokens are scored."""
     memory, width = model.empty_cache(len(tokens), lengths), tokens.shape[1] - 1

@@ -115,6 +115,6 @@ def read_run(folder: Path, name: str) -> Record:
         entries=run.metrics.entries(),
         environment=run.facts(),
         parameters=run.parameters() if saved else None,
-        pictures=sorted(folder.glob("*/*.png")),
+        pictures=sorted(path for path in folder.glob("*/*.png") if path.is_file()),
         figures=stored_figures(folder) if saved else None,
     )

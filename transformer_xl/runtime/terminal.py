@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TextIO, TypeVar
 
 from .files import explain_write_error
 
@@ -39,10 +39,10 @@ def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
 class Output:
     """Standard output for `redirect_stdout`; a write error names it."""
 
-    def __init__(self, stream: Any):
+    def __init__(self, stream: TextIO):
         self._stream = stream
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
     def write(self, text: str | bytes) -> int:
@@ -86,7 +86,9 @@ ON_A_TERMINAL, IN_A_PIPE = 0.25, 4.0
 """Seconds between two reports of progress."""
 
 
-def report_progress(items: Iterable[T], what: str, total: int | None = None, *, stream: Any = None) -> Iterator[T]:
+def report_progress(
+    items: Iterable[T], what: str, total: int | None = None, *, stream: TextIO | None = None
+) -> Iterator[T]:
     """Yield the items, and report every few seconds how much of the work is done; short work prints nothing.
 
     Args:
@@ -94,8 +96,8 @@ def report_progress(items: Iterable[T], what: str, total: int | None = None, *, 
         stream: an open text file; None is standard error. On a terminal one line is replaced, otherwise each report is
             a line.
     """
-    stream = sys.stderr if stream is None else stream
-    every = ON_A_TERMINAL if stream.isatty() else IN_A_PIPE
+    shown = sys.stderr if stream is None else stream
+    every = ON_A_TERMINAL if shown.isatty() else IN_A_PIPE
     count = total if total is not None else len(items)  # type: ignore[arg-type]
     start = last = time.perf_counter()
     try:
@@ -103,14 +105,14 @@ def report_progress(items: Iterable[T], what: str, total: int | None = None, *, 
             now = time.perf_counter()
             if done and now - last >= every:
                 last, left = now, seconds_left(done, count, now - start)
-                _report(stream, f"{what}: {done / count:4.0%} done, {clock(left)} left")
+                _report(shown, f"{what}: {done / count:4.0%} done, {clock(left)} left")
             yield item
     finally:
         if last > start:
-            _report(stream, "")
+            _report(shown, "")
 
 
-def _report(stream: Any, line: str) -> None:
+def _report(stream: TextIO, line: str) -> None:
     """Write a line. On a terminal it replaces the last line, and an empty line erases it."""
     if stream.isatty():
         stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
@@ -125,8 +127,8 @@ class ProgressPrinter:
     Use it in a `with` block. `stream` defaults to standard output; the lines also go to the file `log`.
     """
 
-    def __init__(self, *, stream: Any = None, log: str | Path | None = None):
-        self.stream: Any = sys.stdout if stream is None else stream
+    def __init__(self, *, stream: TextIO | None = None, log: str | Path | None = None):
+        self.stream: TextIO = sys.stdout if stream is None else stream
         self._log = None if log is None else Path(log)
         self._text, self._total, self._last = "", 0, 0.0
 
