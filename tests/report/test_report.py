@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -194,6 +195,7 @@ def test_the_page_is_written_into_the_run_or_the_current_folder(tmp_path, capsys
     one, _ = (make_run(tmp_path / name) for name in ("one", "two"))
     (one / "attention").mkdir()
     (one / "attention" / "average.png").write_bytes(b"picture")
+    os.mkfifo(one / "attention" / "a_pipe.png")
     assert main(["report", "one"]) == main(["report", "one", "two"]) == 0
     assert "Report: one/report.html" in capsys.readouterr().out
     source = (one / "report.html").read_text("utf-8")
