@@ -116,14 +116,15 @@ class Muon(torch.optim.Muon):
     It shares the state of PyTorch's optimizer, with the adjustment "match_rms_adamw".
 
     It turns the momentum of each matrix into the nearest orthogonal one (Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon/). On a CPU, where kernels cost nothing to start, and for the shards of
-    FSDP2, whose products PyTorch knows, it is PyTorch's own step.
+    https://kellerjordan.github.io/posts/muon/), by products in bfloat16. On a CPU, where kernels cost nothing to
+    start, and for the shards of FSDP2, whose products PyTorch knows, it is PyTorch's own step. A CPU for which oneDNN
+    has no products in bfloat16 (without AVX-512) takes batches in float32: PyTorch's own step takes 50 times as long.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         for group in self.param_groups:
-            if not all(p.is_cuda and not isinstance(p, DTensor) for p in group["params"]):
+            if any(isinstance(p, DTensor) or (p.is_cpu and _cpu_has_bf16_products()) for p in group["params"]):
                 return super().step(closure)
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
@@ -145,12 +146,17 @@ class Muon(torch.optim.Muon):
             updates = buffers
             if group["nesterov"]:
                 updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # type: ignore[attr-defined]
-            wide = torch.stack([_wide(update) for update in updates]).bfloat16()
+            wide = torch.stack([_wide(update) for update in updates])
+            wide = wide.bfloat16() if wide.is_cuda else wide
             updates = orthogonal(wide, group["ns_coefficients"], group["ns_steps"], group["eps"]).unbind()
             torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])  # type: ignore[attr-defined]
             rate = group["lr"] * 0.2 * longest**0.5
             for matrix, update in zip(map(_wide, matrices), updates, strict=True):
                 matrix.add_(update, alpha=-rate)
+
+
+def _cpu_has_bf16_products() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _wide(matrix: Tensor) -> Tensor:
