@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from transformer_xl import load_model
 from transformer_xl.data.corpora.detokenise import readable
+
+from transformer_xl import load_model
 from transformer_xl.data.datasets import is_tokenised, open_corpus
 from transformer_xl.evaluation.generate import Sampling, generate
 from transformer_xl.runtime.device import prepare_process

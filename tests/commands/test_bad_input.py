@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import tempfile
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shlex import split as words
 from typing import Any, Literal, get_args, get_origin
@@ -36,6 +36,7 @@ from transformer_xl.config.recipe import HINTS, load_recipe
 from transformer_xl.config.settings import CorpusConfig
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
+from transformer_xl.data.header import Header
 from transformer_xl.data.reading import pieces, read_file, read_text
 from transformer_xl.data.vocab import Unit, Vocab
 
@@ -417,10 +418,8 @@ class TestStores:
     @pytest.mark.parametrize(
         ("entry", "value"),
         [
-            *(("version", 3), ("version", None), ("format", "other"), ("unit", "word"), ("newlines", "drop")),
-            *(("dtype", "<u2"), ("vocab_size", 5), ("name", None), ("source", 3), ("splits", {}), ("splits", [1])),
-            *(("tokens", "5"), ("tokens", -1), ("tokens", 2.5), ("tokens", 10**30), ("unknown", None)),
-            *(("documents", [1]), ("documents", [0, 0]), ("documents", "abc"), ("documents", [0, 10**9])),
+            *(("version", 2), ("format", "other"), ("unit", "word"), ("source", 3), ("splits", {}), ("splits", [1])),
+            *(("tokens", "5"), ("tokens", 10**30), ("documents", [0, 0]), ("seal", None)),
         ],
     )
     def test_a_header_with_other_entries_is_refused(self, home, entry, value, capsys):
@@ -433,10 +432,10 @@ class TestStores:
 
     def test_ids_outside_the_vocabulary_are_refused_even_with_a_right_checksum(self, tmp_path):
         store = Corpus.build(tmp_path / "store", {"test": b"abab"}, vocab=Vocab("byte", tuple(b"ab"))).path
-        header = (store / "corpus.json").read_text()
+        header = Header.read(store / "corpus.json")
         (store / "test.bin").write_bytes(b"\0\1\2\1")
-        forged = hashlib.sha256(b"\0\1\2\1").hexdigest()
-        (store / "corpus.json").write_text(re.sub('"sha256": "[0-9a-f]+"', f'"sha256": "{forged}"', header))
+        split = replace(header.splits["test"], sha256=hashlib.sha256(b"\0\1\2\1").hexdigest())
+        (store / "corpus.json").write_text(json.dumps(replace(header, splits={"test": split}).to_json()))
         with pytest.raises(ValueError, match="has the id 2, outside of its vocabulary"):
             Corpus.open(store).split("test")
 
@@ -581,10 +580,9 @@ class TestSupply:
     def test_a_store_cannot_name_a_file_outside_its_folder(self, tmp_path, name):
         store = Corpus.build(tmp_path / "store", {"test": b"abab"}, vocab=Vocab("byte", tuple(b"ab"))).path
         shutil.copy(store / "test.bin", tmp_path / "outside.bin")
-        header = json.loads((store / "corpus.json").read_text())
-        header["splits"] = {name: header["splits"]["test"]}
-        (store / "corpus.json").write_text(json.dumps(header))
-        with pytest.raises(ValueError, match="damaged: splits is none"):
+        header = Header.read(store / "corpus.json")
+        (store / "corpus.json").write_text(json.dumps(replace(header, splits={name: header.splits["test"]}).to_json()))
+        with pytest.raises(ValueError, match="damaged: its splits have other names"):
             Corpus.open(store)
 
     @pytest.mark.parametrize("name", ["hf:../../x", "hf:a/b@../../../run", "hf:a@/run", "hf:..", "hf:a/../../b"])

@@ -1,4 +1,4 @@
-"""`txl train --data` without RECIPE: the choice follows the words and the size of the text, is printed and recorded."""
+"""`txl train --data` without RECIPE: the choice follows the unit and the size of the text, is printed and recorded."""
 
 from __future__ import annotations
 
@@ -47,45 +47,17 @@ def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "recipe", "reason"),
-    [
-        (prose(20_000), "text-words", "only 0.0% of the words"),
-        (prose(20_000, types=9_000), "text-fast", "and words are for at most 5%"),
-        (CODE, "text-fast", "and words are for at most 5%"),
-        (
-            prose(2_000).replace(b"w1", b"\xff"),
-            "text-fast",
-            "it cannot be read as words, which are too few or not UTF-8",
-        ),
-        (b"x" * 5_000, "text-fast", "it cannot be read as words"),
-    ],
+    ("unit", "recipe"), [("word", "text-words"), ("bpe", "text-words"), ("char", "text-fast"), (None, "text-fast")]
 )
-def test_words_are_for_a_text_that_a_vocabulary_covers(text: bytes, recipe: str, reason: str):
-    Path("text.txt").write_bytes(text)
-    choice = choose_recipe("text.txt")
-    assert choice.recipe == recipe and reason in choice.why
-    assert "`txl train RECIPE --data text.txt` takes another" in choice.why
-
-
-@pytest.mark.parametrize(("unit", "recipe"), [("word", "text-words"), ("char", "text-fast"), ("byte", "text-fast")])
-def test_the_users_unit_decides(unit: str, recipe: str, capsys):
+def test_a_text_is_read_as_bytes_unless_the_user_names_a_unit(unit: str | None, recipe: str, capsys):
     for text in (CODE, prose(20_000)):
         Path("a text.txt").write_bytes(text)
-        assert main(["train", "--data", "a text.txt", "--print-config", "--corpus.unit", unit]) == 0
+        given = [] if unit is None else ["--corpus.unit", unit]
+        assert main(["train", "--data", "a text.txt", "--print-config", *given]) == 0
         shown = capsys.readouterr().out
-        assert re.match(rf"# Recipe {recipe}, [^:]+: 'a text.txt' is read as {unit}s, as corpus.unit says; ", shown)
-        assert f'unit = "{unit}"\n' in shown
-
-
-def test_words_are_unknown_as_the_corpus_counts_them():
-    """The share in the sentence is the share of <unk> that training then reports."""
-    dice, common = random.Random(2), prose(20_000).decode().splitlines()
-    rare = [f"{line} r{dice.randrange(9_000)}" if n % 4 == 0 else line for n, line in enumerate(common)]
-    Path("text.txt").write_text("\n".join(rare) + "\n")
-    why = choose_recipe("text.txt").why
-    split = open_corpus(load_recipe("text-words", data="text.txt").corpus).header.splits["valid"]
-    ends = len(rare) // 20  # a line end is a token, and no word of `split()`
-    assert f"{split.unknown / (split.tokens - ends):.1%} of the words" in why and split.unknown > 5
+        assert re.match(rf"# Recipe {recipe}, [^:]+: 'a text.txt' is read as {unit or 'byte'}s; ", shown)
+        assert f'unit = "{unit or "byte"}"\n' in shown
+        assert "`txl train RECIPE --data 'a text.txt'` takes another" in shown
 
 
 @pytest.mark.parametrize("tokens", [1, 5_000, 100_000, 300_000, 10**7])
@@ -156,7 +128,7 @@ def test_the_choice_is_printed_recorded_and_not_made_again(home, capsys):
     Path("my").mkdir()
     for name in ("a.txt", "b.txt"):
         Path("my", name).write_bytes(prose(3_000))
-    assert main(["train", "--data", "my/", *TINY]) == 0
+    assert main(["train", "--data", "my/", "--corpus.unit", "word", *TINY]) == 0
     shown, run = capsys.readouterr().out, Path("runs/my")
     facts = json.loads((run / "environment.json").read_text())
     assert facts["recipe"] == "text-words"
@@ -175,18 +147,9 @@ def test_print_config_starts_with_the_reason_and_is_a_recipe(capsys):
     Path("code.py").write_bytes(CODE)
     assert main(words("train --data code.py --print-config --train.lr 0.5")) == 0
     shown = capsys.readouterr().out
-    assert ": code.py is read as bytes, because " in shown and shown.startswith("# Recipe text-fast, ")
+    assert ": code.py is read as bytes; " in shown and shown.startswith("# Recipe text-fast, ")
     Path("mine.toml").write_text(shown)
     config = load_recipe("mine.toml")
     assert config.train.max_steps == LEAST_STEPS and config.train.lr == 0.5
     assert main(words("train --data code.py --print-config --train.max-steps 7")) == 0
     assert "max_steps = 7\n" in capsys.readouterr().out
-
-
-def test_with_init_the_other_runs_tokens_stay():
-    """The recipe that was chosen for the words of the text sets the training only."""
-    Path("code.py").write_bytes(CODE)
-    Path("prose.txt").write_bytes(prose(3_000))
-    assert main(["train", "--data", "code.py", "--out", "first", *TINY]) == 0
-    assert main(["train", "--data", "prose.txt", "--init", "first", "--out", "second", *TRAIN]) == 0
-    assert 'unit = "byte"' in Path("second/config.toml").read_text()

@@ -15,8 +15,6 @@ import torch
 from transformer_xl import TransformerXLConfig, load_model
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, split_overrides
-from transformer_xl.config.settings import CorpusConfig
-from transformer_xl.data.datasets import open_corpus
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.run import save_checkpoint
@@ -272,14 +270,6 @@ def test_a_backend_that_is_replaced_is_told(home, monkeypatch, capsys):
     assert main([*words(line), *TINY]) == 0
     told = "train.backend is strided: native cannot serve: TXL_NATIVE=0 switches it off; "
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(told)]
-
-
-def test_words_of_a_text_without_spaces_give_a_warning(home, capsys):
-    Path("lines.txt").write_text("\n".join(["".join(map(chr, range(0x4E00, 0x4E00 + 200)))] * 100))
-    assert main(["train", "text-words", "--data", "lines.txt", "--out", "lines", *TINY]) == 0
-    assert "lines.txt has 300 bytes for each word, " in capsys.readouterr().err
-    for unit, text in (("char", "lines.txt"), ("byte", "lines.txt"), ("word", "text.txt")):
-        assert open_corpus(CorpusConfig(name=text, unit=unit)).caution == ""
 
 
 def test_a_title_names_only_what_differs_from_training() -> None:

@@ -48,19 +48,14 @@ class Generate:
     """Tokens of memory; by default as in evaluation. 0: generate each token from the last tgt_len tokens."""
     device: str = "auto"
     precision: Precision = "auto"
-    raw: bool = False
-    """Print words as in the corpus, with spaces around punctuation (WikiText, Penn Treebank, lm1b)."""
     json: bool = False
     """Print one JSON object per continuation, after all of them are done."""
 
     def run(self) -> None:
         """Continue each prompt. A single text is printed token by token; several are printed when all are done.
 
-        If the corpus has spaces around punctuation, text is printed in readable form unless `--raw` is given; JSON has
-        the exact text and the readable form. The number of tokens and the speed go to standard error.
+        The number of tokens and the speed go to standard error.
         """
-        from ..data.corpora.detokenise import readable
-        from ..data.datasets import is_tokenised
         from ..evaluation.generate import Sampling, stream_text
         from ..interop import local
         from ..run.trained import TrainedRun
@@ -83,47 +78,35 @@ class Generate:
         if unknown := loaded.vocab.unknown_in(texts, "the prompt"):
             print(f"{unknown}.", file=sys.stderr)
         texts = [text for text in texts or [""] for _ in range(self.n)]
-        neat = is_tokenised(config.corpus.name) and not self.raw
         lengths = config.writing_lengths(found[0])
         pieces = stream_text(
             loaded.model, loaded.vocab, texts, lengths, sampling, self.max_tokens, precision=trained.precision
         )
-        written = _write(loaded, texts, pieces, self, neat=neat)
+        written = _write(loaded, texts, pieces, self)
         if len(texts) == 1 and not self.json:
             return
         for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
-            exact = _prompt_text(prompt) + text
             if self.json:
-                form = {"readable": readable(exact)} if neat else {}
-                print(json.dumps({"prompt": _prompt_text(prompt), "text": text} | form))
+                print(json.dumps({"prompt": _prompt_text(prompt), "text": text}))
             else:
-                print(f"--- {number} ---\n{readable(exact) if neat else exact}")
+                print(f"--- {number} ---\n{_prompt_text(prompt)}{text}")
 
 
 def _write(
-    loaded: LoadedModel,
-    prompts: Sequence[str | bytes],
-    pieces: Iterator[tuple[int, str]],
-    options: Generate,
-    *,
-    neat: bool,
+    loaded: LoadedModel, prompts: Sequence[str | bytes], pieces: Iterator[tuple[int, str]], options: Generate
 ) -> list[str]:
-    """The text after each prompt. A single one is printed while it is generated, in readable form if `neat`."""
-    from ..data.corpora.detokenise import Detokeniser
-
+    """The text after each prompt. A single one is printed while it is generated."""
     written, streams = [""] * len(prompts), len(prompts) == 1 and not options.json
-    form = Detokeniser()
-    feed, close = (form.feed, form.close) if neat else (str, str)
     if streams:
-        print(feed(_prompt_text(prompts[0])), end="", flush=True)
+        print(_prompt_text(prompts[0]), end="", flush=True)
     start = time.perf_counter()
     for row, text in pieces:
         written[row] += text
         if streams:
-            print(feed(text), end="", flush=True)
+            print(text, end="", flush=True)
     seconds = time.perf_counter() - start
     if streams:
-        print(close(), flush=True)
+        print(flush=True)
     tokens = options.max_tokens * len(prompts)
     if options.stop:
         tokens = sum(len(loaded.vocab.encode(text)) for text in written)

@@ -1,15 +1,14 @@
 """Choose a recipe by the text, and say why: `txl train --data` without RECIPE.
 
-A published corpus has its small recipe. Any other text is read as words (`text-words`) if a word vocabulary covers it,
-otherwise as bytes (`text-fast`, which takes minutes). Token ids take the recipe for words if their vocabulary is large.
-The number of steps follows from the size of the text.
+A published corpus has its small recipe. Any other text is read as bytes (`text-fast`, which takes minutes) unless
+corpus.unit says otherwise. Token ids take the recipe for words if their vocabulary is large. The number of steps
+follows from the size of the text.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -22,13 +21,11 @@ from .corpora.published import DATASETS
 from .datasets import cache_folder, missing_corpus, store_of
 from .header import Header
 from .ids import id_blocks, largest_id
-from .reading import Span, expand_home, pieces
+from .reading import expand_home, pieces
 from .texts import read_splits
 from .vocab import Unit
 
 BYTES, WORDS = "text-fast", "text-words"
-MOST_UNKNOWN = 0.05
-"""The largest share of unknown words in the valid split for `text-words`."""
 PASSES = {BYTES: 5, WORDS: 10}
 """Maximum number of passes over the training text; with more, a small model learns a small text by heart."""
 MOST_CHARACTERS = 1024
@@ -36,8 +33,6 @@ MOST_CHARACTERS = 1024
 MOST_LEFT_OUT = 0.75
 """The largest share of n-grams to leave out; 0.9 was worse than 0.7 even in 10 passes."""
 LEAST_STEPS = 100
-SAMPLE = 20_000_000
-"""Number of first bytes of a split in which words are counted."""
 _PACED = ("warmup_steps", "eval_every", "save_every", "sample_every")
 """Settings of [train] that keep their share of max_steps."""
 
@@ -68,7 +63,7 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
     if not path.exists():
         raise missing_corpus(data)
     given = [s.value for s in parse_overrides(overrides, []) if (s.section, s.field) == ("corpus", "unit")]
-    unit = given[-1] if given else "id" if holds_ids(path) else None
+    unit = given[-1] if given else "id" if holds_ids(path) else "byte"
     return _for_ids(data, path, overrides) if unit == "id" else _for_text(data, path, unit, overrides)
 
 
@@ -95,23 +90,14 @@ def _for_store(data: str, header: Header, overrides: Sequence[str]) -> ChosenRec
     )
 
 
-def _for_text(data: str, path: Path, unit: Unit | None, overrides: Sequence[str]) -> ChosenRecipe:
+def _for_text(data: str, path: Path, unit: Unit, overrides: Sequence[str]) -> ChosenRecipe:
+    recipe = WORDS if unit in ("word", "bpe") else BYTES
     with unpack_if_archive(path.resolve(), cache_folder()) as files:
-        try:
-            splits = read_splits(files, unit or "word").splits
-        except Mistake:  # without a unit, it is about words if it is no mistake for bytes
-            splits = read_splits(files, unit or "byte").splits
-            recipe, words, why = BYTES, 0, "because it cannot be read as words, which are too few or not UTF-8"
-        else:
-            recipe, words, why = _by_words(splits["train"], splits["valid"])
-        if unit is not None:
-            recipe, why = WORDS if unit in ("word", "bpe") else BYTES, "as corpus.unit says"
-        size = _size(splits["train"])
-    paced, how = _pace(recipe, round(words * max(1, size / SAMPLE)) if recipe == WORDS else size, overrides)
-    tokens = f"{unit or load_recipe(recipe).corpus.unit}s"
-    return ChosenRecipe(
-        recipe, paced, f"{_named(recipe)}: {_quote(data)} is read as {tokens}, {why}; {how}{_another(data)}."
-    )
+        texts = (piece for span in read_splits(files, unit).splits["train"] for piece in pieces(span, unit))
+        tokens = sum(len(piece.split()) if recipe == WORDS else len(piece) for piece in texts)
+    paced, how = _pace(recipe, tokens, overrides)
+    why = f"{_named(recipe)}: {_quote(data)} is read as {unit}s; {how}{_another(data)}."
+    return ChosenRecipe(recipe, ("--corpus.unit", unit, *paced), why)
 
 
 def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> ChosenRecipe:
@@ -125,37 +111,6 @@ def _for_ids(data: str, path: Path, overrides: Sequence[str]) -> ChosenRecipe:
     scored = () if "test" in splits else ("--eval.split=valid",)
     why = f"{_named(recipe)}: {_quote(data)} has {tokens:,} ids of {size:,} in its train split; {how}{_another(data)}."
     return ChosenRecipe(recipe, ("--corpus.unit=id", *scored, *paced), why)
-
-
-def _by_words(train: Sequence[Span], valid: Sequence[Span]) -> tuple[str, int, str]:
-    """The recipe, the words of the training split and the reason, by the words that `text-words` would not know.
-
-    Both splits are read up to `SAMPLE` bytes.
-    """
-    least = load_recipe(WORDS).corpus.min_count
-    counts, held_out = (
-        Counter(word for piece in _first_pieces(split) for word in piece.split()) for split in (train, valid)
-    )
-    unknown = sum(number for word, number in held_out.items() if counts[word] < least) / max(held_out.total(), 1)
-    why = f"{unknown:.1%} of the words in its valid split occur fewer than {least} times in its train split"
-    if held_out and unknown <= MOST_UNKNOWN:
-        return WORDS, counts.total(), f"because only {why}"
-    return BYTES, counts.total(), f"because {why}, and words are for at most {MOST_UNKNOWN:.0%}"
-
-
-def _first_pieces(spans: Sequence[Span]) -> Iterator[bytes]:
-    """Pieces of the first `SAMPLE` bytes."""
-    read = 0
-    for span in spans:
-        for piece in pieces(span, "word"):
-            yield piece
-            read += len(piece)
-            if read >= SAMPLE:
-                return
-
-
-def _size(spans: Sequence[Span]) -> int:
-    return sum(len(piece) for span in spans for piece in pieces(span, "byte"))
 
 
 def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[str], str]:

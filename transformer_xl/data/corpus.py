@@ -10,11 +10,10 @@ A store is written under another name, synced and renamed, so it exists only if 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -28,12 +27,7 @@ from .bpe import renumber, train_bpe
 from .header import PREPARE_AGAIN, SPLITS, WHOLE, Header, SplitHeader, name_damage, read_table
 from .ids import id_blocks
 from .reading import Text, documents, pieces
-from .vocab import Newlines, Unit, Vocab, split_words
-
-_LONG_WORDS = 30
-"""More bytes per word than any language with spaces has: 6 in English, 14 in Russian, 28 in Malayalam."""
-_BLOCK = 1 << 20
-"""Number of bytes of a file of numbers to read at a time."""
+from .vocab import Newlines, Unit, Vocab
 
 
 class Split(NamedTuple):
@@ -82,18 +76,6 @@ class Corpus:
     def about(self) -> dict[str, str]:
         """The entries that name this text in metrics."""
         return {"corpus": self.name}
-
-    @property
-    def caution(self) -> str:
-        """A warning if words do not suit the text; otherwise empty."""
-        splits = self.header.splits.values()
-        size = sum(split.bytes for split in splits) / sum(split.tokens for split in splits)
-        if self.unit != "word" or size < _LONG_WORDS:
-            return ""
-        return (
-            f"{self.name} has {size:.0f} bytes for each word, as a text without spaces between words has: "
-            "--corpus.unit char or bpe suits it."
-        )
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = False) -> Corpus:
@@ -239,15 +221,13 @@ class Corpus:
                     )
                 remove_unfinished(path.parent, path.name)
                 with whole_folder(path) as folder:
-                    written: dict[str, _Written] = {}
                     if vocab is None:
-                        every = {split: texts[split] for split in counted if split in texts}
-                        if unit == "word":
-                            vocab, written = _number_words(folder, every, newlines, documents, min_count, closed)
-                        else:
-                            vocab = _make_vocab([*chain(*every.values())], unit, newlines, min_count, closed, bpe_size)
-                    for split in texts.keys() - written.keys():
-                        written[split] = _write_ids(folder / f"{split}.bin", texts[split], vocab, documents)
+                        every = [text for split in counted for text in texts.get(split, ())]
+                        vocab = _make_vocab(every, unit, newlines, min_count, closed, bpe_size)
+                    written = {
+                        split: _write_ids(folder / f"{split}.bin", each, vocab, documents)
+                        for split, each in texts.items()
+                    }
                     header = Header(
                         name=name,
                         source=source,
@@ -286,23 +266,6 @@ def _make_vocab(
     return Vocab.of_tokenizer(renumber(tokenizer, order.tolist()), newlines)
 
 
-class _WordNumbers:
-    """Numbers words in the order of occurrence. The numbers are their ids until all words are counted."""
-
-    unit: Unit = "word"
-
-    def __init__(self, newlines: Newlines):
-        self.newlines: Newlines = newlines
-        self.numbers: defaultdict[str, int] = defaultdict(count().__next__)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def encode(self, text: bytes, *, start: int = 0) -> Integer[np.ndarray, " T"]:
-        words = split_words(text.decode(), self.newlines)
-        return np.fromiter(map(self.numbers.__getitem__, words), np.int32, len(words))
-
-
 class _Written(NamedTuple):
     """The facts about a split whose ids are written."""
 
@@ -312,37 +275,7 @@ class _Written(NamedTuple):
     """How often each id occurs."""
 
 
-def _number_words(
-    folder: Path,
-    splits: Mapping[str, Sequence[Text]],
-    newlines: Newlines,
-    documents: bool,
-    min_count: int,
-    closed: bool,
-) -> tuple[Vocab, dict[str, _Written]]:
-    """Write the ids of splits and make their vocabulary.
-
-    The words are read once: they are written as numbers, which are replaced by ids when all words are counted.
-    """
-    words, written, total = _WordNumbers(newlines), {}, np.zeros(0, np.int64)
-    for split, texts in splits.items():
-        written[split] = _write_ids(folder / f"{split}.numbers", texts, words, documents)
-        total = np.pad(total, (0, len(words) - len(total))) + written[split].counts
-    named = Counter(dict(zip(words.numbers, total.tolist(), strict=True)))
-    vocab = Vocab.from_counts("word", named, newlines=newlines, min_count=min_count, closed=closed)
-    ids = vocab.ids_of(words.numbers).astype(vocab.dtype)
-    for split, (_, _, counts) in written.items():
-        numbers, by_id = folder / f"{split}.numbers", np.zeros(len(vocab), np.int64)
-        np.add.at(by_id, ids[: len(counts)], counts)
-        written[split] = written[split]._replace(counts=by_id)
-        with numbers.open("rb") as opened, (folder / f"{split}.bin").open("wb") as out:
-            while block := opened.read(_BLOCK):
-                out.write(ids[np.frombuffer(block, np.int32)].data)
-        numbers.unlink()
-    return vocab, written
-
-
-def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab | _WordNumbers, resets: bool) -> _Written:
+def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab, resets: bool) -> _Written:
     """Write the ids of the texts of a split. With `resets`, each document starts with an empty memory."""
     tokens, size, starts, counts = 0, 0, [], np.zeros(len(vocab), np.int64)
     with file.open("wb") as out:
@@ -359,9 +292,9 @@ def _write_ids(file: Path, texts: Sequence[Text], vocab: Vocab | _WordNumbers, r
     return _Written(size, starts, counts)
 
 
-def _encode(text: Text, vocab: Vocab | _WordNumbers, *, opens: bool) -> Iterator[tuple[Integer[np.ndarray, " T"], int]]:
+def _encode(text: Text, vocab: Vocab, *, opens: bool) -> Iterator[tuple[Integer[np.ndarray, " T"], int]]:
     """The ids of a text, piece by piece, and the size of each piece in bytes. `opens`: a sentence may begin here."""
-    if isinstance(vocab, Vocab) and vocab.unit == "id":
+    if vocab.unit == "id":
         for block in id_blocks(text, len(vocab)):
             yield block.astype(vocab.dtype), block.nbytes
         return

@@ -102,12 +102,6 @@ def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
         )
 
 
-def is_tokenised(name: str) -> bool:
-    """Whether this corpus separates punctuation by spaces, so its text is printed in `readable` form."""
-    own = name.partition("+")[0]
-    return own in DATASETS and DATASETS[own].tokenised
-
-
 def dataset_of(name: str, newlines: Newlines | None) -> Dataset:
     """The published corpus with this name; raise `ValueError` if there is none, or none with these line ends."""
     if name not in DATASETS:

@@ -18,9 +18,7 @@ from types import FrameType
 import torch
 
 from ..config.settings import RunConfig, TrainConfig
-from ..data.corpora.detokenise import readable
 from ..data.corpus import Corpus
-from ..data.datasets import is_tokenised
 from ..data.loader import StreamLoader
 from ..evaluation.generate import Sampling, generate
 from ..evaluation.measures import figure
@@ -244,8 +242,7 @@ class _Loop:
         sampling = Sampling(seed=config.train.seed)
         tokens, precision = config.train.sample_tokens, config.train.precision
         lengths = config.writing_lengths(config.eval_lengths)
-        [text] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
-        sample = readable(text) if is_tokenised(config.corpus.name) else text
+        [sample] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
         self.printer.note(f"sample: {sample}")
         self._log(sample=sample)
 

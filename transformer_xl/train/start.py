@@ -90,8 +90,6 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     if source is not None and vocab is not None:
         config = inherit(config, source, vocab, origin)
     corpus = open_corpus(config.corpus, vocab=vocab)
-    if corpus.caution and ranks.first:
-        print(corpus.caution, file=sys.stderr)
     if resume and (changed := _change(run, corpus)):
         raise Mistake(
             f"{config.corpus.name} has changed since {run.path} began: {changed}. Restore it, or start a new run from "

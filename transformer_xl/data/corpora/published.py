@@ -60,8 +60,6 @@ class Dataset:
     """The one of `files` with the vocabulary; "": it is made from the text."""
     spelling: Callable[[bytes], bytes] | None = None
     """Converts the published spelling of characters to plain text."""
-    tokenised: bool = False
-    """Whether spaces separate punctuation, so text is printed in `readable` form."""
 
     @property
     def newlines(self) -> Newlines:
@@ -181,7 +179,6 @@ DATASETS: dict[str, Dataset] = {
             "keep": _protocol(10_000, (929_589, 10_000, 45_020), (73_760, 6_022, 3_485), (82_430, 6_049, 4_794))
         },
         splits=_one_file_each(_PTB),
-        tokenised=True,
     ),
     "ptb-char": Dataset(
         unit="char",
@@ -204,7 +201,6 @@ DATASETS: dict[str, Dataset] = {
             "keep": _protocol(33_278, (2_088_628, 33_278, 54_625), (217_646, 13_777, 11_718), (245_569, 14_143, 15_218))
         },
         splits=_one_file_each(_WIKITEXT_2),
-        tokenised=True,
     ),
     "wikitext-2-raw": Dataset(
         unit="word",
@@ -212,7 +208,6 @@ DATASETS: dict[str, Dataset] = {
         packages=_wikitext(_WIKITEXT_2_RAW, "wikitext-2-raw-v1.zip"),
         protocols={"keep": _protocol(84_608, (2_088_628, 76_617), (217_646, 19_883), (245_569, 21_142))},
         splits=_one_file_each(_WIKITEXT_2_RAW),
-        tokenised=True,
     ),
     "wikitext-103": Dataset(
         unit="word",
@@ -230,7 +225,6 @@ DATASETS: dict[str, Dataset] = {
         },
         splits=_one_file_each(_WIKITEXT_103),
         counted=("train",),
-        tokenised=True,
     ),
     "lm1b": Dataset(
         unit="word",
@@ -253,6 +247,5 @@ DATASETS: dict[str, Dataset] = {
         splits={"train": _LM1B_TRAIN, "valid": (_LM1B_TEST,), "test": (_LM1B_TEST,)},
         counted=("train",),
         vocab_file=_LM1B_VOCAB,
-        tokenised=True,
     ),
 }
