@@ -57,7 +57,7 @@ def download(
         files = pooch.create(folder, "", registry=registry, urls=urls, retry_if_failed=attempts - 1)
         try:
             with explain_write_error(path):
-                files.fetch(path.name, downloader=loader)
+                files.fetch(path.name, downloader=loader)  # type: ignore[arg-type] - a class of its own
             if origin.digest is None:
                 check(path)
             return path
