@@ -51,13 +51,9 @@ def test_what_is_prepared_is_listed_with_its_own_counts(home, monkeypatch, capsy
         Path("copy", name).write_bytes(TEXT)
     assert main(words("data tiny --source copy --json")) == 0
     told = json.loads(capsys.readouterr().out)
-    Path("mine").write_text("some\nwords\n")
-    assert main(words("data tiny --source copy --vocab mine")) == 0
-    capsys.readouterr()
-    entries = listed(capsys)
-    whole, other = entries["tiny"], entries["tiny+mine"]
-    assert told == whole and whole["prepared"] == other["prepared"] == "yes" and other["command"] == ""
-    assert whole["tokens"] == other["tokens"] == {"train": 400, "valid": 200, "test": 200}
+    whole = listed(capsys)["tiny"]
+    assert told == whole and whole["prepared"] == "yes"
+    assert whole["tokens"] == {"train": 400, "valid": 200, "test": 200}
     assert whole["store_bytes"] == sum(file.stat().st_size for file in Path(whole["store"]).rglob("*"))
     Path(whole["store"], "corpus.json").write_text("{")
     assert listed(capsys)["tiny"]["prepared"] == "damaged"
@@ -65,9 +61,11 @@ def test_what_is_prepared_is_listed_with_its_own_counts(home, monkeypatch, capsy
 
 
 def test_options_of_a_corpus_need_its_name(capsys):
-    assert main(words("data --source copy --vocab mine")) == 2
+    assert main(words("data --source copy --newlines keep")) == 2
     told = capsys.readouterr().err
-    assert told.startswith("txl: NAME must be given with --source, --vocab: one of enwik8, ") and told.count("\n") == 1
+    assert (
+        told.startswith("txl: NAME must be given with --source, --newlines: one of enwik8, ") and told.count("\n") == 1
+    )
 
 
 def test_the_list_needs_no_torch():

@@ -189,17 +189,17 @@ def test_a_folder_of_characters_words_or_byte_pairs(unit: str, home: Path, capsy
 def test_a_published_corpus_from_its_files_to_new_text(home: Path, monkeypatch, capsys):
     """As sentences in a new order each epoch."""
     text = b'He said , " no @-@ one " .\nShe did n\'t .\n' * 40
-    files = {"train": "", "valid": ""}
+    files = {"train": "", "valid": "", "mine.txt": ""}
     splits = {"train": ("train",), "valid": ("valid",), "test": ("valid",)}
     protocols = {"sentence": Protocol(None, {})}
-    known = Dataset("word", files, (), protocols, splits, counted=("train",))
+    known = Dataset("word", files, (), protocols, splits, counted=("train",), vocab_file="mine.txt")
     monkeypatch.setitem(DATASETS, "tiny", known)
     Path("tiny").mkdir()
     for name in ("train", "valid"):
         (Path("tiny") / name).write_bytes(text)
-    Path("mine.txt").write_text("\n".join(["<S>", *dict.fromkeys(text.decode().split()), "<unk>"]))
-    assert main(words("data tiny --source tiny --vocab mine.txt")) == 0
-    sentences = words("--corpus.name tiny+mine --corpus.newlines sentence --corpus.shuffle-lines")
+    Path("tiny/mine.txt").write_text("\n".join(["<S>", *dict.fromkeys(text.decode().split()), "<unk>"]))
+    assert main(words("data tiny --source tiny")) == 0
+    sentences = words("--corpus.name tiny --corpus.newlines sentence --corpus.shuffle-lines")
     assert main(["train", "text-words", "--out", "runs/tiny", *TINY, *sentences, "--train.max-steps", "60"]) == 0
     capsys.readouterr()
     assert main(words("eval runs/tiny --json")) == 0

@@ -134,24 +134,24 @@ TEMPLATE = {
 CUT = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
 WORD_LEVEL = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
 REFUSED = {
-    "a normalizer": (lambda s: s.update(normalizer={"type": "Lowercase"}), "has normalizer"),
-    "truncation": (lambda s: s.update(truncation=CUT), "has truncation"),
+    "a normalizer": (lambda s: s.update(normalizer={"type": "Lowercase"}), "has a normalizer"),
+    "truncation": (lambda s: s.update(truncation=CUT), "has a normalizer, truncation"),
     "a prefix space": (parts(LEVEL | {"add_prefix_space": True}), "add_prefix_space"),
     "words for a model": (lambda s: s.update(model=WORD_LEVEL), "its model is WordLevel"),
     "dropout": (model(dropout=0.5), "its model has dropout"),
-    "a token of no bytes": (model(vocab=json.loads(OURS)["model"]["vocab"] | {"a b": SIZE}), "its token 'a b'"),
+    "a token of no bytes": (model(vocab=json.loads(OURS)["model"]["vocab"] | {"a b": SIZE}), "a token is no sequence"),
     "no byte level": (lambda s: s.update(pre_tokenizer=None), "ByteLevel once"),
     "a pre-tokenizer that removes": (parts(SPLIT, LEVEL), "Removed"),
     "white space removed": (parts({"type": "Whitespace"}, LEVEL), "Whitespace"),
     "words not separated": (parts(LEVEL | {"use_regex": False}), "does not separate words"),
-    "another decoder": (lambda s: s.update(decoder=None), "its decoder is None"),
-    "symbols put before": (lambda s: s.update(post_processor=TEMPLATE), "post_processor is TemplateProcessing"),
+    "another decoder": (lambda s: s.update(decoder=None), "its decoder and post_processor are .None"),
+    "symbols put before": (lambda s: s.update(post_processor=TEMPLATE), "TemplateProcessing"),
     "a greedy added token": (add(END, lstrip=True), "includes the white space around it"),
     "an added token of two words": (add("the end"), "space between words"),
     "an added token that reaches into a space": (add("the "), "space between words"),
     "an added token with two readings": (add("\u0120cat"), "reads as other bytes"),
     "a hole": (model(vocab=json.loads(OURS)["model"]["vocab"] | {"zq": SIZE + 1}), "its ids are not"),
-    "few bytes": (model(vocab={"a": 0}, merges=[]), "lacks 255 of the 256 bytes"),
+    "few bytes": (model(vocab={"a": 0}, merges=[]), "lacks some of the 256 bytes"),
 }
 
 
@@ -171,7 +171,7 @@ def test_a_huge_id_is_refused_before_memory_is_taken_for_it(digits: int) -> None
 
 
 def test_one_sentence_lists_all_problems() -> None:
-    with pytest.raises(ValueError, match=r"dropout 0\.5; .*its decoder is None"):
+    with pytest.raises(ValueError, match=r"dropout.*; its decoder"):
         BytePairs(changed(model(dropout=0.5), changed(lambda s: s.update(decoder=None))))
 
 

@@ -11,6 +11,7 @@ import os
 import pickle
 import tarfile
 import threading
+import time
 import tracemalloc
 import zipfile
 from dataclasses import replace
@@ -51,16 +52,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("how", ["overwritten", "grown", "replaced"])
-@pytest.mark.parametrize("old", [False, True], ids=["just written", "written an hour ago"])
 @pytest.mark.parametrize("unit", ["byte", "word"])
 def test_a_text_that_changes_while_it_is_prepared_leaves_no_store(
-    how: str, old: bool, unit: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, unit: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest names the store and is taken first, so the store of other content would serve this text for good."""
     file, text = tmp_path / "text.txt", b"one two three\n" * 2000
     file.write_bytes(text)
-    if old:
-        monkeypatch.setattr("time.time_ns", lambda: 2**62)
+    time.sleep(0.02)  # clocks of file systems are coarse
     before, write = file.stat(), corpus_module._write_ids
 
     def changing(*arguments: Any) -> Any:
@@ -484,20 +483,6 @@ class TestAnyText:
         }.items():
             assert f"{name} ({reason})" in note
 
-    @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
-    @pytest.mark.parametrize("unit", UNITS)
-    def test_a_byte_order_mark_names_the_encoding(self, tmp_path: Path, encoding: str, unit) -> None:
-        text = "\u00e9t\u00e9 \u4e2d\u6587 line\n" * 40
-        (tmp_path / "a").mkdir()
-        file = tmp_path / "a" / "a.txt"
-        file.write_bytes(text.encode(encoding))
-        (tmp_path / "b.txt").write_bytes(text.encode())
-        ours, packed, theirs = (texts_of(tmp_path / name, unit) for name in ("a/a.txt", "a", "b.txt"))
-        assert ours == packed == theirs and read_file(file) == text.encode()
-        file.write_bytes(text.encode(encoding)[:-1])
-        with pytest.raises(ValueError, match=r"a\.txt begins as UTF-(16|32) text but continues otherwise"):
-            read_splits(file, unit)
-
     @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
     def test_an_archive_is_the_folder_that_was_packed(self, tmp_path: Path, kind: str) -> None:
         folder = tmp_path / "texts"
@@ -577,26 +562,12 @@ class TestAnyText:
         assert glued.split() == [b"a"] * 40 + [b"b/c"] * 40 + [b"z"] * 40
         assert b"a \nb/c" in glued and b"b/c \nz" in glued, "no line runs on into the next file"
 
-    @settings(deadline=None)
-    @given(sizes=st.lists(st.integers(1, 50), min_size=3, max_size=12))
-    def test_whole_files_are_held_out(self, tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
-        folder = tmp_path_factory.mktemp("files")
-        for i, size in enumerate(sizes):
-            (folder / f"{i:02}").write_bytes(bytes([i + 1]) * size)
-        parts = texts_of(folder, "byte", whole_files=True)
-        texts = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
-        assert parts["train"] + parts["valid"] + parts["test"] == texts
-        assert all(parts.values())
-        held_out = sum(map(len, parts["test"]))
-        assert held_out >= sum(sizes) / 20 or len(parts["train"] + parts["valid"]) == 2
-        assert held_out - len(parts["test"][0]) < sum(sizes) / 20
-
     def test_documents_reach_the_corpus(self, tmp_path: Path) -> None:
         for name in "abcd":
             (tmp_path / name).write_text(name * 50)
         config = CorpusConfig(name=str(tmp_path), reset_documents=True)
         starts = open_corpus(config).split("train").documents
-        assert starts is not None and starts.tolist() == [0, 50]
+        assert starts is not None and starts.tolist() == [0, 50, 100, 150]
         assert open_corpus(CorpusConfig(name=str(tmp_path))).split("train").documents is None
 
     def test_a_changed_file_is_tokenised_again(self, tmp_path: Path) -> None:
@@ -656,9 +627,6 @@ class TestAnyText:
             open_corpus(CorpusConfig())
         with pytest.raises(FileNotFoundError, match="Did you mean enwik8"):
             open_corpus(CorpusConfig(name="enwiki8"))
-        (tmp_path / "one").write_text("one")
-        with pytest.raises(ValueError, match="at least 3"):
-            open_corpus(CorpusConfig(name=str(tmp_path / "one"), reset_documents=True))
 
 
 def digest(text: bytes) -> str:
@@ -791,10 +759,8 @@ class TestPublished:
         from_folder = prepare("words", tmp_path / "deep")
         with tarfile.open(tmp_path / "words.tgz", "w:gz") as archive:
             archive.add(tmp_path / "deep" / "er" / "words", "anything")
-        (tmp_path / "list.xz").write_bytes(lzma.compress((tmp_path / "deep" / "er" / "words" / "list").read_bytes()))
-        from_archive = prepare("words", tmp_path / "words.tgz", vocab_file=tmp_path / "list.xz")
+        from_archive = prepare("words", tmp_path / "words.tgz")
         assert from_archive == from_folder
-        assert prepare("words", tmp_path / "words.tgz") == from_folder
 
     def test_sentences_are_between_their_marks(self, words: Path) -> None:
         corpus = prepare("words", words)
@@ -803,12 +769,6 @@ class TestPublished:
         assert corpus.split("valid").ids.tolist() == [2, 1, 0, 0, 2]
         assert corpus.vocab.opening_ids.tolist() == [2] and corpus.vocab.line_end == 2
         assert corpus.vocab.decode(corpus.split("train").ids[1:]) == "the <unk> <unk>\nthe dog\n<unk> dog\n"
-
-    def test_another_vocabulary_is_another_store(self, words: Path, tmp_path: Path, home: Path) -> None:
-        (tmp_path / "mine.txt").write_text("dog\ncat\n<UNK>\n")
-        corpus = prepare("words", words, vocab_file=tmp_path / "mine.txt")
-        assert corpus.path == home / "corpora" / "words+mine" and corpus.name == "words+mine"
-        assert corpus.vocab.symbols == ("<S>", "dog", "cat", "<UNK>") and corpus.vocab.unk == 3
 
     def test_every_address_has_a_file_name(self) -> None:
         names = {

@@ -26,8 +26,6 @@ class Data:
     """enwik8, text8, ptb, ptb-char, wikitext-2, wikitext-2-raw, wikitext-103 or lm1b."""
     source: Annotated[Path | None, arg(metavar="PATH")] = None
     """A local copy: a folder with the published files (or compressed ones), an archive, or a single file."""
-    vocab: Annotated[Path | None, arg(metavar="FILE")] = None
-    """A file with the vocabulary: one word per line, with or without counts."""
     newlines: Literal["drop", "keep"] | None = None
     """Line ends of enwik8. drop: remove them, as the published protocol does (default); keep: keep every byte."""
     json: bool = False
@@ -39,12 +37,12 @@ class Data:
         from ..data.corpora.published import DATASETS
 
         if self.name is None:
-            given = [f"--{name}" for name in ("source", "vocab", "newlines") if getattr(self, name)]
+            given = [f"--{name}" for name in ("source", "newlines") if getattr(self, name)]
             if given:
                 raise Mistake(f"NAME must be given with {', '.join(given)}: one of {', '.join(DATASETS)}.")
             list_corpora(as_json=self.json)
             return
-        corpus = prepare(self.name, self.source, newlines=self.newlines, vocab_file=self.vocab)
+        corpus = prepare(self.name, self.source, newlines=self.newlines)
         if self.json:
             print(json.dumps(corpus_facts(corpus.name, corpus.path)))
         else:

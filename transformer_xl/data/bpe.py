@@ -81,7 +81,7 @@ class BytePairs:
         self._tokenizer = _load(content)
         settings, ids = json.loads(self._tokenizer.to_str()), self._tokenizer.get_vocab()
         added = {token["content"] for token in settings["added_tokens"]}
-        problems = [*_problems(settings), *_added_problems(settings["added_tokens"]), *_symbol_problems(ids, added)]
+        problems = _problems(settings, ids, added)
         self.symbols = tuple(sorted(ids, key=ids.__getitem__))
         self.token_bytes = tuple(
             symbol.encode() if symbol in added else _bytes_of(symbol) or b"" for symbol in self.symbols
@@ -176,48 +176,32 @@ def _checked_number(number: str) -> int:
     return int(number)
 
 
-def _problems(settings: dict[str, Any]) -> Iterator[str]:
-    """Problems: settings with which some text is not restored."""
-    model: dict[str, Any] = settings["model"]
-    parting: dict[str, Any] = settings["pre_tokenizer"] or {"type": None}
-    if model["type"] != "BPE":
-        yield f"its model is {model['type']}"
-    names = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    yield from (f"its model has {name} {model[name]!r}" for name in names if model.get(name))
-    names = ("normalizer", "truncation", "padding")
-    yield from (f"it has {name} {settings[name]!r}" for name in names if settings[name])
+def _problems(settings: dict[str, Any], ids: dict[str, int], added: set[str]) -> list[str]:
+    """What is wrong with a tokenizer: settings with which some text is not restored, or is not cut between words."""
+    model, parting, tokens = settings["model"], settings["pre_tokenizer"] or {"type": None}, settings["added_tokens"]
     steps = parting["pretokenizers"] if parting["type"] == "Sequence" else [parting]
-    for step in steps:
-        if step["type"] not in _KEEPING or step.get("behavior") == "Removed" or step.get("add_prefix_space"):
-            yield f"its pre-tokenizer is {step}"
-    if [step["type"] for step in steps].count("ByteLevel") != 1:
-        yield "its pre-tokenizer must be ByteLevel once"
-    for name, allowed in (("decoder", ("ByteLevel",)), ("post_processor", ("ByteLevel", None))):
-        kind = (settings[name] or {"type": None})["type"]
-        if kind not in allowed:
-            yield f"its {name} is {kind}"
-
-
-def _added_problems(tokens: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Problems: added tokens that match more than their own text or are ambiguous."""
-    for token in tokens:
-        text = token["content"]
-        if token["lstrip"] or token["rstrip"]:
-            yield f"its added token {text!r} includes the white space around it"
-        if _BORDER.search(text + "a"):
-            yield f"its added token {text!r} has a space between words"
-        if _bytes_of(text) not in (None, text.encode()):
-            yield f"its added token {text!r} reads as other bytes too"
-
-
-def _symbol_problems(ids: dict[str, int], added: set[str]) -> Iterator[str]:
-    """Problems: gaps in the ids, missing bytes, and tokens that are not sequences of bytes."""
-    if sorted(ids.values()) != list(range(len(ids))):
-        yield "its ids are not 0, 1, 2 and so on"
-    if not ids.keys() >= _CHARACTERS.keys():
-        yield f"it lacks {len(_CHARACTERS.keys() - ids.keys())} of the 256 bytes"
-    if strange := [symbol for symbol in ids if symbol not in added and _bytes_of(symbol) is None]:
-        yield f"its token {min(strange)!r} is no sequence of bytes"
+    loses = [
+        s for s in steps if s["type"] not in _KEEPING or s.get("behavior") == "Removed" or s.get("add_prefix_space")
+    ]
+    around = [(settings[name] or {"type": None})["type"] for name in ("decoder", "post_processor")]
+    plain = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    sound = {
+        f"its model is {model['type']}": model["type"] == "BPE",
+        f"its model has {' or '.join(plain)}": not any(model.get(name) for name in plain),
+        "it has a normalizer, truncation or padding": not any(
+            settings[name] for name in ("normalizer", "truncation", "padding")
+        ),
+        f"its pre-tokenizer is {loses[:1]}": not loses,
+        "its pre-tokenizer must be ByteLevel once": [s["type"] for s in steps].count("ByteLevel") == 1,
+        f"its decoder and post_processor are {around}": around in (["ByteLevel", None], ["ByteLevel", "ByteLevel"]),
+        "an added token includes the white space around it": not any(t["lstrip"] or t["rstrip"] for t in tokens),
+        "an added token has a space between words": not any(_BORDER.search(text + "a") for text in added),
+        "an added token reads as other bytes too": all(_bytes_of(text) in (None, text.encode()) for text in added),
+        "its ids are not 0, 1, 2 and so on": sorted(ids.values()) == list(range(len(ids))),
+        "it lacks some of the 256 bytes": ids.keys() >= _CHARACTERS.keys(),
+        "a token is no sequence of bytes": all(_bytes_of(symbol) is not None for symbol in ids.keys() - added),
+    }
+    return [problem for problem, is_sound in sound.items() if not is_sound]
 
 
 def _bytes_of(symbol: str) -> bytes | None:

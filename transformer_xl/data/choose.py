@@ -54,9 +54,9 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
         FileNotFoundError: there is no such corpus or text.
         Mistake: the corpus has no small recipe, or the text has too little text.
     """
-    path, published = expand_home(data), data.partition("+")[0]
-    if published in DATASETS and not path.exists():
-        return _for_published(data, published)
+    path = expand_home(data)
+    if data in DATASETS and not path.exists():
+        return _for_published(data)
     store = store_of(text_name(data))
     if store is not None:
         return _for_store(data, Header.read(store / "corpus.json"), overrides)
@@ -67,15 +67,15 @@ def choose_recipe(data: str, overrides: Sequence[str] = ()) -> ChosenRecipe:
     return _for_ids(data, path, overrides) if unit == "id" else _for_text(data, path, unit, overrides)
 
 
-def _for_published(data: str, published: str) -> ChosenRecipe:
+def _for_published(data: str) -> ChosenRecipe:
     """The corpus's recipe whose name ends in -small."""
-    recipes = [name for name in packaged_recipes() if load_recipe(name).corpus.name == published]
+    recipes = [name for name in packaged_recipes() if load_recipe(name).corpus.name == data]
     small = next((name for name in recipes if name.endswith("-small")), None)
     if small is None:
-        like = "text-words" if DATASETS[published].unit == "word" else "text-small --corpus.unit char"
+        like = "text-words" if DATASETS[data].unit == "word" else "text-small --corpus.unit char"
         known = f"one of {listing(recipes)}" if recipes else f"`txl train {like} --data {data}`"
         raise Mistake(f"RECIPE must be named for --data {data}, which has no small recipe. Take {known}.")
-    return ChosenRecipe(small, (), f"{_named(small)}: the small one for the corpus {published}; {_another(data)}.")
+    return ChosenRecipe(small, (), f"{_named(small)}: the small one for the corpus {data}; {_another(data)}.")
 
 
 def _for_store(data: str, header: Header, overrides: Sequence[str]) -> ChosenRecipe:

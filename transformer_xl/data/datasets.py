@@ -98,7 +98,7 @@ def _check_settings(config: CorpusConfig, corpus: Corpus) -> None:
     if config.vocab:
         raise Mistake(
             f"corpus.vocab is for a text file or folder, and {corpus.name} is tokenised already. Leave it out, or "
-            "prepare the corpus with `txl data NAME --vocab FILE`."
+            "give the corpus's text by --data."
         )
 
 
@@ -139,7 +139,7 @@ def _tokenise(path: Path, config: CorpusConfig, vocab: Vocab | None, whole: bool
     settings += [config.bpe_size] if unit == "bpe" else []
     path = path.resolve()
     with unpack_if_archive(path, cache_folder()) as files:
-        texts = read_splits(files, unit, whole_files=config.reset_documents, whole=whole)
+        texts = read_splits(files, unit, whole=whole)
         if config.reset_documents and not texts.documents and max(map(len, texts.splits.values())) == 1:
             raise Mistake(
                 f"corpus.reset_documents must be false for {path}, which is one document a split: a document is a file "

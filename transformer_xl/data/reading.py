@@ -6,7 +6,6 @@ The text of a `.jsonl` file is that of its lines. Each of them is a document.
 from __future__ import annotations
 
 import bz2
-import codecs
 import gzip
 import io
 import json
@@ -18,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from .vocab import Unit
 
 @dataclass(frozen=True)
 class Span:
-    """The text of a file as UTF-8, from byte `start` to byte `end`. An `end` of None is the end of the file."""
+    """The text of a file, from byte `start` to byte `end`. An `end` of None is the end of the file."""
 
     file: Path
     start: int = 0
@@ -46,11 +44,6 @@ _PIECE = 1 << 18
 """Number of bytes to read at a time. A piece and its ids then fit into the processor's cache."""
 _LONGEST = 1 << 12
 """For byte pairs: number of last bytes of a piece in which to search for a position to cut."""
-_MARKS = {
-    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
-}
-"""Encodings by byte order mark. UTF-32 comes first, because its mark can begin with the one of UTF-16."""
 _WHITE = re.compile(rb"[ \n]")
 
 
@@ -65,7 +58,7 @@ def open_file(path: Path) -> io.BufferedIOBase:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file as UTF-8, decompressed as in `open_file`. Errors name the file and the reason."""
+    """The content of a file, decompressed as in `open_file`. Errors name the file and the reason."""
     return b"".join(chunks(path))
 
 
@@ -170,34 +163,11 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
         return
     part = Span(text) if isinstance(text, Path) else text
     with read_errors(part.file), open_file(part.file) as opened:
-        encoding = encoding_of(opened.read(4))
-        opened.seek(0 if encoding else part.start)
-        source = _decode(opened, encoding, part.file, size) if encoding else iter(partial(opened.read, size), b"")
-        position, end = 0 if encoding else part.start, sys.maxsize if part.end is None else part.end
-        for chunk in source:
-            if inside := chunk[max(part.start - position, 0) : end - position]:
-                yield inside
-            position += len(chunk)
-            if position >= end:
-                return
-
-
-def encoding_of(head: bytes) -> str:
-    """The encoding of a file with a byte order mark of UTF-16 or UTF-32; otherwise ""."""
-    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
-
-
-def _decode(opened: io.BufferedIOBase, encoding: str, file: Path, size: int) -> Iterator[bytes]:
-    """Convert a text in another encoding to UTF-8."""
-    decoder, raw = codecs.getincrementaldecoder(encoding)(), b"\0"
-    try:
-        while raw:
-            raw = opened.read(size)
-            yield decoder.decode(raw, final=not raw).encode()
-    except UnicodeError as error:
-        raise Mistake(
-            f"{file} begins as {encoding.upper()} text but continues otherwise ({error}). Save it as UTF-8."
-        ) from error
+        left = sys.maxsize if part.end is None else part.end - part.start
+        opened.seek(part.start)
+        while left > 0 and (chunk := opened.read(min(size, left))):
+            yield chunk
+            left -= len(chunk)
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from ..runtime.files import digest_of
 from .formats import container_of, refuse_container, refuse_saved_dataset
 from .header import SPLITS, WHOLE
 from .ids import read_ids
-from .reading import Span, border, chunks, documents, encoding_of, is_jsonl, open_file, read_errors
+from .reading import Span, border, chunks, documents, is_jsonl, open_file, read_errors
 from .vocab import Unit
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -72,29 +71,19 @@ class _File:
     digest: str
 
 
-@dataclass(frozen=True)
-class _Stamp:
+def _facts(file: Path) -> tuple[int, ...]:
     """What changes when a file is written."""
-
-    facts: tuple[int, ...]
-    is_old: bool = field(compare=False)
-    """Whether a further change would change the facts: clocks of file systems are coarse, so not just after one."""
-
-    @classmethod
-    def of(cls, file: Path) -> _Stamp:
-        with read_errors(file):
-            found = file.stat()
-        facts = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-        return cls(facts, time.time_ns() - max(facts[3:]) > 2 * 10**9)
+    with read_errors(file):
+        found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: bool = False) -> Texts:
+def read_splits(path: Path, unit: Unit, *, whole: bool = False) -> Texts:
     """The texts of each split of a file or folder.
 
     The name of a file, or of its folder, gives its split (`NAMES`). A single file is cut 90 : 5 : 5 by position, JSON
     lines between two lines. If no file of a folder names a split, they are joined in the order of their names and cut
-    in the same way; `whole_files` holds out whole files instead, but not of JSON lines. With `whole`, texts that name
-    no split are the one split "all".
+    in the same way. With `whole`, texts that name no split are the one split "all".
 
     Raises:
         ValueError: there is too little text, it does not suit `unit`, it has several formats, or the split of a file is
@@ -105,13 +94,12 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
         refuse_saved_dataset(path)
     files = _files(path, skipped, unit) if path.is_dir() else {path.name: path}
     _leave_one_format(path, files, skipped)
-    stamps = {file: _Stamp.of(file) for file in files.values()}
+    before = {file: _facts(file) for file in files.values()}
     found = [each for name, file in files.items() if (each := _read_once(file, name, unit)).size]
     skipped |= dict.fromkeys(sorted(files.keys() - {each.name for each in found}), "empty")
     named = _files_by_split(path, found, skipped) if path.is_dir() else {}
     lines = any(map(is_jsonl, files.values()))
-    hold_out = whole_files and not lines
-    splits, how = _make_splits(path, named or {WHOLE: found}, unit, whole_files=hold_out, whole=whole)
+    splits, how = _make_splits(named or {WHOLE: found}, unit, whole=whole)
     reasons = [f"{name} ({reason})" for name, reason in skipped.items()]
     left_out = [f"Left out: {listing(reasons, 5)}."] if skipped else []
     for split, texts in splits.items():
@@ -127,18 +115,14 @@ def read_splits(path: Path, unit: Unit, *, whole_files: bool = False, whole: boo
     identity = repr(("lines", cuts) if lines else cuts)
 
     def check(_: object) -> None:
-        for each in found:
-            stamp = stamps[each.text.file]
-            again = each if stamp.is_old else _read_once(each.text.file, each.name, unit)
-            if _Stamp.of(each.text.file) != stamp or again.digest != each.digest:
-                raise Mistake(f"{each.text.file} changed while it was read. Run this again when it is complete.")
+        for file in before:
+            if _facts(file) != before[file]:
+                raise Mistake(f"{file} changed while it was read. Run this again when it is complete.")
 
     return Texts(splits, notes, hashlib.sha256(identity.encode()).hexdigest(), lines, check)
 
 
-def _make_splits(
-    path: Path, given: dict[str, list[_File]], unit: Unit, *, whole_files: bool, whole: bool
-) -> tuple[dict[str, list[Span]], str]:
+def _make_splits(given: dict[str, list[_File]], unit: Unit, *, whole: bool) -> tuple[dict[str, list[Span]], str]:
     """The splits, and a sentence about them.
 
     They are the `given` ones, but a text without splits is cut, and a missing valid split is cut from train.
@@ -148,11 +132,8 @@ def _make_splits(
     if (whole and cut == WHOLE) or (cut == "train" and ("train" not in given or "valid" in given)):
         return parts, _describe(given, unit)
     found = given[cut]
-    if whole_files:
-        cuts = _cuts_between_files(path, [each.size for each in found], len(wanted))
-    else:
-        total = sum(each.size for each in found)
-        cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in range(21 - len(wanted), 20)]
+    total = sum(each.size for each in found)
+    cuts = [_cut_position(found, total * share // 20, unit, total // 40) for share in range(21 - len(wanted), 20)]
     parts |= _cut_files(found, wanted, cuts)
     shares = "cut 90 : 5 : 5" if cut == WHOLE else "valid is the last 5 % of train, as no file names it"
     how = f"{_describe(given, unit)}; {shares}".replace(f"{cut}:", f"{', '.join(wanted)}:", 1)
@@ -208,7 +189,7 @@ def _no_text(file: Path, unit: Unit) -> str:
         return "" if file.suffix in ID_FILES else "a pickle, which stays closed" if pickled else "no ids"
     with read_errors(file), open_file(file) as opened:
         head = opened.read(_HEAD)
-    return container_of(file) or ("binary" if b"\0" in head and not encoding_of(head) else "")
+    return container_of(file) or ("binary" if b"\0" in head else "")
 
 
 def _kind_of_output(folder: Path) -> str:
@@ -355,23 +336,6 @@ def _line_size(text: Span) -> int:
             return size + end
         size += len(chunk)
     return size
-
-
-def _cuts_between_files(path: Path, sizes: Sequence[int], parts: int) -> list[int]:
-    """Positions between files. Each part after the first has at least one file and a twentieth of all bytes."""
-    if len(sizes) < parts:
-        raise Mistake(
-            f"corpus.reset_documents must be false for {path}, which holds {len(sizes)} files with text: at least "
-            f"{parts} are needed to hold whole ones out."
-        )
-    cuts: list[int] = []
-    first = len(sizes)
-    for keep in range(parts - 1, 0, -1):
-        last, first = first, first - 1
-        while sum(sizes[first:last]) < sum(sizes) / 20 and first > keep:
-            first -= 1
-        cuts.insert(0, sum(sizes[:first]))
-    return cuts
 
 
 def _describe(splits: Mapping[str, Sequence[_File]], unit: Unit) -> str:

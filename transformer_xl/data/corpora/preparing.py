@@ -26,21 +26,13 @@ from .download import download
 from .published import DATASETS, Dataset, Protocol
 
 
-def prepare(
-    name: str,
-    source: str | Path | None = None,
-    *,
-    newlines: Newlines | None = None,
-    vocab_file: str | Path | None = None,
-) -> Corpus:
+def prepare(name: str, source: str | Path | None = None, *, newlines: Newlines | None = None) -> Corpus:
     """Tokenise the published corpus `name` into the cache.
 
     Args:
         source: a folder with its files, an archive of them, or the only file; compressed (.xz, .gz, .bz2) or plain.
             None downloads it.
         newlines: the treatment of line ends; None is the published one. Each treatment has a separate store.
-        vocab_file: take the words of this file. The store's name then includes the file's name, except for the
-            published file.
 
     Raises:
         ValueError: content or counts differ from the published ones.
@@ -50,49 +42,39 @@ def prepare(
     newlines = newlines or dataset.newlines
     with _source_files(name, source) as found:
         protocol = dataset.protocols[newlines]
-        needed = [file for file in dataset.files if vocab_file is None or file != dataset.vocab_file]
-        texts = _choose_texts(dataset, found, needed)
-        listed = found.get(dataset.vocab_file) if vocab_file is None else expand_home(vocab_file)
-        vocab, other = _read_vocab(dataset, listed, newlines)
-        store_name = name + (f"+{other}" if other else "")
+        texts = _choose_texts(dataset, found)
+        words, vocab = found.get(dataset.vocab_file), None
+        if words is not None:
+            vocab = Vocab.read(read_file(words), str(words), unit=dataset.unit, newlines=newlines)
         try:
             return Corpus.build(
-                store_folder(store_name, "" if newlines == dataset.newlines else newlines),
+                store_folder(name, "" if newlines == dataset.newlines else newlines),
                 texts,
-                name=store_name,
+                name=name,
                 source=name,
                 unit=dataset.unit,
                 newlines=newlines,
                 vocab=vocab,
                 counted=dataset.counted,
-                closed=not other,
-                check=lambda header: _check_counts(header, protocol, own_words=bool(other)),
+                closed=True,
+                check=partial(_check_counts, protocol),
             )
         except UnicodeDecodeError as error:
             raise Mistake(f"A file of {name} is not the published one: it is not UTF-8 text ({error}).") from error
 
 
-def _read_vocab(dataset: Dataset, listed: Path | None, newlines: Newlines) -> tuple[Vocab | None, str]:
-    """The vocabulary in the file `listed`, and the file's name; "" if the file belongs to the corpus."""
-    if listed is None:
-        return None, ""
-    name = _plain_name(listed)
-    vocab = Vocab.read(read_file(listed), str(listed), unit=dataset.unit, newlines=newlines)
-    return vocab, "" if name == dataset.vocab_file else name.removesuffix(".txt")
-
-
-def _choose_texts(dataset: Dataset, found: Mapping[str, Path], needed: Sequence[str]) -> dict[str, list[Text]]:
+def _choose_texts(dataset: Dataset, found: Mapping[str, Path]) -> dict[str, list[Text]]:
     """Verify the files found, and choose the texts of each split."""
-    if missing := [file for file in needed if file not in found]:
+    if missing := [file for file in dataset.files if file not in found]:
         raise FileNotFoundError(
-            f"--source must hold {listing(needed, 4)}, and lacks {listing(missing, 4)}. Give a whole copy, leave out "
-            "--source to download all, or train on the files that there are by --data."
+            f"--source must hold {listing([*dataset.files], 4)}, and lacks {listing(missing, 4)}. Give a whole copy, "
+            "leave out --source to download all, or train on the files that there are by --data."
         )
-    for file in needed:
+    for file in dataset.files:
         _verify(file, found[file], dataset.files[file])
     if dataset.cuts:
         first, second = dataset.cuts
-        text = read_file(found[needed[0]])
+        text = read_file(next(iter(found.values())))
         return {"train": [text[:first]], "valid": [text[first:second]], "test": [text[second:]]}
     texts: dict[str, list[Text]] = {}
     for split, files in dataset.splits.items():
@@ -115,13 +97,13 @@ def _verify(name: str, path: Path, published: str) -> None:
         )
 
 
-def _check_counts(header: Header, protocol: Protocol, *, own_words: bool) -> None:
-    """Refuse a corpus whose counts differ from the published ones; with a vocabulary of its own, only tokens count."""
+def _check_counts(protocol: Protocol, header: Header) -> None:
+    """Refuse a corpus whose counts differ from the published ones."""
     wrong = []
-    if not own_words and protocol.vocab_size not in (None, header.vocab_size):
+    if protocol.vocab_size not in (None, header.vocab_size):
         wrong.append(f"{header.vocab_size:,} entries of the vocabulary, not {protocol.vocab_size:,}")
     for split, counts in protocol.splits.items():
-        for name in ("tokens",) if own_words else ("tokens", "types", "unknown"):
+        for name in ("tokens", "types", "unknown"):
             found, must = getattr(header.splits[split], name), getattr(counts, name)
             if must not in (None, found):
                 wrong.append(f"{found:,} {name} in {split}, not {must:,}")
