@@ -178,7 +178,9 @@ def _checked_number(number: str) -> int:
 
 def _problems(settings: dict[str, Any], ids: dict[str, int], added: set[str]) -> list[str]:
     """What is wrong with a tokenizer: settings with which some text is not restored, or is not cut between words."""
-    model, parting, tokens = settings["model"], settings["pre_tokenizer"] or {"type": None}, settings["added_tokens"]
+    model: dict[str, Any] = settings["model"]
+    parting: dict[str, Any] = settings["pre_tokenizer"] or {"type": None}
+    tokens: list[dict[str, Any]] = settings["added_tokens"]
     steps = parting["pretokenizers"] if parting["type"] == "Sequence" else [parting]
     loses = [
         s for s in steps if s["type"] not in _KEEPING or s.get("behavior") == "Removed" or s.get("add_prefix_space")
