@@ -122,8 +122,8 @@ def test_files_import_lower_floors_only():
         ("data/vocab.py", "from ..model.memory import Memory"),
         ("data/__init__.py", "from ..model import TransformerXL"),
         ("data/deep/er.py", "from ...model import TransformerXL"),
-        ("run/saving.py", "from ..train.loop import fit"),
-        ("run/saving.py", "from ..nowhere import thing"),
+        ("run/checkpoint.py", "from ..train.loop import fit"),
+        ("run/checkpoint.py", "from ..nowhere import thing"),
         ("mystery.py", ""),
     ],
 )

@@ -15,12 +15,20 @@ A folder without the last three files is enough for evaluating and generating.
 
 from __future__ import annotations
 
-from .environment import environment
-from .folder import Run, find_checkpoint, short_names, valid_loss
-from .loading import LoadedModel, config_of, load_config, load_model, load_training, load_vocab, load_weights
+from .checkpoint import (
+    LoadedModel,
+    TrainingState,
+    config_of,
+    load_config,
+    load_model,
+    load_training,
+    load_vocab,
+    load_weights,
+    save_checkpoint,
+)
+from .folder import Run, environment, find_checkpoint, short_names, valid_loss
 from .metrics import Metrics
 from .parts import EXPORTED_VOCAB, dimensions, set_weights, weights, write_json
-from .saving import TrainingState, save_checkpoint
 
 __all__ = [
     "EXPORTED_VOCAB",

@@ -5,17 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
+import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from ..config.recipe import load_recipe, write_toml
 from ..config.settings import RunConfig
 from ..config.values import join_words
 from ..data.corpus import Corpus
 from ..mistake import Mistake
+from ..ops import BACKENDS
+from ..runtime.device import CPUINFO
 from ..runtime.files import (
     LOCK,
     check_seal,
@@ -28,13 +35,15 @@ from ..runtime.files import (
     write_whole,
 )
 from ..runtime.ranks import launch_id
-from .environment import environment
 from .metrics import Metrics
 from .parts import FILES, name_damage, read_header
 
 BEGUN = ("recipe", "why", "init", "chosen")
 """What `environment.json` says of how a run began: its recipe, why this one, the run whose weights it started from, and
 the choices for settings that were "auto"."""
+
+_FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
+"""Processor features that affect speed, by their Linux names."""
 
 
 class Run:
@@ -153,15 +162,13 @@ class Run:
             return {}
         try:
             found = json.loads(plain_file(file).read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("it holds no table")
         except (ValueError, RecursionError) as error:
-            found, reason = None, str(error)
-        else:
-            reason = "it holds no table"
-        if not isinstance(found, dict):
             raise Mistake(
-                f"{file} is damaged ({reason}); it records how the run began. Restore it, or remove it to compare "
+                f"{file} is damaged ({error}); it records how the run began. Restore it, or remove it to compare "
                 "nothing."
-            )
+            ) from error
         return found
 
     def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, object] | None) -> None:
@@ -268,3 +275,23 @@ def short_names(runs: Sequence[Path]) -> list[str]:
         if len(set(found)) == len(set(parts)):
             break
     return [name if found.count(name) == 1 else f"{name} #{index}" for index, name in enumerate(found, start=1)]
+
+
+def environment() -> dict[str, object]:
+    """Versions and hardware, without host name, user or environment variables."""
+    packages: dict[str, str | None] = dict.fromkeys(("transformer-xl", "torch", "numpy", "safetensors"))
+    for name in packages:
+        with suppress(PackageNotFoundError):  # a copy of the source that is not installed
+            packages[name] = version(name)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "python": platform.python_version(),
+        "packages": packages,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "cpu_features": sorted(_FEATURES & set(CPUINFO.read_text().split())) if CPUINFO.exists() else [],
+        "cuda": torch.version.cuda,
+        "devices": ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))],
+        "backends": list(BACKENDS),
+    }

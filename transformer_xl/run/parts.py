@@ -106,22 +106,18 @@ def set_weights(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> 
     names = first_names(state)
     stored = {names.get(name, name): value for name, value in stored.items()}
     wanted = {name: state[name] for name in names.values()}
-    wrong = [
-        f"{name} is {dimensions(stored[name].shape)} in the file and {dimensions(value.shape)} in the model"
-        for name, value in wanted.items()
-        if name in stored and stored[name].shape != value.shape
-    ]
-    types = [
-        f"{name} is {str(stored[name].dtype).removeprefix('torch.')}"
-        for name, value in wanted.items()
-        if name in stored and stored[name].dtype not in WEIGHT_TYPES
-    ]
-    faults = {
-        "missing": [name for name in wanted if name not in stored],
-        "unexpected": [name for name in stored if name not in wanted],
-        "wrong shape": wrong,
-        "wrong type": types,
-    }
+    faults: dict[str, list[str]] = {"missing": [], "unexpected": [], "wrong shape": [], "wrong type": []}
+    for name, value in wanted.items():
+        given = stored.get(name)
+        if given is None:
+            faults["missing"].append(name)
+            continue
+        if given.shape != value.shape:
+            sizes = f"{dimensions(given.shape)} in the file and {dimensions(value.shape)} in the model"
+            faults["wrong shape"].append(f"{name} is {sizes}")
+        if given.dtype not in WEIGHT_TYPES:
+            faults["wrong type"].append(f"{name} is {str(given.dtype).removeprefix('torch.')}")
+    faults["unexpected"] = [name for name in stored if name not in wanted]
     problems = [f"{kind}: {listing(names)}" for kind, names in faults.items() if names]
     if problems:
         raise Mistake(f"{source} does not fit the model: {'; '.join(problems)}. Use the config it was saved with.")

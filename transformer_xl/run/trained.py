@@ -21,8 +21,8 @@ from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..ops.choice import build_native
 from ..runtime.device import prepare_process, resolve_device, resolve_precision
+from .checkpoint import LoadedModel, load_config, load_model
 from .folder import Run, find_checkpoint
-from .loading import LoadedModel, load_config, load_model
 
 Part = Literal["train", "valid", "test", "all"]
 
