@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from ..config.problems import as_options
+from ..config.problems import OPTION
 from ..config.settings import EvalConfig, Lengths
 from ..runtime.terminal import report_progress
 from .shared import Part, Precision, RunFolder, Size, Sizes, SizesOrNone, TextPath
@@ -80,7 +80,7 @@ class Eval:
         reading = ReadingMode.of(self, trained)
         asked = {"batch_size": self.batch_size, "max_tokens": self.max_tokens}
         given = {name: value for name, value in asked.items() if value is not None}
-        how = problems.attempt(lambda: replace(own, **reading.scope | given), as_options(given)) or own
+        how = problems.attempt(lambda: replace(own, **reading.scope | given), OPTION) or own
         lengths = reading.lengths(self, trained)
         loaded = trained.load()
         corpus = trained.corpus(loaded.vocab, self.data, self.split)

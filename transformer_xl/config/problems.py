@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf, isfinite
 from typing import NamedTuple, TypeVar
 
 from ..mistake import Mistake
 
 Value = TypeVar("Value")
+OPTION = "--{}"
+"""The form of the name of a command's option."""
 
 
 class Problem(NamedTuple):
@@ -19,7 +21,12 @@ class Problem(NamedTuple):
     sentence: str
 
     def __str__(self) -> str:
-        return self.sentence.format(*self.fields)
+        return self.named("{}")
+
+    def named(self, form: str) -> str:
+        """The sentence with each field in this form: "train.{}", or "--{}" for options of a command."""
+        names = map(form.format, self.fields)
+        return self.sentence.format(*(name.replace("_", "-") if form == OPTION else name for name in names))
 
 
 class WrongSettings(Mistake):
@@ -76,31 +83,24 @@ def out_of_bounds(
 class Problems(list[str]):
     """Sentences about mistakes in one call, reported together."""
 
-    def attempt(self, make: Callable[[], Value], worded: Callable[[Problem], str] = str) -> Value | None:
+    def attempt(self, make: Callable[[], Value], form: str = "{}") -> Value | None:
         """Call `make` and return its result; if it raises a `Mistake`, add its sentences and return None.
 
-        `worded` makes the sentence of a problem; "" reports nothing.
+        Wrong settings are `named` in this form.
         """
         try:
             return make()
         except WrongSettings as error:
-            self += filter(None, map(worded, error.problems))
+            self += [problem.named(form) for problem in error.problems]
         except Mistake as error:
             self += str(error).splitlines()
         return None
 
     def bound(self, options: object, *names: str, **bounds: float) -> None:
         """Add a sentence for each option of a command that is out of bounds."""
-        self += map(as_options(names), out_of_bounds(options, *names, **bounds))
+        self += [problem.named(OPTION) for problem in out_of_bounds(options, *names, **bounds)]
 
     def refuse(self) -> None:
         """Raise one `Mistake` with every sentence, each once, if there are any."""
         if self:
             raise Mistake("\n".join(dict.fromkeys(self)))
-
-
-def as_options(typed: Collection[str]) -> Callable[[Problem], str]:
-    """A function that words a problem, where settings in `typed` have the names of their options."""
-    return lambda problem: problem.sentence.format(
-        *(f"--{name.replace('_', '-')}" if name in typed else name for name in problem.fields)
-    )

@@ -11,19 +11,18 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import NamedTuple, get_origin, get_type_hints
 
 from ..mistake import Mistake
-from .problems import Problem, Problems
+from .problems import Problems
 from .settings import RunConfig
-from .values import as_float, fits, from_words, type_text, value_text
+from .values import Hint, Value, as_float, fits, from_words, type_text, value_text
 
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
-HINTS: dict[str, dict[str, Any]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
+HINTS: dict[str, dict[str, Hint]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
 """The names and types of the settings in each section."""
 
 ID_FILES = (".npy", ".bin")
@@ -31,17 +30,18 @@ ID_FILES = (".npy", ".bin")
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting that a user gave. `label` is its name as the user wrote it; `source` is " in " and the file."""
+class Setting(NamedTuple):
+    """A setting that a user gave."""
 
     section: str
     field: str
-    value: Any
-    label: str
-    source: str = ""
+    value: Value
 
-    def of(self, config: RunConfig) -> Any:
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.field}"
+
+    def of(self, config: RunConfig) -> Value:
         """The value of this setting in a run."""
         return getattr(getattr(config, self.section), self.field)
 
@@ -100,7 +100,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, data: str 
         raise Mistake(f"Recipe {recipe} is not valid TOML: {error}.") from error
     problems = Problems()
     defaults = [] if data is None else data_settings(str(data))
-    given = [*_settings_of(tables, f" in recipe {recipe}", problems), *defaults, *_lengths_that_follow(overrides)]
+    given = [*_settings_of(tables, problems), *defaults, *_lengths_that_follow(overrides)]
     return run_of(given, overrides, problems)
 
 
@@ -110,7 +110,7 @@ def _lengths_that_follow(overrides: Sequence[str]) -> list[Setting]:
     asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
     names = [name for name in ("tgt_len", "mem_len", "attn_len", "clamp_len") if ("train", name) in asked]
     names += ["attn_len", "clamp_len"] * ("mem_len" in names)
-    return [Setting("eval", name, None, f"eval.{name}") for name in names if ("eval", name) not in asked]
+    return [Setting("eval", name, None) for name in names if ("eval", name) not in asked]
 
 
 def data_settings(data: str) -> list[Setting]:
@@ -122,8 +122,8 @@ def data_settings(data: str) -> list[Setting]:
     given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
     if Path(data).exists():
         given["corpus", "newlines"] = "keep"
-    settings = [Setting(section, field, value, "--data") for (section, field), value in given.items()]
-    return settings + [Setting("corpus", "unit", "id", "corpus.unit (--data)")] * holds_ids(Path(data))
+    settings = [Setting(section, field, value) for (section, field), value in given.items()]
+    return settings + [Setting("corpus", "unit", "id")] * holds_ids(Path(data))
 
 
 def holds_ids(path: Path) -> bool:
@@ -138,7 +138,7 @@ def chosen_settings(recipe: str | None, overrides: Sequence[str], data: str | No
     and line ends of a recipe that the user named, unless `data` replaces them."""
     defaults = [] if data is None else data_settings(data)
     names = () if recipe is None else ("unit", "newlines")
-    own = [Setting("corpus", name, None, f"corpus.{name}", f" in recipe {recipe}") for name in names]
+    own = [Setting("corpus", name, None) for name in names]
     last = {(s.section, s.field): s for s in (*own, *defaults, *parse_overrides(overrides, []))}
     return [s for s in last.values() if s not in defaults or s.field == "unit"]
 
@@ -158,7 +158,7 @@ def changed_settings(config: RunConfig, overrides: Sequence[str]) -> tuple[RunCo
 def settings_in(config: RunConfig) -> list[Setting]:
     """All settings of a run."""
     return [
-        Setting(section, field, value, f"{section}.{field}")
+        Setting(section, field, value)
         for section in SECTIONS
         for field, value in vars(getattr(config, section)).items()
     ]
@@ -184,15 +184,14 @@ def parse_overrides(overrides: Sequence[str], problems: list[str]) -> list[Setti
         if match is None:
             problems.append(f"{words[0]} is neither a setting nor a value of one. Leave it out.")
             continue
-        label, _, value = words[0].partition("=")
-        values = words[1:] if match["value"] is None else [value]
+        values = words[1:] if match["value"] is None else [match["value"]]
         section, field, hint = _lookup(match)
         if hint is None:
-            problems.append(_unknown(section, field, label))
+            problems.append(_unknown(f"{section}.{field}"))
         elif not values and hint is not bool:
-            problems.append(f"{label} needs a value: it must be {type_text(hint)}.")
+            problems.append(f"{section}.{field} needs a value: it must be {type_text(hint)}.")
         else:
-            given.append(Setting(section, field, from_words(values, hint) if values else True, label))
+            given.append(Setting(section, field, from_words(values, hint) if values else True))
     return given
 
 
@@ -207,7 +206,7 @@ def _by_setting(arguments: Sequence[str]) -> Iterator[tuple[re.Match[str] | None
         position = end
 
 
-def _lookup(match: re.Match[str]) -> tuple[str, str, Any]:
+def _lookup(match: re.Match[str]) -> tuple[str, str, Hint]:
     """Section, field and type of a dotted option; the type of an unknown one is None."""
     section, field = match["section"].replace("-", "_"), match["field"].replace("-", "_")
     return section, field, HINTS.get(section, {}).get(field)
@@ -234,94 +233,60 @@ def write_toml(config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-def _toml_value(value: Any) -> str:
+def _toml_value(value: Value) -> str:
     """A value as TOML. JSON is TOML, except that TOML also requires an escape for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _settings_of(tables: Mapping[str, Any], source: str, problems: list[str]) -> list[Setting]:
+def _settings_of(tables: Mapping[str, Value], problems: list[str]) -> list[Setting]:
     """The settings of a recipe. Values outside of tables and unknown empty tables are added to `problems`."""
     given: list[Setting] = []
     for section, table in tables.items():
         if not isinstance(table, dict) or (not table and section not in SECTIONS):
-            problems.append(_unknown("", section, section, source))
+            problems.append(_unknown(section))
             continue
-        given += [Setting(section, field, value, f"{section}.{field}", source) for field, value in table.items()]
+        given += [Setting(section, field, value) for field, value in table.items()]
     return given
 
 
 def run_of(settings: Sequence[Setting], overrides: Sequence[str], problems: Problems | None = None) -> RunConfig:
     """The run with these settings and the ones of a command line. If a setting occurs twice, the last one counts.
 
+    Types are checked first, then the values in each section, then the sections together.
+
     Raises:
         Mistake: a line for each mistake, after the lines in `problems`.
     """
     problems = Problems() if problems is None else problems
-    given = _typed_settings([*settings, *parse_overrides(overrides, problems)], problems)
-    chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    chosen: dict[str, dict[str, Value]] = {section: {} for section in SECTIONS}
     chosen["model"]["vocab_size"] = 0
-    for setting in filter(None, given.values()):
-        chosen[setting.section][setting.field] = setting.value
+    for setting in {s.name: s for s in [*settings, *parse_overrides(overrides, problems)]}.values():
+        hint = HINTS.get(setting.section, {}).get(setting.field)
+        value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
+        if hint is None:
+            problems.append(_unknown(setting.name))
+        elif fits(value, hint):
+            chosen[setting.section][setting.field] = as_float(value, hint)
+        else:
+            problems.append(f"{setting.name} must be {type_text(hint)}, got {value_text(setting.value)}.")
+    problems.refuse()
     sections = {
-        section: problems.attempt(partial(owner, **chosen[section]), partial(_sentence, given, section))
+        section: problems.attempt(partial(owner, **chosen[section]), f"{section}.{{}}")
         for section, owner in SECTIONS.items()
     }
-    config = None
-    if None not in sections.values():
-        config = problems.attempt(partial(RunConfig, **sections), partial(_sentence, given, ""))
+    problems.refuse()
+    config = problems.attempt(partial(RunConfig, **sections))
     if config is not None:
-        problems.attempt(partial(getattr, config, "eval_lengths"), partial(_sentence, given, "eval"))
+        problems.attempt(partial(getattr, config, "eval_lengths"), "eval.{}")
     problems.refuse()
     assert config is not None, "what is refused has a problem"
     return config
 
 
-def _typed_settings(settings: Sequence[Setting], problems: list[str]) -> dict[str, Setting | None]:
-    """The last setting with each dotted name; None if its value has the wrong type."""
-    given: dict[str, Setting | None] = {}
-    for setting in settings:
-        name, hint = f"{setting.section}.{setting.field}", HINTS.get(setting.section, {}).get(setting.field)
-        value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
-        if hint is None:
-            problems.append(_unknown(setting.section, setting.field, setting.label, setting.source))
-        elif fits(value, hint):
-            given[name] = replace(setting, value=as_float(value, hint))
-        else:
-            problems.append(
-                f"{setting.label}{setting.source} must be {type_text(hint)}, got {value_text(setting.value)}."
-            )
-            given[name] = None
-    return given
-
-
-def _sentence(given: Mapping[str, Setting | None], section: str, problem: Problem) -> str:
-    """The sentence of a problem of a section, which names each setting as the user wrote it.
-
-    "" if one of the settings has the wrong type, because then the problem is about its default.
-    """
-    labels: list[str] = []
-    for field in problem.fields:
-        name = f"{section}.{field}" if section else field
-        setting = given.get(name)
-        unset = name not in given or (setting is not None and setting.value is None)
-        if section == "eval" and unset and f"train.{field}" in given:  # [eval] inherits from [train]
-            name = f"train.{field}"
-            setting = given[name]
-        if setting is None and name in given:
-            return ""
-        if not labels:
-            labels.append(f"{setting.label}{setting.source}" if setting else name)
-        else:
-            labels.append(setting.label if setting and setting.label.startswith("--") else field)
-    return problem.sentence.format(*labels)
-
-
-def _unknown(section: str, field: str, label: str, source: str = "") -> str:
+def _unknown(name: str) -> str:
     """The sentence for an unknown setting. It suggests the same name in another section, or the most similar one."""
-    known = [f"{owner}.{name}" for owner, hints in HINTS.items() for name in hints]
-    elsewhere = [name for name in known if name.endswith(f".{field}")]
-    near = elsewhere or get_close_matches(f"{section}.{field}", known, n=1, cutoff=0.75)
-    if not near:
-        return f"{label}{source} is not a setting; `txl train --help` lists them all."
-    meant = f"--{near[0]}".replace("_", "-") if label.startswith("--") else near[0]
-    return f"{label}{source} is not a setting; did you mean {meant}?"
+    known = [f"{owner}.{field}" for owner, hints in HINTS.items() for field in hints]
+    elsewhere = [other for other in known if other.partition(".")[2] == name.partition(".")[2]]
+    near = elsewhere or get_close_matches(name, known, n=1, cutoff=0.75)
+    meant = f"did you mean {near[0]}?" if near else "`txl train --help` lists them all."
+    return f"{name} is not a setting; {meant}"

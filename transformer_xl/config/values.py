@@ -7,12 +7,18 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 _LARGEST, _LARGEST_WHOLE, _LONGEST = sys.float_info.max, 2**63 - 1, 200
 
 
-def from_words(words: Sequence[str], hint: Any) -> Any:
+Hint: TypeAlias = Any
+"""The type of a setting, as `typing.get_type_hints` gives it."""
+Value: TypeAlias = Any
+"""The value of a setting, of any type until `fits` has checked it."""
+
+
+def from_words(words: Sequence[str], hint: Hint) -> Value:
     """The value in words of a command line. A word of the wrong type stays a string, which `fits` refuses."""
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
@@ -20,7 +26,7 @@ def from_words(words: Sequence[str], hint: Any) -> Any:
     return _from_word(words[0], hint)
 
 
-def _from_word(word: str, hint: Any) -> Any:
+def _from_word(word: str, hint: Hint) -> Value:
     kinds = alternatives(hint)
     if type(None) in kinds and word.lower() == "none":
         return None
@@ -35,12 +41,12 @@ def _from_word(word: str, hint: Any) -> Any:
     return word
 
 
-def alternatives(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint: Hint) -> tuple[Hint, ...]:
     """The members of a union type, or the one type."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def fits(value: Any, hint: Any) -> bool:
+def fits(value: Value, hint: Hint) -> bool:
     """Whether a value has the type of a setting. True and NaN do not count as numbers."""
     if get_origin(hint) in (Union, types.UnionType):
         return any(fits(value, kind) for kind in get_args(hint))
@@ -60,7 +66,7 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def as_float(value: Any, hint: Any) -> Any:
+def as_float(value: Value, hint: Hint) -> Value:
     """The value, as a float if the type is float, so a config that is written and read again is equal."""
     if isinstance(value, tuple):
         items = get_args(hint)
@@ -68,7 +74,7 @@ def as_float(value: Any, hint: Any) -> Any:
     return float(value) if float in alternatives(hint) and value is not None else value
 
 
-def type_text(hint: Any) -> str:
+def type_text(hint: Hint) -> str:
     """The description of a type in an error message."""
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     if get_origin(hint) in (Union, types.UnionType):
@@ -85,7 +91,7 @@ def type_text(hint: Any) -> str:
     return names[hint]
 
 
-def value_text(value: Any) -> str:
+def value_text(value: Value) -> str:
     """A value as the user wrote it, or the beginning of it."""
     try:
         text = json.dumps(value, default=str) if isinstance(value, str | bool | list) else str(value)

@@ -64,11 +64,7 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     if unstated and example is None:
         source.notes.append(f"Nothing states {', '.join(unstated)}: the defaults of this package are used.")
     sections = {"model": model, **_lengths(source, stated, example)}
-    facts = [
-        Setting(section, name, value, f"{section}.{name}", f" of {source.path}")
-        for section, values in sections.items()
-        for name, value in values.items()
-    ]
+    facts = [Setting(section, name, value) for section, values in sections.items() for name, value in values.items()]
     base = example or RunConfig()
     vocab = source.vocab
     if vocab is not None and (base.corpus.unit, base.corpus.newlines) != (vocab.unit, vocab.newlines):

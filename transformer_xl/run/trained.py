@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from ..config.problems import Problems, as_options
+from ..config.problems import OPTION, Problems
 from ..config.recipe import text_name
 from ..config.settings import Lengths, RunConfig
 from ..data.corpus import Corpus, Split
@@ -53,7 +53,6 @@ class TrainedRun:
         same_length = getattr(options, "same_length", False)
         if same_length and asked["attn_len"]:
             self.problems.append("--same-length sets attn_len to mem_len. Give it or --attn-len, not both.")
-        worded = as_options([name for name, values in asked.items() if values])
         found = []
         for sizes in product(*(values or (getattr(own, name),) for name, values in asked.items())):
             call = dict(zip(asked, sizes, strict=True))
@@ -61,7 +60,7 @@ class TrainedRun:
                 call["attn_len"] = call["mem_len"]
             elif not asked["attn_len"] and own.attn_len is not None and own.attn_len > call["mem_len"] + 1:
                 call["attn_len"] = None
-            found.append(self.problems.attempt(partial(Lengths, **call), worded))
+            found.append(self.problems.attempt(partial(Lengths, **call), OPTION))
         return [lengths for lengths in found if lengths is not None]
 
     def load(self) -> LoadedModel:

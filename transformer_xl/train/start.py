@@ -156,10 +156,10 @@ def inherit(config: RunConfig, source: Path, vocab: Vocab, origin: Origin) -> Ru
     for setting in origin.given:
         value, own = setting.of(config), setting.of(new)
         if value != own and not setting.open_in(config):
-            advice = f"Name another recipe, or give --{setting.label} {own}." if setting.source else "Leave it out."
             problems.append(
-                f"{setting.label}{setting.source} must be {value_text(own)} with --init {origin.init_given}, whose "
-                f"shape and vocabulary ({vocab}) the new run takes, got {value_text(value)}. {advice}"
+                f"{setting.name} must be {value_text(own)} with --init {origin.init_given}, whose "
+                f"shape and vocabulary ({vocab}) the new run takes, got {value_text(value)}. Leave it "
+                "out, or name another recipe."
             )
     if config.corpus.vocab:
         problems.append(f"corpus.vocab must be left out with --init, because {origin.init_given} has the vocabulary.")
@@ -196,7 +196,7 @@ def resumed_settings(
             config = replace(config, **{setting.section: section})
     advice = f"in {run.path}, and cannot change now. Start a new run from its weights with --init {run.path}."
     fixed = Problems(
-        f"{setting.label} is {setting.of(own)} {advice}"
+        f"{setting.name} is {setting.of(own)} {advice}"
         for setting in changes
         if setting.section != "eval" and not (setting.section == "train" and setting.field in MAY_CHANGE)
         if setting.of(config) != setting.of(own)
