@@ -179,18 +179,6 @@ def test_losses_of_recl_are_in_fp32_unless_another_precision_is_asked_for(home: 
     assert default == exact != rounded
 
 
-def test_only_gains_above_the_threshold_count(home: Path):
-    data = str(home / "text.txt")
-    lengths = [
-        recl([home / "xl"], data=data, r=(1.0,), threshold=threshold, **SMALL)["recl"][0]["runs"][0]
-        for threshold in (0.999, 1e-9)
-    ]
-    assert [run["recl"] for run in lengths] == [
-        4,
-        max(4, *(4 * (i + 2) for i, g in enumerate(lengths[1]["relative"]) if g > 1e-9)),
-    ]
-
-
 def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, capsys):
     asked = {"data": str(home / "text.txt"), "split": "train", "max_tokens": 200, "attn_len": (2, 8, 16)}
     runs = [home / "xl", home / "vaswani"]
@@ -212,7 +200,6 @@ def test_length_compares_runs_and_marks_the_best(home: Path, tmp_path: Path, cap
         ({"step": 0}, "step must be at least 1, got 0"),
         ({"max_context": 6}, "--max-context must be a multiple of --step = 4, at least twice it, got 6"),
         ({"max_context": 4}, "at least twice it, got 4"),
-        ({"threshold": 1.0}, "threshold must be above 0 and below 1, got 1"),
         ({"positions": 100_000}, "positions must be at most"),
     ],
 )

@@ -305,13 +305,12 @@ def test_each_kind_of_model_reads_its_own_contexts():
     xl = feeding_of(config("transformer-xl", mem_len=32, clamp_len=100), 400)
     assert (xl.most, xl.lengths) == (400, Lengths(tgt_len=32, mem_len=400, clamp_len=100))
     assert feeding_of(config("transformer-xl", mem_len=32), 400, clamp_len=50).lengths.clamp_len == 50
-    alone = config("shaw", mem_len=0, positions=9)
-    assert feeding_of(alone, 400).most == 400 and feeding_of(alone, 400, trained_context=True).most == 32
+    assert feeding_of(config("shaw", mem_len=0, positions=9), 400).most == 400
     for kind in ("vaswani", "al-rfou"):
         absolute = config(kind, mem_len=0, positions=32 if kind == "al-rfou" else 0)
         told = feeding_of(absolute, 400)
         assert (told.most, told.lengths.mem_len) == (32, 0) and "last 32" in told.description
         assert feeding_of(absolute, 20).most == 20
     for kind in ("lstm", "qrnn"):
-        told = feeding_of(config(kind, mem_len=0), 400, trained_context=True)
+        told = feeding_of(config(kind, mem_len=0), 400)
         assert (told.most, told.lengths.mem_len) == (400, 400) and "state" in told.description

@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -19,33 +18,24 @@ from ..run.trained import Part, TrainedRun
 from ..runtime.files import write_whole
 
 
-class Compared(Protocol):
-    """The options of a command that compares runs."""
-
-    @property
-    def runs(self) -> Sequence[Path]: ...
-    @property
-    def data(self) -> str | None: ...
-    @property
-    def split(self) -> Part | None: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def batch_size(self) -> int | None: ...
-
-
 class Comparison:
     """Runs with the same vocabulary, and the text on which they are compared."""
 
-    def __init__(self, options: Compared, problems: Problems):
+    def __init__(
+        self,
+        runs: Sequence[Path],
+        problems: Problems,
+        *,
+        data: str | None = None,
+        split: Part | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+    ):
         """Open the runs and the text. If there are `problems`, raise `Mistake` before that."""
-        problems.bound(options, "batch_size", least=1)
-        if not options.runs:
+        if not runs:
             problems.append("RUN must be at least one run, got none.")
         problems.refuse()
-        self.runs: list[TrainedRun] = [TrainedRun(run, options.device, options.precision) for run in options.runs]
+        self.runs: list[TrainedRun] = [TrainedRun(run, device, precision) for run in runs]
         for each in self.runs:
             each.problems.refuse()
         first, vocabs = self.runs[0], [load_vocab(find_checkpoint(each.path)) for each in self.runs]
@@ -60,7 +50,7 @@ class Comparison:
         self.names: list[str] = short_names([each.path for each in self.runs])
         self.vocab: Vocab = vocabs[0]
         self.precision: str = first.precision
-        self.split: Split = first.text(self.vocab, options.data, options.split, "test")
+        self.split: Split = first.text(self.vocab, data, split, "test")
         self.unit: str = figure(self.vocab.unit, 0.0)[0]
         """The unit of the results: ppl or bpc."""
 

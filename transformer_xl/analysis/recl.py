@@ -200,17 +200,14 @@ class Feeding(NamedTuple):
     description: str
 
 
-def feeding_of(
-    config: RunConfig, longest: int, *, clamp_len: int | None = None, trained_context: bool = False
-) -> Feeding:
+def feeding_of(config: RunConfig, longest: int, *, clamp_len: int | None = None) -> Feeding:
     """How to read windows of `longest` tokens with the model of a run.
 
-    `clamp_len` defaults to the run's. With `trained_context`, a model that trained without memory reads at most its
-    training length, even if its positions are relative and allow more.
+    `clamp_len` defaults to the run's.
     """
     kind, train = config.model.base_kind, config.train
     clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
-    if kind in ABSOLUTE or (trained_context and kind not in RECURRENT and train.mem_len == 0):
+    if kind in ABSOLUTE:
         most = min(train.tgt_len, longest)
         description = f"windows of at most the last {most:,} tokens, its training length"
         return Feeding(most, Lengths(tgt_len=most, mem_len=0, clamp_len=clamp), description)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,6 +68,7 @@ class Demo:
         Returns the exit status.
         """
         begun = time.perf_counter()  # before torch is imported, which takes seconds
+        from ..data.datasets import cache_folder
         from ..run import Run
         from ..runtime.device import prepare_process
 
@@ -78,9 +79,10 @@ class Demo:
             Run(self.out).refuse()
         corpus = library_corpus()
         with ExitStack() as stack:
-            folder = self.out or own_folder(stack)
-            if self.out is not None:
-                stack.enter_context(lock_folder(folder))
+            folder = self.out or cache_folder() / "demo" / "run"
+            stack.enter_context(lock_folder(folder))
+            if self.out is None:
+                empty_folder(folder)
             seconds = 60 * self.minutes
             status = show(Run(folder), corpus, begun + (1 - SPARE) * seconds)
         if status == 0:
@@ -132,22 +134,6 @@ class Plan:
             eval_tokens=max(min(self.train.eval_tokens, int(VALIDATION_SECONDS * scored)), 1),
             log_every=1 << max(int(math.log2(LINE_SECONDS / max(took, pace))), 0),  # a power of 2: no gaps
         )
-
-
-def own_folder(stack: ExitStack) -> Path:
-    """An empty folder in the cache, locked while `stack` is open. Folders in which another demo runs are skipped."""
-    from ..data.datasets import cache_folder
-
-    run = cache_folder() / "demo" / "run"
-    numbers = count(2)
-    while True:
-        try:
-            stack.enter_context(lock_folder(run))
-        except BlockingIOError:
-            run = run.with_name(f"run-{next(numbers)}")
-        else:
-            empty_folder(run)
-            return run
 
 
 def library_corpus() -> Corpus:

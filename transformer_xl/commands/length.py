@@ -25,8 +25,6 @@ class Length(ComparisonOptions):
     """By default from a quarter of the tgt_len of training to eight times the tgt_len of training."""
     max_tokens: int = 0
     """Score at most this many tokens; 0: all."""
-    stride: int = 8
-    """For models without memory: number of tokens between the starts of two windows."""
     batch_size: Size = None
     precision: Precision = "auto"
 
@@ -37,22 +35,21 @@ class Length(ComparisonOptions):
         """
         import numpy as np
 
-        from ..analysis.comparison import Comparison
         from ..analysis.figures import Curve, Panel, draw_curves
         from ..analysis.length import TOLERANCE, attention_lengths, sweep
         from ..runtime.files import write_whole
 
         problems = Problems()
         problems.bound(self, "max_tokens", least=0)
-        problems.bound(self, "stride", "attn_len", least=1)
-        group = Comparison(self.fetched(), problems)
+        problems.bound(self, "attn_len", "batch_size", least=1)
+        group = self.compared(self.precision, problems)
         lengths = list(self.attn_len) or attention_lengths([run.config for run in group.runs])
         sweeps = []
         for run in group.runs:
             own = run.config.eval
             how = replace(own, max_tokens=self.max_tokens, batch_size=self.batch_size or own.batch_size)
-            reading = {"how": how, "stride": self.stride, "precision": group.precision}
-            sweeps.append(sweep(run.load().model, run.config, group.split, lengths, group.vocab, **reading))
+            model, precision = run.load().model, group.precision
+            sweeps.append(sweep(model, run.config, group.split, lengths, group.vocab, how=how, precision=precision))
         facts = {"tolerance": TOLERANCE} | group.facts(map(_as_figures, sweeps))
         if self.out is not None:
             write_whole(self.out / "length.json", json.dumps(facts, indent=1) + "\n")

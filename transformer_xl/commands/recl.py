@@ -34,10 +34,6 @@ class Recl(ComparisonOptions):
     max_context: int = 1000
     positions: int = 2000
     """Number of targets to sample."""
-    threshold: float = 0.01
-    """The smallest relative gain that counts."""
-    trained_context: bool = False
-    """Give no model more context than in training."""
     seed: int = 0
     batch_size: int = 16
     """Number of windows in a batch."""
@@ -52,20 +48,19 @@ class Recl(ComparisonOptions):
         import numpy as np
 
         from ..analysis import recl as measures
-        from ..analysis.comparison import Comparison, save_arrays
+        from ..analysis.comparison import save_arrays
         from ..analysis.figures import Curve, Panel, draw_curves, draw_gains
 
         step, longest, seed = self.step, self.max_context, self.seed
         problems = Problems()
-        problems.bound(self, "step", "positions", least=1)
+        problems.bound(self, "step", "positions", "batch_size", least=1)
         problems.bound(self, "seed", least=0)
         problems.bound(self, "r", above=0, most=1)
-        problems.bound(self, "threshold", above=0, below=1)
         if longest < 2 * step or (step > 0 and longest % step):
             problems.append(
                 f"--max-context must be a multiple of --step = {step:,}, at least twice it, got {longest:,}."
             )
-        group = Comparison(self.fetched(), problems)
+        group = self.compared(self.precision, problems)
         split = group.split
         targets = measures.sample_positions(
             len(split.ids), self.positions, step=step, longest=longest, seed=seed, documents=split.documents
@@ -73,25 +68,25 @@ class Recl(ComparisonOptions):
         contexts = np.arange(step, longest + 1, step)
         losses, readings = _losses(group, self, contexts, targets)
         draws = measures.draw(targets, longest, seed)
-        shares = [measures.measure(losses, contexts, share, draws, threshold=self.threshold) for share in self.r]
+        shares = [measures.measure(losses, contexts, share, draws) for share in self.r]
         mean, interval = measures.mean_losses(losses, draws)
         figures = [
             {"read": read, "loss": mean[i].tolist(), "loss_interval": interval[:, i].tolist()}
             for i, read in enumerate(readings)
         ]
-        facts = group.facts(figures) | {"positions": self.positions, "seed": seed, "threshold": self.threshold}
+        facts = group.facts(figures) | {"positions": self.positions, "seed": seed, "threshold": measures.THRESHOLD}
         facts |= {"contexts": contexts.tolist(), "recl": [_as_json(share, group.names) for share in shares]}
         if self.out is not None:
             arrays = {"losses": losses.astype(np.float32), "positions": targets, "contexts": contexts}
             save_arrays(self.out / "recl", facts, arrays | {"names": np.array(group.names)})
-            draw_gains(self.out / "recl_gains", group.names, contexts, shares, self.threshold)
+            draw_gains(self.out / "recl_gains", group.names, contexts, shares, measures.THRESHOLD)
             known = np.exp if group.unit == "ppl" else partial(np.multiply, 1 / np.log(2))
             curves = {n: Curve(contexts, known(mean[i]), known(interval[:, i])) for i, n in enumerate(group.names)}
             draw_curves(self.out / "recl_context", [Panel("all positions", curves)], "context in tokens", group.unit)
         if self.json:
             print(json.dumps(facts))
         else:
-            heading = f"RECL on {group.split.title}: {self.positions:,} positions, threshold {self.threshold:g}"
+            heading = f"RECL on {group.split.title}: {self.positions:,} positions, threshold {measures.THRESHOLD:g}"
             _show_recl(heading, group, facts, shares)
 
 
@@ -106,7 +101,7 @@ def _losses(
     losses, readings = [], []
     score: Any = partial(measures.true_losses, ids=group.split.ids, positions=targets, precision=group.precision)
     for run in group.runs:
-        plan = measures.feeding_of(run.config, options.max_context, trained_context=options.trained_context)
+        plan = measures.feeding_of(run.config, options.max_context)
         seen = np.minimum(contexts, plan.most)
         losses.append(score(run.load().model, contexts=seen, lengths=plan.lengths, batch_size=options.batch_size))
         readings.append(plan.description)

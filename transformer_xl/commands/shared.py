@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from ..analysis.comparison import Comparison
+    from ..config.problems import Problems
 
 RunFolder = Annotated[
     Positional[Path],
@@ -25,9 +29,6 @@ Runs = Annotated[
 ]
 
 
-Options = TypeVar("Options", bound="ComparisonOptions")
-
-
 @dataclass(frozen=True)
 class ComparisonOptions:
     """The options of the commands that compare runs."""
@@ -42,8 +43,10 @@ class ComparisonOptions:
     """Write JSON and arrays to this folder, and pictures if matplotlib is installed."""
     json: bool = False
 
-    def fetched(self: Options) -> Options:
-        """These options, with a folder of this machine for each model of the hub."""
+    def compared(self, precision: Precision, problems: Problems) -> Comparison:
+        """The runs and the text that they are compared on."""
+        from ..analysis.comparison import Comparison
         from ..interop import local
 
-        return replace(self, runs=tuple(map(local, self.runs)))
+        runs, where = list(map(local, self.runs)), self.device
+        return Comparison(runs, problems, data=self.data, split=self.split, device=where, precision=precision)
