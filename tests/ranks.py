@@ -158,7 +158,7 @@ def all_findings(ranks: Ranks, parallel: str) -> dict[str, dict[str, Tensor]]:
             trainer.advance()
     except FloatingPointError as error:
         told = str(error)
-    expected = "the data of another rank" if ranks.first else "the memory of layer 1"
+    expected = "the loss" if ranks.first else "the memory of layer 1"
     found["diagnosis"] = {"told": torch.tensor(ranks.total([f"infinity is in {expected}." in told]))}
 
     trainer = trainer_of("bands", ranks, parallel=parallel, documents=True, dropout=0.2)

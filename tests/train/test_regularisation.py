@@ -180,20 +180,20 @@ def test_gradients_do_not_depend_on_chunks_or_ranks(shape, terms, counts, loss):
 
 
 def test_an_average_is_the_mean_of_the_weights_at_its_updates():
-    model = nn.Linear(3, 2)
-    average, seen = Average(model), []
+    model = small_model(train=True)
+    average, seen, bias = Average(model), [], model.backbone.content_bias
     for _ in range(5):
         with torch.no_grad():
-            model.weight.normal_()
+            bias.normal_()
         average.update(model)
-        seen.append(model.weight.detach().clone())
-    torch.testing.assert_close(average.model.weight, torch.stack(seen).mean(0))
-    torch.testing.assert_close(average.model.bias, model.bias)
-    assert average.model.weight is not model.weight and not average.model.training
+        seen.append(bias.detach().clone())
+    torch.testing.assert_close(average.model.backbone.content_bias, torch.stack(seen).mean(0))
+    torch.testing.assert_close(average.model.softmax.bias, model.softmax.bias)
+    assert average.model.backbone.content_bias is not bias and not average.model.training
     again = Average(copy.deepcopy(average.model), average.count)
     for each in (average, again):
         each.update(model)
-    assert torch.equal(average.model.weight, again.model.weight)
+    assert torch.equal(average.model.backbone.content_bias, again.model.backbone.content_bias)
 
 
 def test_half_loss_leaves_out_the_context():

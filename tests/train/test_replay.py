@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
+from transformer_xl.config.settings import RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.loader import Segment
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.runtime.ranks import Ranks
-from transformer_xl.train import Trainer, replay
-from transformer_xl.train.choices import graph_refusal
+from transformer_xl.train import Trainer, replay, resolve_settings
+from transformer_xl.train.choices import can_record
 from transformer_xl.train.optim import build_optimizers
 from transformer_xl.train.step import train_step
 
@@ -106,17 +108,23 @@ def test_a_shape_that_does_not_come_back_has_no_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "train", "words"),
+    ("shape", "device", "can"),
     [
-        (SHAPE, replace(CONFIG, device="cpu"), "device cpu"),
-        (replace(SHAPE, cutoffs=(5,)), replace(CONFIG, device="cuda"), "adaptive softmax"),
-        (TransformerXLConfig(vocab_size=13, kind="shaw", positions=8), replace(CONFIG, device="cuda"), "kind = shaw"),
-        (SHAPE, replace(CONFIG, device="cuda"), ""),
+        (SHAPE, "cpu", False),
+        (replace(SHAPE, cutoffs=(5,)), "cuda", False),
+        (TransformerXLConfig(vocab_size=13, kind="shaw", positions=8), "cuda", False),
+        (SHAPE, "cuda", True),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(shape: TransformerXLConfig, train: TrainConfig, words: str) -> None:
-    found = graph_refusal(train, shape)
-    assert words in found and bool(words) == bool(found)
+def test_what_cannot_be_recorded_is_known(shape: TransformerXLConfig, device: str, can: bool) -> None:
+    assert can_record(replace(CONFIG, device=device), shape) == can
+
+
+def test_a_recording_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    corpus = Corpus.build(tmp_path / "corpus", {"train": b"a" * 99, "valid": b"b" * 9}, name="letters")
+    config = RunConfig(model=replace(SHAPE, vocab_size=0), train=replace(CONFIG, device="cpu"))
+    with pytest.raises(Mistake, match="cuda_graph needs a CUDA device"):
+        resolve_settings(config, corpus)
 
 
 @pytest.mark.parametrize("changes", [{"compile": True}, {"batch_chunk": 3}, {"random_tgt_len": True}])

@@ -174,12 +174,11 @@ class Run:
     def begin(self, config: RunConfig, corpus: Corpus, *, ranks: int, begun: Mapping[str, object] | None) -> None:
         """Write the settings and facts of a run that begins or goes on.
 
-        `begun` has the facts `BEGUN`; None: those that the folder records.
+        `begun` has some of the facts `BEGUN`; None: those that the folder records.
         """
         if begun is None:
-            known = self.facts() if self.latest else {}
-            begun = {fact: known.get(fact, "") for fact in BEGUN}
-        facts = environment() | {"ranks": ranks, "launch": launch_id()} | dict(begun)
+            begun = self.facts() if self.latest else {}
+        facts = environment() | {"ranks": ranks, "launch": launch_id()} | {name: begun.get(name, "") for name in BEGUN}
         facts["corpus"] = {name: split.sha256 for name, split in corpus.header.splits.items()}
         # First the facts: they identify the run.
         write_whole(self.path / "environment.json", json.dumps(facts, indent=2) + "\n")

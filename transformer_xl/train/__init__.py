@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .choices import choices, resolve_settings
-from .loop import fit, validate
+from .loop import fit
 from .step import MOST_SKIPPED, Trainer, train_step, trained_targets
 
 __all__ = [
@@ -14,5 +14,4 @@ __all__ = [
     "resolve_settings",
     "train_step",
     "trained_targets",
-    "validate",
 ]

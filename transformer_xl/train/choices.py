@@ -30,8 +30,11 @@ def resolve_settings(config: RunConfig, corpus: Corpus) -> RunConfig:
     train = replace(config.train, **chosen)
     if train.compile and train.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         raise Mistake("train.compile must be false on a CPU without a C++ compiler. Install g++, or leave it out.")
-    if train.cuda_graph and (why_not := graph_refusal(train, config.model)):
-        raise Mistake(f"train.cuda_graph must be false {why_not}. Leave it out.")
+    if train.cuda_graph and not can_record(train, config.model):
+        raise Mistake(
+            "train.cuda_graph needs a CUDA device, model.kind = transformer-xl and no model.cutoffs, whose softmax "
+            "waits for the device. Leave it out."
+        )
     return replace(config, model=replace(config.model, vocab_size=size), train=train)
 
 
@@ -69,10 +72,6 @@ def choices(config: TrainConfig, model: TransformerXLConfig) -> dict[str, dict[s
     }
 
 
-def graph_refusal(config: TrainConfig, model: TransformerXLConfig) -> str:
-    """Why a step of this training cannot be recorded as a CUDA graph; "" if it can."""
-    if not config.device.startswith("cuda"):
-        return f"on the device {config.device}, because only CUDA has such graphs"
-    if model.kind != "transformer-xl":
-        return f"with model.kind = {model.kind}, which was not tried"
-    return "with model.cutoffs, because an adaptive softmax waits for the device" if model.cutoffs else ""
+def can_record(config: TrainConfig, model: TransformerXLConfig) -> bool:
+    """Whether a step of this training can be recorded as a CUDA graph."""
+    return config.device.startswith("cuda") and model.kind == "transformer-xl" and not model.cutoffs

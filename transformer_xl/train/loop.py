@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from threading import current_thread, main_thread
 
 import torch
 
@@ -22,12 +22,11 @@ from ..data.corpus import Corpus
 from ..data.loader import StreamLoader
 from ..evaluation.generate import Sampling, generate
 from ..evaluation.measures import figure
-from ..evaluation.score import EvalResult
 from ..evaluation.splits import score_split
 from ..mistake import Mistake
 from ..model.baselines import check_rebuilt
 from ..model.transformer_xl import TransformerXL
-from ..run import LoadedModel, Metrics, Run, load_training, load_weights, save_checkpoint, weights
+from ..run import LoadedModel, Run, load_training, load_weights, save_checkpoint, weights
 from ..runtime.files import lock_folder, remove_unfinished
 from ..runtime.launcher import rank_and_size
 from ..runtime.ranks import Ranks
@@ -80,11 +79,10 @@ def fit(
             "transformer_xl.runtime.ranks.join_ranks(config.train.device) as ranks: fit(..., ranks=ranks)`."
         )
     check_rebuilt(model)
+    run, ranks = Run(folder), ranks or Ranks()
     if begun is None and not resume:
-        begun = {"recipe": "", "why": "", "init": "", "chosen": choices(config.train, model.config)}
-    config, ranks = resolve_settings(replace(config, model=model.config), corpus), ranks or Ranks()
-    assert replan is None or ranks.size == 1, "replan is only for a single process"
-    run = Run(folder)
+        begun = {"chosen": choices(config.train, model.config)}
+    config = resolve_settings(replace(config, model=model.config), corpus)
     if not resume and run.latest is not None:
         raise FileExistsError(f"{folder} holds checkpoints. Choose another folder, or go on with resume=True.")
     with ExitStack() as stack:
@@ -93,31 +91,25 @@ def fit(
             run.begin(config, corpus, ranks=ranks.size, begun=begun)
             introduce(run, model, corpus, config, ranks)
         model.to(config.train.device).train()
-        trainer = _start(model, corpus, config, run, ranks, resume=resume)
-        writer = BackgroundWriter(kept=ranks.first)
-        loop = _Loop(trainer, corpus, config, run, trackers or Trackers(), writer)
+        trainer = _trainer(model, corpus, config, run.latest if resume else None, ranks)
         if ranks.first:
             remove_unfinished(run.path)
-            loop.metrics = run.metrics
-            loop.metrics.truncate(trainer.step)
+            run.metrics.truncate(trainer.step)
             printer = ProgressPrinter(log=run.path / "log.txt")
-            loop.printer = stack.enter_context(printer)
+        else:
+            printer = ProgressPrinter(stream=stack.enter_context(open(os.devnull, "w")))
+        stack.enter_context(printer)
         received = stack.enter_context(_deferred_signals(ranks))
-        stack.enter_context(writer)  # inside the line above, so signals are still deferred while it ends
-        if not gc.get_freeze_count():
-            # Hide older objects from the garbage collector, which then needs little time after each checkpoint.
-            gc.collect()
-            gc.freeze()
-            stack.callback(gc.unfreeze)
-        loop.train(received, replan)
+        # inside the line above, so signals are still deferred while it ends
+        writer = stack.enter_context(BackgroundWriter(kept=ranks.first))
+        _Loop(trainer, corpus, config, run, trackers or Trackers(), writer, printer, replan).train(received)
         writer.wait()
         [signals] = ranks.total([len(received)])  # no rank ends before the checkpoint is written
     return trainer.step >= trainer.config.max_steps and not signals
 
 
-def _start(model: TransformerXL, corpus: Corpus, config: RunConfig, run: Run, ranks: Ranks, *, resume: bool) -> Trainer:
-    """The trainer at the start of the run, or with `resume` at its last checkpoint."""
-    last = run.latest if resume else None
+def _trainer(model: TransformerXL, corpus: Corpus, config: RunConfig, last: Path | None, ranks: Ranks) -> Trainer:
+    """The trainer at the start of a run, or at its `last` checkpoint."""
     if last is not None:
         load_weights(model, last)
     trainer = Trainer(model, train_segments(corpus, config), config.train, ranks=ranks)
@@ -127,7 +119,7 @@ def _start(model: TransformerXL, corpus: Corpus, config: RunConfig, run: Run, ra
     steps = [int(step) for step in ranks.gather(torch.tensor(trainer.step))]
     if len(set(steps)) > 1:
         raise Mistake(
-            f"All ranks must continue from one step, got {', '.join(map(str, steps))}. Let all machines see {run.path}."
+            f"All ranks must continue from one step, got {', '.join(map(str, steps))}. Let all machines see one folder."
         )
     return trainer
 
@@ -151,7 +143,7 @@ def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
 
 @dataclass
 class _Loop:
-    """A run in training. Only the first rank has a printer and a metrics file."""
+    """A run in training. The printers of all ranks but the first write nowhere."""
 
     trainer: Trainer
     corpus: Corpus
@@ -159,31 +151,28 @@ class _Loop:
     run: Run
     trackers: Trackers
     writer: BackgroundWriter
-    printer: ProgressPrinter | None = None
-    metrics: Metrics | None = None
+    printer: ProgressPrinter
+    replan: Callable[[Trainer], TrainConfig] | None
 
-    def train(self, received: list[str], replan: Callable[[Trainer], TrainConfig] | None) -> None:
+    def train(self, received: list[str]) -> None:
         """Take steps until the last one or a signal. After each, do the reports, validations and saves that are due."""
         trainer, stopping = self.trainer, False
         while trainer.step < trainer.config.max_steps and not stopping:
-            if self.printer is not None and getattr(self.printer.stream, "reader_left", False):
+            if getattr(self.printer.stream, "reader_left", False):
                 received.append("closed pipe")
             result = trainer.advance(received)
-            if replan is not None:
-                trainer.config = replan(trainer)
+            if self.replan is not None:
+                trainer.config = self.replan(trainer)
                 self.config = replace(self.config, train=trainer.config, model=trainer.model.config)
             settings = trainer.config
             self.writer.check()
+            self.printer.advance(trainer.step)
             stopping, last = result.signals > 0, trainer.step == settings.max_steps
-            if self.printer is not None:
-                self.printer.advance(trainer.step)
             if last or self._due(settings.log_every):
                 self._report()
             if self._due(settings.sample_every):
                 self._sample()
-            valid_loss = None
-            if last or self._due(settings.eval_every):
-                valid_loss = self._validate()
+            valid_loss = self._validate() if last or self._due(settings.eval_every) else None
             if valid_loss is not None or stopping or self._due(settings.save_every):
                 self._save(valid_loss)
 
@@ -191,9 +180,9 @@ class _Loop:
         return every > 0 and self.trainer.step % every == 0
 
     def _log(self, **entry: object) -> None:
-        if self.metrics is not None:
+        if self.trainer.ranks.first:
             known = {"step": self.trainer.step, **entry}
-            self.metrics.log(known)
+            self.run.metrics.log(known)
             self.trackers.log(known)
 
     def _report(self) -> None:
@@ -201,10 +190,9 @@ class _Loop:
         trainer, unit = self.trainer, self.corpus.unit
         entry, trainer.pace = trainer.pace.entry(unit), Pace()
         lr, most = learning_rate(trainer.step - 1, trainer.config), trainer.config.max_steps
-        if self.printer is not None:
-            left = seconds_left(trainer.step, most, trainer.seconds)
-            text = progress_text(unit, entry["loss"], lr, entry["tokens_per_second"], left)
-            self.printer.show(text, trainer.step, most)
+        left = seconds_left(trainer.step, most, trainer.seconds)
+        text = progress_text(unit, entry["loss"], lr, entry["tokens_per_second"], left)
+        self.printer.show(text, trainer.step, most)
         self._log(split="train", **entry, lr=lr, seconds=trainer.seconds)
 
     def _validate(self) -> float:
@@ -212,12 +200,19 @@ class _Loop:
         models = {"valid": self.trainer.readable()}
         if self.trainer.average is not None:
             models["valid-average"] = self.trainer.average.model
-        loss = 0.0
+        loss, config = 0.0, self.config
         for split, model in models.items():
-            result = validate(model, self.corpus, self.config, self.trainer.ranks, self.printer)
+            result = score_split(
+                LoadedModel(model, self.corpus.vocab, config),
+                self.corpus.split("valid"),
+                config.eval_lengths,
+                replace(config.eval, max_tokens=config.train.eval_tokens),
+                precision=config.train.precision,
+                ranks=self.trainer.ranks,
+                follow=partial(self.printer.follow, what="validating"),
+            )
             loss = result.loss
-            if self.printer is not None:
-                self.printer.note(f"step {self.trainer.step}  {split}  {result}")
+            self.printer.note(f"step {self.trainer.step}  {split}  {result}")
             self._log(split=split, **self.corpus.about, **result.to_json())
         return loss
 
@@ -228,16 +223,16 @@ class _Loop:
         model = trainer.model if trainer.average is None else trainer.average.model
         stored = {name: snapshot.take(name, value) for name, value in weights(model).items()}
         training = trainer.state(snapshot)
-        if self.metrics is None:
+        if not trainer.ranks.first:
             return
-        self.metrics.sync()  # before a checkpoint says how far they go
+        self.run.metrics.sync()  # before a checkpoint says how far they go
         folder, config = self.run.checkpoint(trainer.step), replace(self.config, model=model.config)
         write = partial(save_checkpoint, folder, model=stored, vocab=self.corpus.vocab, config=config)
         self.writer.begin(partial(write, training=training, valid_loss=valid_loss, keep=trainer.config.keep))
 
     def _sample(self) -> None:
         model, config = self.trainer.readable(), self.config
-        if self.printer is None:
+        if not self.trainer.ranks.first:
             return
         sampling = Sampling(seed=config.train.seed)
         tokens, precision = config.train.sample_tokens, config.train.precision
@@ -245,25 +240,6 @@ class _Loop:
         [sample] = generate(model, self.corpus.vocab, [""], lengths, sampling, tokens, precision=precision)
         self.printer.note(f"sample: {sample}")
         self._log(sample=sample)
-
-
-def validate(
-    model: TransformerXL,
-    corpus: Corpus,
-    config: RunConfig,
-    ranks: Ranks | None = None,
-    printer: ProgressPrinter | None = None,
-) -> EvalResult:
-    """Score the validation split at the recipe's test lengths, shared among the ranks; `printer` shows the progress."""
-    return score_split(
-        LoadedModel(model, corpus.vocab, config),
-        corpus.split("valid"),
-        config.eval_lengths,
-        replace(config.eval, max_tokens=config.train.eval_tokens),
-        precision=config.train.precision,
-        ranks=ranks,
-        follow=None if printer is None else partial(printer.follow, what="validating"),
-    )
 
 
 def introduce(run: Run, model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks) -> None:
@@ -280,14 +256,14 @@ def introduce(run: Run, model: TransformerXL, corpus: Corpus, config: RunConfig,
 
 def describe(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks) -> str:
     """One line about the model, the text, the lengths and the machine."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    ngrams = 0 if model.ngrams is None else sum(parameter.numel() for parameter in model.ngrams.parameters())
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+    ngrams = sum(size for name, size in sizes.items() if name.startswith("ngrams."))
     of_ngrams = f" ({ngrams / 1e6:.2f}M of n-grams and matches)" if ngrams else ""
     train, scored, split = config.train, config.eval_lengths, corpus.header.splits["train"]
     unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
     together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
     return (
-        f"{parameters / 1e6:.2f}M parameters{of_ngrams} on {corpus.name}, {split.tokens:,} tokens{unknown}, "
+        f"{sum(sizes.values()) / 1e6:.2f}M parameters{of_ngrams} on {corpus.name}, {split.tokens:,} tokens{unknown}, "
         f"{corpus.vocab}; segments of {train.tgt_len:,} after {train.mem_len:,}, scored "
         f"{scored.tgt_len:,} after {scored.mem_len:,}; {train.device}, {train.precision}, {train.backend}{together}"
     )
@@ -307,8 +283,12 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
     of several ranks, because their launcher ends them. A second SIGHUP does not, because a terminal that closes may
     send it twice and after SIGTERM; under nohup it stays ignored. Only the main thread gets signals."""
     received: list[str] = []
-    previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    numbers, hangup = [signal.SIGTERM, signal.SIGINT], getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        numbers.append(hangup)
+    if current_thread() is not main_thread():
+        numbers = []
+    previous = {number: signal.getsignal(number) for number in numbers}
 
     def receive(number: int, _frame: object) -> None:
         received.append(signal.Signals(number).name)
@@ -320,12 +300,8 @@ def _deferred_signals(ranks: Ranks) -> Iterator[list[str]]:
             with suppress(OSError):  # not by `print`, because the signal may interrupt a print
                 os.write(2, b"\ntxl: This step ends, and is saved. A second Ctrl-C ends at once.\n")
 
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT, hangup):
-            if number is not None and (number != hangup or signal.getsignal(number) != signal.SIG_IGN):
-                previous[number] = signal.signal(number, receive)
-    except ValueError:  # not the main thread
-        pass
+    for number in numbers:
+        signal.signal(number, receive)
     try:
         yield received
     finally:

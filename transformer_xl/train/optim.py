@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..config.settings import TrainConfig
+from ..model.transformer_xl import TransformerXL
 
 NGRAM_TABLE = "ngrams.table.weight"
-Model = TypeVar("Model", bound=nn.Module)
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -30,49 +30,37 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     """
     named = dict(model.named_parameters())
     table = named.pop(NGRAM_TABLE, None)
-    dense = _dense_optimizers(list(named.items()), config)
-    if table is None:
-        return dense
-    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, but Adagrad warns unless it is chosen
-    return [*dense, torch.optim.Adagrad([{"params": [table], "ratio": config.ngram_lr_ratio}])]
-
-
-def _dense_optimizers(named: list[tuple[str, nn.Parameter]], config: TrainConfig) -> list[torch.optim.Optimizer]:
+    optimizers: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
-        inside = [(name, p) for name, p in named if p.ndim == 2 and name.startswith("backbone.layers.")]
-        outside = [(name, p) for name, p in named if p.ndim != 2 or not name.startswith("backbone.layers.")]
+        inside = [name for name, p in named.items() if p.ndim == 2 and name.startswith("backbone.layers.")]
         muon = Muon(
-            [p for _, p in inside],
+            [named.pop(name) for name in inside],
             config.lr,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             adjust_lr_fn="match_rms_adamw",
         )
-        return [muon, _adam(_groups(outside, config), config)]
+        optimizers.append(muon)
+    groups = _groups(named, config)
     if config.optimizer == "sgd":
-        groups = _groups(named, config)
-        return [torch.optim.SGD(groups, config.lr, config.momentum, weight_decay=config.weight_decay)]
-    return [_adam(_groups(named, config), config)]
+        optimizers.append(torch.optim.SGD(groups, config.lr, config.momentum, weight_decay=config.weight_decay))
+    else:
+        adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+        decay = config.weight_decay
+        optimizers.append(adam(groups, config.lr, config.betas, config.epsilon, weight_decay=decay, fused=True))
+    if table is not None:
+        torch.sparse.check_sparse_tensor_invariants.disable()  # the default, but Adagrad warns unless it is chosen
+        optimizers.append(torch.optim.Adagrad([{"params": [table], "ratio": config.ngram_lr_ratio}]))
+    return optimizers
 
 
-def _groups(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, object]]:
+def _groups(named: Mapping[str, nn.Parameter], config: TrainConfig) -> list[dict[str, object]]:
     """One group, or two if the embedding's tables have a rate of their own."""
-    rates = [(config.embedding_lr_ratio if name.startswith("embedding.tables.") else 1.0, p) for name, p in named]
-    ratios = dict.fromkeys([1.0, config.embedding_lr_ratio])
-    groups = [{"params": [p for own, p in rates if own == ratio], "ratio": ratio} for ratio in ratios]
-    return [group for group in groups if group["params"]]
-
-
-def _adam(groups: list[dict[str, object]], config: TrainConfig) -> torch.optim.Optimizer:
-    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    return kind(
-        groups,
-        config.lr,
-        betas=config.betas,
-        eps=config.epsilon,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    groups: dict[float, list[nn.Parameter]] = {1.0: []}
+    for name, p in named.items():
+        ratio = config.embedding_lr_ratio if name.startswith("embedding.tables.") else 1.0
+        groups.setdefault(ratio, []).append(p)
+    return [{"params": weights, "ratio": ratio} for ratio, weights in groups.items() if weights]
 
 
 def set_rates(optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainConfig, share: float = 1.0) -> None:
@@ -123,15 +111,14 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        for group in self.param_groups:
-            if any(isinstance(p, DTensor) or (p.is_cpu and _cpu_has_bf16_products()) for p in group["params"]):
-                return super().step(closure)
-        loss = None if closure is None else torch.enable_grad()(closure)()
+        weights = [p for group in self.param_groups for p in group["params"]]
+        fast = _cpu_has_bf16_products()
+        if closure is not None or any(isinstance(p, DTensor) or (p.is_cpu and fast) for p in weights):
+            return super().step(closure)
         for group in self.param_groups:
             self.batched_step(group)
-        return loss
+        return None
 
-    @torch.no_grad()
     def batched_step(self, group: dict[str, Any]) -> None:
         """One step of a group's matrices, shape by shape. A matrix and a transposed one of its size are one shape."""
         shapes: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
@@ -177,19 +164,18 @@ def orthogonal(
     return x
 
 
-class Average(Generic[Model]):
+class Average:
     """The mean of `model`'s weights at each `update`, as a separate model, to evaluate and to save.
 
-    As in averaged SGD (Polyak & Juditsky 1992; Merity et al. 2018).
+    As in averaged SGD (Polyak & Juditsky 1992; Merity et al. 2018). With a `count` of 0 it is no average yet.
     """
 
-    def __init__(self, model: Model, count: int = 0):
-        self.model: Model = deepcopy(model).eval()
+    def __init__(self, model: TransformerXL, count: int = 0):
+        self.model: TransformerXL = deepcopy(model).eval()
         self.count: int = count
-        """Number of weights in the mean; with 0 the model is no average yet."""
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self, model: TransformerXL) -> None:
         """Add the current weights to the mean."""
         self.count += 1
         for mean, weight in zip(self.model.parameters(), model.parameters(), strict=True):

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
@@ -27,7 +27,6 @@ from ..model.memory import Memory
 from ..model.transformer_xl import TransformerXL, ordered_weights
 from ..run import TrainingState, set_weights, weights
 from ..runtime.ranks import Ranks
-from .diagnosis import not_finite
 from .objective import Counts, Objective
 from .optim import NGRAM_TABLE, Average, build_optimizers, set_rates
 from .parallel import parallelise, part_as, whole, without_sync
@@ -81,11 +80,13 @@ def train_step(
     device, mine = _device(model), ranks.rows(len(segment.ids))
     learned = trained_targets(segment.targets, config.loss)
     ids, targets = segment.ids[mine].to(device), learned[mine].to(device)
+    size = len(ids) // config.batch_chunk
     counts = Counts.of(learned >= 0, device)
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     left: list[Memory] = []
     model.zero_grad()
-    for rows in _chunks(len(ids), config.batch_chunk):
+    for start in range(0, len(ids), size):
+        rows = slice(start, start + size)
         with without_sync(objective) if rows.stop < len(ids) else nullcontext():
             call = ids[rows], targets[rows], memory.select(rows), config.lengths
             # times the number of ranks, because ranks take the mean of their gradients
@@ -127,9 +128,16 @@ def aligned_copy(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, copy=True)
 
 
-def _chunks(rows: int, count: int) -> list[slice]:
-    size = rows // count
-    return [slice(start, start + size) for start in range(0, rows, size)]
+def _parts(memory: Memory) -> dict[str, Tensor]:
+    """The tensors of a memory by their names in a checkpoint."""
+    parts = {str(i): layer for i, layer in enumerate(memory.layers)}
+    more = {"valid": memory.valid, "tokens": memory.tokens}
+    return parts | {name: value for name, value in more.items() if value is not None}
+
+
+def _finite(tensor: Tensor) -> bool:
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return bool(own.isfinite().all())
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -180,7 +188,7 @@ class Trainer:
     skipped: int = 0
     """Number of steps skipped in a row."""
     pace: Pace = field(default_factory=Pace)
-    average: Average[TransformerXL] | None = None
+    average: Average | None = None
     """The average of the weights after each step from `average_from` on."""
     ranks: Ranks = field(default_factory=Ranks)
 
@@ -195,27 +203,17 @@ class Trainer:
         )
         self.run: Callable[..., tuple[Tensor, Memory]] = Replay() if self.config.cuda_graph else forward_backward
         self.optimizers: list[torch.optim.Optimizer] = build_optimizers(self.model, self.config)
+        self.short_segments: StreamLoader = self.loader.short() if self.config.short_share else self.loader
         self.memory: Memory = self._empty_memory(self.config.at(0))
 
-    @cached_property
-    def _short_segments(self) -> StreamLoader:
-        return self.loader.short()
-
     def _empty_memory(self, config: TrainConfig) -> Memory:
-        return self.model.empty_memory(self._own_rows(config.batch_size), config.lengths)
-
-    def _own_rows(self, batch_size: int) -> int:
-        return len(range(batch_size)[self.ranks.rows(batch_size)])
-
-    @property
-    def sharded(self) -> bool:
-        """Whether each rank has only a part of the weights."""
-        return self.ranks.size > 1 and self.config.parallel == "fsdp"
+        mine = self.ranks.rows(config.batch_size)
+        return self.model.empty_memory(mine.stop - mine.start, config.lengths)
 
     def readable(self) -> TransformerXL:
         """The model for evaluation and generation: the model itself, or a whole copy of a sharded one. All ranks have
         to call this."""
-        if not self.sharded:
+        if self.ranks.size == 1 or self.config.parallel == "ddp":
             return self.model
         device = _device(self.model)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -231,12 +229,13 @@ class Trainer:
         """
         start = time.perf_counter()
         config = self.config.at(self.step)
-        segment = (self.loader if config is self.config else self._short_segments).segment(self.step)
-        fits = len(self.memory.layers[0]) == self._own_rows(config.batch_size)
+        segment = (self.loader if config is self.config else self.short_segments).segment(self.step)
+        mine = self.ranks.rows(config.batch_size)
+        fits = len(self.memory.layers[0]) == mine.stop - mine.start
         if not fits or (segment.reset is not None and segment.reset.all()):
             self.memory = self._empty_memory(config)
         elif segment.reset is not None:
-            self.memory = self.memory.reset(segment.reset[self.ranks.rows(config.batch_size)])
+            self.memory = self.memory.reset(segment.reset[mine])
         result, self.memory = train_step(
             self.model,
             self.optimizers,
@@ -258,42 +257,35 @@ class Trainer:
         self.seconds += seconds
         self.pace.add(result, seconds)
         if self.skipped >= MOST_SKIPPED:
-            self._give_up(segment, config)
+            raise FloatingPointError(
+                f"{MOST_SKIPPED} steps in a row up to step {self.step} had no finite loss and gradient, so training "
+                f"stopped. The first nan or infinity is in {self._first_fault(result)}. Lower train.lr (now "
+                f"{self.config.lr}) or lengthen train.warmup_steps, and start from the last checkpoint, which has not "
+                "changed, with --init."
+            )
         return result
 
-    def _give_up(self, segment: Segment, config: TrainConfig) -> None:
-        mine = self.ranks.rows(len(segment.ids))
-        ids, targets = segment.ids[mine], trained_targets(segment.targets, config.loss)[mine]
-        parts = _chunks(len(ids), config.batch_chunk)
-        chunks = [(ids[rows], targets[rows], self.memory.select(rows)) for rows in parts]
-        progress = (self.step - 1) / config.max_steps
-        where = not_finite(objective_of(self.model, config), chunks, self.memory, config, progress, self.ranks)
-        raise FloatingPointError(
-            f"{MOST_SKIPPED} steps in a row up to step {self.step} had no finite loss and gradient, so training "
-            f"stopped. The first nan or infinity is in {where}. Lower train.lr (now {self.config.lr}) or lengthen "
-            "train.warmup_steps, and start from the last checkpoint, which has not changed, with --init."
-        )
+    def _first_fault(self, result: StepResult) -> str:
+        """The source of a skipped step's nan or infinity, as far as this rank sees it."""
+        found = [f"the weight {name}" for name, weight in self.model.named_parameters() if not _finite(weight)]
+        found += [f"the memory of layer {i}" for i, layer in enumerate(self.memory.layers) if not _finite(layer)]
+        return [*found, "a gradient" if math.isfinite(result.nats) else "the loss"][0]
 
     def state(self, snapshot: Snapshot | None = None) -> TrainingState:
         """A copy of everything that resuming needs beyond the weights, from all ranks. The next call with the same
         `snapshot` overwrites it. All ranks have to call this."""
         take = (snapshot or Snapshot()).take
-        layers = (torch.cat(self.ranks.gather(layer)) for layer in self.memory.layers)
-        tensors = {f"memory.{i}": layer.cpu() for i, layer in enumerate(layers)}
-        if self.memory.valid is not None:
-            tensors["memory.valid"] = torch.cat(self.ranks.gather(self.memory.valid)).cpu()
-        if self.memory.tokens is not None:
-            tensors["memory.tokens"] = torch.cat(self.ranks.gather(self.memory.tokens)).cpu()
         scalars: dict[str, Any] = {"seconds": self.seconds, "skipped": self.skipped, "pace": asdict(self.pace)}
-        owners: dict[Tensor, str] = {weight: name for name, weight in self.model.named_parameters()}
-        for optimizer in self.optimizers:
-            for weight, values in optimizer.state.items():
-                moments = {f"optimizer.{owners[weight]}.{name}": value for name, value in values.items()}
-                tensors |= {key: take(key, value) for key, value in moments.items() if value is not None}
-        if self.average is not None:  # the checkpoint's weights are the average
-            scalars["averaged"] = self.average.count
-            live = {f"live.{name}": weight for name, weight in self.model.named_parameters()}
-            tensors |= {name: take(name, weight) for name, weight in live.items()}
+        tensors: dict[str, Tensor] = {}
+        for name, part in _parts(self.memory).items():
+            tensors[f"memory.{name}"] = torch.cat(self.ranks.gather(part)).cpu()
+        moments = {weight: kinds for optimizer in self.optimizers for weight, kinds in optimizer.state.items()}
+        for name, weight in self.model.named_parameters():
+            state = {f"optimizer.{name}.{kind}": value for kind, value in moments.get(weight, {}).items()}
+            if self.average is not None:  # the checkpoint's weights are the average
+                state[f"live.{name}"] = weight
+                scalars["averaged"] = self.average.count
+            tensors |= {key: take(key, value) for key, value in state.items() if value is not None}
         states = {"cpu": torch.get_rng_state()}
         if _device(self.model).type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(_device(self.model))
@@ -301,6 +293,7 @@ class Trainer:
             tensors |= {f"random.{rank}.{kind}": state for rank, state in enumerate(self.ranks.gather(own))}
         return TrainingState(self.step, scalars, tensors)
 
+    @torch.no_grad()
     def restore(self, state: TrainingState) -> None:
         """Continue from `state`; the model has the weights of its checkpoint already.
 
@@ -309,46 +302,34 @@ class Trainer:
         """
         self.step, self.seconds, self.skipped = state.step, state.scalars["seconds"], state.scalars["skipped"]
         self.pace = Pace(**state.scalars["pace"])
-        parts: dict[str, dict[str, Tensor]] = {"memory": {}, "optimizer": {}, "random": {}, "live": {}}
-        for name, value in state.tensors.items():
-            part, rest = name.split(".", 1)
-            parts[part][rest] = value
-        weights = dict(self.model.named_parameters())
-        if parts["live"]:
+        if "averaged" in state.scalars:
             self.average = Average(self.model, state.scalars["averaged"])
-            with torch.no_grad():
-                for name, value in parts["live"].items():
-                    weights[name].copy_(value)
-        device = _device(self.model)
-        memory = {
-            name: aligned_copy(value[self.ranks.rows(len(value))], device) for name, value in parts["memory"].items()
-        }
-        layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
-        past = {name: memory.get(name) for name in ("valid", "tokens")}
-        self.memory = self.memory._replace(layers=layers, **past)
-        self._restore_optimizers(parts["optimizer"])
-        self._restore_random(parts["random"])
-
-    def _restore_optimizers(self, saved: dict[str, Tensor]) -> None:
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
-        moments: dict[Tensor, dict[str, Tensor]] = {}
-        for entry, value in saved.items():
-            name, _, key = entry.rpartition(".")
-            weight = weights[name]
-            if value.ndim and value.shape != weight.shape:
-                raise Mistake(f"The checkpoint's {key} of {name} has a different shape from the weight. Use another.")
-            part = part_as(value, weight)
-            moments.setdefault(weight, {})[key] = aligned_copy(part, part.device)
+        moments: dict[Tensor, dict[str, Tensor]] = {weight: {} for weight in weights.values()}
+        memory: dict[str, Tensor] = {}
+        for entry, value in state.tensors.items():
+            kind, _, name = entry.partition(".")
+            if kind == "memory":
+                memory[name] = aligned_copy(value[self.ranks.rows(len(value))], _device(self.model))
+            elif kind == "live":
+                weights[name].copy_(value)
+            elif kind == "optimizer":
+                name, _, moment = name.rpartition(".")
+                own = part_as(value, weights[name])
+                moments[weights[name]][moment] = aligned_copy(own, own.device)
+        layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
+        self.memory = Memory(layers, memory.get("valid"), self.memory.zero_filled, memory.get("tokens"))
         for optimizer in self.optimizers:
-            state = optimizer.state_dict()
-            own = [p for group in optimizer.param_groups for p in group["params"]]
-            state["state"] = {index: moments[weight] for index, weight in enumerate(own) if weight in moments}
-            optimizer.load_state_dict(state)
+            saved = optimizer.state_dict()
+            own = [weight for group in optimizer.param_groups for weight in group["params"]]
+            saved["state"] = {index: moments[weight] for index, weight in enumerate(own) if moments[weight]}
+            optimizer.load_state_dict(saved)
+        self._restore_random({name: value for name, value in state.tensors.items() if name.startswith("random.")})
 
     def _restore_random(self, saved: dict[str, Tensor]) -> None:
         if sum(name.endswith(".cpu") for name in saved) != self.ranks.size:
             torch.manual_seed((self.config.seed + 1_000_003 * self.step + self.ranks.rank) % 2**63)
             return
-        torch.set_rng_state(saved[f"{self.ranks.rank}.cpu"])
-        if (cuda := saved.get(f"{self.ranks.rank}.cuda")) is not None and _device(self.model).type == "cuda":
+        torch.set_rng_state(saved[f"random.{self.ranks.rank}.cpu"])
+        if (cuda := saved.get(f"random.{self.ranks.rank}.cuda")) is not None and _device(self.model).type == "cuda":
             torch.cuda.set_rng_state(cuda, _device(self.model))

@@ -23,7 +23,7 @@ from ..mistake import Mistake
 from ..runtime.files import write_whole
 
 Entry = Mapping[str, Any]
-"""An entry of `metrics.jsonl`."""
+"""An entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
 
 
 class Tracker(Protocol):
@@ -45,16 +45,15 @@ class Trackers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._call("close")
+        self._each(lambda tracker: tracker.close())
 
     def log(self, entry: Entry) -> None:
-        """Pass on an entry of `metrics.jsonl`: the figures of a split, or a sample of text."""
-        self._call("log", entry)
+        self._each(lambda tracker: tracker.log(entry))
 
-    def _call(self, method: str, *arguments: Entry) -> None:
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._on.items()):
             try:
-                getattr(tracker, method)(*arguments)
+                call(tracker)
             except Exception as error:
                 del self._on[name]
                 self._warn(_failure(name, error))
@@ -81,6 +80,11 @@ def open_trackers(
         except Exception as error:
             warn(_failure(name, error))
     return Trackers(trackers, warn)
+
+
+def _failure(name: str, error: Exception) -> str:
+    reason = next(iter(str(error).splitlines()), "")
+    return f"{name} is switched off for the rest of this run because it failed: {type(error).__name__}: {reason}"
 
 
 class TensorBoard:
@@ -113,12 +117,20 @@ class WeightsAndBiases:
     def __init__(self, run: Path, config: RunConfig):
         self._module = import_module("wandb")
         self._file = run / "wandb.json"
-        kept = json.loads(self._file.read_text()) if self._file.exists() else {"id": uuid.uuid4().hex[:8], "told": {}}
-        self._id, self._before, self._sent = kept["id"], kept["told"], dict(kept["told"])
+        self._kept: dict[str, Any] = {"id": uuid.uuid4().hex[:8], "told": {}}
+        if self._file.exists():
+            self._kept = json.loads(self._file.read_text())
+        self._before = dict(self._kept["told"])
         self._save()
-        defaults = {"project": "transformer-xl", "name": run.resolve().name, "dir": str(run)}
-        options = {option: os.environ.get(f"WANDB_{option.upper()}", value) for option, value in defaults.items()}
-        self._module.init(**options, id=self._id, allow_val_change=True, config=asdict(config), resume="allow")
+        self._module.init(
+            project=os.environ.get("WANDB_PROJECT", "transformer-xl"),
+            name=os.environ.get("WANDB_NAME", run.resolve().name),
+            dir=os.environ.get("WANDB_DIR", str(run)),
+            id=self._kept["id"],
+            resume="allow",
+            config=asdict(config),
+            allow_val_change=True,
+        )
 
     def log(self, entry: Entry) -> None:
         kind, step, values = entry.get("split", "sample"), entry["step"], figures(entry)
@@ -126,14 +138,14 @@ class WeightsAndBiases:
             values = {"sample": self._module.Html(f"<pre>{html.escape(entry['sample'])}</pre>")}
         if step > self._before.get(kind, -1):
             self._module.log(values, step=step)
-            self._sent[kind] = step
+            self._kept["told"][kind] = step
             self._save()
 
     def close(self) -> None:
         self._module.finish()
 
     def _save(self) -> None:
-        write_whole(self._file, json.dumps({"id": self._id, "told": self._sent}) + "\n")
+        write_whole(self._file, json.dumps(self._kept) + "\n")
 
 
 def figures(entry: Entry) -> dict[str, float]:
@@ -143,8 +155,3 @@ def figures(entry: Entry) -> dict[str, float]:
         for name, value in entry.items()
         if name != "step" and type(value) in (int, float) and math.isfinite(value)
     }
-
-
-def _failure(name: str, error: Exception) -> str:
-    reason = next(iter(str(error).splitlines()), "")
-    return f"{name} is switched off for the rest of this run because it failed: {type(error).__name__}: {reason}"

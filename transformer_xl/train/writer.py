@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Thread
 
 import torch
@@ -41,8 +42,7 @@ class BackgroundWriter:
 
     def __init__(self, *, kept: bool = True) -> None:
         self._snapshot = Snapshot(kept)
-        self._thread: Thread | None = None
-        self._error: BaseException | None = None
+        self._work: Future[object] | None = None
 
     def __enter__(self) -> BackgroundWriter:
         return self
@@ -50,10 +50,8 @@ class BackgroundWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is None:
             self.wait()
-        elif self._thread is not None and isinstance(error, Exception):
-            self._thread.join()
-            if self._error is not None:
-                error.add_note(str(self._error))
+        elif isinstance(error, Exception) and self._work is not None and (failure := self._work.exception()):
+            error.add_note(str(failure))
 
     def snapshot(self) -> Snapshot:
         """The snapshot for the next work, after the work that uses its copies is done."""
@@ -63,24 +61,23 @@ class BackgroundWriter:
     def begin(self, work: Callable[[], object]) -> None:
         """Start `work` after the previous work is done."""
         self.wait()
-        self._thread = Thread(target=self._do, args=(work,), daemon=True)
-        self._thread.start()
-
-    def _do(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._error = error
+        self._work = Future()
+        Thread(target=_do, args=(work, self._work), daemon=True).start()
 
     def check(self) -> None:
         """Raise the work's exception, if there is one."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._work is not None and self._work.done():
+            self.wait()
 
     def wait(self) -> None:
-        """Wait until all work is done."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
+        """Wait until the work is done."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()
+
+
+def _do(work: Callable[[], object], done: Future[object]) -> None:
+    try:
+        done.set_result(work())
+    except BaseException as error:
+        done.set_exception(error)
