@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.config.problems import Problem, WrongSettings, refuse_settings
 from transformer_xl.config.recipe import HINTS, load_recipe
-from transformer_xl.config.settings import Lengths, TransformerXLConfig
+from transformer_xl.config.settings import Lengths, TrainConfig, TransformerXLConfig
 from transformer_xl.config.values import alternatives
 from transformer_xl.mistake import Mistake
 
@@ -184,6 +184,11 @@ def test_a_refusal_holds_its_settings_and_reads_as_a_sentence_in_python():
     ]
     with pytest.raises(WrongSettings, match=r"^attn_len must be at most mem_len \+ 1 = 4, got 9"):
         Lengths(tgt_len=1, mem_len=3, attn_len=9)
+
+
+def test_a_word_that_no_setting_knows_is_refused_in_python_too():
+    with pytest.raises(WrongSettings, match=r"^schedule must be one of cosine, linear, inv_sqrt, constant, got wsd\.$"):
+        TrainConfig(schedule="wsd")  # type: ignore[arg-type]
 
 
 def test_an_invalid_setting_is_not_compared_with_others():

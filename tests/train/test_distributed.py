@@ -26,12 +26,18 @@ TESTS = Path(__file__).parents[1]
 PARALLEL = ("ddp", "fsdp")
 
 
-def launch(ranks: int, *arguments: str, restarts: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+def launch(
+    ranks: int, *arguments: str, restarts: int = 0, timeout: float = 300, **environment: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths} | environment
     return subprocess.run(
-        [*command, f"--max-restarts={restarts}", *arguments], env=variables, text=True, capture_output=True, timeout=300
+        [*command, f"--max-restarts={restarts}", *arguments],
+        env=variables,
+        text=True,
+        capture_output=True,
+        timeout=timeout,
     )
 
 
@@ -199,23 +205,26 @@ def train(home: Path, out: str, *more: str) -> list[str]:
     return ["train", str(home / "tiny.toml"), "--data", str(home / "text.txt"), "--out", str(home / out), *more]
 
 
+def assert_same_figures(home: Path, cache: Path, several: str) -> None:
+    """A run on several ranks logged what the same run logs in one process."""
+    if not (home / "alone").exists():
+        program = [sys.executable, "-m", "transformer_xl", *train(home, "alone")]
+        alone = subprocess.run(program, env=os.environ | {"TXL_HOME": str(cache)}, capture_output=True)
+        assert alone.returncode == 0, alone.stderr
+    two, one = ([e for e in without_clock(home / name) if "split" in e] for name in (several, "alone"))
+    assert [(e["step"], e["split"]) for e in two] == [(e["step"], e["split"]) for e in one]
+    for a, b in zip(two, one, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a.get("targets") == b.get("targets")
+
+
 @pytest.mark.timeout(400)
 def test_after_a_killed_rank_the_run_ends_with_the_same_figures(home, tmp_path):
     """On two ranks, killed before and after the first checkpoint: each figure is logged once and equals one process."""
     killed = launch(2, str(home / "kill.py"), *train(home, "killed"), restarts=2, TXL_HOME=str(tmp_path))
     assert killed.returncode == 0, killed.stderr[-3000:]
     assert "rank 0: Another rank has ended" in killed.stderr
-    alone = subprocess.run(
-        [sys.executable, "-m", "transformer_xl", *train(home, "alone")],
-        env=os.environ | {"TXL_HOME": str(tmp_path)},
-        capture_output=True,
-    )
-    assert alone.returncode == 0, alone.stderr
-    two, one = ([e for e in without_clock(home / name) if "split" in e] for name in ("killed", "alone"))
-    assert [(e["step"], e["split"]) for e in two] == [(e["step"], e["split"]) for e in one]
-    for a, b in zip(two, one, strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
-        assert a.get("targets") == b.get("targets")
+    assert_same_figures(home, tmp_path, "killed")
     log = (home / "killed" / "log.txt").read_text()
     assert log.count("2 ranks by ddp") == 3 and log.count("sample:") == 2
 
@@ -228,6 +237,15 @@ def test_a_signal_to_one_rank_stops_all_after_saving(home, tmp_path):
     assert done.returncode != 0 and "exitcode  : 75" in done.stderr
     assert done.stdout.count("Stopped by a signal, and saved.") == 1
     assert (home / "stopped" / "checkpoints" / "step_00000011").is_dir()
+
+
+@pytest.mark.outside
+@pytest.mark.timeout(1000)
+def test_compiled_ranks_train_like_one_process(home, tmp_path):
+    line = train(home, "compiled", "--train.compile")
+    done = launch(2, "-m", "transformer_xl", *line, timeout=900, TXL_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_same_figures(home, tmp_path, "compiled")
 
 
 @pytest.mark.outside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from math import inf, isfinite
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ..mistake import Mistake
 
@@ -61,10 +61,17 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        refuse_settings(self._problems())
+        refuse_settings([*_other_words(self), *self._problems()])
 
     def _problems(self) -> Iterator[Problem]:
         raise NotImplementedError
+
+
+def _other_words(owner: object) -> Iterator[Problem]:
+    """A problem for each setting that is none of the words of its type."""
+    for name, hint in get_type_hints(type(owner)).items():
+        if get_origin(hint) is Literal and getattr(owner, name) not in get_args(hint):
+            yield Problem((name,), f"{{}} must be one of {', '.join(get_args(hint))}, got {getattr(owner, name)}.")
 
 
 def out_of_bounds(

@@ -72,7 +72,7 @@ def _for_published(data: str) -> ChosenRecipe:
     recipes = [name for name in packaged_recipes() if load_recipe(name).corpus.name == data]
     small = next((name for name in recipes if name.endswith("-small")), None)
     if small is None:
-        like = "text-words" if DATASETS[data].unit == "word" else "text-small --corpus.unit char"
+        like = "text-words" if DATASETS[data].unit == "word" else f"text-small --corpus.unit {DATASETS[data].unit}"
         known = f"one of {listing(recipes)}" if recipes else f"`txl train {like} --data {data}`"
         raise Mistake(f"RECIPE must be named for --data {data}, which has no small recipe. Take {known}.")
     return ChosenRecipe(small, (), f"{_named(small)}: the small one for the corpus {data}; {_another(data)}.")

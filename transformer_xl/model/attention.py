@@ -136,9 +136,11 @@ class RelativeMultiheadAttention(nn.Module):
         content_bias: Float[Tensor, "H K"] | None = None,
         position_bias: Float[Tensor, "H K"] | None = None,
     ) -> Positions:
-        """The encodings, projected for this layer's heads, and the biases: pass None with `share_position`."""
+        """The encodings, projected for this layer's heads, and the biases, None with `share_position_projection`."""
         if self.position is not None:
-            assert content_bias is not None and position_bias is not None, "biases may be None only with share_position"
+            assert content_bias is not None and position_bias is not None, (
+                "biases may be None only with share_position_projection"
+            )
             [r] = self._split(self.position(encodings), 1)
             return Positions(self.dropout(r) if self.dropout.locked else r, content_bias, position_bias)
         queries, keys = self._split(F.linear(encodings, self.qkv.weight[: 2 * self.n_head * self.d_head]), 2)

@@ -87,7 +87,8 @@ class TransformerXLBackbone(nn.Module):
 
     `config.vocab_size` has no effect and may be 0. `VectorStep` reads one vector at a time.
     With `recompute` the forward pass keeps only the inputs of each layer, and backward computes the layer again.
-    A class of your own overrides `layer_class`, `encodings`, `positions` or `remember` (docs/extend.md).
+    A class of your own overrides `layer_class`, `attention_class`, `encodings`, `positions` or `remember`
+    (docs/extend.md).
     """
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer

@@ -115,7 +115,7 @@ def memory_lengths(config: RunConfig) -> list[int]:
     For a recurrent network every length but 0 means the same.
     """
     trained, own = config.train.mem_len, config.eval_lengths.mem_len
-    if config.model.kind not in TERMS:
+    if config.model.base_kind not in TERMS:
         return sorted({0, own or trained})
     return sorted({0, trained // 2, trained, 2 * trained, own})
 

@@ -74,8 +74,9 @@ def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:
     """The rate of optimizer step `step`, counted from 0, for weights whose `lr` is `ratio` times the common one.
 
     The rate rises linearly to `lr` over `warmup_steps`. Then it is constant, or falls with 1 / sqrt(step), or falls to
-    `min_lr_ratio` times the common `lr` at `max_steps`: along a half cosine (over the steps after warm-up, as in the
-    original TensorFlow code), or along a line (Bergsma et al. 2025, arXiv 2502.15938). If weights are averaged, the
+    `min_lr_ratio` times the common `lr` at `max_steps`: along a half cosine that begins after warm-up, as in the
+    original TensorFlow code, or along a line that begins at step 0, so the rate is below `lr` right after warm-up
+    (Bergsma et al. 2025, arXiv 2502.15938). If weights are averaged, the
     schedule ends at `average_from`, and the rate stays at `average_lr_ratio` times its last value.
     """
     end = config.average_from or config.max_steps
