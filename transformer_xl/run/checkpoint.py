@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from ..config.problems import WrongSettings
 from ..config.recipe import HINTS, SECTIONS
-from ..config.settings import RunConfig, TransformerXLConfig
-from ..config.shape import RECURRENT, own_kinds
+from ..config.settings import RunConfig
 from ..config.values import fits, listing
 from ..data.vocab import Vocab
 from ..mistake import Mistake
@@ -25,7 +24,6 @@ from .folder import Run, find_checkpoint
 from .parts import (
     FORMAT,
     VERSION,
-    name_damage,
     read_header,
     read_json,
     read_tensors,
@@ -75,15 +73,15 @@ def save_checkpoint(
     folder = Path(folder)
     if isinstance(model, nn.Module):
         check_rebuilt(model)
+        model, config = weights(model), replace(config, model=model.config)
     if step is None:
         step = training.step if training else 0
     known_loss = valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None
-    sections = asdict(replace(config, model=getattr(model, "config", config.model)))
+    header = {"format": FORMAT, "version": VERSION, "step": step, "valid_loss": known_loss}
     remove_unfinished(folder.parent)
     with whole_folder(folder) as unfinished:
-        write_tensors(unfinished / "model.safetensors", weights(model) if isinstance(model, nn.Module) else model)
-        header = {"format": FORMAT, "version": VERSION, "step": step, "valid_loss": known_loss}
-        write_json(unfinished / "config.json", header | ({"report": list(report)} if report else {}) | sections)
+        write_tensors(unfinished / "model.safetensors", model)
+        write_json(unfinished / "config.json", header | ({"report": list(report)} if report else {}) | asdict(config))
         write_json(unfinished / "vocab.json", vocab.to_json())
         if training is not None:
             write_tensors(unfinished / "training.safetensors", training.tensors)
@@ -112,21 +110,10 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
             f"{folder} does not fit together: vocab.json has {len(vocab)} tokens and config.json says "
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
-    _refuse_absurd(config.model, folder)
     with torch.random.fork_rng(devices=[]):  # the initial values are replaced; keep the caller's random state
         model = build_model(config.model, backend=backend)
     load_weights(model, folder)
     return LoadedModel(model.to(device).eval(), vocab, config)
-
-
-def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
-    """Compare the sizes with the file of weights, because building a model with wrong sizes may take all memory."""
-    size = (folder / "model.safetensors").stat().st_size
-    layer = model.d_model * max(model.d_inner, 1 if model.base_kind in RECURRENT else model.n_head * model.d_head)
-    layers = 0 if model.kind in own_kinds else model.n_layer * layer
-    if max(layers, model.vocab_size, model.positions) > size:
-        with name_damage(folder / "model.safetensors"):
-            raise Mistake("config.json has sizes of more weights")
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:

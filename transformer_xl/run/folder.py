@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 
 from ..config.recipe import load_recipe, write_toml
 from ..config.settings import RunConfig
@@ -39,8 +40,7 @@ from .metrics import Metrics
 from .parts import FILES, name_damage, read_header
 
 BEGUN = ("recipe", "why", "init", "chosen")
-"""What `environment.json` says of how a run began: its recipe, why this one, the run whose weights it started from, and
-the choices for settings that were "auto"."""
+"""What `environment.json` says of how a run began; `chosen` has the choices for settings that were "auto"."""
 
 _FEATURES = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"}
 """Processor features that affect speed, by their Linux names."""
@@ -73,8 +73,6 @@ class Run:
     def exists(self) -> bool:
         """Whether training has written anything here."""
         return any((self.path / name).exists() for name in ("config.toml", "metrics.jsonl", "checkpoints"))
-
-    # The checkpoints.
 
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint after `step` steps."""
@@ -136,13 +134,10 @@ class Run:
                 self.say(f"{error} It is {aside.name} now, and does not count.")
 
     def parameters(self) -> int:
-        """The number of parameters, from the header of the last checkpoint's weights: 8 bytes of length, then JSON."""
-        with plain_file(self.checkpoints()[-1] / "model.safetensors").open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, 100 << 20)))
-        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-
-    # The facts about the run.
+        """The number of parameters, from the header of the last checkpoint's weights."""
+        path = self.checkpoints()[-1] / "model.safetensors"
+        with name_damage(path), safe_open(plain_file(path), "np") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
     def settings(self) -> RunConfig:
         """The settings in `config.toml`. A wrong one raises `Mistake`."""
@@ -199,8 +194,6 @@ class Run:
         print(line, flush=True)
         with explain_write_error(self.path / "log.txt"), (self.path / "log.txt").open("a", encoding="utf-8") as log:
             log.write(line + "\n")
-
-    # One process at a time.
 
     @contextmanager
     def claimed(self, *, resume: bool = False, afresh: bool = False) -> Iterator[None]:

@@ -95,10 +95,7 @@ class TrainedRun:
         return corpus
 
     def text(self, vocab: Vocab, data: str | None, asked: Part | None, default: Part) -> Split:
-        """The text that a command reads: the split `asked`, otherwise all of a text without splits, or split `default`.
-
-        `corpus` explains `data`.
-        """
+        """The split that a command reads, as `corpus` and `split_of` say."""
         return split_of(self.corpus(vocab, data, asked), asked, default)
 
 

@@ -5,7 +5,6 @@ Only the first rank writes and prints; all ranks compute the figures and states 
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -50,12 +49,9 @@ def fit(
     replan: Callable[[Trainer], TrainConfig] | None = None,
     begun: Mapping[str, object] | None = None,
 ) -> bool:
-    """Train `model` on `corpus` as `config.train` says, in a run folder as `txl train` writes it.
-
-        runs/NAME/  config.toml · environment.json · log.txt · metrics.jsonl · checkpoints/, and files of trackers
+    """Train `model` on `corpus` as `config.train` says, in a run folder as `txl train` writes it (`Run`).
 
     With `resume` training continues from the last checkpoint; `txl train --resume --out RUN` may do so, too.
-    `txl report RUN` makes the run's page.
 
     Args:
         trackers: they get figures and samples, whichever `config` names; None: no trackers.
@@ -219,7 +215,6 @@ class _Loop:
     def _save(self, valid_loss: float | None) -> None:
         """Copy the state of the run, and write the copy in the background."""
         trainer, snapshot = self.trainer, self.writer.snapshot()
-        gc.collect()
         model = trainer.model if trainer.average is None else trainer.average.model
         stored = {name: snapshot.take(name, value) for name, value in weights(model).items()}
         training = trainer.state(snapshot)
@@ -243,30 +238,25 @@ class _Loop:
 
 
 def introduce(run: Run, model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks) -> None:
-    """Print and log the lines about a run that begins or goes on."""
-    last = run.latest
-    why = "" if last else run.facts()["why"]
-    for line in filter(None, [f"{describe(model, corpus, config, ranks)}; {run.path}", why, *corpus.notes]):
-        run.say(line)
-    if last is not None:
-        step, most = run.step, config.train.max_steps
-        ended = f" All {most:,} steps are done; a higher train.max_steps goes on." if step >= most else ""
-        run.say(f"Resumed from step {step:,} of {most:,} ({last.name}).{ended}")
-
-
-def describe(model: TransformerXL, corpus: Corpus, config: RunConfig, ranks: Ranks) -> str:
-    """One line about the model, the text, the lengths and the machine."""
+    """Print and log the lines about a run that begins or goes on: its model, text, lengths and machine."""
+    train, scored, split = config.train, config.eval_lengths, corpus.header.splits["train"]
     sizes = {name: weight.numel() for name, weight in model.named_parameters()}
     ngrams = sum(size for name, size in sizes.items() if name.startswith("ngrams."))
     of_ngrams = f" ({ngrams / 1e6:.2f}M of n-grams and matches)" if ngrams else ""
-    train, scored, split = config.train, config.eval_lengths, corpus.header.splits["train"]
     unknown = f" ({split.unknown:,} unknown)" if split.unknown else ""
     together = f", {ranks.size} ranks by {train.parallel}" if ranks.size > 1 else ""
-    return (
+    run.say(
         f"{sum(sizes.values()) / 1e6:.2f}M parameters{of_ngrams} on {corpus.name}, {split.tokens:,} tokens{unknown}, "
-        f"{corpus.vocab}; segments of {train.tgt_len:,} after {train.mem_len:,}, scored "
-        f"{scored.tgt_len:,} after {scored.mem_len:,}; {train.device}, {train.precision}, {train.backend}{together}"
+        f"{corpus.vocab}; segments of {train.tgt_len:,} after {train.mem_len:,}, scored {scored.tgt_len:,} after "
+        f"{scored.mem_len:,}; {train.device}, {train.precision}, {train.backend}{together}; {run.path}"
     )
+    last, step, most = run.latest, run.step, train.max_steps
+    why = "" if last else run.facts()["why"]
+    for line in filter(None, [why, *corpus.notes]):
+        run.say(line)
+    if last is not None:
+        ended = f" All {most:,} steps are done; a higher train.max_steps goes on." if step >= most else ""
+        run.say(f"Resumed from step {step:,} of {most:,} ({last.name}).{ended}")
 
 
 def progress_text(unit: str, loss: float, lr: float, tokens_per_second: float, seconds_left: float | None) -> str:

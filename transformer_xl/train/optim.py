@@ -80,13 +80,9 @@ def learning_rate(step: int, config: TrainConfig, ratio: float = 1.0) -> float:
     schedule ends at `average_from`, and the rate stays at `average_lr_ratio` times its last value.
     """
     end = config.average_from or config.max_steps
-    if config.average_from and step >= end:
-        return config.average_lr_ratio * _scheduled_rate(end, end, config, ratio)
-    return _scheduled_rate(step, end, config, ratio)
-
-
-def _scheduled_rate(step: int, end: int, config: TrainConfig, ratio: float) -> float:
     lr, low = config.lr * ratio, config.min_lr_ratio / ratio
+    if config.average_from and step >= end:
+        lr, step = config.average_lr_ratio * lr, end
     if step < config.warmup_steps:
         return lr * (step + 1) / config.warmup_steps
     if config.schedule == "cosine":

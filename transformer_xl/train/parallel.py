@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..model.transformer_xl import TransformerXL
 from ..runtime.ranks import Ranks
@@ -69,16 +70,12 @@ def without_sync(objective: nn.Module) -> AbstractContextManager[None]:
 
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor, gathered on every rank; any other tensor as it is."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part_as(tensor: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a whole tensor, as `like` is sharded; the tensor itself if `like` is whole or has another
     shape."""
-    mesh = getattr(like, "device_mesh", None)
-    if mesh is None or tensor.shape != like.shape:
+    if not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(tensor.to(like.device), mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

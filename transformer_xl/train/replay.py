@@ -8,6 +8,7 @@ is `forward_backward`, with the same numbers: 2.2 times as many steps of `enwik8
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +38,17 @@ def forward_backward(
     return nll.detach(), memory
 
 
+@dataclass
+class _Shape:
+    """What is known of the calls of one shape; the graph reads `inputs` and writes `results` and `gradients`."""
+
+    calls: int = 0
+    graph: torch.cuda.CUDAGraph | None = None
+    inputs: Sequence[object] = ()
+    results: tuple[Tensor, Memory] | None = None
+    gradients: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+
+
 class Replay:
     """`forward_backward`, recorded for each shape of a segment. Gradients must be None before a call.
 
@@ -50,41 +62,23 @@ class Replay:
         self, objective: nn.Module, precision: str, factor: int, call: Call, counts: Counts, progress: float
     ) -> tuple[Float[Tensor, "B T"], Memory]:
         given, tree = pytree.tree_flatten((call, counts))
-        key = precision, factor, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in given)
-        if key not in self.shapes:
-            self.shapes[key] = _Shape([x.clone() if isinstance(x, Tensor) else x for x in given])
-        shape = self.shapes[key]
+        key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in given)
+        shape = self.shapes.setdefault(key, _Shape())
+        shape.calls += 1
+        if shape.calls <= USUAL_CALLS:
+            return forward_backward(objective, precision, factor, call, counts, 0.0)
+        if shape.graph is None:
+            shape.inputs = [x.clone() if isinstance(x, Tensor) else x for x in given]
+            call, counts = pytree.tree_unflatten(shape.inputs, tree)
+            shape.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(shape.graph):
+                shape.results = forward_backward(objective, precision, factor, call, counts, 0.0)
+            shape.gradients = {p: p.grad for p in objective.parameters() if p.grad is not None}
         for own, new in zip(shape.inputs, given, strict=True):
             if isinstance(own, Tensor):
                 own.copy_(new)
-        call, counts = pytree.tree_unflatten(shape.inputs, tree)
-        arguments = objective, precision, factor, call, counts, 0.0
-        shape.calls += 1
-        results = forward_backward(*arguments) if shape.calls <= USUAL_CALLS else shape.replay(objective, arguments)
-        # A copy, because the next replay writes there, and a skipped step keeps the memory that it was given.
-        return pytree.tree_map_only(Tensor, torch.clone, results)
-
-
-@dataclass
-class _Shape:
-    """One graph and its tensors. The usual calls read the same ones, so that a compiled objective sees no others."""
-
-    inputs: list[object]
-    calls: int = 0
-    graph: torch.cuda.CUDAGraph | None = None
-    results: tuple[Tensor, Memory] | None = None
-    gradients: dict[nn.Parameter, Tensor] = field(default_factory=dict)
-
-    def replay(
-        self, objective: nn.Module, arguments: tuple[nn.Module, str, int, Call, Counts, float]
-    ) -> tuple[Tensor, Memory] | None:
-        """Start the kernels, which the first of these calls records, and return what they write."""
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.results = forward_backward(*arguments)
-            self.gradients = {p: p.grad for p in objective.parameters() if p.grad is not None}
-        self.graph.replay()
-        for parameter, gradient in self.gradients.items():
+        shape.graph.replay()
+        for parameter, gradient in shape.gradients.items():
             parameter.grad = gradient
-        return self.results
+        # A copy, because the next replay writes there, and a skipped step keeps the memory that it was given.
+        return pytree.tree_map_only(Tensor, torch.clone, shape.results)

@@ -43,10 +43,7 @@ MAY_CHANGE = {
     *("save_every", "keep", "sample_every", "sample_tokens", "trackers"),
 }
 """Settings of [train] that may change when a run is resumed. All settings of [eval] may change too."""
-_DROPOUTS = (
-    *("dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output"),
-    *("locked_dropout", "weight_drop"),
-)
+_DROPOUTS = ["dropout", "dropatt", "dropout_words", "dropout_input", "dropout_output", "locked_dropout", "weight_drop"]
 """Settings of [model] in which a run with --init may differ from the run that it starts from."""
 
 
@@ -90,11 +87,8 @@ def prepare(config: RunConfig, run: Run, origin: Origin, ranks: Ranks, *, resume
     if source is not None and vocab is not None:
         config = inherit(config, source, vocab, origin)
     corpus = open_corpus(config.corpus, vocab=vocab)
-    if resume and (changed := _change(run, corpus)):
-        raise Mistake(
-            f"{config.corpus.name} has changed since {run.path} began: {changed}. Restore it, or start a new run from "
-            f"these weights with --init {run.path}."
-        )
+    if resume:
+        _check_text(run, corpus)
     _check_splits(config, corpus)
     config = replace(config, corpus=replace(config.corpus, vocab=text_name(config.corpus.vocab)))
     if ranks.first:  # the others wait until this is done
@@ -122,12 +116,15 @@ def _check_before_reading(config: RunConfig, ranks: Ranks) -> None:
         refuse_odd_name(name, option)
 
 
-def _change(run: Run, corpus: Corpus) -> str:
-    """The difference between a text and the text of the run; "" if there is none."""
-    if changed := run.changed_splits(corpus):
-        return f"{changed} has another SHA-256"
-    same = corpus.vocab == load_vocab(find_checkpoint(run.path, which="last"))
-    return "" if same else "it has another vocabulary"
+def _check_text(run: Run, corpus: Corpus) -> None:
+    """Refuse a text, or a vocabulary, that is not the one with which the run began."""
+    changed = run.changed_splits(corpus)
+    if changed or corpus.vocab != load_vocab(find_checkpoint(run.path, which="last")):
+        what = f"{changed} has another SHA-256" if changed else "it has another vocabulary"
+        raise Mistake(
+            f"{corpus.name} has changed since {run.path} began: {what}. Restore it, or start a new run from these "
+            f"weights with --init {run.path}."
+        )
 
 
 def _check_splits(config: RunConfig, corpus: Corpus) -> None:
@@ -221,9 +218,9 @@ def train_and_save(
     replan: Callable[[Trainer], TrainConfig] | None = None,
 ) -> int:
     """Train in the folder. `fit` explains `replan`. Returns the exit status."""
-    options = {"resume": resume, "trackers": trackers, "ranks": ranks, "replan": replan}
+    call, begun = (start.model, start.corpus, start.config, run.path), start.begun
     try:
-        finished = fit(start.model, start.corpus, start.config, run.path, begun=start.begun, **options)
+        finished = fit(*call, resume=resume, trackers=trackers, ranks=ranks, replan=replan, begun=begun)
     except KeyboardInterrupt as interrupt:
         last = run.latest
         interrupt.add_note(

@@ -122,12 +122,6 @@ def trained_targets(targets: Int[Tensor, "B T"], loss: str) -> Int[Tensor, "B T"
     return targets.where(recent, -1)
 
 
-def aligned_copy(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy in memory that PyTorch allocated. A tensor read from a file may begin at any byte, and on some CPUs
-    products of an unaligned tensor round differently."""
-    return tensor.to(device, copy=True)
-
-
 def _parts(memory: Memory) -> dict[str, Tensor]:
     """The tensors of a memory by their names in a checkpoint."""
     parts = {str(i): layer for i, layer in enumerate(memory.layers)}
@@ -307,16 +301,17 @@ class Trainer:
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         moments: dict[Tensor, dict[str, Tensor]] = {weight: {} for weight in weights.values()}
         memory: dict[str, Tensor] = {}
+        # Copies, because a tensor read from a file may begin at any byte of memory, and on some CPUs products of an
+        # unaligned tensor round differently.
         for entry, value in state.tensors.items():
             kind, _, name = entry.partition(".")
             if kind == "memory":
-                memory[name] = aligned_copy(value[self.ranks.rows(len(value))], _device(self.model))
+                memory[name] = value[self.ranks.rows(len(value))].to(_device(self.model), copy=True)
             elif kind == "live":
                 weights[name].copy_(value)
             elif kind == "optimizer":
                 name, _, moment = name.rpartition(".")
-                own = part_as(value, weights[name])
-                moments[weights[name]][moment] = aligned_copy(own, own.device)
+                moments[weights[name]][moment] = part_as(value, weights[name]).clone()
         layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
         self.memory = Memory(layers, memory.get("valid"), self.memory.zero_filled, memory.get("tokens"))
         for optimizer in self.optimizers:
