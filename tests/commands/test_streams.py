@@ -141,7 +141,7 @@ def test_a_run_of_ids_resumes_and_its_vocabulary_may_be_larger(home: Path, capsy
 
 def test_a_text_and_ids_do_not_continue_each_other(home: Path, capsys):
     told = refused(" ".join(["train", "--data", "chars/train.bin", "--init", "runs/lines", *TRAIN]), capsys)
-    assert 'corpus.unit (--data) must be "byte" with --init runs/lines' in told
+    assert 'corpus.unit must be "byte" with --init runs/lines' in told
     told = refused("train --data lines.jsonl --init runs/chars --out runs/new", capsys)
     assert "must be a .npy or .bin file" in told
 
