@@ -69,7 +69,10 @@ def run_settings(source: Source, overrides: Sequence[str] = ()) -> RunConfig:
     vocab = source.vocab
     if vocab is not None and (base.corpus.unit, base.corpus.newlines) != (vocab.unit, vocab.newlines):
         base = replace(base, corpus=CorpusConfig(unit=vocab.unit, newlines=vocab.newlines))
-    return run_of([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
+    try:
+        return run_of([*(setting for setting in settings_in(base) if setting.section != "model"), *facts], overrides)
+    except Mistake as error:
+        raise Mistake("\n".join(f"{source.path}: {line}" for line in str(error).splitlines())) from error
 
 
 def _statements(source: Source) -> dict[str, Any]:
