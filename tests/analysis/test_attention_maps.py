@@ -25,7 +25,7 @@ from transformer_xl.analysis.attention import (
     terms_by_distance,
     watch_attention,
 )
-from transformer_xl.analysis.figures import LINE, AttendedText, _lay_out, draw_by_distance, draw_passages
+from transformer_xl.analysis.figures import LINE, _lay_out, draw_by_distance, draw_passage
 from transformer_xl.commands.attention import Attention
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import Segment, StreamLoader
@@ -347,9 +347,9 @@ def test_pictures_allow_many_heads_long_words_and_any_character(tmp_path: Path):
     rng = np.random.default_rng(0)
     panel = rng.dirichlet(np.ones(33), (6, 8))
     marked = np.arange(40) % 5 == 0
-    passage = AttendedText("head", ["$x_1$ ", "word " * 30] + ["日 "] * 38, rng.dirichlet(np.ones(40)), marked)
+    tokens = ["$x_1$ ", "word " * 30] + ["日 "] * 38
     paths = draw_by_distance(tmp_path / "average", {"all": panel}, "title", panel @ np.arange(33.0))
-    paths += draw_passages(tmp_path / "at", [passage], "title")
+    paths += draw_passage(tmp_path / "at", tokens, {"head": (rng.dirichlet(np.ones(40)), marked)}, "title")
     assert len(paths) == 4 and all(path.stat().st_size > 1000 for path in paths)
 
 

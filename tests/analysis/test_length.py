@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import small_model, text
 
-from transformer_xl.analysis.figures import Curve, Panel, draw_curves
+from transformer_xl import analysis
+from transformer_xl.analysis.figures import Curve, draw_curves
 from transformer_xl.analysis.length import Sweep, attention_lengths, sweep
 from transformer_xl.commands.length import Length
 from transformer_xl.commands.recl import Recl
@@ -82,9 +83,10 @@ def build(kind: str, **changes: int) -> torch.nn.Module:
     return build_model(TransformerXLConfig(**SIZES, kind=kind, **changes)).double().eval()  # type: ignore[arg-type]
 
 
-def test_without_recurrence_a_length_is_a_window_of_that_many_tokens():
+def test_without_recurrence_a_length_is_a_window_of_that_many_tokens(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(analysis.length, "STRIDE", 1)
     model, split = build("vaswani"), split_of(60)
-    found = sweep(model, VASWANI, split, [3, 8, 9], BYTES, how=HOW, stride=1)
+    found = sweep(model, VASWANI, split, [3, 8, 9], BYTES, how=HOW)
     assert list(found.attn_lens) == [3, 8] and "from an empty state" in found.description
     ids = torch.from_numpy(split.ids.astype(np.int64))[None]
     for attn_len, result in zip(found.attn_lens, found.results, strict=True):
@@ -221,7 +223,7 @@ def test_runs_with_different_vocabularies_are_refused(home: Path):
 def test_curves_without_a_positive_value_are_drawn_without_a_warning(tmp_path: Path):
     """Gains are 0 if a model gains nothing, and a logarithmic axis cannot show 0."""
     nothing = Curve(np.array([5, 10]), np.zeros(2))
-    assert draw_curves(tmp_path / "flat", [Panel("", {"run": nothing})], "context", "gain", log=True)
+    assert draw_curves(tmp_path / "flat", {"": {"run": nothing}}, "context", "gain", log=True)
 
 
 def test_the_description_says_how_far_matches_reach():

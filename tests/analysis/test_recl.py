@@ -304,7 +304,6 @@ def config(kind: str, *, mem_len: int, clamp_len: int | None = None, positions: 
 def test_each_kind_of_model_reads_its_own_contexts():
     xl = feeding_of(config("transformer-xl", mem_len=32, clamp_len=100), 400)
     assert (xl.most, xl.lengths) == (400, Lengths(tgt_len=32, mem_len=400, clamp_len=100))
-    assert feeding_of(config("transformer-xl", mem_len=32), 400, clamp_len=50).lengths.clamp_len == 50
     assert feeding_of(config("shaw", mem_len=0, positions=9), 400).most == 400
     for kind in ("vaswani", "al-rfou"):
         absolute = config(kind, mem_len=0, positions=32 if kind == "al-rfou" else 0)

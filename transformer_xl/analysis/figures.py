@@ -29,6 +29,8 @@ LINE = 100
 CELL = (0.0627, 0.16)
 """Width and height of a character in inches. They fit matplotlib's own monospaced font at `POINTS`."""
 POINTS = 7.5
+HeadAttention = tuple[Float[np.ndarray, " S"], Bool[np.ndarray, " S"]]
+"""The attention of one head from one token to each token that it sees, and which tokens are marked."""
 
 
 class Curve(NamedTuple):
@@ -41,13 +43,6 @@ class Curve(NamedTuple):
     marks: Mapping[int, str] = {}
 
 
-class Panel(NamedTuple):
-    title: str
-    curves: Mapping[str, Curve]
-    level: float | None = None
-    """The height of a horizontal line."""
-
-
 def draw_gains(
     stem: Path, names: Sequence[str], contexts: Int[np.ndarray, " L"], shares: Sequence[ReclResult], threshold: float
 ) -> list[Path]:
@@ -56,34 +51,44 @@ def draw_gains(
     A second picture, `..._relative`, shows the relative gains, which decide RECL, and the threshold. Dotted lines
     show the gains of going back.
     """
-    perplexity, relative = [], []
+    perplexity: dict[str, dict[str, Curve]] = {}
+    relative: dict[str, dict[str, Curve]] = {}
     for each in shares:
         title = f"hardest {each.r:.0%} of positions" if each.r < 1 else "all positions"
-        gains, shown = {}, {}
+        gains, shown = perplexity.setdefault(title, {}), relative.setdefault(title, {})
         for i, name in enumerate(names):
             marks = {int(np.searchsorted(contexts, each.length.tokens[i])): "RECL"} if each.length.reached[i] else {}
             interval, dotted = each.perplexity_interval[:, i], each.back[i]
             gains[name] = Curve(contexts[:-1], each.perplexity[i], interval, marks=marks)
             shown[name] = Curve(contexts[:-1], each.relative[i], each.relative_interval[:, i], dotted, marks)
-        perplexity.append(Panel(title, gains))
-        relative.append(Panel(title, shown, threshold))
     x, beside = f"context c in tokens (c' = c + {contexts[1] - contexts[0]:,})", stem.with_name(f"{stem.name}_relative")
     paths = draw_curves(stem, perplexity, x, "exp f(c, c) - exp f(c, c')", log=True)
-    return paths + draw_curves(beside, relative, x, "relative gain g(c, c')")
+    return paths + draw_curves(beside, relative, x, "relative gain g(c, c')", level=threshold)
 
 
-def draw_curves(stem: Path, panels: Sequence[Panel], x: str, y: str, *, log: bool = False) -> list[Path]:
-    """Draw panels side by side. `log` makes the axis logarithmic, so small values stay visible."""
+def draw_curves(
+    stem: Path,
+    panels: Mapping[str, Mapping[str, Curve]],
+    x: str,
+    y: str,
+    *,
+    level: float | None = None,
+    log: bool = False,
+) -> list[Path]:
+    """Draw panels side by side, each with curves by their names and a horizontal line at `level`.
+
+    `log` makes the axis logarithmic, so small values stay visible.
+    """
     figure = _figure(1.2 + 4.4 * len(panels), 3.8)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, panel in zip(axes, panels, strict=True):
-        for name, curve in panel.curves.items():
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for name, curve in curves.items():
             _draw(axis, name, curve)
-        if panel.level is not None:
-            axis.axhline(panel.level, color="0.5", linewidth=0.8)
-        axis.set_title(panel.title, fontsize=10)
+        if level is not None:
+            axis.axhline(level, color="0.5", linewidth=0.8)
+        axis.set_title(title, fontsize=10)
         axis.set_xlabel(x)
-        if log and any(np.any(curve.y > 0) for curve in panel.curves.values()):
+        if log and any(np.any(curve.y > 0) for curve in curves.values()):
             axis.set_yscale("log")
         axis.grid(color="0.9")
     axes[0].set_ylabel(y)
@@ -139,29 +144,21 @@ def draw_by_distance(
     return save_figure(figure, stem)
 
 
-class AttendedText(NamedTuple):
-    """A text with the attention of one head from its last token."""
+def draw_passage(stem: Path, tokens: Sequence[str], heads: Mapping[str, HeadAttention], title: str) -> list[Path]:
+    """Draw a text once for each head: shaded by its attention, the marked tokens in bold, and the query in a frame.
 
-    title: str
-    tokens: Sequence[str]
-    """Oldest first, with the white space between them; the last is the query."""
-    probability: Float[np.ndarray, " S"]
-    marked: Bool[np.ndarray, " S"]
-
-
-def draw_passages(stem: Path, passages: Sequence[AttendedText], title: str) -> list[Path]:
-    """Draw each text shaded by attention, with the marked tokens in bold and the query in a frame."""
-    laid = [_lay_out(passage.tokens) for passage in passages]
-    rows = 2 + sum(layout[-1][1] + 4 for layout in laid)
+    `tokens` are with the white space between them, oldest first; the last is the query.
+    """
+    layout = _lay_out(tokens)
+    lines = layout[-1][1] + 4
+    rows = 2 + lines * len(heads)
     figure = _figure(CELL[0] * (LINE + 4), CELL[1] * rows, layout="none")
     axis = figure.add_axes((2 / (LINE + 4), 0, LINE / (LINE + 4), 1), xlim=(0, LINE), ylim=(rows, 0))
     axis.set_axis_off()
     axis.text(LINE / 2, 1, title, fontsize=10, ha="center")
-    top = 3
-    for passage, layout in zip(passages, laid, strict=True):
-        axis.text(0, top, passage.title, fontsize=9)
-        _write(axis, passage, layout, top + 1)
-        top += layout[-1][1] + 4
+    for number, (name, head) in enumerate(heads.items()):
+        axis.text(0, 3 + number * lines, name, fontsize=9)
+        _write(axis, tokens, head, layout, 4 + number * lines)
     return save_figure(figure, stem)
 
 
@@ -176,15 +173,15 @@ def _lay_out(tokens: Sequence[str]) -> list[tuple[int, int]]:
     return corners
 
 
-def _write(axis: Axes, passage: AttendedText, layout: Sequence[tuple[int, int]], top: int) -> None:
-    colours = load_matplotlib().colormaps["Oranges"]
-    most = max(float(passage.probability[:-1].max(initial=0.0)), 1e-12)
-    for i, (token, (column, row)) in enumerate(zip(passage.tokens, layout, strict=True)):
+def _write(axis: Axes, tokens: Sequence[str], head: HeadAttention, layout: Sequence[tuple[int, int]], top: int) -> None:
+    colours, (probability, marked) = load_matplotlib().colormaps["Oranges"], head
+    most = max(float(probability[:-1].max(initial=0.0)), 1e-12)
+    for i, (token, (column, row)) in enumerate(zip(tokens, layout, strict=True)):
         own = i == len(layout) - 1
-        face = "white" if own else colours(0.75 * (passage.probability[i] / most) ** 0.5)
+        face = "white" if own else colours(0.75 * (probability[i] / most) ** 0.5)
         box = {"facecolor": face, "edgecolor": "black" if own else "none", "pad": 1, "linewidth": 0.8}
         style = {"family": "DejaVu Sans Mono", "size": POINTS, "bbox": box, "parse_math": False}
-        style |= {"weight": "bold", "color": "black"} if passage.marked[i] or own else {"color": "0.35"}
+        style |= {"weight": "bold", "color": "black"} if marked[i] or own else {"color": "0.35"}
         axis.text(column, top + row + 0.5, token.rstrip()[:LINE] or token, va="center_baseline", **style)
 
 

@@ -26,6 +26,8 @@ TOLERANCE = 0.001
 
 _CALL = 1024
 """Targets per call when windows are read."""
+STRIDE = 8
+"""Targets per window, so a target sees up to 7 tokens fewer than the attention length."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,11 @@ def sweep(
     vocab: Vocab,
     *,
     how: EvalConfig,
-    clamp_len: int | None = None,
-    stride: int = 8,
     precision: str = "fp32",
 ) -> Sweep:
     """Score the first `how.max_tokens` targets of a split (0: all) at each length that the model's positions allow.
 
-    `clamp_len` defaults to the run's. Windows score `stride` targets each, so a target sees up to `stride` - 1 tokens
-    fewer than the attention length. Windows are read in one stream, segments in `how.batch_size` streams.
+    Windows are read in one stream, segments in `how.batch_size` streams.
     """
     kind, tgt_len = config.model.base_kind, config.train.tgt_len
     fit = [length for length in sorted(set(attn_lens)) if kind not in ABSOLUTE or length <= tgt_len]
@@ -85,20 +84,19 @@ def sweep(
             f"tgt_len; got {', '.join(map(str, attn_lens))}."
         )
     windows = kind in ABSOLUTE + RECURRENT
-    clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
     streams, call = (1, _CALL) if windows else (how.batch_size, tgt_len)
     loader = StreamLoader(split, batch_size=streams, tgt_len=call, max_tokens=how.max_tokens)
     description = f"segments of {tgt_len:,} after a memory"
     if windows:
-        description = f"windows from an empty state, for {stride} targets each"
+        description = f"windows from an empty state, for {STRIDE} targets each"
     if config.model.matches:
         description += f"; matches are found in the last {config.model.match_window:,} tokens at every length"
     results = []
     for length in fit:
         reader: Scoring = model
-        lengths = Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=clamp)
+        lengths = Lengths(tgt_len=tgt_len, mem_len=length, attn_len=length, clamp_len=config.eval_lengths.clamp_len)
         if windows:
-            reader, lengths = Sliding(model, length, min(stride, length)), Lengths(tgt_len=length, mem_len=0)
+            reader, lengths = Sliding(model, length, min(STRIDE, length)), Lengths(tgt_len=length, mem_len=0)
         segments = report_progress(loader, f"scoring with an attention length of {length:,}")
         results.append(
             evaluate(reader, segments, lengths, precision=precision, unit=vocab.unit, token_sizes=vocab.token_sizes())

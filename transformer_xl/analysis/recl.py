@@ -200,13 +200,9 @@ class Feeding(NamedTuple):
     description: str
 
 
-def feeding_of(config: RunConfig, longest: int, *, clamp_len: int | None = None) -> Feeding:
-    """How to read windows of `longest` tokens with the model of a run.
-
-    `clamp_len` defaults to the run's.
-    """
-    kind, train = config.model.base_kind, config.train
-    clamp = config.eval_lengths.clamp_len if clamp_len is None else clamp_len
+def feeding_of(config: RunConfig, longest: int) -> Feeding:
+    """How to read windows of `longest` tokens with the model of a run."""
+    kind, train, clamp = config.model.base_kind, config.train, config.eval_lengths.clamp_len
     if kind in ABSOLUTE:
         most = min(train.tgt_len, longest)
         description = f"windows of at most the last {most:,} tokens, its training length"

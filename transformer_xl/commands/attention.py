@@ -16,8 +16,7 @@ from ..runtime.terminal import report_progress, show_table
 from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath
 
 if TYPE_CHECKING:
-    from ..analysis.attention import AverageAttention
-    from ..analysis.heads import Head
+    from ..analysis.attention import AverageAttention, Head
 
 NOTABLE = 3
 """Number of heads to draw by default: the ones with the greatest mean distance, as in the paper."""
@@ -51,9 +50,8 @@ class Attention:
 
         Files: pictures, `attention.npz`, and `attention.json`, which names the axes of the arrays.
         """
-        from ..analysis.attention import attending_layers, average_attention, position_attention
+        from ..analysis import attention
         from ..analysis.comparison import save_arrays
-        from ..analysis.heads import draw_heads, head_facts, passage_facts
         from ..data.loader import StreamLoader
         from ..interop import local
         from ..run.trained import TrainedRun
@@ -65,7 +63,7 @@ class Attention:
         problems.bound(self, "max_tokens", least=0)
         loaded = trained.load()
         [lengths] = found
-        attending_layers(loaded.model)
+        attention.attending_layers(loaded.model)
         split = trained.text(loaded.vocab, self.data, self.split, "valid")
         ids, documents = split.ids, split.documents
         problems.bound(self, "positions", least=1, most=len(ids) - 1)
@@ -77,25 +75,29 @@ class Attention:
             filled = f"{tokens:,} tokens, and the memory has room for {lengths.mem_len:,}"
             print(f"txl: The average is over queries whose memory is not full: it is of {filled}.", file=sys.stderr)
         loader = StreamLoader(split, batch_size=rows, tgt_len=lengths.tgt_len, max_tokens=self.max_tokens)
-        average = average_attention(loaded.model, report_progress(loader, "averaging"), lengths, precision=precision)
+        average = attention.average_attention(
+            loaded.model, report_progress(loader, "averaging"), lengths, precision=precision
+        )
         looks = []
         for position in positions:
             start = 0 if documents is None else int(documents[documents <= position][-1])
-            looks.append(position_attention(loaded.model, ids, position, lengths, precision=precision, start=start))
+            looks.append(
+                attention.position_attention(loaded.model, ids, position, lengths, precision=precision, start=start)
+            )
         chosen = named or average.widest(NOTABLE)
         about = {"run": str(trained.path), **split.about, "queries": average.queries, "precision": precision}
         facts = (
             about
             | {"lengths": asdict(lengths)}
-            | head_facts(average)
-            | {"positions": passage_facts(looks, chosen, loaded.vocab)}
+            | attention.head_facts(average)
+            | {"positions": attention.passage_facts(looks, chosen, loaded.vocab)}
         )
         folder = self.out or trained.path / "attention"
         arrays = {"probability": average.probability, "sums": average.sums, "counts": average.counts}
         save_arrays(
             folder / "attention", facts, arrays | {f"position_{look.position}": look.probability for look in looks}
         )
-        paths = draw_heads(folder, average, chosen, looks, loaded, f"{split.corpus}, {split.name}")
+        paths = attention.draw_heads(folder, average, chosen, looks, loaded, f"{split.corpus}, {split.name}")
         if self.json:
             print(json.dumps(facts | {"files": [str(path) for path in paths]}))
         else:

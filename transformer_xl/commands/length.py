@@ -35,7 +35,7 @@ class Length(ComparisonOptions):
         """
         import numpy as np
 
-        from ..analysis.figures import Curve, Panel, draw_curves
+        from ..analysis.figures import Curve, draw_curves
         from ..analysis.length import TOLERANCE, attention_lengths, sweep
         from ..runtime.files import write_whole
 
@@ -57,7 +57,7 @@ class Length(ComparisonOptions):
             for name, each in zip(group.names, sweeps, strict=True):
                 marks = {each.shortest: "as good"} | {each.best: "best"}
                 curves[name] = Curve(np.array(each.attn_lens), np.array(each.figures), marks=marks)
-            draw_curves(self.out / "length", [Panel("", curves)], "attention length in tokens", group.unit)
+            draw_curves(self.out / "length", {"": curves}, "attention length in tokens", group.unit)
         if self.json:
             print(json.dumps(facts))
         else:

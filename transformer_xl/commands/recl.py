@@ -49,7 +49,7 @@ class Recl(ComparisonOptions):
 
         from ..analysis import recl as measures
         from ..analysis.comparison import save_arrays
-        from ..analysis.figures import Curve, Panel, draw_curves, draw_gains
+        from ..analysis.figures import Curve, draw_curves, draw_gains
 
         step, longest, seed = self.step, self.max_context, self.seed
         problems = Problems()
@@ -82,7 +82,7 @@ class Recl(ComparisonOptions):
             draw_gains(self.out / "recl_gains", group.names, contexts, shares, measures.THRESHOLD)
             known = np.exp if group.unit == "ppl" else partial(np.multiply, 1 / np.log(2))
             curves = {n: Curve(contexts, known(mean[i]), known(interval[:, i])) for i, n in enumerate(group.names)}
-            draw_curves(self.out / "recl_context", [Panel("all positions", curves)], "context in tokens", group.unit)
+            draw_curves(self.out / "recl_context", {"all positions": curves}, "context in tokens", group.unit)
         if self.json:
             print(json.dumps(facts))
         else:
