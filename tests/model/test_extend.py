@@ -25,6 +25,7 @@ from transformer_xl import (
     save_checkpoint,
 )
 from transformer_xl.commands.main import main
+from transformer_xl.config.settings import Lengths
 from transformer_xl.config.shape import KINDS, own_kinds
 from transformer_xl.mistake import Mistake
 from transformer_xl.model import baselines
@@ -151,3 +152,25 @@ def test_a_kind_has_the_settings_of_its_backbone():
         places = {"positions": 4} if other == "own-shaw" else {}
         with pytest.raises(Mistake, match=r"has another backbone. Build the model with build_model\(config\)"):
             TransformerXL(TransformerXLConfig(kind=other, **places, **sizes))
+
+
+class KeepsOutputs(TransformerXLBackbone):
+    def forward(self, x, memory, lengths):
+        memory = self.empty_memory(len(x), lengths) if memory is None else memory
+        outputs, _ = super().forward(x, memory, lengths)
+        return outputs, memory.extend(outputs, mem_len=lengths.mem_len)
+
+
+def test_a_backbone_with_its_own_forward_generates_from_what_that_keeps():
+    register("keeps-outputs", backbone=KeepsOutputs)
+    config = TransformerXLConfig(
+        kind="keeps-outputs", vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8
+    )
+    model, ids = build_model(config).eval(), torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    lengths = Lengths(tgt_len=2, mem_len=4)
+    with torch.no_grad():
+        plain, cache = model.empty_memory(1, lengths), model.empty_cache(1, lengths)
+        for segment in ids.split(2, dim=1):
+            one, plain = model.log_probs(segment, plain, lengths)
+            two, cache = model.log_probs(segment, cache, lengths)
+            torch.testing.assert_close(one, two)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
@@ -67,8 +68,8 @@ class Generate:
         problems.bound(self, "from_test", least=1, most=MOST_CONTEXT)
         if self.from_test is not None and self.prompt:
             problems.append("--from-test takes the prompt from the test set, so give it or a prompt, not both.")
-        names = ("temperature", "top_k", "top_p", "seed", "stop")
-        sampling = problems.attempt(lambda: Sampling(**{name: getattr(self, name) for name in names}))
+        how = partial(Sampling, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        sampling = problems.attempt(partial(how, seed=self.seed, stop=self.stop))
         found = trained.lengths(self)
         problems.refuse()
         assert sampling is not None, "what is refused has a problem"

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import TypeVar
 
 from ..config.settings import Lengths, TransformerXLConfig
+from ..config.shape import own_kinds
 from ..mistake import Mistake
 from ..ops.dropout import Dropout
 from .adaptive import AdaptiveEmbedding, AdaptiveSoftmax
@@ -213,10 +214,11 @@ class TransformerXLBackbone(nn.Module):
 
     @torch.no_grad()
     def cached(self, memory: Memory, lengths: Lengths) -> KVCache | Memory:
-        """The cache that gives the same numbers as `memory`, in the precision of this call. Classes that remember or
-        attend in another way have no cache: then it is `memory`."""
-        plain = type(self).remember is TransformerXLBackbone.remember
-        if not plain or any(type(layer).forward is not DecoderLayer.forward for layer in self.layers):
+        """The cache that gives the same numbers as `memory`, in the precision of this call. Classes of your own with
+        another `forward` or `remember`, or layers with another `forward`, have none: then it is `memory`."""
+        forward = type(self).forward is TransformerXLBackbone.forward or self.config.kind not in own_kinds
+        layers = all(type(layer).forward is DecoderLayer.forward for layer in self.layers)
+        if not (forward and layers and type(self).remember is TransformerXLBackbone.remember):
             return memory
         projections = [layer.attention.keys_values for layer in self.layers]
         memory = memory.grow_to(lengths.mem_len) if self.config.zero_memory else memory
