@@ -121,6 +121,8 @@ class TrainConfig(Checked):
     momentum: float = 0.0
     """Momentum of SGD and Muon."""
     schedule: Literal["cosine", "linear", "inv_sqrt", "constant"] = "cosine"
+    """How the learning rate falls after warm-up: to min_lr_ratio along a half cosine or a line, with 1 / sqrt(step), or
+    not at all."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = 0.0

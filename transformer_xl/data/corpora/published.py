@@ -1,7 +1,10 @@
 """Facts about published corpora: their files, their addresses, and the counts of their tokens.
 
 Digests are of the decompressed files. Counts are as in the original preparation: each line counts its words and one
-line end; lm1b also counts the `<S>` before the first sentence. All published vocabularies are closed.
+line end; lm1b also counts the `<S>` before the first sentence. All published vocabularies are closed: they hold exactly
+the words of the splits in `counted`, or of `vocab_file`, and a text with another word is refused unless one is `<unk>`.
+
+To add a corpus, start with `Protocol(None, {})`, run `txl data NAME --source FOLDER`, and copy the counts it prints.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from .download import DownloadSource
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """Counts of the tokens of a split; None if not published."""
+    """Counts of the tokens of a split; None: not published. Leave out a split without any."""
 
     tokens: int
     types: int | None = None
