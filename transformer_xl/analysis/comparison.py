@@ -12,7 +12,7 @@ import numpy as np
 from ..config.problems import Problems
 from ..data.corpus import Split
 from ..data.vocab import Vocab
-from ..evaluation.measures import figure
+from ..evaluation.score import figure
 from ..run import find_checkpoint, load_vocab, short_names
 from ..run.trained import Part, TrainedRun
 from ..runtime.files import write_whole

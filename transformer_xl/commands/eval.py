@@ -71,7 +71,7 @@ class Eval:
 
     def run(self) -> None:
         """Score the split once for each combination of lengths, and print the results."""
-        from ..evaluation.splits import progress, refuse_infinite, score_split
+        from ..evaluation.splits import refuse_infinite, score_split
         from ..interop import local
         from ..run.trained import TrainedRun, split_of
 
@@ -88,8 +88,7 @@ class Eval:
         results = []
         for each in lengths:
             reader = reading.reader(loaded, corpus, each, how, trained.precision)
-            options = {"precision": trained.precision, "follow": progress(split, each)}
-            results.append(score_split(reader, split, each, how, **options))
+            results.append(score_split(reader, split, each, how, precision=trained.precision))
         _show(results, trained, split, reading, self)
         dynamic = reading.dynamic
         advice = f"Lower --dynamic-lr, which is {dynamic.lr:g}." if dynamic else "Score another checkpoint."

@@ -127,7 +127,7 @@ def _as_json(found: measures.ReclResult, names: Sequence[str]) -> dict[str, Any]
 def _show_recl(
     heading: str, group: Comparison, facts: Mapping[str, Any], shares: Sequence[measures.ReclResult]
 ) -> None:
-    from ..evaluation.measures import figure
+    from ..evaluation.score import figure
 
     net = "\nnet of what going back gains"
     for words, lengths in {heading: [s.length for s in shares], net: [s.net for s in shares]}.items():

@@ -23,8 +23,7 @@ from ..mistake import Mistake
 from ..run import LoadedModel
 from ..runtime.device import autocast
 from .generate import Context, Sampling, TokenText, Writer, prompt_ids, read_prompts, stream_text
-from .measures import bits, perplexity
-from .score import State, device_of, ratio
+from .score import State, bits, device_of, perplexity, ratio
 from .sliding import Sliding
 
 

@@ -18,8 +18,7 @@ from ..config.settings import Lengths
 from ..data.vocab import Vocab
 from ..mistake import Mistake
 from ..runtime.terminal import report_progress
-from .measures import bits, perplexity
-from .score import Scoring, device_of, figures_for_json, inference, ratio
+from .score import Scoring, bits, device_of, figures_for_json, inference, perplexity, ratio
 
 BATCH_TOKENS = 8192
 """Number of positions in a segment of a batch, by default."""

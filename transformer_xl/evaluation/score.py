@@ -23,7 +23,6 @@ from ..mistake import Mistake
 from ..model.adaptive import AdaptiveSoftmax
 from ..model.inputs import as_targets
 from ..runtime.device import autocast
-from .measures import bits, figure, perplexity
 
 MOST_SCORES = 1 << 24
 """Maximum number of scores held at once."""
@@ -231,3 +230,23 @@ def figures_for_json(owner: object, *names: str) -> dict[str, object]:
     """Attributes for JSON; a number that is not finite is null."""
     values = {name: getattr(owner, name) for name in names}
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+
+
+def bits(nats: float) -> float:
+    """Nats in bits; a loss per character gives bpc."""
+    return nats / math.log(2)
+
+
+def perplexity(nats: float) -> float:
+    """e to the loss; inf if a float cannot hold it."""
+    return math.inf if nats > 709 else math.exp(nats)
+
+
+def figure(unit: str, loss: float) -> tuple[str, float]:
+    """The name and value of a loss: ppl for words, byte pairs and ids, bpc for bytes and characters."""
+    return ("ppl", perplexity(loss)) if unit in ("word", "bpe", "id") else ("bpc", bits(loss))
+
+
+def tokens_per_second(tokens: int, seconds: float) -> float:
+    """Throughput; 0 before any time has passed."""
+    return tokens / seconds if seconds > 0 else 0.0

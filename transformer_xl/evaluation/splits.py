@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from typing import TextIO
 
 from ..config.settings import EvalConfig, Lengths
 from ..data.corpus import Split
-from ..data.loader import Segment, StreamLoader
+from ..data.loader import StreamLoader
 from ..run import LoadedModel
 from ..runtime.ranks import Ranks
 from ..runtime.terminal import report_progress, show_table
 from .score import EvalResult, evaluate
-
-
-def progress(split: Split, lengths: Lengths) -> Callable[[StreamLoader], Iterable[Segment]]:
-    """Report on standard error how much of a split is scored."""
-    return partial(report_progress, what=f"scoring {split.name} with a memory of {lengths.mem_len:,}")
 
 
 def score_split(
@@ -29,19 +24,19 @@ def score_split(
     *,
     precision: str,
     ranks: Ranks | None = None,
-    follow: Callable[[StreamLoader], Iterable[Segment]] | None = None,
+    stream: TextIO | None = None,
 ) -> EvalResult:
     """Score one split with one set of lengths.
 
-    `config` gives the number of tokens and of streams. `ranks` share the streams. `follow` shows the progress on the
-    first rank.
+    `config` gives the number of tokens and of streams. `ranks` share the streams. The first rank reports the progress
+    on `stream`, or on standard error.
     """
     ranks = ranks or Ranks()
     segments = segments_of(loaded, split, lengths, config, ranks.rows(config.batch_size))
-    vocab = loaded.vocab
+    vocab, what = loaded.vocab, f"scoring {split.name} with a memory of {lengths.mem_len:,}"
     return evaluate(
         loaded.model,
-        follow(segments) if follow and ranks.first else segments,
+        report_progress(segments, what, stream=stream) if ranks.first else segments,
         lengths,
         precision=precision,
         unit=vocab.unit,

@@ -25,7 +25,7 @@ from ..data.loader import Segment
 from ..data.vocab import Vocab
 from ..evaluation.generate import TokenText
 from ..evaluation.score import evaluate
-from ..evaluation.splits import progress, score_split, segments_of
+from ..evaluation.splits import score_split, segments_of
 from ..run import LoadedModel, find_checkpoint
 from ..run.trained import TrainedRun
 from ..runtime.files import SEAL, digest_of, write_whole
@@ -132,8 +132,7 @@ def memory_costs(loaded: LoadedModel, split: Split, precision: str) -> list[Cost
     costs = []
     for size in sizes:
         lengths = at_memory(config.eval_lengths, size)
-        shown = progress(split, lengths)
-        result = score_split(loaded, split, lengths, how, precision=precision, follow=shown)
+        result = score_split(loaded, split, lengths, how, precision=precision)
         costs.append(Cost(mem_len=size, loss=result.loss, targets=result.targets))
     return costs
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config.recipe import load_recipe, packaged_recipes
-from ..evaluation.measures import figure
+from ..evaluation.score import figure
 from ..runtime.terminal import clock
 from .record import Entry, Record, last_part, number
 

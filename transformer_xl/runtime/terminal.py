@@ -151,10 +151,6 @@ class ProgressPrinter:
         self._write_log(self._line(step))
         _report(self.stream, self._line(step))
 
-    def follow(self, items: Iterable[T], what: str) -> Iterator[T]:
-        """`report_progress`, on the same stream."""
-        return report_progress(items, what, stream=self.stream)
-
     def note(self, text: str) -> None:
         """Print a text that progress does not replace: an evaluation, a warning, a sample."""
         self._write_log(text)

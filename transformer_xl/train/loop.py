@@ -20,7 +20,7 @@ from ..config.settings import RunConfig, TrainConfig
 from ..data.corpus import Corpus
 from ..data.loader import StreamLoader
 from ..evaluation.generate import Sampling, generate
-from ..evaluation.measures import figure
+from ..evaluation.score import figure
 from ..evaluation.splits import score_split
 from ..mistake import Mistake
 from ..model.baselines import check_rebuilt
@@ -205,7 +205,7 @@ class _Loop:
                 replace(config.eval, max_tokens=config.train.eval_tokens),
                 precision=config.train.precision,
                 ranks=self.trainer.ranks,
-                follow=partial(self.printer.follow, what="validating"),
+                stream=self.printer.stream,
             )
             loss = result.loss
             self.printer.note(f"step {self.trainer.step}  {split}  {result}")

@@ -21,7 +21,7 @@ from ..data.corpus import Corpus
 from ..data.datasets import open_corpus
 from ..data.vocab import Vocab
 from ..evaluation.score import EvalResult
-from ..evaluation.splits import progress, score_split
+from ..evaluation.splits import score_split
 from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.transformer_xl import TransformerXL
@@ -247,8 +247,7 @@ def score_best(run: Run, start: Start, trackers: Trackers, ranks: Ranks) -> Eval
     config = start.config
     loaded = load_model(run.path, device=config.train.device, backend=config.train.backend)
     split, lengths, precision = start.corpus.split(config.eval.split), config.eval_lengths, config.train.precision
-    follow = progress(split, lengths)
-    result = score_split(loaded, split, lengths, config.eval, precision=precision, ranks=ranks, follow=follow)
+    result = score_split(loaded, split, lengths, config.eval, precision=precision, ranks=ranks)
     if ranks.first:
         named = {"checkpoint": find_checkpoint(run.path).name, "step": config.train.max_steps}
         run.metrics.log(entry := {**named, **split.about, **result.to_json()})

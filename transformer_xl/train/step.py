@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ..config.settings import TrainConfig
 from ..data.loader import Segment, StreamLoader
-from ..evaluation.measures import figure, tokens_per_second
+from ..evaluation.score import figure, tokens_per_second
 from ..mistake import Mistake
 from ..model.baselines import build_model
 from ..model.memory import Memory
