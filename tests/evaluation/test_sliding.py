@@ -10,7 +10,7 @@ import torch
 from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import VARIANTS, lengths, small_model, text
+from small_models import BASELINES, VARIANTS, lengths, small_model, text
 
 from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
@@ -50,12 +50,12 @@ def read(model: Sliding, ids: torch.Tensor, pieces: list[int], state: Window | N
     return torch.cat(found, 1)
 
 
-@settings(max_examples=examples(12), deadline=None)
-@given(sizes=sizes, pieces=cuts, variant=st.sampled_from(list(VARIANTS)))
+@settings(max_examples=examples(18), deadline=None)
+@given(sizes=sizes, pieces=cuts, kind=st.sampled_from([*VARIANTS.values(), *BASELINES.values()]))
 def test_each_prediction_sees_the_documented_number_of_tokens(
-    sizes: tuple[int, int], pieces: list[int], variant: str
+    sizes: tuple[int, int], pieces: list[int], kind: dict[str, Any]
 ) -> None:
-    model, ids = small_model(**VARIANTS[variant]), text(2, 17)
+    model, ids = small_model(**kind), text(2, 17)
     expected = torch.stack([alone(model, row, *sizes) for row in ids])
     torch.testing.assert_close(read(Sliding(model, *sizes), ids, pieces), expected)
 

@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from amount import examples
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_models import BASELINES as KINDS
 from small_models import layers_of, lengths, read, score, small_model, text
 from torch import Tensor, nn
 
 from transformer_xl.config.settings import Lengths, RunConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.evaluation.sliding import Sliding
 from transformer_xl.model.baselines import build_model
 from transformer_xl.ops import BACKENDS
 from transformer_xl.run import load_model
@@ -33,14 +29,6 @@ def made(train: bool = False, dtype: torch.dtype = torch.float64, **changes: Any
         if name.endswith("bias"):
             nn.init.normal_(parameter, std=0.3)
     return model
-
-
-@settings(max_examples=examples(6), deadline=None)
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(1, 6), st.none() | st.integers(1, 9))
-def test_distances_do_not_depend_on_segmentation(pieces: list[int], attn_len: int, clamp_len: int | None) -> None:
-    model, ids, call = made(**KINDS["shaw"]), text(2, sum(pieces)), lengths(attn_len - 1, attn_len, clamp_len)
-    whole = read(model, ids, call).hidden
-    torch.testing.assert_close(read(model, ids, call, pieces=pieces).hidden, whole)
 
 
 # Shaw's attention, one query and key at a time
@@ -168,6 +156,7 @@ def test_calls_that_absolute_positions_cannot_serve_are_refused() -> None:
         ({"kind": "shaw"}, "positions must be at least 1, got 0"),
         ({"kind": "al-rfou"}, "positions must be at least 1, got 0"),
         ({"positions": 3}, "positions is for kind = shaw and al-rfou, got kind = transformer-xl"),
+        ({"weight_drop": 0.5}, "weight_drop is for kind = lstm and qrnn, got kind = transformer-xl"),
         ({"kind": "vaswani", "untie_r": True}, "untie_r is for kind = transformer-xl, got kind = vaswani"),
     ],
 )
@@ -209,12 +198,3 @@ def test_each_kind_is_trained_and_loaded(corpus: Corpus, tmp_path, kind: dict, m
     call = config.eval_lengths
     expected = score(model.eval(), ids, call, pieces=[5, 4])
     torch.testing.assert_close(score(found, ids, call, pieces=[5, 4]), expected, rtol=0, atol=0)
-
-
-@each_kind
-def test_sliding_works_for_each_kind(kind: dict) -> None:
-    model, ids = made(**kind), text(2, 9)
-    found = read(Sliding(model, 4), ids, lengths(0), pieces=[1, 5, 3]).hidden
-    for end in range(1, 10):
-        window = read(model, ids[:, max(end - 4, 0) : end], lengths(0)).hidden[:, -1]
-        torch.testing.assert_close(found[:, end - 1], window)

@@ -30,7 +30,7 @@ def cuts(draw: st.DrawFn, length: int) -> list[int]:
     return [b - a for a, b in pairwise([0, *inner, length])]
 
 
-@each_variant
+@pytest.mark.parametrize("variant", [*VARIANTS.values(), BASELINES["shaw"]], ids=[*VARIANTS, "shaw"])
 @settings(max_examples=examples(8), deadline=None)
 @given(data=st.data())
 def test_with_a_window_the_segmentation_changes_nothing(variant: dict, data: st.DataObject) -> None:
