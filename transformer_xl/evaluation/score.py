@@ -54,7 +54,7 @@ class Scoring(Protocol):
 
 
 @runtime_checkable
-class Reader(Protocol):
+class Reader(Scoring, Protocol):
     """The methods of `TransformerXL` that give features of each position and the probabilities after it."""
 
     config: TransformerXLConfig
@@ -63,13 +63,9 @@ class Reader(Protocol):
     @property
     def hidden(self) -> Callable[..., tuple[Tensor, State]]: ...
 
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
     def for_inference(self, precision: str = "fp32") -> Reader: ...
 
     def empty_memory(self, batch: int, lengths: Lengths, valid: Tensor | None = None) -> State: ...
-
-    def empty_cache(self, batch: int, lengths: Lengths, valid: Tensor | None = None) -> State: ...
 
 
 @dataclass(frozen=True)
@@ -218,7 +214,7 @@ def check_temperature(temperature: float) -> None:
         raise Mistake(f"temperature must be above 0, got {temperature}. Use 1 for the model as it is.")
 
 
-def device_of(model: Scoring | Reader) -> torch.device:
+def device_of(model: Scoring) -> torch.device:
     return next(model.parameters()).device
 
 
