@@ -182,9 +182,9 @@ def test_weights_without_a_gradient_do_not_change() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"lr": -1.0, "decay": float("nan")}, r"--dynamic-lr must be at least 0, got -1.0.\n--dynamic-decay .* nan"),
-        ({"epsilon": 0.0}, "--dynamic-epsilon must be above 0"),
-        ({"tokens": -1}, "--dynamic-tokens must be at least 0"),
+        ({"lr": -1.0, "decay": float("nan")}, r"^lr must be at least 0, got -1.0.\ndecay .* nan"),
+        ({"epsilon": 0.0}, "^epsilon must be above 0"),
+        ({"tokens": -1}, "^tokens must be at least 0"),
     ],
 )
 def test_invalid_settings_are_reported(options: dict[str, Any], told: str) -> None:

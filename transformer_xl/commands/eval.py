@@ -115,7 +115,7 @@ class ReadingMode:
         given = {name: value for name, value in asked.items() if value is not None}
         needed = {"lr": "sgd or rms", "decay": "sgd or rms", "epsilon": "rms", "tokens": "rms"}
         problems += [f"--dynamic-{n} needs --dynamic {needed[n]}." for n in given if (rule or "none") not in needed[n]]
-        learning = problems.attempt(lambda: DynamicConfig(rule=rule, **given)) if rule else None
+        learning = problems.attempt(lambda: DynamicConfig(rule=rule, **given), "--dynamic-{}") if rule else None
         if learning is not None and learning.lr > HIGHEST_RATE:
             problems.append(f"--dynamic-lr must be at most {HIGHEST_RATE:g}, got {learning.lr:g}.")
         return cls(options.sliding, options.temperature, learning)

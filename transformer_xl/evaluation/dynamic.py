@@ -11,18 +11,18 @@ these roots over all weights. So `lr` has the same scale in both rules; they are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..config.problems import Checked, Problem, out_of_bounds
 from ..config.settings import Lengths
 from ..data.loader import Segment
-from ..mistake import Mistake
 from ..model.transformer_xl import TransformerXL
 from ..runtime.device import autocast
 from .score import Scoring, State, Tempered
@@ -32,7 +32,7 @@ Model = TransformerXL | Tempered | Sliding
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicConfig:
+class DynamicConfig(Checked):
     """How the weights learn from the text."""
 
     rule: Literal["sgd", "rms"] = "rms"
@@ -44,16 +44,10 @@ class DynamicConfig:
     tokens: int = 10_000
     """rms: measure gradients over this many tokens of the training text; 0: over all."""
 
-    def __post_init__(self) -> None:
-        problems = [
-            f"--dynamic-{name} must be at least 0, got {value}."
-            for name, value in asdict(self).items()
-            if name != "rule" and not 0 <= value < float("inf")
-        ]
+    def _problems(self) -> Iterator[Problem]:
+        yield from out_of_bounds(self, "lr", "decay", "epsilon", "tokens", least=0)
         if self.rule == "rms" and self.epsilon == 0:
-            problems.append("--dynamic-epsilon must be above 0, got 0, because some weights never had a gradient.")
-        if problems:
-            raise Mistake("\n".join(problems))
+            yield Problem(("epsilon",), "{} must be above 0, got 0, because some weights never had a gradient.")
 
 
 class Dynamic(nn.Module):

@@ -307,7 +307,8 @@ class TokenText:
             _, start = min(found)  # the stop string that ends first, however the text is cut into tokens
             text, self._held = self._held[:start], ""
             return text
-        doubtful = (length for length in range(len(self._held), 0, -1) if self._begins_stop(self._held[-length:]))
+        lengths = range(len(self._held), 0, -1)
+        doubtful = (n for n in lengths if any(stop.startswith(self._held[-n:]) for stop in self._stop))
         shown = len(self._held) - next(doubtful, 0)
         text, self._held = self._held[:shown], self._held[shown:]
         return text
@@ -322,6 +323,3 @@ class TokenText:
             return self._decoder.decode(self._vocab.token_bytes[new])
         before, self._last = self._last, new
         return self._vocab.decode([before, new])[len(self._vocab.decode([before])) :]
-
-    def _begins_stop(self, text: str) -> bool:
-        return any(stop.startswith(text) for stop in self._stop)
