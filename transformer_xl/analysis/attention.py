@@ -67,7 +67,8 @@ def terms_by_distance(
     position_bias: Float[Tensor, "H K"],
     columns: int,
 ) -> Float[Tensor, "4 B H T columns"]:
-    """Terms (a) to (d), scaled, for distances 0 to columns - 1. Values beyond the first key are undefined."""
+    """Terms (a) to (d), scaled, for distances 0 to columns - 1. Values at distances
+    beyond the oldest key are undefined."""
     B, H, T, K = q.shape
     keys = k.shape[2]
     key = torch.arange(keys - T, keys, device=q.device)[:, None] - torch.arange(columns, device=q.device)
@@ -289,7 +290,7 @@ def head_facts(average: AverageAttention) -> dict[str, object]:
 
 
 def passage_facts(looks: Sequence[PositionAttention], chosen: Sequence[Head], vocab: Vocab) -> list[dict[str, object]]:
-    """The tokens of each position's window, and those that the chosen heads mark; the array has the probabilities."""
+    """For each position: the tokens it sees, those with the most attention per chosen head, and its array's name."""
     return [
         {
             "position": look.position,

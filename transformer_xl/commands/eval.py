@@ -31,14 +31,14 @@ class Eval:
 
     folder: RunFolder
     data: TextPath = None
-    """Score this text file, folder or archive instead: its test split, or all of it if it has no splits."""
+    """Score this text file, folder or archive, not the run's corpus: its test split, or all if it has none."""
     split: Part | None = None
-    """The split to score; by default the one in the run's [eval]. A text without splits is cut into train, valid and
-    test as for training. all: every split, one after another."""
+    """The split to score; by default the one in the run's [eval]. With train, valid or test, a text without splits is
+    cut as for training. all: every split, one after another."""
     tgt_len: Size = None
     """Tokens per forward pass. All lengths default to the run's."""
     mem_len: Sizes = ()
-    """Tokens of memory. Several values are scored one after another, with every clamp_len and attn_len."""
+    """Tokens of memory. Each value is scored with each given clamp_len and attn_len."""
     clamp_len: SizesOrNone = ()
     """Largest distance; greater ones are encoded as this one."""
     attn_len: SizesOrNone = ()

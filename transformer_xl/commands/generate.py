@@ -36,7 +36,7 @@ class Generate:
     top_k: Annotated[int, arg(metavar="N")] = 40
     """Sample only from the N likeliest tokens; 0: from all."""
     top_p: float = 1.0
-    """Sample from the fewest likeliest tokens whose probabilities sum to at least this."""
+    """Sample from the smallest set of likeliest tokens with at least this total probability."""
     temperature: float = 1.0
     """Divide log-probabilities by this. 0: take the likeliest token each time."""
     stop: Annotated[tuple[str, ...], arg(metavar="TEXT ...")] = ()

@@ -28,7 +28,7 @@ class Recl(ComparisonOptions):
     """Compare the relative effective context length of models: Table 8, Figures 3 and 4."""
 
     r: Annotated[tuple[float, ...], arg(metavar="R ...")] = (0.1, 0.5, 1.0)
-    """Shares of the positions to use: 0.1 uses the tenth with the highest loss."""
+    """Shares of the positions to use: 0.1 uses the 10% with the highest loss."""
     step: int = 100
     """Context lengths are multiples of this (the paper's Delta)."""
     max_context: int = 1000

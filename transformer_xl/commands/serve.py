@@ -47,7 +47,7 @@ class Serve:
     session_mb: int = 1024
     """Megabytes of texts that can be continued, at most; the least recently used go first. 0: none."""
     grace: float = 30.0
-    """Seconds for running texts after a signal to end."""
+    """Seconds that unfinished answers get after a stop signal."""
     mem_len: Size = None
     """Tokens of memory; by default as in evaluation."""
     device: str = "auto"

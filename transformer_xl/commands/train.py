@@ -32,10 +32,10 @@ class Train:
 
     recipe: Annotated[Positional[str | None], arg(metavar="RECIPE")] = None
     """The name of a packaged recipe (`txl recipes` lists them), or a TOML file. Without it, one is chosen for --data:
-    by its name for a published corpus, otherwise by the size and the words of the text."""
+    by its name for a published corpus, otherwise by corpus.unit and the size of the text."""
     data: Annotated[str | None, arg(metavar="PATH")] = None
-    """Train on this text file or folder instead. Line ends are kept, and the vocabulary is made from the text. It may
-    also be JSON lines (.jsonl), each a document, or token ids (.npy, or nanoGPT's .bin)."""
+    """Train on this text file or folder, not the recipe's corpus. Line ends are kept, and the vocabulary is made from
+    the text. PATH may also be JSON lines (.jsonl), each a document, or token ids (.npy, or nanoGPT's .bin)."""
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """The run folder; by default runs/RECIPE, or runs/ and the name of --data."""
     init: Annotated[Path | None, arg(metavar="RUN")] = None
@@ -44,7 +44,7 @@ class Train:
     """Continue the run in --out from its last checkpoint, with its own config.toml. --resume auto: continue the run
     if it saved a checkpoint; otherwise start it."""
     report: bool = True
-    """--no-report: do not write the run's page at the end."""
+    """Write the run's page at the end; --no-report does not."""
     print_config: bool = False
     """Print the settings as TOML and exit."""
     settings: Annotated[RunConfig, arg(name=""), FlagConversionOff] = field(default_factory=RunConfig)

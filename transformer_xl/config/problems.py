@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 
 
 class WrongSettings(Mistake):
-    """The error for wrong settings. Callers can word `problems` with the names that the user wrote."""
+    """The error for wrong settings. Callers can print `problems` with other names."""
 
     def __init__(self, problems: Iterable[Problem]):
         self.problems: list[Problem] = list(problems)

@@ -81,7 +81,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, data: str 
 
     Args:
         overrides: words of a command line, `--section.field value ...`. If a setting occurs twice, the last one counts.
-            Lengths of `eval` follow those of `train` that change here, unless they are given too.
+            A length given for `train` also applies to `eval`, unless it is given for `eval` too.
         data: a text file, a folder or the name of a corpus, to train on instead of the recipe's corpus.
 
     Raises:

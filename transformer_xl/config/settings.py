@@ -62,8 +62,8 @@ class CorpusConfig(Checked):
     unit: Literal["byte", "char", "word", "bpe", "id"] = "byte"
     """id: the text is .npy or .bin files of token ids, which another program made."""
     newlines: Literal["drop", "keep", "sentence"] = "keep"
-    """drop: remove line ends, as in the published enwik8 (204 byte values; "keep" has 205). sentence (words only): put
-    each line between two <S>, of which the first is context only (lm1b)."""
+    """drop: remove line ends, as in the published enwik8 (204 byte values; "keep" has 205). sentence (unit word): put
+    each line between two <S>; the first is not scored (lm1b)."""
     shuffle_lines: bool = False
     """Shuffle the lines of the training split in each epoch, with train.seed (lm1b)."""
     reset_documents: bool = False
@@ -126,9 +126,10 @@ class TrainConfig(Checked):
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = 0.0
-    """The final learning rate of the cosine and of the line, as a share of lr."""
+    """The final learning rate of the cosine and linear schedules, as a share of lr."""
     embedding_lr_ratio: float = 1.0
-    """Factor on the learning rate of the embedding tables. It does not apply to the final rate of cosine and line."""
+    """Factor on the learning rate of the embedding tables. It does not apply to the final rate of the cosine and linear
+    schedules."""
     ngram_lr_ratio: float = 10.0
     """The same factor for the table of n-grams and matches, whose Adagrad needs ten times the rate of Adam or Muon."""
     average_from: int = 0

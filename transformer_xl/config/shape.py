@@ -42,8 +42,8 @@ class TransformerXLConfig(Checked):
     share_position_projection: bool = False
     """Positions use the projection of the tokens; the query of distance 0 gives the biases (PTB recipe)."""
     positions: int = 0
-    """Number of learned encodings in a layer. shaw: of distances, and greater distances use the last one; al-rfou: of
-    positions in a segment."""
+    """Number of learned encodings in a layer. shaw: one per distance, the last for all greater ones; al-rfou: one
+    per position in a segment."""
     pre_lnorm: bool = False
     """Normalise the input of each sublayer instead of the sum after it."""
     final_norm: bool = False
@@ -52,7 +52,7 @@ class TransformerXLConfig(Checked):
     """What joins the input and the output of each sublayer: their sum, or a gate of GTrXL (Parisotto et al. 2019, arXiv
     1910.06764, section 3.2)."""
     gate_bias: float = 2.0
-    """Initial bias of the gates (not of input). The greater, the less a new model's sublayers change their input."""
+    """Initial bias of the gates; the gate "input" has none. The greater, the less a new model's sublayers change x."""
     relu_output: bool = False
     """Apply a ReLU to each sublayer's output before it is joined (GTrXL; there with pre_lnorm)."""
     qk_norm: bool = False

@@ -53,8 +53,8 @@ class DynamicConfig(Checked):
 class Dynamic(nn.Module):
     """A model for `evaluate`: the copy that `for_inference` returns learns from each call, after scoring it.
 
-    The copy starts from the trained weights, and `model` does not change. With several rows a step follows the mean
-    over all of them, so a row learns from later text; papers use one row. A reset empties the memory and keeps the
+    The copy starts from the trained weights, and `model` does not change. With several rows a step uses their mean
+    gradient, so a row learns from text after its own; papers use one row. A reset empties the memory and keeps the
     weights. The rule "rms" needs the result of `relative_rms` as `rms`.
     """
 

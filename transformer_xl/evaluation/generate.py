@@ -233,10 +233,10 @@ def stream_text(
     context: Context | None = None,
     precision: str = "fp32",
 ) -> Iterator[tuple[int, str]]:
-    """Yield `(row, new text)` as the model generates it, without the prompt; `context` comes before a single prompt.
+    """Yield `(row, new text)` as the model generates it, without the prompt.
 
-    `prompt_ids` describes the start of a text. Text that may be the start of a stop string, or of a character of
-    several bytes, is held back until that is known.
+    `context` precedes the prompt and needs exactly one. For the first tokens of a text see `prompt_ids`. Text
+    that may be the start of a stop string, or of a character of several bytes, is held back until that is known.
     """
     assert context is None or len(prompts) == 1, "a context is of one row"
     ids = [prompt_ids(vocab, prompt, context) for prompt in prompts]

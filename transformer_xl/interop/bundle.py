@@ -53,7 +53,7 @@ def read_bundle(prefix: Path) -> dict[str, Tensor | None]:
 
 
 def find_bundle(path: Path) -> Path:
-    """The prefix of the checkpoint at `path`: a prefix, one of the checkpoint's files, or a folder.
+    """The prefix of a checkpoint; `path` is the prefix, one of its files, or its folder.
 
     In a folder, the checkpoint with the highest step is taken.
 

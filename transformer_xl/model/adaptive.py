@@ -129,7 +129,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class AdaptiveSoftmax(_Bands):
-    """Log-probabilities from vectors. Losses have the order of the targets.
+    """Log-probabilities from vectors. Losses are arranged like the targets.
 
     Without cutoffs this is a plain softmax.
     """

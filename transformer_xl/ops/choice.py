@@ -115,7 +115,7 @@ def cache_folder() -> Path:
 
 
 def card(device: torch.device) -> dict[str, str | None]:
-    """What `txl env --check` is about: a change of one of these needs another check."""
+    """The GPU, versions and source that a verdict of `txl env --check` holds for; if one changes, check again."""
     kernels = import_module(".triton", __package__)  # not installed everywhere
     properties = torch.cuda.get_device_properties(device)
     return {
@@ -142,7 +142,7 @@ def doubt(device: torch.device) -> str | None:
 
 @cache
 def read_verdict(device: torch.device) -> str | None:
-    """`doubt`, read once in a process. After another check call `read_verdict.cache_clear`."""
+    """The result of `doubt`, cached for the process. After a new check, call `read_verdict.cache_clear`."""
     file, again = verdict_file(card(device)), "`txl env --check` tries them in one or two minutes"
     if not file.exists():
         return f"the fused kernels have not been tried on this card with these versions; {again}"

@@ -59,16 +59,16 @@ def save_checkpoint(
 
     Args:
         folder: the folder to write; `Run.checkpoint` names those of a run.
-        model: a `TransformerXL`, whose config is stored as `config.model`; or its `weights`.
+        model: a `TransformerXL`, whose config is stored as `config.model`, or the result of `weights(model)`.
         training: the state for resuming; None if the checkpoint is not for resuming.
         step: number of training steps of the weights; by default the one in `training`.
-        valid_loss: mean nats per target on the validation split after this step; `best` compares it.
+        valid_loss: mean nats per target on the validation split after this step; `Run.best` compares it.
         keep: afterwards keep only the last `keep` checkpoints of the run and the best one; None keeps all.
         report: sentences about the origin of the weights.
 
     Raises:
-        OSError: a sentence with the reason, for instance a full disk.
-        Mistake: the checkpoint would be loaded as another model; see `register`.
+        OSError: it cannot be written, for instance because the disk is full.
+        Mistake: the model's classes are not those of its kind; see `register`.
     """
     folder = Path(folder)
     if isinstance(model, nn.Module):
@@ -155,7 +155,7 @@ def load_config(folder: str | Path) -> RunConfig:
 
 
 def config_of(stored: Mapping[str, object], path: Path) -> RunConfig:
-    """The settings in JSON read from `path`, one table per section; missing ones have their defaults.
+    """The settings in `stored`, one table per section; missing settings have their defaults. Errors name `path`.
 
     Raises:
         ValueError: it has settings that this version does not have, or values that do not fit each other.

@@ -35,7 +35,7 @@ class ClientGone(Exception):
 
 
 class Prompt(NamedTuple):
-    """What a request asks to read."""
+    """A prompt of a request."""
 
     ids: list[int]
     """At least one."""
@@ -357,7 +357,7 @@ class Choice:
 
 
 def token_name(vocab: Vocab, token: int) -> str:
-    r"""A text for a token, a different one for each: its own text, or for a part of a character `bytes:\xe2`."""
+    r"""A unique text for each token: its own, or `bytes:\xe2` if it is part of a character."""
     if vocab.is_text:
         return str(vocab.symbols[token])
     raw = vocab.token_bytes[token]

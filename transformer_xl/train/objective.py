@@ -15,7 +15,7 @@ from ..model.transformer_xl import TransformerXL
 
 
 class Counts(NamedTuple):
-    """The denominators of a step. They count the whole batch, so they depend on neither chunks nor ranks."""
+    """The counts of the whole batch that a step's sums are divided by: neither chunks nor ranks change them."""
 
     targets: Float[Tensor, ""]
     pairs: Float[Tensor, ""]

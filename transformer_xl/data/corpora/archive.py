@@ -26,10 +26,10 @@ _DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeE
 
 @contextmanager
 def unpack_if_archive(path: Path, home: Path) -> Iterator[Path]:
-    """Yield `path`; for a zip or a tar, yield a folder below `home` with its files, which is removed afterwards.
+    """Yield `path`; for a zip or a tar, yield a temporary folder below `home` with its content.
 
     Raises:
-        ValueError: the archive is damaged, or its files are outside its folder or too large.
+        ValueError: the archive is damaged or too large, or has paths that lead out of its folder.
         OSError: one sentence that names the file and the reason, for instance a full disk.
     """
     if not path.is_file() or not _is_archive(path):

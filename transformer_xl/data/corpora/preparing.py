@@ -30,8 +30,8 @@ def prepare(name: str, source: str | Path | None = None, *, newlines: Newlines |
     """Tokenise the published corpus `name` into the cache.
 
     Args:
-        source: a folder with its files, an archive of them, or the only file; compressed (.xz, .gz, .bz2) or plain.
-            None downloads it.
+        source: a folder with its files, an archive of them, or its file if it has just one; compressed (.xz, .gz, .bz2)
+            or plain. None downloads it.
         newlines: the treatment of line ends; None is the published one. Each treatment has a separate store.
 
     Raises:

@@ -25,9 +25,10 @@ _FF = "\u00ff"
 def fast_tokenizer(vocab: Vocab) -> TransformerXLTokenizer:
     """The tokenizer of `vocab`, for texts padded on the left.
 
-    A line end (without one, token 0) begins and ends a text. Bytes and byte pairs are padded with byte 0xFF, which no
-    UTF-8 text contains. Other units have no padding token, because collators leave it out of the labels. Byte pairs
-    with added tokens have none of these, because they would be found in texts.
+    `bos_token` and `eos_token` are the line end; without one, `bos_token` is token 0 and there is no `eos_token`. Bytes
+    and byte pairs are padded with byte 0xFF, which no UTF-8 text contains. Other units have no padding token: it would
+    be a real token, which collators mask in the labels. Byte pairs with added tokens have no bos, eos or padding token,
+    because a text could contain it.
     """
     tokenizer = {"word": _words, "char": _chars, "byte": _bytes, "bpe": _pairs}[vocab.unit](vocab)
     added = bool(tokenizer.get_added_tokens_decoder())

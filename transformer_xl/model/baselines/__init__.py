@@ -29,16 +29,16 @@ def register(
 
     Recipes, `fit`, checkpoints and `load_model` then know the kind. Checkpoints store its name and no code, so a
     program that loads one has to register the same classes before; `txl` runs the file that TXL_IMPORT names. A kind
-    has the settings of the packaged kind whose backbone it inherits from, otherwise of transformer-xl.
+    has the settings of the packaged kind whose backbone `backbone` inherits from, otherwise of transformer-xl.
 
     Args:
         kind: its name, of lower-case letters, digits and dashes. A name that is registered again gets the new classes.
-        backbone: from vectors to vectors, with the arguments and calls of `TransformerXLBackbone`.
-        model: a subclass that changes `read`, `training_nll` or its modules. It must leave `forward`, `predict`,
-            `hidden` and `log_probs`, because training, evaluation and generation call different ones.
+        backbone: maps vectors to vectors, with the arguments and methods of `TransformerXLBackbone`.
+        model: a subclass that changes `read`, `training_nll` or its modules. Do not override `forward`, `predict`,
+            `hidden` or `log_probs`: training, evaluation and generation call different ones.
 
     Raises:
-        Mistake: the name is taken or odd.
+        Mistake: a packaged kind has the name, or it has other characters.
     """
     if kind in KINDS or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", kind):
         raise Mistake(
