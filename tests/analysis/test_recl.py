@@ -70,48 +70,10 @@ def test_a_weight_equals_that_many_copies_of_a_position(losses, share, data):
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
-@given(losses=groups(), share=st.floats(0.01, 1))
-@settings(deadline=None)
-def test_a_model_that_is_always_worse_does_not_change_the_others(losses, share):
-    worse = losses.max(0, keepdims=True) + 0.5
-    alone, beside = gains(losses, share), gains(np.concatenate([losses, worse]), share)
-    np.testing.assert_array_equal(alone.relative, beside.relative[:, :-1])
-
-
 def falling(contexts: np.ndarray, cuts: list[int], slopes: np.ndarray) -> np.ndarray:
     """l_i(c, t) = 9 - slope_t log(min(c, cut_i)): model i learns from more text up to its cut."""
     seen = np.minimum(contexts, np.array(cuts)[:, None])
     return 9 - slopes * np.log(seen)[..., None]
-
-
-def answer(contexts: np.ndarray, cut: int, slope: float, threshold: float) -> int:
-    """Where (c' / c)^-slope, cut off, is nearer to 1 than the threshold."""
-    step = contexts[0]
-    return next(
-        int(c) for c in contexts if c >= cut or 1 - (min(c + step, cut) / c) ** -slope < threshold or c == contexts[-1]
-    )
-
-
-@given(
-    cuts=st.lists(st.integers(1, 120), min_size=1, max_size=4),
-    slope=st.floats(0.01, 1.5),
-    step=st.integers(3, 11),
-    share=st.floats(0.05, 1),
-)
-@settings(deadline=None)
-def test_a_group_that_improves_up_to_its_cuts_has_the_answer_of_the_formula(cuts, slope, step, share):
-    contexts = step * np.arange(1, 12)
-    losses = falling(contexts, cuts, np.full(17, slope))
-    found = gains(losses, share)
-    before = 9 - slope * np.log(np.minimum(contexts, max(cuts)))
-    np.testing.assert_allclose(found.before[0], before[:-1], rtol=1e-12)
-    for i, cut in enumerate(cuts):
-        c, later = contexts[:-1], np.minimum(contexts[1:], cut)
-        expected = 1 - np.maximum(1, later / np.minimum(c, max(cuts))) ** -slope
-        np.testing.assert_allclose(found.relative[0, i], expected, atol=1e-12)
-        [tokens], _ = effective(found.relative[:, i], contexts, 0.01)
-        close = np.isclose(expected, 0.01, rtol=1e-6).any()  # a rounding decides
-        assert close or tokens == answer(contexts, cut, slope, 0.01)
 
 
 def test_the_hardest_positions_are_chosen_anew_at_each_context():

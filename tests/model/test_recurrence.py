@@ -11,7 +11,7 @@ import torch
 from amount import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from small_models import BASELINES, VARIANTS, VOCAB, inputs_of, lengths, read, score, small_model, text, used
+from small_models import BASELINES, VARIANTS, VOCAB, lengths, read, score, small_model, text, used
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.model.memory import Memory
@@ -149,25 +149,6 @@ def test_a_memory_of_several_segments_is_attended_as_a_whole(variant: dict) -> N
 
 
 @each_variant
-def test_memory_holds_the_newest_layer_inputs(variant: dict) -> None:
-    model, ids = small_model(**variant), text(2, 11)
-    call = lengths(7)
-    start = read(model, ids[:, :4], call).memory
-    memory = read(model, ids[:, 4:], call, memory=start).memory
-    assert len(memory.layers) == 3
-    torch.testing.assert_close(memory.layers[0], inputs_of(model, ids)[:, 4:].detach())
-    for depth in (1, 2):
-        # The input of a layer is the output of the model without this layer and later ones.
-        weights = model.state_dict()
-        lower = small_model(**variant | {"n_layer": depth, "final_norm": False})
-        own = {name: weights[name] for name in lower.state_dict()}
-        for bias in ("backbone.content_bias", "backbone.position_bias"):
-            own[bias] = own[bias][: len(lower.state_dict()[bias])]
-        lower.load_state_dict(own)
-        torch.testing.assert_close(memory.layers[depth], read(lower, ids, call, pieces=[4, 7]).hidden[:, 4:])
-
-
-@each_variant
 def test_no_gradient_enters_memory(variant: dict) -> None:
     untied = {"tie_weight": False, "tie_projs": ()}
     model = small_model(train=True, **variant | untied)
@@ -183,21 +164,6 @@ def test_no_gradient_enters_memory(variant: dict) -> None:
         rows = torch.cat([torch.as_tensor(x.grad).flatten(1).abs().sum(1) for x in model.embedding.tables])
         assert ((rows[early[0]] > 0) == reached).all()
         assert (rows[late[0]] > 0).all()
-
-
-@each_variant
-def test_only_distances_matter(variant: dict) -> None:
-    # The same memory contents after positions that do not count: other absolute positions, same distances.
-    model, ids = small_model(**variant), text(2, 5)
-    memory = read(model, text(2, 7, seed=1), lengths(7)).memory
-    junk = torch.randn(2, 3, 14, dtype=torch.float64)
-    layers = tuple(torch.cat([junk, x], 1) for x in memory.layers)
-    moved = memory._replace(layers=layers, valid=torch.tensor([7, 7]))
-    for call in (lengths(7), lengths(7, 4), lengths(7, clamp_len=3)):
-        here, there = read(model, ids, call, memory=memory), read(model, ids, call, memory=moved)
-        torch.testing.assert_close(there.hidden, here.hidden)
-        torch.testing.assert_close(there.memory.layers, here.memory.layers)
-        assert used(there.memory) == used(here.memory)
 
 
 @each_model
