@@ -239,7 +239,7 @@ def test_at_least_half_of_the_positions_read_are_targets(counts, tgt_len, batch_
 STATES: dict[str, Any] = {
     "cache": lambda: small_model(),
     "cache of zeros": lambda: small_model(zero_memory=True),
-    "windows": lambda: Sliding(small_model(), 4),
+    "windows": lambda: Sliding(small_model(), 4, 2),
     "tempered": lambda: Tempered(small_model(), 1.3),
     "recurrent": lambda: small_model(kind="lstm", n_head=10, d_head=50, init_std=0.02),
 }
@@ -256,7 +256,7 @@ def test_a_line_that_ends_does_not_change_other_lines_in_any_state(state):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("temperature", [0.5, 1.08, 3.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.08, 1e9])
 def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, monkeypatch):
     model, ids, targets = small_model(**VARIANTS[variant]), random_text(2, 9), random_text(2, 9, seed=1)
     targets[1, 4] = -1
@@ -268,15 +268,6 @@ def test_a_temperature_applies_to_the_whole_distribution(variant, temperature, m
         torch.testing.assert_close(memory.layers, model(ids, targets, None, LENGTHS)[1].layers)
         monkeypatch.setattr("transformer_xl.evaluation.score.MOST_SCORES", 4 * 23)  # four positions at a time
         torch.testing.assert_close(Tempered(model, temperature)(ids, targets, None, LENGTHS)[0], nll)
-
-
-def test_temperature_one_changes_nothing_and_others_pass_through_evaluation():
-    model, loader = (
-        small_model(**VARIANTS["bands"]),
-        StreamLoader(random_text(1, 47)[0].numpy(), batch_size=2, tgt_len=5),
-    )
-    plain, one, hot = (evaluate(each, loader, LENGTHS) for each in (model, Tempered(model, 1.0), Tempered(model, 1e9)))
-    assert math.isclose(one.nats, plain.nats, rel_tol=1e-12) and math.isclose(hot.loss, math.log(23), rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, math.nan])

@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import BASELINES, VARIANTS, lengths, small_model, text
 
-from transformer_xl.data.loader import StreamLoader
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.evaluation.generate import Sampling, generate, stream
-from transformer_xl.evaluation.lines import score_lines
-from transformer_xl.evaluation.score import evaluate
 from transformer_xl.evaluation.sliding import Sliding, Window
 
 CALL = lengths(0, tgt_len=5)
@@ -125,24 +122,9 @@ def test_distances_are_clamped_to_clamp_len() -> None:
     assert not torch.allclose(near[0, -1], far[0, -1])
 
 
-def test_evaluation_does_not_depend_on_the_segments() -> None:
-    model, ids = small_model(dropout=0.3, train=True), text(1, 30)[0]
-    rows = alone(small_model(), ids[:-1], 7, 3)
-    expected = small_model().softmax.nll(rows[None], ids[None, 1:]).sum().item()
-    for cut in (1, 7, 30):
-        loader = StreamLoader(ids.numpy(), batch_size=1, tgt_len=cut)
-        assert evaluate(Sliding(model, 7, 3), loader, lengths(0, tgt_len=cut)).nats == pytest.approx(expected, rel=1e-9)
-
-
-def test_lines_and_prompts_of_a_batch_equal_each_alone() -> None:
+def test_prompts_of_a_batch_equal_each_alone() -> None:
     vocab = Vocab.build("byte", [])
-    sliding = Sliding(small_model(vocab_size=256), 6, 2)
-    lines = ["the cat", "", "the cat sat on a mat", "at"]
-    together = score_lines(sliding, vocab, lines, CALL)
-    assert together == [
-        (pytest.approx(score.nats), *score[1:]) for line in lines for score in score_lines(sliding, vocab, [line], CALL)
-    ]
-    prompts = [line for line in lines if line]
+    sliding, prompts = Sliding(small_model(vocab_size=256), 6, 2), ["the cat", "the cat sat on a mat", "at"]
     texts = generate(sliding, vocab, prompts, CALL, Sampling(temperature=0), 4)
     assert texts == [generate(sliding, vocab, [p], CALL, Sampling(temperature=0), 4)[0] for p in prompts]
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from transformer_xl.config.settings import TrainConfig, TransformerXLConfig
 from transformer_xl.data.loader import StreamLoader
-from transformer_xl.evaluation.score import evaluate
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.baselines import build_model
 from transformer_xl.model.baselines.recurrent import Recurrent
@@ -110,19 +109,6 @@ def test_rows_are_independent(kind):
     torch.testing.assert_close(mixed[:1], read(model, later[:1], LONG, memory=state.select(slice(2, 3))).hidden)
     with pytest.raises(Mistake, match="one length"):
         model.empty_memory(2, LONG, torch.tensor([0, -1]))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_methods_agree_and_evaluation_works(kind):
-    model, ids = small(kind), text(2, 8)
-    nll = score(model, ids, LONG, pieces=[5, 3])
-    with torch.no_grad():
-        logs, _ = model.log_probs(ids, None, LONG)
-        loss, again, _ = Objective(model)(ids, ids, None, LONG)
-    torch.testing.assert_close(-logs.gather(2, ids[..., None])[..., 0], nll)
-    torch.testing.assert_close((again, loss), (nll, nll.mean()))
-    stream = StreamLoader(ids.flatten().numpy(), batch_size=3, tgt_len=2)
-    assert evaluate(model, stream, lengths(4, tgt_len=2)).targets == 15
 
 
 @pytest.mark.parametrize("kind", KINDS)
