@@ -261,6 +261,15 @@ def test_other_settings_in_the_config_are_named(tmp_path, model):
     assert load_config(folder).train.betas == TrainConfig().betas
 
 
+@pytest.mark.parametrize("sizes", [{"n_layer": 9999}, {"d_inner": 999_999}])
+def test_sizes_beyond_the_stored_weights_are_refused_before_memory_is_taken(tmp_path, model, sizes):
+    path = altered(save(tmp_path, model, 3)) / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"model": content["model"] | sizes}))
+    with pytest.raises(ValueError, match=r"config\.json has sizes of more weights"):
+        load_model(path.parent)
+
+
 def test_a_vocabulary_of_another_size_is_refused(tmp_path, model):
     folder = altered(save(tmp_path, model, 3))
     (folder / "vocab.json").write_text(json.dumps(Vocab("char", ("a", "b")).to_json()))

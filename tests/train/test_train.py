@@ -221,6 +221,17 @@ def test_short_steps_are_those_of_half_the_lengths_and_twice_the_rows(corpus):
     assert grown.memory.layers[0].shape == (6, 8, 6)
 
 
+def test_moments_of_another_shape_are_refused(corpus):
+    loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
+    trainer = Trainer(start()[0], loader, TRAIN)
+    trainer.advance()
+    state = trainer.state()
+    name = next(name for name, value in state.tensors.items() if name.startswith("optimizer.") and value.ndim == 2)
+    state.tensors[name] = state.tensors[name][:1]
+    with pytest.raises(ValueError, match="has another shape than the weight"):
+        Trainer(start()[0], loader, TRAIN).restore(state)
+
+
 def test_a_step_without_a_finite_gradient_changes_nothing(corpus):
     loader = StreamLoader(corpus.split("train"), batch_size=6, tgt_len=5)
     trainer = Trainer(start()[0], loader, TRAIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from math import inf, isfinite
 from typing import Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -69,9 +70,15 @@ class Checked:
 
 def _other_words(owner: object) -> Iterator[Problem]:
     """A problem for each setting that is none of the words of its type."""
-    for name, hint in get_type_hints(type(owner)).items():
-        if get_origin(hint) is Literal and getattr(owner, name) not in get_args(hint):
-            yield Problem((name,), f"{{}} must be one of {', '.join(get_args(hint))}, got {getattr(owner, name)}.")
+    for name, words in _words_of(type(owner)).items():
+        if getattr(owner, name) not in words:
+            yield Problem((name,), f"{{}} must be one of {', '.join(words)}, got {getattr(owner, name)}.")
+
+
+@cache  # settings are also made while a model runs
+def _words_of(owner: type) -> dict[str, tuple[str, ...]]:
+    hints = get_type_hints(owner).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
 def out_of_bounds(

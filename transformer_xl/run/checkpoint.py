@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..config.problems import WrongSettings
 from ..config.recipe import HINTS, SECTIONS
-from ..config.settings import RunConfig
+from ..config.settings import RunConfig, TransformerXLConfig
+from ..config.shape import RECURRENT, own_kinds
 from ..config.values import fits, listing
 from ..data.vocab import Vocab
 from ..mistake import Mistake
@@ -24,6 +25,7 @@ from .folder import Run, find_checkpoint
 from .parts import (
     FORMAT,
     VERSION,
+    name_damage,
     read_header,
     read_json,
     read_tensors,
@@ -110,6 +112,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "cpu", backend:
             f"{folder} does not fit together: vocab.json has {len(vocab)} tokens and config.json says "
             f"model.vocab_size = {config.model.vocab_size}. Restore the folder from a copy."
         )
+    _refuse_absurd(config.model, folder)
     with torch.random.fork_rng(devices=[]):  # the initial values are replaced; keep the caller's random state
         model = build_model(config.model, backend=backend)
     load_weights(model, folder)
@@ -142,6 +145,16 @@ def load_training(folder: str | Path) -> TrainingState:
         return TrainingState(stored["step"], stored["scalars"], read_tensors(folder / "training.safetensors"))
     except (KeyError, TypeError) as error:
         raise Mistake(f"{folder / 'training.json'} is not a training state: it lacks {error}.") from error
+
+
+def _refuse_absurd(model: TransformerXLConfig, folder: Path) -> None:
+    """Compare the sizes with the file of weights, because building a model with wrong sizes may take all memory."""
+    size = (folder / "model.safetensors").stat().st_size
+    layer = model.d_model * max(model.d_inner, 1 if model.base_kind in RECURRENT else model.n_head * model.d_head)
+    layers = 0 if model.kind in own_kinds else model.n_layer * layer
+    if max(layers, model.vocab_size, model.positions) > size:
+        with name_damage(folder / "model.safetensors"):
+            raise Mistake("config.json has sizes of more weights")
 
 
 def load_config(folder: str | Path) -> RunConfig:

@@ -311,6 +311,10 @@ class Trainer:
                 weights[name].copy_(value)
             elif kind == "optimizer":
                 name, _, moment = name.rpartition(".")
+                if value.ndim and value.shape != weights[name].shape:
+                    raise Mistake(
+                        f"The checkpoint's {moment} of {name} has another shape than the weight. Use another."
+                    )
                 moments[weights[name]][moment] = part_as(value, weights[name]).clone()
         layers = tuple(memory[str(i)] for i in range(len(self.memory.layers)))
         self.memory = Memory(layers, memory.get("valid"), self.memory.zero_filled, memory.get("tokens"))
