@@ -218,6 +218,12 @@ class TestArchives:
         (place / "a").write_bytes(tarred([("d/x", b"")], kind, "/etc/passwd"))
         assert unpack(place / "a", place / "in") == {}
 
+    @pytest.mark.filterwarnings("ignore:Duplicate name")
+    @pytest.mark.parametrize("other", ["d/x", "./d/x"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_two_files_of_one_name_are_refused(self, place, kind, other) -> None:
+        refused(place, KINDS[kind]([("d/x", b"one"), (other, b"two")]), "has 2 files named d/x. Unpack it")
+
     def test_a_mistake_in_a_file_names_the_archive_and_no_temporary_folder(self, place) -> None:
         (place / "a").write_bytes(zipped([("d/x.jsonl", b'{"text": "x"}\n{"no": 1}\n')]))
         with pytest.raises(Mistake, match="must be a JSON string") as error:
@@ -243,6 +249,18 @@ class TestArchives:
         del zeros
         tracemalloc.start()
         refused(place, bomb, "its files have more than 20,011 bytes")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 20_000_000
+
+    @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+    @pytest.mark.parametrize("member", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE], ids=["name", "pax"])
+    def test_a_long_header_in_a_tar_is_not_read_into_memory(self, place, member, first) -> None:
+        long, plain = tarfile.TarInfo("long"), tarfile.TarInfo("x")
+        long.size, long.type = 50_000_000, member
+        bomb = gzip.compress((b"" if first else plain.tobuf()) + long.tobuf() + bytes(long.size))
+        tracemalloc.start()
+        refused(place, bomb, "a member has a header of 50,000,000 bytes")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 20_000_000

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import posixpath
 import struct
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from filelock import FileLock
 
@@ -22,6 +25,19 @@ _UNPACKED, _RATIO = 1 << 30, 100
 """Maximum size of an unpacked archive: this many bytes or this many times its own size, whichever is larger."""
 _DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeError, OSError, ValueError)
 """The errors that the standard library raises for an archive that is damaged or encrypted."""
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_LONGEST_HEADER = 1 << 17
+"""In bytes."""
+
+
+class _Member(tarfile.TarInfo):
+    """A member of a tar. A long extended header is refused, because tarfile would read all of it into memory."""
+
+    def _proc_member(self, opened: Any) -> Any:
+        extended = self.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX_TYPES)
+        if extended and self.size > _LONGEST_HEADER:
+            raise Mistake(f"{opened.name} is refused: a member has a header of {self.size:,} bytes. Download it again.")
+        return super()._proc_member(opened)  # type: ignore[misc]
 
 
 @contextmanager
@@ -61,7 +77,7 @@ def _is_archive(path: Path) -> bool:
         if _is_zip(path):
             return True
         try:
-            with tarfile.open(path) as opened:
+            with tarfile.open(path, tarinfo=_Member) as opened:
                 return opened.next() is not None
         except (tarfile.TarError, *DAMAGE):
             return False
@@ -69,16 +85,12 @@ def _is_archive(path: Path) -> bool:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack the plain files of a zip or a tar. Nothing is written outside of `folder`."""
-    limit = max(_UNPACKED, _RATIO * archive.stat().st_size)
     try:
         with explain_write_error(folder):
             folder.mkdir()
+            limit = max(_UNPACKED, _RATIO * archive.stat().st_size)
             if _is_zip(archive):
-                with zipfile.ZipFile(archive) as opened:
-                    _check_size(sum(info.file_size for info in opened.infolist()), limit)
-                    if any(info.header_offset < 0 for info in opened.infolist()):
-                        raise ValueError("a file begins before the archive")
-                    opened.extractall(folder)
+                _unpack_zip(archive, folder, limit)
             else:
                 _unpack_tar(archive, folder, limit)
     except _DAMAGE as error:
@@ -88,17 +100,35 @@ def _unpack(archive: Path, folder: Path) -> None:
         raise Mistake(f"{archive} cannot be unpacked: {reason}. Download it again.") from error
 
 
+def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
+    with zipfile.ZipFile(archive) as opened:
+        _check_size(sum(info.file_size for info in opened.infolist()), limit)
+        if any(info.header_offset < 0 for info in opened.infolist()):
+            raise ValueError("a file begins before the archive")
+        _check_names(archive, opened.namelist())
+        opened.extractall(folder)
+
+
 def _unpack_tar(archive: Path, folder: Path, limit: int) -> None:
-    size = 0
-    with tarfile.open(archive) as opened:
+    size, names = 0, []
+    with tarfile.open(archive, tarinfo=_Member) as opened:
         for member in opened:
             size += member.size
             _check_size(size, limit)
+            names += [member.name] * member.isreg()
             if member.isreg():
                 opened.extract(member, folder, set_attrs=False, filter="data")
+        _check_names(archive, names)
         assert opened.fileobj is not None
         while opened.fileobj.read(1 << 20):  # the checksums of gzip, bzip2 and xz are at the end
             pass
+
+
+def _check_names(archive: Path, names: list[str]) -> None:
+    """Refuse two files of one name, of which only the last would be read."""
+    counts = Counter(posixpath.normpath(name) for name in names if not name.endswith("/"))
+    if twice := next((name for name, count in counts.items() if count > 1), None):
+        raise Mistake(f"{archive} has {counts[twice]} files named {twice}. Unpack it, and name the folder.")
 
 
 def _check_size(size: int, limit: int) -> None:
