@@ -32,8 +32,8 @@ from transformer_xl.model import baselines
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-EXAMPLES = "\n\n".join(block for block in BLOCKS if "register" in block)
-OWN = ["log-distances", "averaging", "gated", "smoothed"]
+EXAMPLES = "\n\n".join(block for block in BLOCKS if "register(" in block or "import Memory" in block)
+OWN = ["log-distances", "distance-bias", "averaging", "gated", "smoothed"]
 SIZES = """
 --model.n-layer 2 --model.d-model 16 --model.d-inner 32 --model.n-head 2 --model.d-head 8 --model.init-std 0.3
 --model.zero-memory true --train.tgt-len 8 --train.mem-len 16 --train.batch-size 2 --train.max-steps 6
@@ -83,8 +83,8 @@ def test_an_example_is_loaded_as_it_was_trained(kind):
         ids, call = torch.zeros(1, 1, dtype=torch.long), config.train.lengths
         prediction, _ = model.predict(ids, ids, None, call)
         assert not torch.equal(model.training_nll(prediction, ids, 0.0), prediction.nll)
-    elif kind == "gated":
-        assert {n for n, _ in model.named_parameters()} > {n for n, _ in plain.named_parameters()}
+    elif kind in ("gated", "distance-bias"):
+        assert {n for n, _ in model.named_parameters()} - {n for n, _ in plain.named_parameters()}
     else:
         plain.load_state_dict(model.state_dict())
         long = text * 3
