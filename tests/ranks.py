@@ -100,7 +100,7 @@ def weights_of(trainer: Trainer) -> dict[str, Tensor]:
     return {name: whole(value.detach()).clone() for name, value in weights(trainer.model).items()}
 
 
-def findings(trainer: Trainer, steps: int = 6) -> dict[str, Tensor]:
+def findings(trainer: Trainer, steps: int = 4) -> dict[str, Tensor]:
     """What there is to compare after so many steps, whole."""
     results = torch.tensor([trainer.advance() for _ in range(steps)], dtype=torch.float64)
     found = {"nats, targets, norm": results} | {f"weight.{k}": value for k, value in weights_of(trainer).items()}

@@ -241,7 +241,6 @@ def test_a_python_that_cannot_run_a_peer_is_refused_in_one_sentence(
         (["train", "--batch-size", "65"], "--batch-size must be at most 64"),
         (["train", "--against", "nowhere"], "--against must be a checkout of this repository"),
         (["train", "--tgt-len", "0"], "--tgt-len must be at least 1"),
-        (["train", "--recipe", "wikitext103-large"], "the textbook model has no projected embeddings"),
         (["train", "--recipe", "text-small"], "must be a recipe that sets vocab_size"),
         (["decode", "--tgt-len", "3"], "--tgt-len has no effect on decode"),
     ],
@@ -250,6 +249,12 @@ def test_options_that_do_not_fit_are_refused(words: list[str], told: str, capsys
     part, *others = words
     assert main([part, "--size", "toy", "--precision", "fp32", *others]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_the_textbook_model_has_no_projected_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "small.toml").write_text("[model]\nvocab_size = 23\nd_model = 16\nd_embed = 8\nn_layer = 1\n")
+    assert main(["train", "--recipe", str(tmp_path / "small.toml"), "--precision", "fp32"]) == 2
+    assert "the textbook model has no projected embeddings" in capsys.readouterr().err
 
 
 @pytest.mark.outside

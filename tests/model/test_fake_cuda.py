@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from amount import ALL
 from small_models import VARIANTS, small_config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -38,8 +39,15 @@ ROWS = 3
 
 
 def recipes() -> Iterator[Any]:
+    """Of recipes that differ only in numbers, the first."""
+    kinds: set[tuple[object, ...]] = set()
     for name in packaged_recipes():
         recipe = load_recipe(name)
+        values = [value for value in vars(recipe.model).values() if type(value) not in (int, float)]
+        kind = tuple(value if isinstance(value, str) else bool(value) for value in values)
+        if kind in kinds and not ALL:
+            continue
+        kinds.add(kind)
         shape = replace(recipe.model, vocab_size=recipe.model.vocab_size or 256)
         yield pytest.param(replace(recipe, model=shape), id=name)
 

@@ -183,9 +183,10 @@ from transformer_xl.commands.main import main
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 if os.environ["RANK"] == "1" and attempt < 2:
     advance = train.Trainer.advance
+    at, sent = ((2, signal.SIGKILL), (10, signal.SIGTERM))[attempt]
     def dying(trainer, *signals):
-        if trainer.step == (2, 10)[attempt]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.step == at:
+            os.kill(os.getpid(), sent)
         return advance(trainer, *signals)
     train.Trainer.advance = dying
 sys.exit(main(sys.argv[1:]))
@@ -219,24 +220,16 @@ def assert_same_figures(home: Path, cache: Path, several: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_after_a_killed_rank_the_run_ends_with_the_same_figures(home, tmp_path):
-    """On two ranks, killed before and after the first checkpoint: each figure is logged once and equals one process."""
-    killed = launch(2, str(home / "kill.py"), *train(home, "killed"), restarts=2, TXL_HOME=str(tmp_path))
-    assert killed.returncode == 0, killed.stderr[-3000:]
-    assert "rank 0: Another rank has ended" in killed.stderr
+def test_after_a_killed_rank_and_a_signal_to_one_the_run_ends_with_the_same_figures(home, tmp_path):
+    """Killed before the first checkpoint, then stopped, and all ranks save. Each figure is logged once."""
+    words = train(home, "killed", "--train.parallel", "fsdp")
+    done = launch(2, str(home / "kill.py"), *words, restarts=2, TXL_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "rank 0: Another rank has ended" in done.stderr and "exitcode: 75" in done.stderr
+    assert done.stdout.count("Stopped by a signal, and saved.") == 1
     assert_same_figures(home, tmp_path, "killed")
     log = (home / "killed" / "log.txt").read_text()
-    assert log.count("2 ranks by ddp") == 3 and log.count("sample:") == 2
-
-
-@pytest.mark.timeout(400)
-def test_a_signal_to_one_rank_stops_all_after_saving(home, tmp_path):
-    stop = KILL.replace("SIGKILL", "SIGTERM").replace("(2, 10)", "(10, 10)")
-    (home / "stop.py").write_text(stop)
-    done = launch(2, str(home / "stop.py"), *train(home, "stopped", "--train.parallel", "fsdp"), TXL_HOME=str(tmp_path))
-    assert done.returncode != 0 and "exitcode  : 75" in done.stderr
-    assert done.stdout.count("Stopped by a signal, and saved.") == 1
-    assert (home / "stopped" / "checkpoints" / "step_00000011").is_dir()
+    assert log.count("2 ranks by fsdp") == 3 and log.count("sample:") == 2 and "step 11" in log
 
 
 @pytest.mark.outside

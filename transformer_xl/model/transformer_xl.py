@@ -31,7 +31,6 @@ from .inference import KVCache, check_state
 from .inputs import check_vectors
 from .memory import Memory
 from .modules import Ids, Layers, RowLinear, Valid, Vectors
-from .ngrams import NgramEmbedding
 
 State = TypeVar("State", Memory, KVCache, default=Memory)
 
@@ -256,7 +255,11 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.config: TransformerXLConfig = config
         self.embedding: AdaptiveEmbedding = AdaptiveEmbedding(config)
-        self.ngrams: NgramEmbedding | None = NgramEmbedding(config) if config.ngram_sizes else None
+        self.ngrams: NgramEmbedding | None = None
+        if config.ngram_sizes:
+            from .ngrams import NgramEmbedding  # imports torch._dynamo, which takes as long as torch
+
+            self.ngrams = NgramEmbedding(config)
         self.backbone: Any = backbone(config, backend=backend, recompute=recompute, draw=False)
         self.takes_padding: bool = self.backbone.takes_padding
         dropout = config.dropout if config.dropout_output is None else config.dropout_output

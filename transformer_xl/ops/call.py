@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from .masks import Mask
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Call(NamedTuple):
@@ -23,3 +26,12 @@ class Call(NamedTuple):
     mask: Mask
     dropout_p: float
     scale: float
+
+
+def constant(function: Function) -> Function:
+    """Make torch.compile keep the function's result instead of tracing it.
+
+    This is `torch.compiler.assume_constant_result` without its import of torch._dynamo, which takes as long as torch.
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..mistake import Mistake
 from . import chunked, reference, sdpa, strided
-from .call import Call
+from .call import Call, constant
 
 STRIDED_SCORES = 1 << 22
 """Training on a CPU keeps all scores of a call, B H T S, up to this number. At this number, computing them twice takes
@@ -93,7 +93,7 @@ def native_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
         return "the folder ops/native is missing"
 
 
-@torch.compiler.assume_constant_result  # torch.compile would stop at the import
+@constant  # torch.compile would stop at the import
 def triton_refusal(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Why the fused kernel cannot serve a call; None if it can."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -134,7 +134,7 @@ def verdict_file(facts: dict[str, str | None]) -> Path:
     return cache_folder() / "verdicts" / f"{key}.json"
 
 
-@torch.compiler.assume_constant_result  # torch.compile would stop at the file
+@constant  # torch.compile would stop at the file
 def doubt(device: torch.device) -> str | None:
     """Why `auto` does not train with the fused kernels on this card; None if they passed."""
     return read_verdict(device)

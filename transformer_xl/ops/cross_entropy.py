@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .call import constant
 from .derivatives import first_derivative
 
 Columns = Sequence[tuple[Tensor, Tensor]]
@@ -46,7 +47,7 @@ def linear_nll(
     return _LinearNLL.apply(columns, dtype, targets, len(rows), *rows, *parameters)
 
 
-@torch.compiler.assume_constant_result  # torch 2.11 would stop at this call
+@constant  # torch 2.11 would stop at this call
 def _can_cast(device: str) -> bool:
     return torch.amp.is_autocast_available(device)
 
