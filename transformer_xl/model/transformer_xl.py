@@ -272,7 +272,7 @@ class TransformerXL(nn.Module):
         """Draw new initial weights: projections N(0, proj_init_std), biases of the softmax 0, others as in the
         backbone."""
         for name, weight in ordered_weights(self).items():
-            if "projections" in name:
+            if "projections" in name and not name.startswith("backbone."):
                 nn.init.normal_(weight, 0.0, self.config.proj_init_std)
             elif "softmax" in name and name.endswith("bias"):
                 nn.init.zeros_(weight)
