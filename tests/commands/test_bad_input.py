@@ -26,6 +26,7 @@ from amount import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mangled import ODD_TEXTS, mangled
+from tiny_runs import TINY
 
 import transformer_xl
 from transformer_xl.commands.attention import Attention
@@ -41,9 +42,6 @@ from transformer_xl.data.reading import pieces, read_file, read_text
 from transformer_xl.data.vocab import Unit, Vocab
 
 ROOT = Path(__file__).parents[2]
-MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
-TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 2 --train.log-every 2")
-TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
 posix = pytest.mark.skipif(os.name != "posix", reason="pipes, devices and rights of POSIX")
 several = settings(

@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import split as words
 
 import pytest
+from tiny_runs import TINY, refused
 
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, packaged_recipes
@@ -19,9 +20,6 @@ from transformer_xl.data.corpora.published import DATASETS
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.datasets import open_corpus
 
-MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
-TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
-TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
 CODE = Path(os.__file__).read_bytes()[:20_000]
 
 
@@ -37,13 +35,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(words(line)) == 2
-    [sentence] = capsys.readouterr().err.splitlines()
-    return sentence.removeprefix("txl: ")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from shlex import split as words
 import numpy as np
 import pytest
 import torch
+from tiny_runs import TINY
 
 from transformer_xl.commands import main as cli
 from transformer_xl.commands.demo import library
@@ -26,9 +27,6 @@ from transformer_xl.runtime.terminal import plain_table
 from transformer_xl.train.start import STOPPED
 
 ROOT = Path(__file__).parents[2]
-MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
-TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
-TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
 
 
 @pytest.fixture(scope="module")

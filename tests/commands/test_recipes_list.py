@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import split as words
 
 import pytest
+from tiny_runs import refused
 
 from transformer_xl.commands import recipes as journey
 from transformer_xl.commands.main import main
@@ -35,13 +36,6 @@ def listed(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict
     capsys.readouterr()
     assert main(["recipes", *words(arguments), "--json"]) == 0
     return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["recipes"]}
-
-
-def refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(["recipes", *words(arguments)]) == 2
-    [sentence] = capsys.readouterr().err.splitlines()
-    return sentence.removeprefix("txl: ")
 
 
 def test_every_recipe_is_listed_with_the_count_in_its_header(capsys):
@@ -97,4 +91,4 @@ def test_the_vocabulary_of_a_prepared_corpus_counts(capsys):
 
 
 def test_an_unknown_recipe_is_refused(capsys):
-    assert "Did you mean ptb-small?" in refused("ptb-smal", capsys)
+    assert "Did you mean ptb-small?" in refused("recipes ptb-smal", capsys)

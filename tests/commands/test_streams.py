@@ -11,13 +11,13 @@ from shlex import split as words
 
 import numpy as np
 import pytest
+from tiny_runs import MODEL, TRAIN, refused
 
 from transformer_xl import StreamLoader, evaluate, load_model, load_recipe
 from transformer_xl.commands.main import main
 
-MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5 --model.ngrams=")
-TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
-TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 2")]
+WITHOUT = words("--model.ngrams= --train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 2")
+TINY = [*MODEL, *TRAIN, *WITHOUT]
 STATIC = ["--train.precision", "fp32"]
 TEXTS = [f"Document {number} holds {number * number} and more.\n" for number in range(60)]
 
@@ -46,13 +46,6 @@ def shown(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(words(line)) == 0
     return capsys.readouterr().out
-
-
-def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(words(line)) == 2
-    [sentence] = capsys.readouterr().err.splitlines()
-    return sentence.removeprefix("txl: ")
 
 
 def test_a_folder_of_ids_has_a_recipe_its_counts_and_a_score(home: Path):

@@ -11,6 +11,7 @@ from shlex import split as words
 
 import pytest
 import torch
+from tiny_runs import TINY
 
 from transformer_xl import TransformerXLConfig, load_model
 from transformer_xl.commands.main import main
@@ -21,9 +22,6 @@ from transformer_xl.run import save_checkpoint
 from transformer_xl.runtime.device import resolve_device
 from transformer_xl.runtime.ranks import join_ranks
 
-MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
-TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 2 --train.log-every 2")
-TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path

@@ -1,0 +1,20 @@
+"""Options of a run that trains in a moment, and the sentence of a command that is refused."""
+
+from __future__ import annotations
+
+from shlex import split as words
+
+import pytest
+
+from transformer_xl.commands.main import main
+
+MODEL = words("--model.n-layer 1 --model.d-model 8 --model.n-head 2 --model.d-head 3 --model.d-inner 5")
+TRAIN = words("--train.tgt-len 7 --train.mem-len 5 --train.batch-size 3 --train.max-steps 4 --train.log-every 2")
+TINY = [*MODEL, *TRAIN, *words("--train.eval-every 0 --eval.mem-len 5 --train.sample-every 0 --train.save-every 0")]
+
+
+def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(words(line)) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    return sentence.removeprefix("txl: ")
