@@ -274,10 +274,11 @@ def test_inputs_do_not_change(backend: str) -> None:
     torch.testing.assert_close(inputs, before, rtol=0, atol=0)
 
 
-def test_four_terms_add_up_to_the_score() -> None:
+@pytest.mark.parametrize(("given", "scale"), [(0.3, 0.3), (None, 5**-0.5)])
+def test_four_terms_add_up_to_the_score(given: float | None, scale: float) -> None:
     inputs = {name: x.detach() for name, x in make_inputs(Case(), torch.float64).items()}
     q, k, v, r, u, w = (inputs[name] for name in NAMES)
-    terms = reference.scores_by_term(q, k, r, u, w, scale=0.3)
+    terms = reference.scores_by_term(q, k, r, u, w, scale=given)
     i, j = torch.arange(7)[:, None] + 11, torch.arange(18)
     seen = (j <= i).expand(3, 2, 7, 18)
     position = r[:, (17 - (i - j)).clamp(max=17)]
@@ -288,9 +289,9 @@ def test_four_terms_add_up_to_the_score() -> None:
         torch.einsum("hk,hijk->hij", w, position)[None].expand_as(seen),
     )
     for found, term in zip(terms, expected, strict=True):
-        torch.testing.assert_close(found[seen], 0.3 * term[seen])
+        torch.testing.assert_close(found[seen], scale * term[seen])
     share = torch.stack(terms).sum(0).masked_fill(~seen, -math.inf).softmax(-1)
-    torch.testing.assert_close(share @ v, relative_attention(**inputs, scale=0.3, backend="reference"))
+    torch.testing.assert_close(share @ v, relative_attention(**inputs, scale=scale, backend="reference"))
 
 
 @pytest.mark.parametrize("scores", [1, 200, 3000])
