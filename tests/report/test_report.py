@@ -344,7 +344,8 @@ def test_a_page_has_the_nats_of_every_target_and_the_whole_text(tmp_path, unit, 
     page = page_of(run)
     read = figures_of(run)["passage"]
     assert 50 < len(read["texts"]) <= READ
-    assert len(read["texts"]) < READ or read["start"] > 62, "a long text is read after a full memory"
+    short = "word" in unit or "bpe" in unit
+    assert short or (len(read["texts"]) == READ and read["start"] > 62), "a long text is read after a full memory"
     first = read["start"] - 1  # the first token of the split is no target
     upto = eval_json(run, f"--batch-size 1 --max-tokens {first + len(read['texts'])}", capsys)[0]["nats"]
     before = eval_json(run, f"--batch-size 1 --max-tokens {first}", capsys)[0]["nats"] if first else 0.0
