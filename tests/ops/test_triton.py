@@ -39,6 +39,7 @@ from transformer_xl.ops.testing import (  # noqa: E402
 )
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+FEW = INTERPRETED and not ALL
 DEVICE = "cpu" if INTERPRETED else "cuda"
 ALL_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -137,7 +138,7 @@ def test_contract(case: str, dtype: str) -> None:
 
 @runs
 def test_dropout() -> None:
-    queries = 5 if INTERPRETED and not ALL else 19
+    queries = 5 if FEW else 19
     case = Case(queries, 32 - queries, attn_len=29, valid=(13, -2), batch=2, head_size=32)
     assert_dropout("triton", case, torch.float32, DEVICE)
 
@@ -191,7 +192,8 @@ def test_backward_holds_the_scores_of_few_rows(monkeypatch: pytest.MonkeyPatch) 
 
 @runs
 def test_rows_may_be_taken_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(queries=19, memory=13, batch=2, heads=1, head_size=16, valid=(3, -2))
+    rows = (3, -2) if FEW else (13, 3, -2)
+    case = Case(queries=19, memory=13, batch=len(rows), heads=1 if FEW else 2, head_size=16, valid=rows)
     inputs = make_inputs(case, torch.float32, DEVICE)
 
     def gradients() -> list[torch.Tensor]:
@@ -224,8 +226,9 @@ def test_unsupported_calls_are_refused() -> None:
 
 @runs
 def test_the_operators_are_registered_as_pytorch_wants() -> None:
-    tensors = list(make_inputs(Case(batch=1, heads=1), torch.float32, DEVICE).values())
-    start = torch.tensor([7], dtype=torch.int32, device=DEVICE)
+    starts = [7] if FEW else [0, 7]
+    tensors = list(make_inputs(Case(batch=len(starts), heads=1), torch.float32, DEVICE).values())
+    start = torch.tensor(starts, dtype=torch.int32, device=DEVICE)
     rest = start, None, torch.tensor([5], dtype=torch.int32, device=DEVICE), 18, 0.5, 0.3
     torch.library.opcheck(fused._attend, (*tensors, *rest))
     with torch.no_grad():
