@@ -69,7 +69,7 @@ def demo(tmp_path: Path, monkeypatch):
     """A small library and a small model; call it with a clock and options, and it returns the exit status."""
     monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("transformer_xl.commands.demo.library", lambda: {
+    monkeypatch.setattr("transformer_xl.data.library.library", lambda: {
         "train": {"a.py": TEXT}, "valid": {"b.py": TEXT[:500]}, "test": {"c.py": TEXT[:3000]}
     })  # fmt: skip
     monkeypatch.setattr(

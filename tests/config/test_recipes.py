@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from shlex import split as words
 
@@ -17,6 +18,7 @@ from transformer_xl.config.recipe import (
     changed_settings,
     load_recipe,
     packaged_recipes,
+    settings_in,
     split_overrides,
     write_toml,
 )
@@ -28,6 +30,7 @@ from transformer_xl.config.settings import (
     TrainConfig,
     TransformerXLConfig,
 )
+from transformer_xl.config.shape import KINDS
 from transformer_xl.mistake import Mistake
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -112,7 +115,6 @@ def test_header_counts_tied_parameters_once(name: str):
 @pytest.mark.parametrize(
     ("count", "name", "overrides"),
     [
-        (40_964_635, "enwik8-12l", "--model.vocab-size 27"),  # text8, 12 layers
         (151_123_537, "wikitext103-standard", "--model.vocab-size 267744 --model.untie-r"),  # fairseq's copy
         (357_812_082, "lm1b-base", "--model.n-layer 18 --model.d-inner 4096"),  # the original's lm1b script
     ],
@@ -184,6 +186,40 @@ def test_data_keeps_line_ends_and_takes_the_vocabulary_from_the_text(tmp_path: P
     named = load_recipe("lm1b-small", data="lm1b")
     assert (named.corpus.name, named.corpus.newlines) == ("lm1b", "sentence")
     assert load_recipe("enwik8-small").corpus.newlines == "drop"
+
+
+def test_data_keeps_the_protocol_of_sentences_as_a_whole(tmp_path: Path):
+    (tmp_path / "text").write_text("abc")
+    assert load_recipe("lm1b-small").corpus.shuffle_lines
+    config = load_recipe("lm1b-small", data=tmp_path / "text")
+    assert (config.corpus.newlines, config.corpus.shuffle_lines) == ("sentence", True)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_adapts_to_every_kind_and_to_no_memory_and_says_so(recipe: str):
+    plain = load_recipe(recipe)
+    for kind, memory in product((None, *KINDS), (None, "0")):
+        given = ["--model.kind", kind] * (kind is not None) + ["--train.mem-len", memory] * (memory is not None)
+        notes: list[str] = []
+        config = load_recipe(recipe, given, note=notes.append)
+        for setting in settings_in(plain):
+            changed = setting.of(plain) != setting.of(config)
+            assert not changed or f"--{setting.name}".replace("_", "-") in given or setting.name in "".join(notes)
+        reach = config.train.tgt_len + config.train.context_len
+        reach += config.train.mem_len if kind == "shaw" else 0
+        assert config.model.positions == (reach if kind in ("shaw", "al-rfou") else 0)
+        assert not notes or given, "a recipe as it is needs no change"
+
+
+def test_what_a_user_names_is_never_left_out():
+    for given, refused in {
+        "--model.kind lstm --model.n-head 3": "model.n_head must be left out",
+        "--train.mem-len 0 --train.attn-len 9": "train.attn_len must be at most train.mem_len",
+        "--model.kind shaw --model.ngrams 2 3": "model.ngrams is for",
+        "--train.batch-size 7": "train.batch_size must be a multiple",
+    }.items():
+        with pytest.raises(Mistake, match=refused):
+            load_recipe("wikitext103-128m", words(given + " --train.batch-chunk 2"))
 
 
 def test_overrides_are_separated_from_other_words_by_the_types_of_settings():

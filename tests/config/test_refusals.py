@@ -61,7 +61,7 @@ REFUSALS = (
     "--model.kind qrnn --model.zero-memory",
     "--model.kind lstm --train.attn-len 3",
     "--model.kind qrnn --eval.clamp-len 3",
-    "--model.kind shaw",
+    "--model.kind shaw --model.positions 0",
     "--model.kind vaswani | --model.positions -1",
     "--corpus.min-count 0",
     "--corpus.bpe-size 256",
@@ -130,9 +130,8 @@ def test_a_refusal_names_every_setting(line: str, empty: Path):
 
 
 def test_a_sentence_names_each_setting_with_its_section():
-    assert refusals("enwik8-small", words("--model.kind lstm --model.n-head 8")) == [
-        "model.n_head, model.d_head, model.pre_lnorm, model.final_norm must be left out for model.kind = lstm, which "
-        "has no attention and no norm."
+    assert refusals("enwik8-small", words("--model.kind lstm --model.n-head 8 --model.d-head 3")) == [
+        "model.n_head, model.d_head must be left out for model.kind = lstm, which has no attention and no norm."
     ]
     assert refusals("text-fast", words("--train.batch-chunk 3")) == [
         "train.batch_size must be a multiple of train.batch_chunk = 3, got 16."

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 COLOURS = "magma_r"
 """A colour map whose lightness only decreases, so it also works in greyscale."""
 TICKS = (0, 2, 5, *(step * 10**power for power in range(1, 5) for step in (1, 2, 5)))
+RINGS = ("o", "s", "D")
+"""The shapes around marked points, one for each mark."""
 LINE = 100
 """Characters per line of text."""
 CELL = (0.0627, 0.16)
@@ -34,7 +36,7 @@ HeadAttention = tuple[Float[np.ndarray, " S"], Bool[np.ndarray, " S"]]
 
 
 class Curve(NamedTuple):
-    """A line of a chart, with an interval, a dotted line of the same colour, and labels of some points (by index)."""
+    """A line of a chart, with an interval, a dotted line of the same colour, and what marks some points (by index)."""
 
     x: Int[np.ndarray, " n"]
     y: Float[np.ndarray, " n"]
@@ -77,13 +79,15 @@ def draw_curves(
 ) -> list[Path]:
     """Draw panels side by side, each with curves by their names and a horizontal line at `level`.
 
-    `log` makes the axis logarithmic, so small values stay visible.
+    `log` makes the axis logarithmic, so small values stay visible; others than positive ones are left out.
     """
-    figure = _figure(1.2 + 4.4 * len(panels), 3.8)
+    figure = _figure(3.2 + 4.4 * len(panels), 3.8)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    marks = [word for curves in panels.values() for curve in curves.values() for word in curve.marks.values()]
+    rings = dict(zip(dict.fromkeys(marks), RINGS, strict=False))
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for name, curve in curves.items():
-            _draw(axis, name, curve)
+            _draw(axis, name, curve._replace(y=np.where(curve.y > 0, curve.y, np.nan)) if log else curve, rings)
         if level is not None:
             axis.axhline(level, color="0.5", linewidth=0.8)
         axis.set_title(title, fontsize=10)
@@ -92,11 +96,13 @@ def draw_curves(
             axis.set_yscale("log")
         axis.grid(color="0.9")
     axes[0].set_ylabel(y)
-    axes[-1].legend(fontsize=8)
+    for word, ring in rings.items():
+        axes[-1].plot([], [], ring, mfc="none", mec="0.3", ms=10, label=word)
+    axes[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return save_figure(figure, stem)
 
 
-def _draw(axis: Axes, name: str, curve: Curve) -> None:
+def _draw(axis: Axes, name: str, curve: Curve, rings: Mapping[str, str]) -> None:
     [line] = axis.plot(curve.x, curve.y, marker="o", markersize=4, label=name)
     colour = line.get_color()
     if curve.interval is not None:
@@ -104,8 +110,7 @@ def _draw(axis: Axes, name: str, curve: Curve) -> None:
     if curve.dotted is not None:
         axis.plot(curve.x, curve.dotted, ":", color=colour)
     for index, word in curve.marks.items():
-        at = (curve.x[index], curve.y[index])
-        axis.annotate(word, at, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8, color=colour)
+        axis.plot(curve.x[index], curve.y[index], rings[word], mfc="none", mec=colour, ms=10)
 
 
 def draw_by_distance(

@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "generate text and print it token by token",
     "serve": "answer requests over HTTP, and show a page to read and write texts",
     "analyse": "make the paper's tables and figures from trained models: recl, length, attention",
+    "paper": "list the paper's tables and figures, or make one: train, measure and print beside the paper's",
     "report": "write one HTML page about a run, or about several runs side by side",
     "convert": "import and export checkpoints of other programs",
     "env": "print the hardware and versions of this machine, and what `auto` chooses on it",

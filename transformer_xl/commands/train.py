@@ -19,6 +19,7 @@ from tyro.conf import FlagConversionOff, Positional, arg
 from ..config import recipe as recipes
 from ..config.settings import RunConfig
 from ..mistake import Mistake
+from ..runtime.launcher import rank_and_size
 from ..runtime.terminal import LastingOutput
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class Train:
                 from ..data.choose import choose_recipe
 
                 recipe, defaults, why = choose_recipe(self.data or "", overrides)
-            config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data)
+            note = None if rank_and_size()[0] == 0 else recipes.unsaid
+            config = recipes.load_recipe(recipe, [*defaults, *overrides], data=self.data, note=note)
         if self.print_config:
             print(f"# {why}\n" * bool(why) + recipes.write_toml(config), end="")
             return 0

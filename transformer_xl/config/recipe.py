@@ -9,24 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, get_origin, get_type_hints
+from typing import NamedTuple, TypeVar, get_origin, get_type_hints
 
 from ..mistake import Mistake
-from .problems import Problems
-from .settings import RunConfig
-from .values import Hint, Value, as_float, fits, from_words, type_text, value_text
+from .problems import Problem, Problems, WrongSettings
+from .settings import RunConfig, TrainConfig
+from .shape import own_kinds
+from .values import Hint, Value, as_float, fits, from_words, join_words, type_text, value_text
 
+Made = TypeVar("Made")
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
 HINTS: dict[str, dict[str, Hint]] = {section: get_type_hints(owner) for section, owner in SECTIONS.items()}
 """The names and types of the settings in each section."""
 
 ID_FILES = (".npy", ".bin")
 """Suffixes of files of token ids."""
+_LENGTHS = ("tgt_len", "mem_len", "attn_len", "clamp_len")
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
@@ -76,13 +80,21 @@ def recipe_identity(recipe: str) -> str:
     return f"{path.name} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
 
 
-def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, data: str | Path | None = None) -> RunConfig:
+def load_recipe(
+    recipe: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    data: str | Path | None = None,
+    note: Callable[[str], None] | None = None,
+) -> RunConfig:
     """Read a recipe, by name or path, and apply the command line's settings.
 
     Args:
         overrides: words of a command line, `--section.field value ...`. If a setting occurs twice, the last one counts.
-            A length given for `train` also applies to `eval`, unless it is given for `eval` too.
+            A length given for `train` also applies to `eval`, unless it is given for `eval` too. Settings of the recipe
+            that do not apply to another `model.kind` or `train.mem_len` are left out.
         data: a text file, a folder or the name of a corpus, to train on instead of the recipe's corpus.
+        note: called with a sentence about what is left out; by default it is printed on standard error.
 
     Raises:
         FileNotFoundError: there is no such recipe.
@@ -99,28 +111,36 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = (), *, data: str 
     except (ValueError, RecursionError) as error:
         raise Mistake(f"Recipe {recipe} is not valid TOML: {error}.") from error
     problems = Problems()
-    defaults = [] if data is None else data_settings(str(data))
-    given = [*_settings_of(tables, problems), *defaults, *_lengths_that_follow(overrides)]
-    return run_of(given, overrides, problems)
+    own = _settings_of(tables, problems)
+    sentences = any(setting.name == "corpus.newlines" and setting.value == "sentence" for setting in own)
+    defaults = [] if data is None else data_settings(str(data), sentences=sentences)
+    return run_of([*own, *defaults], overrides, problems, adapt=note or _say)
 
 
-def _lengths_that_follow(overrides: Sequence[str]) -> list[Setting]:
-    """Evaluation at the lengths of training, where a command line changes these and not the lengths of evaluation: the
-    recipe's would be those of another model."""
-    asked = {(setting.section, setting.field) for setting in parse_overrides(overrides, [])}
-    names = [name for name in ("tgt_len", "mem_len", "attn_len", "clamp_len") if ("train", name) in asked]
+def _say(sentence: str) -> None:
+    print(f"txl: {sentence}", file=sys.stderr)
+
+
+def unsaid(sentence: str) -> None:
+    """Do not print a note of `load_recipe`, because another call prints it."""
+
+
+def _lengths_that_follow(named: Collection[str]) -> list[str]:
+    """The lengths of evaluation that are those of training, because a command line changes these and not the lengths of
+    evaluation: the recipe's would be those of another model."""
+    names = [name for name in _LENGTHS if f"train.{name}" in named]
     names += ["attn_len", "clamp_len"] * ("mem_len" in names)
-    return [Setting("eval", name, None) for name in names if ("eval", name) not in asked]
+    return [f"eval.{name}" for name in names if f"eval.{name}" not in named]
 
 
-def data_settings(data: str) -> list[Setting]:
+def data_settings(data: str, *, sentences: bool = False) -> list[Setting]:
     """The settings that `--data` implies: the text, with line ends kept and a vocabulary size that follows the text.
     For token ids they include the unit.
 
-    For a corpus given by its name, the recipe sets the treatment of line ends.
+    For a corpus given by its name, and for `sentences`, the recipe sets the treatment of line ends.
     """
     given = {("corpus", "name"): text_name(data), ("model", "vocab_size"): 0}
-    if Path(data).exists():
+    if Path(data).exists() and not (sentences and not holds_ids(Path(data))):
         given["corpus", "newlines"] = "keep"
     settings = [Setting(section, field, value) for (section, field), value in given.items()]
     return settings + [Setting("corpus", "unit", "id")] * holds_ids(Path(data))
@@ -249,38 +269,96 @@ def _settings_of(tables: Mapping[str, Value], problems: list[str]) -> list[Setti
     return given
 
 
-def run_of(settings: Sequence[Setting], overrides: Sequence[str], problems: Problems | None = None) -> RunConfig:
+def run_of(
+    settings: Sequence[Setting],
+    overrides: Sequence[str],
+    problems: Problems | None = None,
+    *,
+    adapt: Callable[[str], None] | None = None,
+) -> RunConfig:
     """The run with these settings and the ones of a command line. If a setting occurs twice, the last one counts.
 
     Types are checked first, then the values in each section, then the sections together.
+
+    Args:
+        adapt: if given, `settings` that contradict the command line's kind or memory are left out, and it is called
+            with a sentence that names them.
 
     Raises:
         Mistake: a line for each mistake, after the lines in `problems`.
     """
     problems = Problems() if problems is None else problems
-    chosen: dict[str, dict[str, Value]] = {section: {} for section in SECTIONS}
-    chosen["model"]["vocab_size"] = 0
-    for setting in {s.name: s for s in [*settings, *parse_overrides(overrides, problems)]}.values():
+    asked = parse_overrides(overrides, problems)
+    chosen: dict[str, Value] = {"model.vocab_size": 0}
+    for setting in {s.name: s for s in [*settings, *asked]}.values():
         hint = HINTS.get(setting.section, {}).get(setting.field)
         value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
         if hint is None:
             problems.append(_unknown(setting.name))
         elif fits(value, hint):
-            chosen[setting.section][setting.field] = as_float(value, hint)
+            chosen[setting.name] = as_float(value, hint)
         else:
             problems.append(f"{setting.name} must be {type_text(hint)}, got {value_text(setting.value)}.")
     problems.refuse()
-    sections = {
-        section: problems.attempt(partial(owner, **chosen[section]), f"{section}.{{}}")
-        for section, owner in SECTIONS.items()
-    }
-    problems.refuse()
-    config = problems.attempt(partial(RunConfig, **sections))
-    if config is not None:
-        problems.attempt(partial(getattr, config, "eval_lengths"), "eval.{}")
+    if adapt is not None:
+        _adapt(chosen, {setting.name for setting in asked}, adapt)
+    config, wrong = _build(chosen)
+    problems += [problem.named("{}") for problem in wrong]
     problems.refuse()
     assert config is not None, "what is refused has a problem"
     return config
+
+
+def _build(chosen: Mapping[str, Value]) -> tuple[RunConfig | None, list[Problem]]:
+    """The run with these settings, by `section.field`, and what is wrong with them."""
+    wrong: list[Problem] = []
+
+    def attempt(make: Callable[[], Made], section: str = "") -> Made | None:
+        try:
+            return make()
+        except WrongSettings as error:
+            wrong.extend(Problem(tuple(section + name for name in p.fields), p.sentence) for p in error.problems)
+            return None
+
+    sections = {}
+    for section, owner in SECTIONS.items():
+        own = {name.removeprefix(f"{section}."): chosen[name] for name in chosen if name.startswith(f"{section}.")}
+        sections[section] = attempt(partial(owner, **own), f"{section}.")
+    if wrong:
+        return None, wrong
+    config = attempt(partial(RunConfig, **sections))
+    if config is not None:
+        attempt(partial(getattr, config, "eval_lengths"), "eval.")
+    return config, wrong
+
+
+def _adapt(chosen: dict[str, Value], named: set[str], note: Callable[[str], None]) -> None:
+    """Leave out of `chosen` what does not apply to a kind or a memory length that the command line named, and the
+    lengths of evaluation that follow; say so in a sentence. What it named itself stays, and is refused later."""
+    why = [name for name in ("model.kind", *(f"train.{length}" for length in _LENGTHS)) if name in named]
+    left_out = {name: chosen.pop(name) for name in _lengths_that_follow(named) if name in chosen}
+    causes = named & {"model.kind", "train.mem_len"}
+    added = _positions_of(chosen) if "model.kind" in causes and "model.positions" not in chosen else {}
+    chosen |= added
+    causes |= set(added)
+    while causes:
+        fields = [name for problem in _build(chosen)[1] if causes & {*problem.fields} for name in problem.fields]
+        removed = [name for name in dict.fromkeys(fields) if name in chosen and name not in named | causes]
+        if not removed:
+            break
+        left_out |= {name: chosen.pop(name) for name in removed}
+        causes |= set(removed)  # the settings of n-grams go with the n-grams
+    for what, values in {"left out of the recipe": left_out, "added to it": added}.items():
+        if known := [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]:
+            note(f"Because of {join_words(why)}, {what}: {', '.join(known)}.")
+
+
+def _positions_of(chosen: Mapping[str, Value]) -> dict[str, Value]:
+    """The number of learned positions or distances that training reaches, for a kind that has them."""
+    kind = own_kinds.get(chosen["model.kind"], chosen["model.kind"])
+    names = {"shaw": ("tgt_len", "mem_len", "context_len"), "al-rfou": ("tgt_len", "context_len")}.get(kind, ())
+    reached = sum(chosen.get(f"train.{name}", getattr(TrainConfig, name)) for name in names)
+    return {"model.positions": reached} if names else {}
 
 
 def _unknown(name: str) -> str:

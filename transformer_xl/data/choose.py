@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name
+from ..config.recipe import holds_ids, load_recipe, packaged_recipes, parse_overrides, text_name, unsaid
 from ..config.values import listing
 from ..mistake import Mistake
 from .corpora.archive import unpack_if_archive
@@ -129,7 +129,7 @@ def _pace(recipe: str, tokens: int, overrides: Sequence[str]) -> tuple[Sequence[
         every = {name: getattr(train, name) for name in _PACED if getattr(train, name)}
         paced = [f"--train.{name}={max(1, old * steps // train.max_steps)}" for name, old in every.items()]
         paced.append(f"--train.max-steps={steps}")
-    asked = load_recipe(recipe, [*paced, *overrides])
+    asked = load_recipe(recipe, [*paced, *overrides], note=unsaid)
     passes = asked.train.max_steps * asked.train.batch_size * asked.train.tgt_len / max(tokens, 1)
     if asked.model.ngrams:
         paced.append(f"--model.ngram-dropout={left_out(passes):.2f}")

@@ -1,0 +1,1 @@
+"""The paper, table by table: its figures, the models that make them, and what they are here."""

@@ -1,0 +1,99 @@
+"""What the paper shows: its tables and figures, and for each row the words of `txl train` that make its model.
+
+`exhibits.toml` has all of it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..mistake import Mistake
+
+SIZES = ("toy", "small", "paper")
+AL_RFOU = "al-rfou-auxiliary"
+"""The kind of `al_rfou.py`, which a command knows where TXL_IMPORT names that file."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table."""
+
+    cells: tuple[object, ...]
+    paper: tuple[object, ...]
+    """The paper's figures; "-" where it has none."""
+    row: str = ""
+    """The name of the model, or "" if the line needs none."""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table, a figure or an appendix."""
+
+    name: str
+    title: str
+    measure: str = ""
+    """The function of `measures.py` that makes it, or "" for what only a page of the documentation shows."""
+    columns: tuple[str, ...] = ()
+    published: tuple[str, ...] = ()
+    """What the paper's figures are."""
+    lines: tuple[Line, ...] = ()
+    claims: tuple[tuple[str, str, str], ...] = ()
+    """What the paper concludes, the row that is better, and the other row."""
+    page: str = ""
+
+    def rows(self, named: tuple[str, ...] = ()) -> list[str]:
+        """The models that it needs, or those of them that are `named`.
+
+        Raises:
+            Mistake: a name is none of them.
+        """
+        known = list(dict.fromkeys(line.row for line in self.lines if line.row))
+        for name in named:
+            if name not in known:
+                raise Mistake(f"--rows must be some of {', '.join(known) or 'none'} for {self.name}, got {name!r}.")
+        return [name for name in known if not named or name in named]
+
+
+@cache
+def content() -> dict[str, Any]:
+    """`exhibits.toml`."""
+    return tomllib.loads(Path(__file__).with_name("exhibits.toml").read_text(encoding="utf-8"))
+
+
+def exhibits() -> dict[str, Exhibit]:
+    """Everything the paper shows, by name. What shares its models and measures with another one has the same lines."""
+    tables = {name: table for name, table in content().items() if name not in ("sizes", "words", "rows")}
+    return {name: _exhibit(name, table["title"], tables[table.get("same", name)]) for name, table in tables.items()}
+
+
+def _exhibit(name: str, title: str, table: dict[str, Any]) -> Exhibit:
+    lines = [Line(tuple(row["cells"]), tuple(row["paper"]), row.get("row", "")) for row in table.get("rows", ())]
+    lists = {key: tuple(table.get(key, ())) for key in ("columns", "published")}
+    claims = tuple((says, better, worse) for says, better, worse in table.get("claims", ()))
+    measure, page = table.get("measure", ""), table.get("page", "")
+    return Exhibit(name, title, measure, lines=tuple(lines), claims=claims, page=page, **lists)
+
+
+def training(row: str, size: str) -> list[str] | None:
+    """The words of `txl train` for a row, without seed and folder; None if the row does not exist at this size.
+
+    {text} and {sentences} are left as they are.
+    """
+    facts, sizes, words = content()["rows"][row], content()["sizes"][size], content()["words"]
+    begin = sizes[facts["base"]] if "base" in facts else facts.get(size)
+    if begin is None:
+        return None
+    end = facts.get(size, "") if "base" in facts else ""
+    text = " ".join([begin, facts.get("change", ""), end])
+    for name, value in words.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text.split()
+
+
+def first_like(row: str, size: str) -> str:
+    """The first row that is trained by the same words, because it is the same model."""
+    return next(name for name in content()["rows"] if training(name, size) == training(row, size))

@@ -1,0 +1,178 @@
+"""Train the models of a table, as `txl` commands, and keep their results.
+
+    OUT/SIZE/ROW-SEED/          a run folder, with result.json once it has been scored
+    OUT/SIZE/EXHIBIT/           the table as CSV and LaTeX, its pictures, and what other commands measured for it
+    OUT/texts/                  texts that are made for the toy size and for shuffled sentences
+
+Everything can be killed: the same command goes on with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ..evaluation.score import figure
+from ..mistake import Mistake
+from ..run import Run
+from ..runtime.files import remove_folder, write_whole
+from ..runtime.terminal import clock
+from . import al_rfou
+from .exhibits import AL_RFOU, content, first_like, training
+from .texts import make_text
+
+Result = dict[str, Any]
+"""The content of result.json: row, seed, command, unit, test and valid figure, parameters, and what was measured."""
+
+
+@dataclass
+class Study:
+    """The folder of all models of one size, and how they are trained."""
+
+    size: str
+    out: Path
+    launch: Sequence[str] = (sys.executable,)
+    """What runs `-m transformer_xl train ...`, for example torchrun with its options."""
+    jobs: int = 1
+    """Trainings side by side; they share the cores."""
+    _lock: Lock = field(default_factory=Lock)
+    _stopped: bool = False
+
+    def folder(self, row: str, seed: int) -> Path:
+        """The run folder of a row and a seed. Rows that are the same model share it."""
+        return self.out / self.size / f"{first_like(row, self.size)}-{seed}"
+
+    def facts(self, name: str) -> Any:
+        """A value of the size in `exhibits.toml`."""
+        return content()["sizes"][self.size][name]
+
+    def command(self, row: str, seed: int) -> list[str]:
+        """The words of `txl` that train a row."""
+        words = [*(training(row, self.size) or ()), "--train.seed", str(seed)]
+        words = [
+            str(make_text(word[1:-1], self.out / "texts", self.size)) if word[0] == "{" else word for word in words
+        ]
+        return ["train", *words, "--no-report", "--out", str(self.folder(row, seed))]
+
+    def result(self, row: str, seed: int) -> Result | None:
+        """The result of a row that was trained, or None.
+
+        Raises:
+            Mistake: its folder has a model that another command made.
+        """
+        file = self.folder(row, seed) / "result.json"
+        if not file.exists():
+            return None
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["command"] != shown(self.command(row, seed)):
+            raise Mistake(
+                f"{file.parent} was made by another command, `{found['command']}`. Give --again to train it again, or "
+                "another --out."
+            )
+        return found
+
+    def keep(self, row: str, seed: int, result: Result) -> None:
+        """Write the result of a row."""
+        write_whole(self.folder(row, seed) / "result.json", json.dumps(result, indent=1) + "\n")
+
+    def train(self, rows: Sequence[str], seeds: Sequence[int], *, again: bool) -> None:
+        """Train the rows that have no result yet; `again`: all of them."""
+        wanted = {self.folder(row, seed): (row, seed) for seed in seeds for row in rows}
+        if again:
+            for folder in filter(Path.exists, wanted):
+                remove_folder(folder)
+        missing = [pair for pair in wanted.values() if self.result(*pair) is None]
+        if done := len(wanted) - len(missing):
+            print(f"Trained before, and used: {done} of {len(wanted)} models. --again trains them again.", flush=True)
+        begun, ended = time.perf_counter(), 0
+
+        def one(number: int) -> None:
+            nonlocal ended
+            if self._stopped:
+                return
+            row, seed = missing[number]
+            left = clock((time.perf_counter() - begun) / ended * (len(missing) - ended)) if ended else "unknown"
+            head = f"[{number + 1}/{len(missing)} {row}, seed {seed}]"
+            print(f"{head} time left for all: {left}", flush=True)
+            try:
+                self._train(row, seed, head)
+            except BaseException:
+                self._stopped = True
+                raise
+            ended += 1
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            list(pool.map(one, range(len(missing))))
+
+    def _train(self, row: str, seed: int, head: str) -> None:
+        folder, command = self.folder(row, seed), self.command(row, seed)
+        self.txl([*command, "--resume", "auto"], head)
+        self.keep(row, seed, result_of(folder) | {"row": row, "seed": seed, "command": shown(command)})
+
+    def txl(self, words: Sequence[str], head: str = "") -> str:
+        """Run a command of `txl`, show what it prints, each line behind `head`, and return it.
+
+        Raises:
+            Mistake: it failed, or a signal stopped it.
+        """
+        print(f"{head} {shown(words)}".strip(), flush=True)
+        launch = self.launch if words[0] == "train" else (sys.executable,)
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        if self.jobs > 1:
+            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        if AL_RFOU in words:
+            environment["TXL_IMPORT"] = al_rfou.__file__
+        lines: list[str] = []
+        with subprocess.Popen(
+            [*launch, "-m", "transformer_xl", *words], env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None, "it is a pipe"
+            for line in process.stdout:
+                lines.append(line)
+                if not line.startswith("{"):  # JSON is for this program
+                    print(f"{head} {line}" if head else line, end="", flush=True)
+        if process.returncode:
+            raise Mistake(
+                f"`{shown(words)}` ended with status {process.returncode}. The same command of `txl paper` goes on."
+            )
+        return "".join(lines)
+
+    def measured(self, words: Sequence[str]) -> Any:
+        """The JSON object that a command of `txl` prints with `--json`."""
+        return json.loads(self.txl([*words, "--json"]).splitlines()[-1])
+
+
+def result_of(folder: Path) -> Result:
+    """What a run's own files say of it when it has been scored: figures are bits per character or perplexities."""
+    run = Run(folder)
+    entries, facts, config = run.metrics.entries(), run.facts(), run.settings()
+    scores: dict[str, float] = {}
+    for entry in entries:
+        split = entry.get("split")
+        if split in ("valid", config.eval.split):
+            loss = min(entry["loss"], scores.get("valid", entry["loss"])) if split == "valid" else entry["loss"]
+            scores["valid" if split == "valid" else "test"] = loss
+    unit = figure(config.corpus.unit, 0.0)[0]
+    kept = {name: facts[name] for name in ("packages", "cores", "cpu_features", "devices")}
+    return {
+        "unit": unit,
+        **{name: figure(config.corpus.unit, loss)[1] for name, loss in scores.items()},
+        "parameters": run.parameters(),
+        "trained_length": config.train.tgt_len + config.train.mem_len,
+        "steps": max(entry["step"] for entry in entries),
+        "environment": kept,
+    }
+
+
+def shown(words: Sequence[str]) -> str:
+    """A command of `txl` as a user types it."""
+    return " ".join(["txl", *words])
