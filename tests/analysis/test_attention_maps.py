@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformer_xl.analysis.attention import (
     average_attention,
     position_attention,
     seen_by_distance,
+    targets_attention,
     terms_by_distance,
     watch_attention,
 )
@@ -254,6 +256,15 @@ def test_glance_is_the_attention_of_a_token_after_its_memory(position: int, star
     np.testing.assert_allclose(seen.probability.sum(-1), 1)
     for layer, (maps, _) in enumerate(found):
         np.testing.assert_allclose(seen.probability[layer], maps.probability[0, 0, :, 0].flip(-1))
+    several = targets_attention(model, ids[: position + 3], position, call, start=start)
+    assert several.targets.tolist() == ids[position : position + 3].tolist()
+    assert several.context.tolist() == ids[position + 1 - count : position].tolist()
+    _, found, _ = attended(model, torch.from_numpy(ids[None, position : position + 3]), memory, call)
+    for layer, (maps, _) in enumerate(found):
+        for query, back in product(range(3), range(count - 1)):
+            distance, row = query + 1 + back, maps.probability[0, 0, :, query]
+            wanted = row[:, distance] if distance < row.shape[-1] else torch.zeros(2)  # beyond attn_len
+            np.testing.assert_allclose(several.probability[layer, :, query, count - 2 - back], wanted, atol=1e-12)
 
 
 WORDS = "the cat sat on the mat and cost $ 5 in 日本 for the dog ate the cat\n" * 20
@@ -287,7 +298,7 @@ def test_by_default_the_files_are_in_the_run(home: Path):
 def test_the_command_writes_pictures_arrays_and_their_names(home: Path, tmp_path: Path, capsys):
     facts = looked(home, tmp_path, heads=("2.1", "3.2"), positions=(9, 40), max_tokens=150, json=True)
     told = json.loads(capsys.readouterr().out)
-    names = ["average", "terms", "position-9", "position-40"]
+    names = ["average", "terms", "position-9", "position-40", "targets-9", "targets-40"]
     assert told.pop("files") == [str(tmp_path / f"{name}.{form}") for name in names for form in ("png", "svg")]
     assert told == facts == json.loads((tmp_path / "attention.json").read_text())
     for name in names:

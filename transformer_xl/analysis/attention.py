@@ -32,7 +32,7 @@ from ..model.memory import Memory
 from ..model.transformer_xl import DecoderLayer, TransformerXL
 from ..run import LoadedModel
 from ..runtime.device import autocast
-from .figures import HeadAttention, draw_by_distance, draw_passage
+from .figures import HeadAttention, draw_by_distance, draw_passage, draw_targets
 
 KINDS = ("attention", "a", "b", "c", "d")
 """The averages: attention itself, and the softmax of each term alone."""
@@ -233,14 +233,29 @@ class PositionAttention(NamedTuple):
 
     def top(self, share: float = TOP) -> Bool[np.ndarray, "N H S"]:
         """Mark this share of the memory positions, the ones with the most attention. The query is never marked."""
-        memory = self.probability[..., :-1]
-        order = np.argsort(-memory, axis=-1, kind="stable")
         marked = np.zeros(self.probability.shape, bool)
-        np.put_along_axis(marked, order[..., : math.ceil(share * memory.shape[-1])], True, axis=-1)
+        marked[..., :-1] = most_attended(self.probability[..., :-1], share)
         return marked
 
 
-@torch.no_grad()
+class TargetsAttention(NamedTuple):
+    """The attention of a segment's first tokens to the memory."""
+
+    position: int
+    """The position of the first of them in the text."""
+    targets: Int[np.ndarray, " T"]
+    context: Int[np.ndarray, " M"]
+    """The tokens of the memory, oldest first."""
+    probability: Float[np.ndarray, "N H T M"]
+
+
+def most_attended(memory: Float[np.ndarray, "*rows S"], share: float = TOP) -> Bool[np.ndarray, "*rows S"]:
+    """Mark this share of the positions of each row, the ones with the most attention."""
+    order, marked = np.argsort(-memory, axis=-1, kind="stable"), np.zeros(memory.shape, bool)
+    np.put_along_axis(marked, order[..., : math.ceil(share * memory.shape[-1])], True, axis=-1)
+    return marked
+
+
 def position_attention(
     model: TransformerXL,
     ids: Integer[np.ndarray, " L"],
@@ -254,22 +269,57 @@ def position_attention(
 
     Zeros before a text (`zero_memory`) are not tokens and are left out.
     """
-    device = next(model.parameters()).device
-    seen: list[Tensor] = []
-    reader = model.for_inference(precision)
-    context = torch.from_numpy(ids[: position + 1].astype(np.int64))[None].to(device)
-    start = max(start, position - (len(attending_layers(model)) * lengths.mem_len + lengths.tgt_len))
-    memory = reader.empty_memory(1, lengths)
-    with autocast(precision, device):
-        for first in range(start, position, lengths.tgt_len):
-            _, memory = reader.hidden(context[:, first : min(first + lengths.tgt_len, position)], memory, lengths)
-        with watch_attention(reader, lambda maps: seen.append(maps.probability[0, 0, :, 0])):
-            reader.hidden(context[:, position:], memory, lengths)
-    probability = torch.stack(seen).double().flip(-1).cpu().numpy()
+    [probability] = _attention_after(model, ids[: position + 1], position, lengths, precision, start)
+    probability = probability[..., ::-1]
     columns = min(probability.shape[-1], position + 1 - start)
     return PositionAttention(
         position, ids[position + 1 - columns : position + 1].astype(np.int64), probability[..., -columns:]
     )
+
+
+def targets_attention(
+    model: TransformerXL,
+    ids: Integer[np.ndarray, " L"],
+    position: int,
+    lengths: Lengths,
+    *,
+    precision: str = "fp32",
+    start: int = 0,
+) -> TargetsAttention:
+    """Attention to the memory of all `ids` from `position` on, which are one segment, after those since `start`."""
+    count = min(lengths.mem_len, position - start)
+    rows = _attention_after(model, ids, position, lengths, precision, start)
+    memory = np.zeros((*rows[0].shape[:-1], len(rows), count))
+    for query, probability in enumerate(rows):  # the newest token of the memory is query + 1 before this one
+        known = probability[..., query + 1 : query + 1 + count]
+        memory[..., query, count - known.shape[-1] :] = known[..., ::-1]
+    context = ids[position - count : position]
+    return TargetsAttention(position, ids[position:].astype(np.int64), context.astype(np.int64), memory)
+
+
+@torch.no_grad()
+def _attention_after(
+    model: TransformerXL, ids: Integer[np.ndarray, " L"], position: int, lengths: Lengths, precision: str, start: int
+) -> list[Float[np.ndarray, "N H S"]]:
+    """The attention by distance of each token from `position` on, which are one segment; before it the tokens since
+    `start` that can reach it are read."""
+    device = next(model.parameters()).device
+    reader = model.for_inference(precision)
+    tokens = torch.from_numpy(ids.astype(np.int64))[None].to(device)
+    start = max(start, position - (len(attending_layers(model)) * lengths.mem_len + lengths.tgt_len))
+    memory = reader.empty_memory(1, lengths)
+    found: list[list[Float[np.ndarray, "H S"]]] = [[] for _ in range(len(ids) - position)]
+
+    def add(maps: Maps) -> None:
+        for query, probability in enumerate(maps.probability[0, 0].double().cpu().numpy().swapaxes(0, 1), maps.first):
+            found[query].append(probability)
+
+    with autocast(precision, device):
+        for first in range(start, position, lengths.tgt_len):
+            _, memory = reader.hidden(tokens[:, first : min(first + lengths.tgt_len, position)], memory, lengths)
+        with watch_attention(reader, add):
+            reader.hidden(tokens[:, position:], memory, lengths)
+    return [np.stack(layers) for layers in found]
 
 
 def head_facts(average: AverageAttention) -> dict[str, object]:
@@ -313,6 +363,7 @@ def draw_heads(
     average: AverageAttention,
     chosen: Sequence[Head],
     looks: Sequence[PositionAttention],
+    targets: Sequence[TargetsAttention],
     loaded: LoadedModel,
     text: str,
 ) -> list[Path]:
@@ -336,4 +387,12 @@ def draw_heads(
             heads[f"layer {n + 1}, head {h + 1}: {share}"] = probability, marked
         stem, title = folder / f"position-{look.position}", f"{text}, from token {look.position:,}"
         paths += draw_passage(stem, tokens, heads, title)
+    for each in targets:
+        rows, columns = (
+            [token.replace(" ", "\N{OPEN BOX}") for token in _tokens(loaded.vocab, ids)] for ids in each[1:3]
+        )
+        panels = {f"layer {n + 1}, head {h + 1}": each.probability[n, h] for n, h in chosen}
+        marked = [most_attended(panel) for panel in panels.values()]
+        title = f"{text}, from token {each.position:,}: attention to the memory, each row's top {TOP:.0%} marked"
+        paths += draw_targets(folder / f"targets-{each.position}", rows, columns, panels, marked, title)
     return paths

@@ -4,8 +4,10 @@ over attention length, heads over distance (Figures 5 and 7), and the text that 
 from __future__ import annotations
 
 import io
+import math
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -167,6 +169,38 @@ def draw_passage(stem: Path, tokens: Sequence[str], heads: Mapping[str, HeadAtte
     return save_figure(figure, stem)
 
 
+def draw_targets(
+    stem: Path,
+    targets: Sequence[str],
+    context: Sequence[str],
+    panels: Mapping[str, Float[np.ndarray, "T M"]],
+    marked: Sequence[Bool[np.ndarray, "T M"]],
+    title: str,
+) -> list[Path]:
+    """Draw Figure 6: for each head a panel with a row for each target token and a column for each context token.
+
+    Each row has its own scale; a dot is on each `marked` token. Of a long context only some tokens are named.
+    """
+    width, rows, columns = min(0.14 * len(context), 24.0), len(targets), len(context)
+    figure = _figure(2 + max(width, 4.0), 0.8 + (0.13 * rows + 0.8) * len(panels))
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    named = range(0, columns, max(1, math.ceil(columns * 0.14 / width)))
+    for axis, (name, panel), dots in zip(axes, panels.items(), marked, strict=True):
+        shades = panel / np.maximum(panel.max(axis=1, keepdims=True), 1e-12)
+        axis.pcolormesh(
+            np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, shades, cmap="Oranges", rasterized=True
+        )
+        y, x = np.nonzero(dots)
+        axis.plot(x, y, ".", color="black", markersize=2)
+        axis.set_ylim(rows - 0.5, -0.5)
+        axis.set_title(name, fontsize=9)
+        style = {"family": "DejaVu Sans Mono", "fontsize": 6, "parse_math": False}
+        axis.set_yticks(range(rows), targets, **style)
+        axis.set_xticks(list(named), [context[i] for i in named], rotation=90, **style)
+    figure.suptitle(title, fontsize=10)
+    return save_figure(figure, stem)
+
+
 def _lay_out(tokens: Sequence[str]) -> list[tuple[int, int]]:
     """Column and row of each token in lines of `LINE` characters."""
     corners, column, row = [], 0, 0
@@ -188,6 +222,17 @@ def _write(axis: Axes, tokens: Sequence[str], head: HeadAttention, layout: Seque
         style = {"family": "DejaVu Sans Mono", "size": POINTS, "bbox": box, "parse_math": False}
         style |= {"weight": "bold", "color": "black"} if marked[i] or own else {"color": "0.35"}
         axis.text(column, top + row + 0.5, token.rstrip()[:LINE] or token, va="center_baseline", **style)
+
+
+def if_possible(draw: Callable[[], list[Path]]) -> list[Path]:
+    """The files that `draw` writes; without matplotlib none, and a sentence on standard error, because the numbers do
+    not need it."""
+    try:
+        load_matplotlib()
+    except Mistake as error:
+        print(f"txl: {error}", file=sys.stderr)
+        return []
+    return draw()
 
 
 def load_matplotlib() -> ModuleType:

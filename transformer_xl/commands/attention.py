@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 NOTABLE = 3
 """Number of heads to draw by default: the ones with the greatest mean distance, as in the paper."""
+TARGETS = 16
+"""Number of tokens, from a position on, whose attention to the memory is drawn side by side."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,20 @@ class Attention:
         average = attention.average_attention(
             loaded.model, report_progress(loader, "averaging"), lengths, precision=precision
         )
-        looks = []
+        looks, targets = [], []
         for position in positions:
             start = 0 if documents is None else int(documents[documents <= position][-1])
             looks.append(
                 attention.position_attention(loaded.model, ids, position, lengths, precision=precision, start=start)
             )
+            end = len(ids) if documents is None else int([*documents[documents > position], len(ids)][0])
+            segment = ids[: min(position + TARGETS, end)]
+            if lengths.mem_len:
+                targets.append(
+                    attention.targets_attention(
+                        loaded.model, segment, position, lengths, precision=precision, start=start
+                    )
+                )
         chosen = named or average.widest(NOTABLE)
         about = {"run": str(trained.path), **split.about, "queries": average.queries, "precision": precision}
         facts = (
@@ -97,7 +107,7 @@ class Attention:
         save_arrays(
             folder / "attention", facts, arrays | {f"position_{look.position}": look.probability for look in looks}
         )
-        paths = attention.draw_heads(folder, average, chosen, looks, loaded, f"{split.corpus}, {split.name}")
+        paths = attention.draw_heads(folder, average, chosen, looks, targets, loaded, f"{split.corpus}, {split.name}")
         if self.json:
             print(json.dumps(facts | {"files": [str(path) for path in paths]}))
         else:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
+from ..mistake import Mistake
 from .shared import Precision, RunFolder, Size
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Integer
+
     from ..run import LoadedModel
-    from ..run.trained import TrainedRun
 
 MOST_CONTEXT = 512
 """Maximum number of tokens of the test split in a prompt: the paper's context (Appendix E)."""
@@ -31,7 +37,11 @@ class Generate:
     prompt: Annotated[tuple[str, ...], arg(metavar="TEXT|-|@FILE ...")] = ()
     """Text to continue; several prompts are continued in one batch. -: standard input. @FILE: the text of a file."""
     from_test: Size = None
-    """Continue the first N tokens of the test split, at most 512."""
+    """Continue N tokens of the test split, at most 512."""
+    at: Annotated[str, arg(metavar="POSITION|random")] = "0"
+    """With --from-test: the position of its first token, or one drawn with --seed."""
+    reference: bool = False
+    """With --from-test: print the context, then the generated text beside the text that follows there."""
     max_tokens: Annotated[int, arg(metavar="N")] = 500
     top_k: Annotated[int, arg(metavar="N")] = 40
     """Sample only from the N likeliest tokens; 0: from all."""
@@ -68,6 +78,10 @@ class Generate:
         problems.bound(self, "from_test", least=1, most=MOST_CONTEXT)
         if self.from_test is not None and self.prompt:
             problems.append("--from-test takes the prompt from the test set, so give it or a prompt, not both.")
+        if self.from_test is None and (self.reference or self.at != "0"):
+            problems.append("--at and --reference are for --from-test. Give it too, or leave them out.")
+        if self.at != "random" and not self.at.isdecimal():
+            problems.append(f"--at must be a position, from 0, or random, got {self.at!r}.")
         how = partial(Sampling, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         sampling = problems.attempt(partial(how, seed=self.seed, stop=self.stop))
         found = trained.lengths(self)
@@ -75,7 +89,10 @@ class Generate:
         assert sampling is not None, "what is refused has a problem"
         read = [_read_prompt(prompt) for prompt in self.prompt]
         loaded = trained.load()
-        texts = _prompts(self, read, trained, loaded)
+        texts, reference = _prompts(self, read, loaded), None
+        if self.from_test is not None:
+            context, reference = _test_text(self, trained.text(loaded.vocab, None, "test", "test").ids, loaded)
+            texts = [context]
         if unknown := loaded.vocab.unknown_in(texts, "the prompt"):
             print(f"{unknown}.", file=sys.stderr)
         texts = [text for text in texts or [""] for _ in range(self.n)]
@@ -84,20 +101,36 @@ class Generate:
             loaded.model, loaded.vocab, texts, lengths, sampling, self.max_tokens, precision=trained.precision
         )
         written = _write(loaded, texts, pieces, self)
-        if len(texts) == 1 and not self.json:
+        if _streams(texts, self):
             return
+        following = {} if reference is None or not self.reference else {"reference": _prompt_text(reference)}
         for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
             if self.json:
-                print(json.dumps({"prompt": _prompt_text(prompt), "text": text}))
+                print(json.dumps({"prompt": _prompt_text(prompt), "text": text} | following))
+            elif following:
+                _show_beside(_prompt_text(prompt), text, following["reference"])
             else:
                 print(f"--- {number} ---\n{_prompt_text(prompt)}{text}")
+
+
+def _streams(texts: Sequence[str | bytes], options: Generate) -> bool:
+    """Whether text is printed while it is generated."""
+    return len(texts) == 1 and not options.json and not options.reference
+
+
+def _show_beside(context: str, text: str, reference: str) -> None:
+    """Print the context over the whole width, then the generated text and the reference side by side."""
+    width = max((shutil.get_terminal_size().columns - 3) // 2, 20)
+    columns = [[line for part in each.splitlines() for line in wrap(part, width) or [""]] for each in (text, reference)]
+    print("\n".join(["Context:", context, "", f"{'Generated':{width}} | Reference", f"{'-' * width} | {'-' * width}"]))
+    print("\n".join(f"{left:{width}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")))
 
 
 def _write(
     loaded: LoadedModel, prompts: Sequence[str | bytes], pieces: Iterator[tuple[int, str]], options: Generate
 ) -> list[str]:
     """The text after each prompt. A single one is printed while it is generated."""
-    written, streams = [""] * len(prompts), len(prompts) == 1 and not options.json
+    written, streams = [""] * len(prompts), _streams(prompts, options)
     if streams:
         print(_prompt_text(prompts[0]), end="", flush=True)
     start = time.perf_counter()
@@ -123,20 +156,35 @@ def _read_prompt(prompt: str) -> str | bytes:
     return read_text(prompt[1:]) if prompt.startswith("@") else prompt
 
 
-def _prompts(
-    options: Generate, read: Sequence[str | bytes], trained: TrainedRun, loaded: LoadedModel
-) -> Sequence[str | bytes]:
+def _prompts(options: Generate, read: Sequence[str | bytes], loaded: LoadedModel) -> Sequence[str | bytes]:
     """The texts to continue, in the form that the model reads."""
     from ..data.reading import text_of
 
-    if options.from_test is not None:
-        ids = trained.text(loaded.vocab, None, "test", "test").ids
-        ids = ids[len(loaded.vocab.opening_ids) :][: options.from_test]
-        return [loaded.vocab.decode_bytes(ids) if loaded.vocab.unit == "byte" else loaded.vocab.decode(ids)]
     if loaded.vocab.unit == "byte":
         return read
     named = zip(options.prompt, read, strict=True)
     return [text_of(text, f"The prompt {name}") if isinstance(text, bytes) else text for name, text in named]
+
+
+def _test_text(
+    options: Generate, ids: Integer[np.ndarray, " L"], loaded: LoadedModel
+) -> tuple[str | bytes, str | bytes]:
+    """The context that `options` ask for, and as many tokens after it as are generated."""
+    import numpy as np
+
+    ids, size = ids[len(loaded.vocab.opening_ids) :], options.from_test or 0
+    last = len(ids) - size - (options.max_tokens if options.reference else 0)
+    if options.at == "random" and last >= 0:
+        start = int(np.random.default_rng(options.seed).integers(last + 1))
+    else:
+        start = int(options.at) if options.at != "random" else 0
+    if start > last:
+        raise Mistake(
+            f"--at must be at most {last:,}, because the test split has {len(ids):,} tokens, got {options.at}. Lower "
+            "it, --from-test or --max-tokens."
+        )
+    decode = loaded.vocab.decode_bytes if loaded.vocab.unit == "byte" else loaded.vocab.decode
+    return decode(ids[start : start + size]), decode(ids[start + size : start + size + options.max_tokens])
 
 
 def _prompt_text(prompt: str | bytes) -> str:

@@ -35,7 +35,7 @@ class Length(ComparisonOptions):
         """
         import numpy as np
 
-        from ..analysis.figures import Curve, draw_curves
+        from ..analysis.figures import Curve, draw_curves, if_possible
         from ..analysis.length import TOLERANCE, attention_lengths, sweep
         from ..runtime.files import write_whole
 
@@ -51,17 +51,19 @@ class Length(ComparisonOptions):
             model, precision = run.load().model, group.precision
             sweeps.append(sweep(model, run.config, group.split, lengths, group.vocab, how=how, precision=precision))
         facts = {"tolerance": TOLERANCE} | group.facts(map(_as_figures, sweeps))
-        if self.out is not None:
-            write_whole(self.out / "length.json", json.dumps(facts, indent=1) + "\n")
-            curves = {}
-            for name, each in zip(group.names, sweeps, strict=True):
-                marks = {each.shortest: "as good"} | {each.best: "best"}
-                curves[name] = Curve(np.array(each.attn_lens), np.array(each.figures), marks=marks)
-            draw_curves(self.out / "length", {"": curves}, "attention length in tokens", group.unit)
+        folder, curves = self.folder(group, "length"), {}
+        write_whole(folder / "length.json", json.dumps(facts, indent=1) + "\n")
+        for name, run, each in zip(group.names, group.runs, sweeps, strict=True):
+            trained = run.config.train.tgt_len + run.config.train.mem_len
+            own = {each.attn_lens.index(trained): "trained"} if trained in each.attn_lens else {}
+            marks = own | {each.shortest: "as good as the best"} | {each.best: "best"}
+            curves[name] = Curve(np.array(each.attn_lens), np.array(each.figures), marks=marks)
+        if_possible(lambda: draw_curves(folder / "length", {"": curves}, "attention length in tokens", group.unit))
         if self.json:
             print(json.dumps(facts))
         else:
             _show_lengths(group, sweeps)
+            print(f"The picture is in {folder}.")
 
 
 def _as_figures(each: Sweep) -> dict[str, Any]:

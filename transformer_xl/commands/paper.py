@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,7 @@ from .shared import Sizes
 
 if TYPE_CHECKING:
     from ..paper.exhibits import Exhibit
+    from ..paper.measures import Results
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,25 @@ class Paper:
 
     exhibit: Annotated[Positional[str | None], arg(metavar="EXHIBIT")] = None
     """table-1 to table-10, figure-1 to figure-7, appendix-a to appendix-e. Without it, all are listed."""
-    size: Literal["toy", "small", "paper"] = "toy"
-    """toy: at most 3 minutes on 2 cores, shows the way; small: hours, shows most results; paper: the paper's sizes."""
+    size: Literal["toy", "small", "paper"] | None = None
+    """Make it. toy: at most 3 minutes on 2 cores, shows the way; small: some 5 minutes per model; paper: the paper's
+    sizes, for a cluster. Without a size, the paper's figures and the ones that this project measured are printed."""
     seeds: Sizes = (1,)
     """Seeds of the models. With several, figures are means with standard errors."""
     rows: Annotated[tuple[str, ...], arg(metavar="ROW ...")] = ()
-    """Only these models of the table; by default all."""
+    """Train only these models of the exhibit; by default all."""
     out: Annotated[Path, arg(metavar="DIR")] = Path("runs/paper")
     """The folder of the models, tables and pictures."""
     again: bool = False
     """Train models again that are there."""
     jobs: int = 1
-    """Trainings side by side."""
+    """Number of models to train side by side."""
     launch: Annotated[str, arg(metavar="COMMAND")] = ""
     """What starts a training, for example "torchrun --nproc-per-node 8"; it must take -m and a module."""
 
     def run(self) -> None:
-        """List everything, or make one exhibit. What was trained before is used."""
+        """List everything, show what is known of one exhibit, or make it. Models that are there are used."""
+        from ..paper import show
         from ..paper.exhibits import exhibits
 
         known = exhibits()
@@ -61,45 +65,58 @@ class Paper:
         problems.refuse()
         if exhibit.page:
             print(f"{exhibit.name}: {exhibit.title}. {exhibit.page} has it.")
-            return
-        self.make(exhibit)
-
-    def make(self, exhibit: Exhibit) -> None:
-        """Train the models of an exhibit that are missing, measure, and write the table and the pictures."""
-        from ..paper import show
-        from ..paper.exhibits import training
-        from ..paper.measures import MEASURES
-        from ..paper.study import Study
-        from ..runtime.files import write_whole
-
-        study = Study(self.size, self.out, shlex.split(self.launch) or [sys.executable], self.jobs)
-        rows = [row for row in exhibit.rows(self.rows) if training(row, self.size)]
-        if exhibit.rows() and not rows:
-            raise Mistake(f"{exhibit.name} has no models of size {self.size}. Give --size toy or paper.")
-        study.train(rows, self.seeds, again=self.again)
-        folder = self.out / self.size / exhibit.name
-        measured = MEASURES[exhibit.measure](study, exhibit, self.seeds, folder)
-        if measured.columns:
-            head, *body = cells = show.table(exhibit, measured)
-            show_table(f"\n{exhibit.name}, {self.size}: {exhibit.title}", head, body)
-            write_whole(folder / "table.csv", show.as_csv(cells))
-            write_whole(folder / "table.tex", show.as_latex(f"{exhibit.name}: {exhibit.title}", cells))
-        if exhibit.claims:
-            best = {
-                row: {s: show.best_of(r) for s in self.seeds if (r := study.result(row, s))} for row in exhibit.rows()
-            }
-            head, *body = cells = show.claims(exhibit, best)
-            show_table("", head, body)
-            write_whole(folder / "claims.csv", show.as_csv(cells))
-        print(f"\nIn {folder}: {', '.join(sorted(file.name for file in folder.glob('*.*'))) or 'nothing'}")
+        elif self.size is None:
+            print(f"Models: {', '.join(exhibit.rows(self.rows)) or 'none'}. --size toy|small|paper makes it.\n")
+            show_tables(exhibit, "small", show.of_rows(exhibit, "small", show.measured("small")))
+        else:
+            make(exhibit, self, self.size)
 
 
-def show_list(known: dict[str, Exhibit]) -> None:
+def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"]) -> None:
+    """Train the models of an exhibit that are missing, measure, and write the table and the pictures."""
+    from ..paper import show
+    from ..paper.exhibits import training
+    from ..paper.measures import MEASURES, draw_lengths
+    from ..paper.study import Study
+    from ..runtime.files import write_whole
+
+    study = Study(size, options.out, shlex.split(options.launch) or [sys.executable], options.jobs)
+    rows = [row for row in exhibit.rows(options.rows) if training(row, size)]
+    if exhibit.rows() and not rows:
+        raise Mistake(f"{exhibit.name} has no models of size {size}. Give --size toy or paper.")
+    study.train(rows, options.seeds, again=options.again)
+    folder = options.out / size / exhibit.name
+    for seed in options.seeds:
+        MEASURES[exhibit.measure].make(study, exhibit, seed, folder)
+    found = study.results([*exhibit.rows(), exhibit.name], options.seeds)
+    for name, cells in show_tables(exhibit, size, found).items():
+        write_whole(folder / f"{name}.csv", show.as_csv(cells))
+        write_whole(folder / f"{name}.tex", show.as_latex(f"{exhibit.name}: {exhibit.title}", cells))
+    draw_lengths(exhibit, found, folder / "lengths")
+    print(f"\nFiles are in {folder}.")
+
+
+def show_tables(exhibit: Exhibit, size: str, results: Results) -> Mapping[str, Sequence[Sequence[str]]]:
+    """Print and return the tables of an exhibit: its figures, and the paper's conclusions."""
+    from ..paper import show
+
+    tables = {}
+    if exhibit.columns:
+        tables["table"] = show.table(exhibit, results)
+        show_table(f"{exhibit.name}, {size}: {exhibit.title}", tables["table"][0], tables["table"][1:])
+    if exhibit.claims:
+        tables["claims"] = show.claims(exhibit, results)
+        show_table("", tables["claims"][0], tables["claims"][1:])
+    return tables
+
+
+def show_list(known: Mapping[str, Exhibit]) -> None:
     """Print every exhibit: what it shows, the paper's first figures, and ours where they were measured."""
     from ..paper import show
 
     rows = []
     for name, exhibit in known.items():
-        paper = ", ".join(str(line.paper[0]) for line in exhibit.lines if line.paper) or exhibit.page
-        rows.append([name, exhibit.title, paper, show.summary(exhibit, "small")])
-    show_table("`txl paper NAME --size toy|small|paper` makes one.", ["name", "title", "paper", "ours, small"], rows)
+        paper = ", ".join(str(line.paper[0]) for line in exhibit.lines if line.paper) or exhibit.page or show.NONE
+        results = show.of_rows(exhibit, "small", show.measured("small"))
+        rows.append([f"{name:10}  {exhibit.title}", paper, show.summary(exhibit, results)])
+    show_table("`txl paper NAME --size toy|small|paper` makes one.", ["what it shows", "paper", "ours, small"], rows)

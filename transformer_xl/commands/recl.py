@@ -49,7 +49,7 @@ class Recl(ComparisonOptions):
 
         from ..analysis import recl as measures
         from ..analysis.comparison import save_arrays
-        from ..analysis.figures import Curve, draw_curves, draw_gains
+        from ..analysis.figures import Curve, draw_curves, draw_gains, if_possible
 
         step, longest, seed = self.step, self.max_context, self.seed
         problems = Problems()
@@ -76,18 +76,23 @@ class Recl(ComparisonOptions):
         ]
         facts = group.facts(figures) | {"positions": self.positions, "seed": seed, "threshold": measures.THRESHOLD}
         facts |= {"contexts": contexts.tolist(), "recl": [_as_json(share, group.names) for share in shares]}
-        if self.out is not None:
-            arrays = {"losses": losses.astype(np.float32), "positions": targets, "contexts": contexts}
-            save_arrays(self.out / "recl", facts, arrays | {"names": np.array(group.names)})
-            draw_gains(self.out / "recl_gains", group.names, contexts, shares, measures.THRESHOLD)
-            known = np.exp if group.unit == "ppl" else partial(np.multiply, 1 / np.log(2))
-            curves = {n: Curve(contexts, known(mean[i]), known(interval[:, i])) for i, n in enumerate(group.names)}
-            draw_curves(self.out / "recl_context", {"all positions": curves}, "context in tokens", group.unit)
+        folder = self.folder(group, "recl")
+        arrays = {"losses": losses.astype(np.float32), "positions": targets, "contexts": contexts}
+        save_arrays(folder / "recl", facts, arrays | {"names": np.array(group.names)})
+        known = np.exp if group.unit == "ppl" else partial(np.multiply, 1 / np.log(2))
+        curves = {n: Curve(contexts, known(mean[i]), known(interval[:, i])) for i, n in enumerate(group.names)}
+        if_possible(
+            lambda: [
+                *draw_gains(folder / "recl_gains", group.names, contexts, shares, measures.THRESHOLD),
+                *draw_curves(folder / "recl_context", {"all positions": curves}, "context in tokens", group.unit),
+            ]
+        )
         if self.json:
             print(json.dumps(facts))
         else:
             heading = f"RECL on {group.split.title}: {self.positions:,} positions, threshold {measures.THRESHOLD:g}"
             _show_recl(heading, group, facts, shares)
+            print(f"Pictures and arrays are in {folder}.")
 
 
 def _losses(

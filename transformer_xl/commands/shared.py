@@ -40,7 +40,7 @@ class ComparisonOptions:
     """The split to score. By default test, or all if --data has no splits. all: every split, one after another."""
     device: str = "auto"
     out: Folder = None
-    """Write JSON and arrays to this folder, and pictures if matplotlib is installed."""
+    """The folder for JSON, arrays and pictures; by default one in the first run."""
     json: bool = False
 
     def compared(self, precision: Precision, problems: Problems) -> Comparison:
@@ -50,3 +50,7 @@ class ComparisonOptions:
 
         runs, where = list(map(local, self.runs)), self.device
         return Comparison(runs, problems, data=self.data, split=self.split, device=where, precision=precision)
+
+    def folder(self, group: Comparison, name: str) -> Path:
+        """The folder for the files, which is `name` in the first run if the user gave none."""
+        return self.out or group.runs[0].path / name

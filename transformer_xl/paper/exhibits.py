@@ -95,5 +95,6 @@ def training(row: str, size: str) -> list[str] | None:
 
 
 def first_like(row: str, size: str) -> str:
-    """The first row that is trained by the same words, because it is the same model."""
-    return next(name for name in content()["rows"] if training(name, size) == training(row, size))
+    """The first row that is trained by the same words, because it is the same model; a name of no row itself."""
+    rows = content()["rows"]
+    return next((name for name in rows if row in rows and training(name, size) == training(row, size)), row)

@@ -1,136 +1,138 @@
-"""What is measured for each kind of exhibit, by `txl` commands on the models of a study.
-
-A measure returns its columns and, for each line of the exhibit, a list of values over seeds for each column.
-"""
+"""What is measured for each kind of exhibit: by `txl` commands on the models of a study, into their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ..analysis.figures import Curve, draw_curves
-from .exhibits import Exhibit
+from ..analysis.figures import Curve, draw_curves, if_possible
+from ..runtime.files import write_whole
+from .exhibits import Exhibit, Line
 from .speed import slowdown
 from .study import Result, Study
 
 SAMPLES = 3
 """Number of texts of Appendix E."""
+SHRINK = {"toy": 16, "small": 4, "paper": 1}
+"""Table 9's attention lengths are divided by this."""
+
+Results = Mapping[str, Sequence[Result]]
+"""The results of each row, one per seed; those of an exhibit without models are under its name."""
 
 
-class Measured(NamedTuple):
-    """The columns of an exhibit that are measured, and their values: by line, by column, over seeds."""
+class Measure(NamedTuple):
+    """A kind of exhibit."""
 
+    make: Callable[[Study, Exhibit, int, Path], None]
+    """Measure the models of a seed where that was not done yet, and write files to a folder."""
     columns: Sequence[str]
-    lines: Sequence[Sequence[Sequence[float]]]
-    files: Sequence[Path] = ()
+    """What is measured; "{}" stands for ppl or bpc."""
+    values: Callable[[Line, Result], Sequence[float | None]]
+    """The values of a line in the result of its row, in the order of the columns."""
 
 
-def results(study: Study, row: str, seeds: Sequence[int]) -> list[Result]:
-    """The results of a row, in the order of the seeds."""
-    found = [study.result(row, seed) for seed in seeds] if row else []
-    return [result for result in found if result is not None]
+def score_values(line: Line, result: Result) -> Sequence[float | None]:
+    return [result.get(name) for name in ("test", "valid", "parameters")]
 
 
-def score(study: Study, exhibit: Exhibit, seeds: Sequence[int], folder: Path) -> Measured:
-    """The test and validation figures, and the number of parameters."""
-    rows = [results(study, line.row, seeds) for line in exhibit.lines]
-    [unit] = {result["unit"] for row in rows for result in row}
-    names = {unit: "test", "valid": "valid", "parameters": "parameters"}
-    return Measured([*names], [[[r[name] for r in row if name in r] for name in names.values()] for row in rows])
-
-
-def lengths(study: Study, exhibit: Exhibit, seeds: Sequence[int], folder: Path) -> Measured:
-    """The figure at the trained length, the best one, and the shortest length within 0.1 % of the best (Table 6)."""
-    for seed in seeds:
-        _sweep(study, exhibit.rows(), seed)
-    rows, curves = [results(study, line.row, seeds) for line in exhibit.lines], {}
-    [unit] = {result["unit"] for row in rows for result in row}
-    for line, row in zip(exhibit.lines, rows, strict=True):
-        if row:
-            x = np.array(sorted({int(n) for result in row for n in result["lengths"]}))
-            y = np.array([np.mean([result["lengths"][str(n)] for result in row]) for n in x])
-            trained = int(np.searchsorted(x, row[0]["trained_length"]))
-            curves[", ".join(map(str, line.cells))] = Curve(
-                x, y, marks={trained: "trained"} if trained < len(x) else {}
-            )
-    paths = draw_curves(folder / "lengths", {"": curves}, "attention length in tokens", unit)
-    columns = [f"{unit}, trained length", f"best {unit}", "its length"]
-    return Measured(columns, [[list(values) for values in zip(*map(_best, row), strict=True)] for row in rows], paths)
-
-
-def _best(result: Result) -> tuple[float, float, float]:
-    values = {int(length): value for length, value in result["lengths"].items()}
-    return values[result["trained_length"]], min(values.values()), result["shortest"]
-
-
-def _sweep(study: Study, rows: Sequence[str], seed: int) -> None:
-    """Score the rows of a seed that were not, at the lengths of the size and at the trained ones of all rows."""
-    found = {row: study.result(row, seed) for row in rows}
+def make_lengths(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
+    """Score at the attention lengths of the size, and at those that the rows were trained with (Table 6)."""
+    found = {row: study.result(row, seed) for row in exhibit.rows()}
     missing = {study.folder(row, seed): row for row, result in found.items() if result and "lengths" not in result}
     if not missing:
         return
     trained = {result["trained_length"] for result in found.values() if result}
     attn_lens = map(str, sorted({*study.facts("attn_lens"), *trained}))
     how = [*map(str, missing), "--attn-len", *attn_lens, "--precision", "fp32", *study.facts("score").split()]
-    for run in study.measured(["analyse", "length", *how])["runs"]:
+    for run in study.measured(["analyse", "length", *how, "--out", str(folder)])["runs"]:
         row = missing[Path(run["run"])]
         values = {str(r["attn_len"]): r["ppl" if r["unit"] in ("word", "bpe", "id") else "bpc"] for r in run["results"]}
         study.keep(row, seed, (found[row] or {}) | {"lengths": values, "shortest": run["shortest"]})
 
 
-def recl(study: Study, exhibit: Exhibit, seeds: Sequence[int], folder: Path) -> Measured:
-    """The relative effective context lengths within each group of models (Table 8), and Figures 3 and 4."""
-    found: dict[tuple[object, str], list[Sequence[float]]] = {}
-    files: list[Path] = []
-    for group in dict.fromkeys(line.cells[0] for line in exhibit.lines):
-        rows = [line.row for line in exhibit.lines if line.cells[0] == group]
-        for seed in seeds:
-            here = [row for row in rows if study.result(row, seed)]
-            out = folder / f"{group}-{seed}"
-            runs = [str(study.folder(row, seed)) for row in here]
-            if len(here) > 1:
-                facts = study.measured(["analyse", "recl", *runs, *study.facts("recl").split(), "--out", str(out)])
-                for i, row in enumerate(here):
-                    found.setdefault((group, row), []).append([share["runs"][i]["recl"] for share in facts["recl"]])
-                files += sorted(out.glob("*.png"))
-    lines = [found.get((line.cells[0], line.row), []) for line in exhibit.lines]
-    return Measured(exhibit.published, [[list(values) for values in zip(*line, strict=True)] for line in lines], files)
+def length_values(line: Line, result: Result) -> Sequence[float | None]:
+    lengths: Mapping[str, float] = result.get("lengths", {})
+    return [lengths.get(str(result["trained_length"])), min(lengths.values(), default=None), result.get("shortest")]
 
 
-def speed(study: Study, exhibit: Exhibit, seeds: Sequence[int], folder: Path) -> Measured:
-    """How many times as long a sliding window takes per token as segments with a memory (Table 9)."""
-    lines = []
+def draw_lengths(exhibit: Exhibit, results: Results, stem: Path) -> None:
+    """Draw the mean over seeds by attention length, with the trained length marked."""
+    curves = {}
     for line in exhibit.lines:
-        attn_len = int(str(line.cells[0])) // (1 if study.size == "paper" else 4 if study.size == "small" else 16)
-        lines.append([[float(attn_len)], [slowdown(study.size, attn_len)]])
-    return Measured(["attention length", "slowdown"], lines)
+        found = [result for result in results.get(line.row, ()) if "lengths" in result]
+        if found:
+            x = np.array(sorted(set.intersection(*({int(n) for n in result["lengths"]} for result in found))))
+            y = np.array([np.mean([result["lengths"][str(n)] for result in found]) for n in x])
+            marks = {int(np.searchsorted(x, found[0]["trained_length"])): "trained"}
+            curves[", ".join(map(str, line.cells))] = Curve(x, y, marks=marks)
+    if curves:
+        unit = next(result["unit"] for found in results.values() for result in found)
+        if_possible(lambda: draw_curves(stem, {"": curves}, "attention length in tokens", unit))
 
 
-def attention(study: Study, exhibit: Exhibit, seeds: Sequence[int], folder: Path) -> Measured:
-    """Pictures of the attention of the heads of the first model (Figures 5 to 7)."""
-    [line] = exhibit.lines
-    run = study.folder(line.row, seeds[0])
-    study.txl(["analyse", "attention", str(run), *study.facts("look").split(), "--out", str(folder)])
-    return Measured([], [[]], sorted(folder.glob("*.png")))
+def make_recl(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
+    """The relative effective context lengths within each group of models (Table 8), and Figures 3 and 4."""
+    for group in dict.fromkeys(str(line.cells[0]) for line in exhibit.lines):
+        rows = [line.row for line in exhibit.lines if line.cells[0] == group]
+        found = {row: result for row in rows if (result := study.result(row, seed))}
+        if len(found) < 2 or all(group in result.get("recl", {}) for result in found.values()):
+            continue
+        runs = [str(study.folder(row, seed)) for row in found]
+        how = [*study.facts("recl").split(), "--out", str(folder / f"{group}-{seed}")]
+        shares = study.measured(["analyse", "recl", *runs, *how])["recl"]
+        for i, (row, result) in enumerate(found.items()):
+            lengths = {group: [share["runs"][i]["recl"] for share in shares]}
+            study.keep(row, seed, result | {"recl": result.get("recl", {}) | lengths})
 
 
-def text(study: Study, exhibit: Exhibit, seeds: Sequence[int], folder: Path) -> Measured:
-    """Samples beside the reference, from positions drawn by chance (Appendix E)."""
-    [line] = exhibit.lines
-    run, how = str(study.folder(line.row, seeds[0])), study.facts("write").split()
-    for seed in range(1, SAMPLES + 1):
-        study.txl(["generate", run, *how, "--at", "random", "--reference", "--seed", str(seed)])
-    return Measured([], [[]])
+def recl_values(line: Line, result: Result) -> Sequence[float | None]:
+    return result.get("recl", {}).get(line.cells[0], [None] * 3)
 
 
-MEASURES: dict[str, Callable[..., Measured]] = {
-    "score": score,
-    "lengths": lengths,
-    "recl": recl,
-    "speed": speed,
-    "attention": attention,
-    "text": text,
+def make_speed(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
+    """How many times as long a sliding window takes per token as segments with a memory (Table 9)."""
+    found: dict[str, list[float]] = {}
+    for line in exhibit.lines:
+        attn_len = int(str(line.cells[0])) // SHRINK[study.size]
+        print(f"Timing at an attention length of {attn_len:,}", flush=True)
+        found[str(line.cells[0])] = [attn_len, slowdown(study.size, attn_len)]
+    study.keep(exhibit.name, seed, {"speed": found})
+
+
+def speed_values(line: Line, result: Result) -> Sequence[float | None]:
+    return result["speed"][str(line.cells[0])]
+
+
+def make_attention(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
+    """Pictures of the attention of the heads (Figures 5 to 7)."""
+    run = str(study.folder(exhibit.lines[0].row, seed))
+    study.txl(["analyse", "attention", run, *study.facts("look").split(), "--out", str(folder / str(seed))])
+
+
+def make_text(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
+    """Samples beside the reference, at positions drawn by chance (Appendix E)."""
+    run, how = str(study.folder(exhibit.lines[0].row, seed)), study.facts("write").split()
+    draws = [["--at", "random", "--reference", "--seed", str(draw)] for draw in range(1, SAMPLES + 1)]
+    samples = [study.txl(["generate", run, *how, *draw]) for draw in draws]
+    write_whole(folder / f"samples-{seed}.txt", "\n".join(samples))
+
+
+def nothing(*_: object) -> None:
+    """For an exhibit that needs no measure besides the models' scores."""
+
+
+def no_values(line: Line, result: Result) -> Sequence[float | None]:
+    return []
+
+
+MEASURES = {
+    "score": Measure(nothing, ("{}", "valid", "parameters"), score_values),
+    "lengths": Measure(make_lengths, ("{}, trained length", "best {}", "its length"), length_values),
+    "recl": Measure(make_recl, ("r = 0.1", "r = 0.5", "r = 1"), recl_values),
+    "speed": Measure(make_speed, ("attention length", "slowdown"), speed_values),
+    "attention": Measure(make_attention, (), no_values),
+    "text": Measure(make_text, (), no_values),
 }

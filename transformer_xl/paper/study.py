@@ -48,7 +48,8 @@ class Study:
     _stopped: bool = False
 
     def folder(self, row: str, seed: int) -> Path:
-        """The run folder of a row and a seed. Rows that are the same model share it."""
+        """The run folder of a row and a seed. Rows that are the same model share it. An exhibit without models has one
+        of its name."""
         return self.out / self.size / f"{first_like(row, self.size)}-{seed}"
 
     def facts(self, name: str) -> Any:
@@ -73,12 +74,17 @@ class Study:
         if not file.exists():
             return None
         found = json.loads(file.read_text(encoding="utf-8"))
-        if found["command"] != shown(self.command(row, seed)):
+        if "command" in found and found["command"] != shown(self.command(row, seed)):
             raise Mistake(
                 f"{file.parent} was made by another command, `{found['command']}`. Give --again to train it again, or "
                 "another --out."
             )
         return found
+
+    def results(self, rows: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Result]]:
+        """The results of each row, in the order of the seeds."""
+        found = {row: [self.result(row, seed) for seed in seeds] for row in rows}
+        return {row: [result for result in each if result is not None] for row, each in found.items()}
 
     def keep(self, row: str, seed: int, result: Result) -> None:
         """Write the result of a row."""
@@ -116,7 +122,8 @@ class Study:
     def _train(self, row: str, seed: int, head: str) -> None:
         folder, command = self.folder(row, seed), self.command(row, seed)
         self.txl([*command, "--resume", "auto"], head)
-        self.keep(row, seed, result_of(folder) | {"row": row, "seed": seed, "command": shown(command)})
+        name = first_like(row, self.size)
+        self.keep(row, seed, result_of(folder) | {"row": name, "seed": seed, "command": shown(command)})
 
     def txl(self, words: Sequence[str], head: str = "") -> str:
         """Run a command of `txl`, show what it prints, each line behind `head`, and return it.
