@@ -51,7 +51,7 @@ def over_seeds(values: Sequence[float]) -> str:
     """The mean and its standard error, which one seed lacks; of whole numbers the least and the greatest."""
     if not values:
         return NONE
-    if all(value == int(value) for value in values):
+    if all(isinstance(value, int) for value in values):
         return " to ".join(f"{value:,.0f}" for value in sorted({min(values), max(values)}))
     return f"{mean(values):.3f}" + (f" ± {standard_error(values):.3f}" if len(values) > 1 else "")
 
