@@ -23,7 +23,7 @@ FLOORS = (
     {"run"},
     {"evaluation"},
     {"train", "analysis"},
-    {"report", "interop", "serving"},
+    {"report", "interop", "serving", "paper"},
     {"commands"},
 )
 ROOF = {"__init__", "__main__", "hf"}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpus import Split
-from transformer_xl.data.loader import Segment, ShuffledLines, StreamLoader, random_cuts
+from transformer_xl.data.loader import Segment, StreamLoader, random_cuts, shifted_copies, shuffled_lines
 from transformer_xl.mistake import Mistake
 
 lengths = st.integers(2, 200)
@@ -195,7 +195,7 @@ def lines_of(tokens: list[int]) -> list[tuple[int, ...]]:
 @given(lines=lines, seed=st.integers(0, 99), ended=st.booleans())
 def test_shuffling_keeps_the_lines(lines: list[list[int]], seed: int, ended: bool) -> None:
     tokens = [token for line in lines for token in (*line, 0)] + ([] if ended else [1])
-    shuffled = ShuffledLines(np.array(tokens), 0, (seed,))
+    shuffled = shuffled_lines(np.array(tokens), 0, (seed,))
     read = shuffled[0 : len(tokens)].tolist()
     assert len(shuffled) == len(tokens) and sorted(read) == sorted(tokens)
     if ended:
@@ -203,6 +203,33 @@ def test_shuffling_keeps_the_lines(lines: list[list[int]], seed: int, ended: boo
         assert lines_of(read)[0] == lines_of(tokens)[0], "the first line stays: its first token is context only"
     for start in range(0, len(tokens), 3):
         assert shuffled[start : start + 5].tolist() == read[start : start + 5]
+
+
+@settings(deadline=None)
+@given(size=st.integers(2, 30), copies=st.integers(1, 5), seed=st.integers(0, 99))
+def test_a_shifted_copy_has_each_token_once_in_its_order_around_the_end(size: int, copies: int, seed: int) -> None:
+    text = np.arange(size)
+    read = shifted_copies(text, copies, seed)
+    assert len(read) == size * copies
+    for copy in range(copies):
+        own = read[copy * size : (copy + 1) * size]
+        assert own.tolist() == np.roll(text, -int(own[0])).tolist()
+
+
+def test_streams_read_shifted_copies_as_one_text_and_resume_by_index() -> None:
+    text = np.arange(20)
+    loader = StreamLoader(text, batch_size=2, tgt_len=3, passes=3, seed=5)
+    whole = shifted_copies(text, 3, 5)[0:60].tolist()
+    assert loader.targets == 59
+    read = [[], []]
+    for segment in loader:
+        for row, targets in zip(read, segment.targets.tolist(), strict=True):
+            row += [target for target in targets if target >= 0]
+    assert read[0] + read[1] == whole[1:]
+    again = StreamLoader(text, batch_size=2, tgt_len=3, passes=3, seed=5)
+    assert torch.equal(again.segment(7).ids, loader.segment(7).ids)
+    with pytest.raises(ValueError, match="passes must be 1 where documents"):
+        StreamLoader(text, batch_size=2, tgt_len=3, passes=2, documents=[0, 4])
 
 
 @settings(deadline=None)

@@ -107,6 +107,9 @@ class TrainConfig(Checked):
     short_share: float = 0.0
     """In this first share of the steps tgt_len and mem_len are half as long, and the batch has twice as many rows. The
     memory is emptied after it."""
+    passes: int = 1
+    """Number of copies of the text that are read as one epoch, each from a random token on and around its end (10 in
+    the authors' TensorFlow code for TPUs)."""
     batch_chunk: int = 1
     """To save memory, split a batch into this many chunks and add their gradients."""
     loss: Literal["full", "half"] = "full"
@@ -173,7 +176,7 @@ class TrainConfig(Checked):
 
     def _problems(self) -> Iterator[Problem]:
         yield from _length_problems(self)
-        counts = ("batch_size", "batch_chunk", "max_steps", "log_every", "keep", "sample_tokens")
+        counts = ("batch_size", "batch_chunk", "passes", "max_steps", "log_every", "keep", "sample_tokens")
         steps = ("warmup_steps", "eval_every", "eval_tokens", "save_every", "sample_every", "average_from")
         rates = ("clip", "weight_decay", "lr", "average_lr_ratio", "ar_alpha", "tar_beta", "epsilon")
         yield from out_of_bounds(self, *counts, least=1)
@@ -249,6 +252,10 @@ class RunConfig(Checked):
 
     def _problems(self) -> Iterator[Problem]:
         kind, places = f"{{}} = {self.model.kind}", self.model.positions
+        if self.train.passes > 1 and self.corpus.shuffle_lines:
+            yield Problem(
+                ("train.passes", "corpus.shuffle_lines"), "{} must be 1 where {} is true. Leave one of them out."
+            )
         yield from self._problems_of_ngrams()
         yield from self._problems_of_recurrent()
         if self.model.base_kind not in ("vaswani", "al-rfou"):

@@ -46,38 +46,49 @@ class Segment(NamedTuple):
     """Rows whose memory is emptied before this segment; None if there are none."""
 
 
-class ShuffledLines:
-    """Tokens whose lines are in a random order given by a seed. They are read by slices, like an array.
+class Rearranged:
+    """Pieces of a text in another order. They are read by slices, like an array."""
 
-    The first line stays first, because the first token is only context; so every epoch has the same targets.
-    """
-
-    def __init__(self, tokens: Integer[np.ndarray, " N"], line_end: int, seed: Sequence[int]) -> None:
-        self._tokens = tokens
-        pieces = range(0, len(tokens), _PIECE)
-        ends = [np.flatnonzero(tokens[start : start + _PIECE] == line_end) + start + 1 for start in pieces]
-        starts = np.unique(np.concatenate([[0], *ends]))
-        starts = starts[starts < len(tokens)]
-        order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(len(starts) - 1)])
-        self._starts = starts[order]
-        self._ends = np.cumsum(np.diff(starts, append=len(tokens))[order])
-        """The position at which each line ends in the new order."""
+    def __init__(
+        self, tokens: Integer[np.ndarray, " N"], starts: Int[np.ndarray, " P"], sizes: Int[np.ndarray, " P"]
+    ) -> None:
+        self._tokens, self._starts, self._sizes = tokens, starts, sizes
+        self._ends = np.cumsum(sizes)
+        """The position at which each piece ends in the new order."""
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return int(self._ends[-1])
 
     def __getitem__(self, part: slice) -> Integer[np.ndarray, " n"]:
         start, stop, _ = part.indices(len(self))
         found = [self._tokens[:0]]
-        line = int(np.searchsorted(self._ends, start, side="right"))
+        piece = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            left = int(self._ends[line]) - start
-            length = int(self._ends[line] - (self._ends[line - 1] if line else 0))
-            begin = int(self._starts[line]) + length - left
+            left = int(self._ends[piece]) - start
+            begin = int(self._starts[piece]) + int(self._sizes[piece]) - left
             found.append(self._tokens[begin : begin + min(left, stop - start)])
             start += left
-            line += 1
+            piece += 1
         return np.concatenate(found)
+
+
+def shuffled_lines(tokens: Integer[np.ndarray, " N"], line_end: int, seed: Sequence[int]) -> Rearranged:
+    """The lines of a text in a random order. The first line stays first, because the first token is only context; so
+    every epoch has the same targets."""
+    pieces = range(0, len(tokens), _PIECE)
+    ends = [np.flatnonzero(tokens[start : start + _PIECE] == line_end) + start + 1 for start in pieces]
+    starts = np.unique(np.concatenate([[0], *ends]))
+    starts = starts[starts < len(tokens)]
+    order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(len(starts) - 1)])
+    return Rearranged(tokens, starts[order], np.diff(starts, append=len(tokens))[order])
+
+
+def shifted_copies(tokens: Integer[np.ndarray, " N"], copies: int, seed: int) -> Rearranged:
+    """Copies of a text one after another, each from a random token on and around its end, as the original TensorFlow
+    code reads a text (`num_passes`): streams begin at other places in every copy."""
+    begins = np.random.default_rng(seed).integers(len(tokens), size=copies)
+    starts = np.stack([begins, np.zeros_like(begins)], axis=1)
+    return Rearranged(tokens, starts.ravel(), np.stack([len(tokens) - begins, begins], axis=1).ravel())
 
 
 def random_cuts(targets: int, tgt_len: int, seed: Sequence[int]) -> Int[np.ndarray, " n"]:
@@ -154,6 +165,8 @@ class StreamLoader:
         max_tokens: score only the first `max_tokens` targets; 0 scores all.
         shuffle: the id that ends a line, and a seed: shuffle the lines in each epoch. None keeps their order.
         context_len: repeat at most this many tokens of the same span before each segment, with targets of -1.
+        passes: read this many `shifted_copies` as one epoch.
+        seed: of the shifts.
         random_seed: draw new segment lengths by `random_cuts` in each epoch, so the number of segments differs between
             epochs. None: all lengths are `tgt_len`.
         rows: the streams that this rank reads; None reads all. Slices that partition `range(batch_size)` give the same
@@ -173,17 +186,20 @@ class StreamLoader:
         max_tokens: int = 0,
         shuffle: tuple[int, int] | None = None,
         context_len: int = 0,
+        passes: int = 1,
+        seed: int = 0,
         random_seed: int | None = None,
         rows: slice | None = None,
         paired: bool = False,
     ) -> None:
         least = (("batch_size", batch_size, 1), ("tgt_len", tgt_len, 1), ("max_tokens", max_tokens, 0))
-        for setting, value, bound in (*least, ("context_len", context_len, 0)):
+        for setting, value, bound in (*least, ("context_len", context_len, 0), ("passes", passes, 1)):
             if value < bound:
                 raise Mistake(f"{setting} must be at least {bound}, got {value}.")
         if batch_size > _MOST_STREAMS:
             raise Mistake(f"batch_size must be at most {_MOST_STREAMS:,}, got {batch_size}.")
         others = {"documents": documents, "max_tokens": max_tokens, "shuffle": shuffle, "context_len": context_len}
+        others |= {"passes": passes, "seed": seed}
         self.short: Callable[[], StreamLoader] = partial(
             StreamLoader, split, batch_size=2 * batch_size, tgt_len=tgt_len // 2, paired=True, **others
         )
@@ -191,11 +207,15 @@ class StreamLoader:
         same text after each multiple of 64 segments."""
         if isinstance(split, Split):
             documents = split.documents if documents is None else documents
-        self._tokens = np.asarray(split.ids if isinstance(split, Split) else split)
+        self._tokens: Any = np.asarray(split.ids if isinstance(split, Split) else split)
         if len(self._tokens) < 2:
             name = f"{split.name} split" if isinstance(split, Split) else "text"
             raise Mistake(f"The {name} must have at least 2 tokens, the first is context; got {len(self._tokens)}.")
         assert documents is None or shuffle is None, "a document's lines have an order"
+        if passes > 1:
+            if documents is not None:
+                raise Mistake(f"passes must be 1 where documents start segments of their own, got {passes}.")
+            self._tokens = shifted_copies(self._tokens, passes, seed % 2**63)
         if documents is not None and random_seed is not None:
             raise Mistake("random_tgt_len must be false where documents start segments of their own.")
         self.batch_size: int = batch_size
@@ -264,7 +284,7 @@ class StreamLoader:
             return self._tokens
         if self._shuffled[0] != epoch:
             line_end, seed = self._shuffle
-            self._shuffled = epoch, ShuffledLines(self._tokens, line_end, (seed % 2**63, epoch))
+            self._shuffled = epoch, shuffled_lines(self._tokens, line_end, (seed % 2**63, epoch))
         return self._shuffled[1]
 
     def _streams(self, limit: int, paired: bool) -> list[_Row]:

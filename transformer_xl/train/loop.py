@@ -133,6 +133,8 @@ def train_segments(corpus: Corpus, config: RunConfig) -> StreamLoader:
         tgt_len=settings.tgt_len,
         shuffle=shuffle,
         context_len=settings.context_len,
+        passes=settings.passes,
+        seed=settings.seed,
         random_seed=settings.seed if settings.random_tgt_len else None,
     )
 
