@@ -23,7 +23,8 @@ FLOORS = (
     {"run"},
     {"evaluation"},
     {"train", "analysis"},
-    {"report", "interop", "serving", "paper"},
+    {"paper", "interop", "serving"},
+    {"report"},
     {"commands"},
 )
 ROOF = {"__init__", "__main__", "hf"}

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from shlex import split as words
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from transformer_xl.commands.main import main
 from transformer_xl.interop import read_model
 from transformer_xl.interop.bundle import read_bundle
 from transformer_xl.train.objective import Objective
@@ -135,3 +138,33 @@ def test_the_vocabulary_comes_with_the_corpus():
     assert vocab is not None and (vocab.unit, vocab.newlines) == ("word", "keep")
     assert vocab.symbols == ("<eos>", *(f"word{i}" for i in range(1, 40)), "naïve")
     assert read_model(folder / "lm1b", "tensorflow").vocab is None
+
+
+@pytest.mark.outside
+def test_a_folder_like_the_released_ones_goes_through_every_command(tmp_path, monkeypatch, capsys):
+    """`model/` and `data/` as the authors' download.sh makes them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TXL_HOME", str(tmp_path / "cache"))
+    for name, pattern in {"model": "*ckpt*", "data": "c[ao][cr]*"}.items():
+        Path("released", name).mkdir(parents=True)
+        for file in (GOLDEN / "wt103").glob(pattern):
+            shutil.copy(file, Path("released", name))
+    shutil.copy(GOLDEN / "wt103" / "checkpoint", "released/model")
+    Path("text").write_text("word1 word2 word3 word4 word5 naïve word7\n" * 60, encoding="utf-8")
+    for line in (
+        "convert released --from tensorflow --to wt103 --eval.tgt-len 8 --eval.mem-len 16 --train.tgt-len 8",
+        "eval wt103 --data text --mem-len 16 0",
+        "eval wt103 --data text --dynamic sgd --dynamic-lr 0.1 --max-tokens 50",
+        "score wt103 text",
+        "generate wt103 --prompt word1 --max-tokens 5",
+        "analyse length wt103 --data text --attn-len 4 8 --max-tokens 100",
+        "analyse recl wt103 --data text --step 4 --max-context 16 --positions 20",
+        "analyse attention wt103 --data text --max-tokens 100",
+        "convert wt103 --to-format huggingface --to theirs",
+        "train text-words --data text --init wt103 --out tuned --train.max-steps 2 --train.batch-size 2 "
+        "--train.tgt-len 8 --train.mem-len 8 --train.eval-every 0 --train.save-every 0 --eval.batch-size 2",
+        "report tuned",
+        "eval tuned --split valid",
+    ):
+        assert main(words(line)) == 0, (line, capsys.readouterr())
+    assert "ppl" in capsys.readouterr().out

@@ -111,6 +111,16 @@ def test_a_page_shows_the_main_figures_and_the_machine_of_the_training(tmp_path,
     assert f"6 layers of 192, 3 heads, on enwik8 (bytes); trained on {machine}, fp32" in seen
 
 
+def test_a_run_of_a_row_of_the_paper_stands_in_its_table(tmp_path):
+    own = load_recipe("enwik8-small").train
+    lengths = {"tgt_len": own.tgt_len, "mem_len": own.mem_len}
+    seen = page_of(make_run(tmp_path / "mine", **lengths)).text
+    assert "Table 2 of the paper: enwik8, test" in seen and "0.99" in seen
+    assert seen.count(f"{1.25 / math.log(2):.4f} bpc") == 3, "the head, the evaluations and the table"
+    for other in (make_run(tmp_path / "other"), make_run(tmp_path / "half", loss="half", **lengths)):
+        assert "of the paper" not in page_of(other).text
+
+
 def test_tokens_are_counted_from_speeds_and_times_and_parameters_in_the_checkpoint(tmp_path):
     from safetensors.numpy import save_file
 

@@ -356,9 +356,10 @@ def _adapt(chosen: dict[str, Value], named: set[str], note: Callable[[str], None
 def _positions_of(chosen: Mapping[str, Value]) -> dict[str, Value]:
     """The number of learned positions or distances that training reaches, for a kind that has them."""
     kind = own_kinds.get(chosen["model.kind"], chosen["model.kind"])
-    names = {"shaw": ("tgt_len", "mem_len", "context_len"), "al-rfou": ("tgt_len", "context_len")}.get(kind, ())
-    reached = sum(chosen.get(f"train.{name}", getattr(TrainConfig, name)) for name in names)
-    return {"model.positions": reached} if names else {}
+    if kind not in ("shaw", "al-rfou"):
+        return {}
+    names = ["tgt_len", "context_len"] + ["mem_len"] * (kind == "shaw")
+    return {"model.positions": sum(chosen.get(f"train.{name}", getattr(TrainConfig, name)) for name in names)}
 
 
 def _unknown(name: str) -> str:

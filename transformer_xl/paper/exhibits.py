@@ -8,9 +8,12 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..config.recipe import load_recipe, split_overrides, unsaid
+from ..config.settings import RunConfig
 from ..mistake import Mistake
 
 SIZES = ("toy", "small", "paper")
@@ -90,8 +93,24 @@ def training(row: str, size: str) -> list[str] | None:
     end = facts.get(size, "") if "base" in facts else ""
     text = " ".join([begin, facts.get("change", ""), end])
     for name, value in words.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text.split()
+        text = text.replace(f"{{{name}}}", str(value))
+    return [*text.split()]
+
+
+def row_of(config: RunConfig, recipe: str) -> str | None:
+    """The row whose model a run of a packaged recipe is, in the paper's or the small size: the one of the same recipe,
+    kind, loss and lengths. None for another model."""
+    for row, size in product(content()["rows"], ("paper", "small")):
+        words = training(row, size) or [""]
+        if words[0] == recipe and (AL_RFOU in words) == (config.model.kind == AL_RFOU):
+            own = load_recipe(recipe, split_overrides(words[1:])[0], note=unsaid)
+            if _identity(own) == _identity(config):
+                return row
+    return None
+
+
+def _identity(config: RunConfig) -> tuple[object, ...]:
+    return config.model.kind, config.model.n_layer, config.train.loss, config.train.tgt_len, config.train.mem_len
 
 
 def first_like(row: str, size: str) -> str:

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from ..config.recipe import load_recipe, split_overrides
+from ..config.recipe import load_recipe, split_overrides, unsaid
 from ..config.settings import Lengths, TransformerXLConfig
 from ..evaluation.score import inference
 from ..evaluation.sliding import Sliding
@@ -30,8 +30,8 @@ def slowdown(size: str, attn_len: int) -> float:
     as at the start of training.
     """
     prepare_process()
-    recipe, *words = training("standard", size) or ()
-    shape = load_recipe(recipe, split_overrides(words)[0], note=lambda _: None).model
+    recipe, *words = training("standard", size) or [""]
+    shape = load_recipe(recipe, split_overrides(words)[0], note=unsaid).model
     shape = replace(shape, vocab_size=shape.vocab_size or 256)
     device = resolve_device("auto")
     windows = max(TOKENS // attn_len, 1)
@@ -51,18 +51,18 @@ def _timer(
 ) -> Callable[[], float]:
     """A function that reads a segment after `attn_len` tokens and returns the seconds per token."""
     model = build_model(replace(shape, kind=kind)).to(device).eval()
-    reader = Sliding(model, attn_len, 1) if kind == "vaswani" else model
+    sliding = Sliding(model, attn_len, 1) if kind == "vaswani" else None
     precision = resolve_precision("auto", device)[0]
     ids = torch.randint(shape.vocab_size, (1, lengths.tgt_len), device=device)
     before = torch.randint(shape.vocab_size, (1, attn_len), device=device)
 
     def run() -> float:
-        with inference(reader, precision) as read:
-            memory = read.empty_cache(1, lengths)
-            if isinstance(reader, Sliding):
-                memory = memory.extend(before, kept=attn_len - 1)
+        with inference(sliding or model, precision) as read:
+            if sliding:
+                memory = sliding.empty_memory(1, lengths).extend(before, kept=attn_len - 1)
             else:
-                _, memory = read(before, before, memory, replace(lengths, tgt_len=attn_len))
+                empty = read.empty_cache(1, lengths)
+                _, memory = read(before, before, empty, replace(lengths, tgt_len=attn_len))
             start = time.perf_counter()
             nll, _ = read(ids, ids, memory, lengths)
             nll.sum().item()  # waits for the device

@@ -45,6 +45,6 @@ def _library() -> Iterator[tuple[str, str]]:
 def _treebank() -> Iterator[tuple[str, str]]:
     """The sentences of each split of Penn Treebank, one per line, which `txl data ptb` prepared."""
     corpus = open_corpus(CorpusConfig(name="ptb", unit="word"))
-    for split in BYTES:
+    for split in ("train", "valid", "test"):
         lines = corpus.vocab.decode(corpus.split(split).ids).splitlines()
         yield split, "".join(line.strip() + "\n" for line in lines)

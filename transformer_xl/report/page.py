@@ -20,6 +20,7 @@ from .record import LENGTHS, Record, number, read_run
 from .summary import (
     UNKNOWN,
     Table,
+    beside_paper,
     compare,
     description,
     exact,
@@ -74,6 +75,7 @@ def page(records: Sequence[Record]) -> str:
         legend=legend(),
         curves=training_curves(records),
         evaluations=evaluations(records),
+        paper=beside_paper(records),
         pictures=[
             (f"{record.name}: {path.parent.name}/{path.stem}", _url(path))
             for record in records

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..config.recipe import load_recipe, packaged_recipes
 from ..evaluation.score import figure
+from ..paper.exhibits import exhibits, row_of
 from ..runtime.terminal import clock
 from .record import Entry, Record, last_part, number
 
@@ -110,6 +111,26 @@ def _state(record: Record) -> list[str]:
 def line_class(index: int) -> str:
     """The class of a run's curves, which gives their colour."""
     return f"c{index % COLOURS}" + (" dashed" if index >= COLOURS else "")
+
+
+def beside_paper(records: Sequence[Record]) -> dict[str, Table]:
+    """The paper's tables that have rows like these runs, by their titles, with the runs' figures in those rows."""
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        if row := row_of(record.config, str(record.environment.get("recipe"))):
+            runs.setdefault(row, []).append(record)
+    tables = {}
+    for name, exhibit in exhibits().items():
+        if name.startswith("table") and runs.keys() & {*exhibit.rows()}:
+            columns = [*exhibit.columns, *(f"paper: {what}" for what in exhibit.published), "this run"]
+            lines = [[*line.cells, *line.paper, _figures(runs.get(line.row, ()))] for line in exhibit.lines]
+            title = f"{name.replace('-', ' ').capitalize()} of the paper: {exhibit.title}"
+            tables[title] = Table(columns, lines, words=len(exhibit.columns))
+    return tables
+
+
+def _figures(records: Sequence[Record]) -> str:
+    return ", ".join(figure_of(record, record.test_entry) for record in records) or UNKNOWN
 
 
 def settings(records: Sequence[Record]) -> Facts:
