@@ -91,7 +91,7 @@ def test_the_picture_of_the_reach_agrees_with_the_formula():
         ("data.md", "evaluation.md", "docs/evaluation.md"),
         ("data.md", "../experiments/LOG.md", "experiments/LOG.md"),
         ("tutorials/library.md", "../reference.md", "docs/reference.md"),
-        ("repository/experiments/study/README.md", "../../docs/results.md", "docs/results.md"),
+        ("repository/experiments/LOG.md", "../docs/results.md", "docs/results.md"),
         ("data.md", "nowhere.md", None),
         ("data.md", "https://arxiv.org", None),
     ],
