@@ -31,7 +31,7 @@ from .exhibits import AL_RFOU, content, first_like, training
 from .texts import make_text
 
 Result = dict[str, Any]
-"""The content of result.json: row, seed, command, unit, test and valid figure, parameters, and what was measured."""
+"""The content of result.json: row, seed, settings, unit, test and valid figure, parameters, and what was measured."""
 
 
 @dataclass
@@ -58,26 +58,31 @@ class Study:
 
     def command(self, row: str, seed: int) -> list[str]:
         """The words of `txl` that train a row."""
-        words = [*(training(row, self.size) or ()), "--train.seed", str(seed)]
-        words = [
-            str(make_text(word[1:-1], self.out / "texts", self.size)) if word[0] == "{" else word for word in words
-        ]
+        texts = {name: str(make_text(name, self.out / "texts", self.size)) for name in self._texts(row)}
+        words = [texts.get(word.strip("{}"), word) for word in self.settings(row, seed)]
         return ["train", *words, "--no-report", "--out", str(self.folder(row, seed))]
+
+    def settings(self, row: str, seed: int) -> list[str]:
+        """The words of `txl train` that make the model what it is, without paths."""
+        return [*(training(row, self.size) or ()), "--train.seed", str(seed)]
+
+    def _texts(self, row: str) -> list[str]:
+        return [word.strip("{}") for word in training(row, self.size) or () if word[0] == "{"]
 
     def result(self, row: str, seed: int) -> Result | None:
         """The result of a row that was trained, or None.
 
         Raises:
-            Mistake: its folder has a model that another command made.
+            Mistake: its folder has a model with other settings.
         """
         file = self.folder(row, seed) / "result.json"
         if not file.exists():
             return None
         found = json.loads(file.read_text(encoding="utf-8"))
-        if "command" in found and found["command"] != shown(self.command(row, seed)):
+        if "settings" in found and found["settings"] != " ".join(self.settings(row, seed)):
             raise Mistake(
-                f"{file.parent} was made by another command, `{found['command']}`. Give --again to train it again, or "
-                "another --out."
+                f"{file.parent} was made with other settings, `{found['settings']}`. Give --again to train it again, "
+                "or another --out."
             )
         return found
 
@@ -120,10 +125,11 @@ class Study:
             list(pool.map(one, range(len(missing))))
 
     def _train(self, row: str, seed: int, head: str) -> None:
-        folder, command = self.folder(row, seed), self.command(row, seed)
-        self.txl([*command, "--resume", "auto"], head)
-        name = first_like(row, self.size)
-        self.keep(row, seed, result_of(folder) | {"row": name, "seed": seed, "command": shown(command)})
+        self.txl([*self.command(row, seed), "--resume", "auto"], head)
+        name, folder = first_like(row, self.size), self.folder(row, seed)
+        self.keep(
+            row, seed, result_of(folder) | {"row": name, "seed": seed, "settings": " ".join(self.settings(row, seed))}
+        )
 
     def txl(self, words: Sequence[str], head: str = "") -> str:
         """Run a command of `txl`, show what it prints, each line behind `head`, and return it.
