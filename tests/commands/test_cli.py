@@ -19,7 +19,7 @@ import torch
 from tiny_runs import TINY
 
 from transformer_xl.commands import main as cli
-from transformer_xl.commands.demo import library
+from transformer_xl.data.library import library
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
 from transformer_xl.ops import choice

@@ -146,6 +146,26 @@ def test_a_text_streams_after_its_prompt_and_ends_before_a_stop_string(home: Pat
     assert stop not in capsys.readouterr().out.removesuffix("\n")[len(prompt) :]
 
 
+def test_text_from_the_test_split_is_shown_beside_what_follows_there(home: Path, capsys):
+    asked = ["generate", "runs/first", "--from-test", "20", "--max-tokens", "10", "--temperature", "0", "--reference"]
+    test = TEXT[-1000:].decode()
+    assert main([*asked, "--at", "100", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["prompt"], row["reference"]) == (test[100:120], test[120:130])
+    assert main([*asked, "--at", "100"]) == 0
+    shown = capsys.readouterr().out
+    assert test[100:120] in shown and "Generated" in shown and " | Reference" in shown
+    places = []
+    for seed in (1, 1, 2):
+        assert main([*asked, "--at", "random", "--seed", str(seed), "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)
+        places.append(row["prompt"] + row["reference"])
+        assert places[-1] in test
+    assert places[0] == places[1] != places[2]
+    assert main([*asked, "--at", "971"]) == 2
+    assert "--at must be at most 970, because the test split has 1,000 tokens" in capsys.readouterr().err
+
+
 def test_fine_tuning_starts_from_the_weights_and_vocabulary_of_a_run(home: Path, capsys):
     Path("other.txt").write_text("Another text, in quite another style. " * 50)
     few = words("--train.max-steps 1 --train.lr 0 --model.dropout 0.25 --train.tgt-len 8 --train.mem-len 8")

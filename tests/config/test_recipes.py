@@ -20,6 +20,7 @@ from transformer_xl.config.recipe import (
     packaged_recipes,
     settings_in,
     split_overrides,
+    unsaid,
     write_toml,
 )
 from transformer_xl.config.settings import (
@@ -211,12 +212,35 @@ def test_a_recipe_adapts_to_every_kind_and_to_no_memory_and_says_so(recipe: str)
         assert not notes or given, "a recipe as it is needs no change"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "first", "then", "wanted"),
+    [
+        ("enwik8-small", "", "--model.kind shaw --train.tgt-len 9 --train.mem-len 4", {"model.positions": 13}),
+        ("enwik8-small", "--model.kind shaw", "--train.mem-len 0 --train.tgt-len 9", {"model.positions": 9}),
+        ("enwik8-small", "--model.kind shaw", "--model.kind al-rfou --train.tgt-len 9", {"model.positions": 9}),
+        ("enwik8-small", "--model.kind shaw", "--model.kind vaswani", {"model.positions": 0}),
+        ("enwik8-12l", "", "--train.mem-len 0", {"eval.tgt_len": None, "eval.mem_len": None}),
+        ("ptb-24m", "", "--train.mem-len 70", {"train.context_len": 0, "eval.context_len": None}),
+        ("ptb-24m", "", "--model.kind al-rfou --train.context-len 9", {"model.positions": 79}),
+    ],
+)
+def test_positions_and_lengths_are_those_of_the_changed_model(recipe, first, then, wanted, tmp_path: Path):
+    """Also of a run's config.toml, which has every setting."""
+    file = tmp_path / "config.toml"
+    file.write_text(write_toml(load_recipe(recipe, words(first), note=unsaid)))
+    config = load_recipe(file, words(then), note=unsaid)
+    for name, value in wanted.items():
+        section, field = name.split(".")
+        assert getattr(getattr(config, section), field) == value, name
+
+
 def test_what_a_user_names_is_never_left_out():
     for given, refused in {
         "--model.kind lstm --model.n-head 3": "model.n_head must be left out",
         "--train.mem-len 0 --train.attn-len 9": "train.attn_len must be at most train.mem_len",
         "--model.kind shaw --model.ngrams 2 3": "model.ngrams is for",
         "--train.batch-size 7": "train.batch_size must be a multiple",
+        "--train.mem-len 33 --train.short-share 0.5": "train.mem_len must be even",
     }.items():
         with pytest.raises(Mistake, match=refused):
             load_recipe("wikitext103-128m", words(given + " --train.batch-chunk 2"))

@@ -21,7 +21,7 @@ from ..mistake import Mistake
 from .problems import Problem, Problems, WrongSettings
 from .settings import RunConfig, TrainConfig
 from .shape import own_kinds
-from .values import Hint, Value, as_float, fits, from_words, join_words, type_text, value_text
+from .values import Hint, Value, as_float, fits, from_words, type_text, value_text
 
 Made = TypeVar("Made")
 SECTIONS: dict[str, type] = get_type_hints(RunConfig)
@@ -30,7 +30,7 @@ HINTS: dict[str, dict[str, Hint]] = {section: get_type_hints(owner) for section,
 
 ID_FILES = (".npy", ".bin")
 """Suffixes of files of token ids."""
-_LENGTHS = ("tgt_len", "mem_len", "attn_len", "clamp_len")
+_LENGTHS = ("tgt_len", "mem_len", "attn_len", "clamp_len", "context_len")
 DOTTED = re.compile(r"--(?P<section>[a-z][a-z_-]*)\.(?P<field>[\w-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
 
@@ -94,7 +94,8 @@ def load_recipe(
             A length given for `train` also applies to `eval`, unless it is given for `eval` too. Settings of the recipe
             that do not apply to another `model.kind` or `train.mem_len` are left out.
         data: a text file, a folder or the name of a corpus, to train on instead of the recipe's corpus.
-        note: called with a sentence about what is left out; by default it is printed on standard error.
+        note: called with a sentence about what is left out, and about what is added; by default each is printed on
+            standard error.
 
     Raises:
         FileNotFoundError: there is no such recipe.
@@ -125,12 +126,13 @@ def unsaid(sentence: str) -> None:
     """Do not print a note of `load_recipe`, because another call prints it."""
 
 
-def _lengths_that_follow(named: Collection[str]) -> list[str]:
+def _lengths_that_follow(chosen: Mapping[str, Value], named: Collection[str]) -> list[str]:
     """The lengths of evaluation that are those of training, because a command line changes these and not the lengths of
-    evaluation: the recipe's would be those of another model."""
+    evaluation: the recipe's would be those of another model. A recipe's short segments are for its memory."""
     names = [name for name in _LENGTHS if f"train.{name}" in named]
-    names += ["attn_len", "clamp_len"] * ("mem_len" in names)
-    return [f"eval.{name}" for name in names if f"eval.{name}" not in named]
+    if "mem_len" in names:
+        names += ["attn_len", "clamp_len", "context_len"] + ["tgt_len"] * (chosen["train.mem_len"] == 0)
+    return [f"eval.{name}" for name in dict.fromkeys(names) if f"eval.{name}" not in named]
 
 
 def data_settings(data: str, *, sentences: bool = False) -> list[Setting]:
@@ -281,8 +283,8 @@ def run_of(
     Types are checked first, then the values in each section, then the sections together.
 
     Args:
-        adapt: if given, `settings` that contradict the command line's kind or memory are left out, and it is called
-            with a sentence that names them.
+        adapt: if given, `settings` are fitted to the command line's kind and lengths, and it is called with sentences
+            that name what is left out and added.
 
     Raises:
         Mistake: a line for each mistake, after the lines in `problems`.
@@ -328,38 +330,42 @@ def _build(chosen: Mapping[str, Value]) -> tuple[RunConfig | None, list[Problem]
         return None, wrong
     config = attempt(partial(RunConfig, **sections))
     if config is not None:
-        attempt(partial(getattr, config, "eval_lengths"), "eval.")
+        attempt(lambda: config.eval_lengths, "eval.")
     return config, wrong
 
 
 def _adapt(chosen: dict[str, Value], named: set[str], note: Callable[[str], None]) -> None:
     """Leave out of `chosen` what does not apply to a kind or a memory length that the command line named, and the
-    lengths of evaluation that follow; say so in a sentence. What it named itself stays, and is refused later."""
-    why = [name for name in ("model.kind", *(f"train.{length}" for length in _LENGTHS)) if name in named]
-    left_out = {name: chosen.pop(name) for name in _lengths_that_follow(named) if name in chosen}
-    causes = named & {"model.kind", "train.mem_len"}
-    added = _positions_of(chosen) if "model.kind" in causes and "model.positions" not in chosen else {}
+    lengths of evaluation that follow those of training; give positions as many vectors as training reaches. Two notes
+    say so. What the command line names itself stays, and is refused later."""
+    left_out = {name: chosen.pop(name) for name in _lengths_that_follow(chosen, named) if name in chosen}
+    changes = named & {"model.kind", "train.tgt_len", "train.mem_len", "train.context_len"}
+    added = _positions_of(chosen) if changes and "model.positions" not in named else {}
+    added = {name: value for name, value in added.items() if chosen.get(name) != value}
     chosen |= added
-    causes |= set(added)
+    causes = (named & {"model.kind", "train.mem_len"}) | set(added)
     while causes:
         fields = [name for problem in _build(chosen)[1] if causes & {*problem.fields} for name in problem.fields]
         removed = [name for name in dict.fromkeys(fields) if name in chosen and name not in named | causes]
+        if "model.kind" not in named:  # a memory changes other lengths alone
+            removed = [name for name in removed if name.endswith("_len")]
         if not removed:
             break
         left_out |= {name: chosen.pop(name) for name in removed}
         causes |= set(removed)  # the settings of n-grams go with the n-grams
-    for what, values in {"left out of the recipe": left_out, "added to it": added}.items():
+    for what, values in {"Left out of the recipe, because it does not apply": left_out, "Added": added}.items():
         if known := [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]:
-            note(f"Because of {join_words(why)}, {what}: {', '.join(known)}.")
+            note(f"{what}: {', '.join(known)}.")
 
 
 def _positions_of(chosen: Mapping[str, Value]) -> dict[str, Value]:
     """The number of learned positions or distances that training reaches, for a kind that has them."""
-    kind = own_kinds.get(chosen["model.kind"], chosen["model.kind"])
+    kind = own_kinds.get(chosen.get("model.kind", ""), chosen.get("model.kind"))
     if kind not in ("shaw", "al-rfou"):
         return {}
     names = ["tgt_len", "context_len"] + ["mem_len"] * (kind == "shaw")
-    return {"model.positions": sum(chosen.get(f"train.{name}", getattr(TrainConfig, name)) for name in names)}
+    reached = sum(chosen.get(f"train.{name}", getattr(TrainConfig, name)) for name in names)
+    return {"model.positions": reached} if reached > 0 else {}
 
 
 def _unknown(name: str) -> str:
