@@ -19,9 +19,9 @@ import torch
 from tiny_runs import TINY
 
 from transformer_xl.commands import main as cli
-from transformer_xl.data.library import library
 from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe
+from transformer_xl.data.library import library
 from transformer_xl.ops import choice
 from transformer_xl.runtime.terminal import plain_table
 from transformer_xl.train.start import STOPPED

@@ -164,6 +164,8 @@ def test_text_from_the_test_split_is_shown_beside_what_follows_there(home: Path,
     assert places[0] == places[1] != places[2]
     assert main([*asked, "--at", "971"]) == 2
     assert "--at must be at most 970, because the test split has 1,000 tokens" in capsys.readouterr().err
+    assert main(words("generate runs/first --from-test 20 --max-tokens 990 --reference")) == 2
+    assert "The test split has 1,000 tokens, which is too few." in capsys.readouterr().err
 
 
 def test_fine_tuning_starts_from_the_weights_and_vocabulary_of_a_run(home: Path, capsys):

@@ -89,10 +89,10 @@ class Generate:
         assert sampling is not None, "what is refused has a problem"
         read = [_read_prompt(prompt) for prompt in self.prompt]
         loaded = trained.load()
-        texts, reference = _prompts(self, read, loaded), None
+        texts, following = _prompts(self, read, loaded), {}
         if self.from_test is not None:
-            context, reference = _test_text(self, trained.text(loaded.vocab, None, "test", "test").ids, loaded)
-            texts = [context]
+            context, after = _test_text(self, trained.text(loaded.vocab, None, "test", "test").ids, loaded)
+            texts, following = [context], {"reference": _prompt_text(after)} if self.reference else {}
         if unknown := loaded.vocab.unknown_in(texts, "the prompt"):
             print(f"{unknown}.", file=sys.stderr)
         texts = [text for text in texts or [""] for _ in range(self.n)]
@@ -103,7 +103,6 @@ class Generate:
         written = _write(loaded, texts, pieces, self)
         if _streams(texts, self):
             return
-        following = {} if reference is None or not self.reference else {"reference": _prompt_text(reference)}
         for number, (prompt, text) in enumerate(zip(texts, written, strict=True), start=1):
             if self.json:
                 print(json.dumps({"prompt": _prompt_text(prompt), "text": text} | following))
@@ -174,15 +173,15 @@ def _test_text(
 
     ids, size = ids[len(loaded.vocab.opening_ids) :], options.from_test or 0
     last = len(ids) - size - (options.max_tokens if options.reference else 0)
-    if options.at == "random" and last >= 0:
-        start = int(np.random.default_rng(options.seed).integers(last + 1))
-    else:
-        start = int(options.at) if options.at != "random" else 0
+    if last < 0:
+        raise Mistake(f"The test split has {len(ids):,} tokens, which is too few. Lower --from-test or --max-tokens.")
+    at = np.random.default_rng(options.seed).integers(last + 1) if options.at == "random" else options.at
+    start = int(at)
     if start > last:
         raise Mistake(
-            f"--at must be at most {last:,}, because the test split has {len(ids):,} tokens, got {options.at}. Lower "
-            "it, --from-test or --max-tokens."
+            f"--at must be at most {last:,}, because the test split has {len(ids):,} tokens, got {start:,}. Lower it."
         )
+    print(f"From token {start:,} of the test split, counted from 0.", file=sys.stderr)
     decode = loaded.vocab.decode_bytes if loaded.vocab.unit == "byte" else loaded.vocab.decode
     return decode(ids[start : start + size]), decode(ids[start + size : start + size + options.max_tokens])
 

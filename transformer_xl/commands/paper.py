@@ -29,8 +29,8 @@ class Paper:
     exhibit: Annotated[Positional[str | None], arg(metavar="EXHIBIT")] = None
     """table-1 to table-10, figure-1 to figure-7, appendix-a to appendix-e. Without it, all are listed."""
     size: Literal["toy", "small", "paper"] | None = None
-    """Make it. toy: at most 3 minutes on 2 cores, shows the way; small: some 5 minutes per model; paper: the paper's
-    sizes, for a cluster. Without a size, the paper's figures and the ones that this project measured are printed."""
+    """Make it. toy: at most 3 minutes on 2 cores, shows the way; small: minutes to an hour per model; paper: the
+    paper's sizes, for a cluster. Without a size, the paper's figures are printed beside the ones measured here."""
     seeds: Sizes = (1,)
     """Seeds of the models. With several, figures are means with standard errors."""
     rows: Annotated[tuple[str, ...], arg(metavar="ROW ...")] = ()
@@ -42,15 +42,17 @@ class Paper:
     jobs: int = 1
     """Number of models to train side by side."""
     launch: Annotated[str, arg(metavar="COMMAND")] = ""
-    """What starts a training, for example "torchrun --nproc-per-node 8"; it must take -m and a module."""
+    """What starts a training, for example "torchrun --standalone --nproc-per-node 8"; it must take -m and a module."""
 
     def run(self) -> None:
         """List everything, show what is known of one exhibit, or make it. Models that are there are used."""
         from ..paper import show
-        from ..paper.exhibits import exhibits
+        from ..paper.exhibits import SIZES, exhibits
 
         known = exhibits()
         if self.exhibit is None:
+            if self.size is not None:
+                raise Mistake(f"EXHIBIT must be named for --size {self.size}. `txl paper` lists them.")
             show_list(known)
             return
         if self.exhibit not in known:
@@ -63,47 +65,60 @@ class Paper:
         if not self.seeds:
             problems.append("--seeds must be at least one seed, got none.")
         problems.refuse()
+        print(f"{exhibit.name}: {exhibit.title}")
         if exhibit.page:
-            print(f"{exhibit.name}: {exhibit.title}. {exhibit.page} has it.")
-        elif self.size is None:
-            print(f"Models: {', '.join(exhibit.rows(self.rows)) or 'none'}. --size toy|small|paper makes it.\n")
-            show_tables(exhibit, "small", show.of_rows(exhibit, "small", show.measured("small")))
-        else:
+            print(f"{exhibit.page} has it.")
+        elif self.size is not None:
             make(exhibit, self, self.size)
+        else:
+            sizes = [size for size in SIZES if not exhibit.rows() or rows_at(exhibit.rows(), size)]
+            models = ", ".join(exhibit.rows(self.rows)) or "none"
+            print(f"Models: {models}. `txl paper {exhibit.name} --size {'|'.join(sizes)}` makes it.\n")
+            found = show.of_rows(exhibit, "small", show.measured("small"))
+            show_tables(exhibit, found, "small" if any(found.values()) else "not measured here")
+
+
+def rows_at(rows: Sequence[str], size: str) -> list[str]:
+    """The rows that exist at a size."""
+    from ..paper.exhibits import training
+
+    return [row for row in rows if training(row, size)]
 
 
 def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"]) -> None:
     """Train the models of an exhibit that are missing, measure, and write the table and the pictures."""
     from ..paper import show
-    from ..paper.exhibits import training
     from ..paper.measures import MEASURES, draw_lengths
     from ..paper.study import Study
     from ..runtime.files import write_whole
 
+    seeds = list(dict.fromkeys(options.seeds))
     study = Study(size, options.out, shlex.split(options.launch) or [sys.executable], options.jobs)
-    rows = [row for row in exhibit.rows(options.rows) if training(row, size)]
+    rows = rows_at(exhibit.rows(options.rows), size)
     if exhibit.rows() and not rows:
-        raise Mistake(f"{exhibit.name} has no models of size {size}. Give --size toy or paper.")
-    study.train(rows, options.seeds, again=options.again)
-    folder = options.out / size / exhibit.name
-    for seed in options.seeds:
-        MEASURES[exhibit.measure].make(study, exhibit, seed, folder)
-    found = study.results([*exhibit.rows(), exhibit.name], options.seeds)
-    for name, cells in show_tables(exhibit, size, found).items():
+        raise Mistake(f"{exhibit.name} has no models of size {size}. Give another --size.")
+    study.train(rows, seeds, again=options.again)
+    folder = options.out / size / exhibit.home
+    if measure := MEASURES[exhibit.measure].make:
+        for seed in seeds:
+            measure(study, exhibit, seed, folder)
+    found = study.results([*exhibit.rows(), exhibit.home], seeds)
+    for name, cells in show_tables(exhibit, found, f"{size}, {len(seeds)} seed{'s' * (len(seeds) > 1)}").items():
         write_whole(folder / f"{name}.csv", show.as_csv(cells))
         write_whole(folder / f"{name}.tex", show.as_latex(f"{exhibit.name}: {exhibit.title}", cells))
-    draw_lengths(exhibit, found, folder / "lengths")
+    if exhibit.measure == "lengths":
+        draw_lengths(exhibit, found, folder / "lengths")
     print(f"\nFiles are in {folder}.")
 
 
-def show_tables(exhibit: Exhibit, size: str, results: Results) -> Mapping[str, Sequence[Sequence[str]]]:
+def show_tables(exhibit: Exhibit, results: Results, how: str) -> Mapping[str, Sequence[Sequence[str]]]:
     """Print and return the tables of an exhibit: its figures, and the paper's conclusions."""
     from ..paper import show
 
     tables = {}
     if exhibit.columns:
         tables["table"] = show.table(exhibit, results)
-        show_table(f"{exhibit.name}, {size}: {exhibit.title}", tables["table"][0], tables["table"][1:])
+        show_table(f"{exhibit.home}, {how}", tables["table"][0], tables["table"][1:])
     if exhibit.claims:
         tables["claims"] = show.claims(exhibit, results)
         show_table("", tables["claims"][0], tables["claims"][1:])
@@ -111,12 +126,12 @@ def show_tables(exhibit: Exhibit, size: str, results: Results) -> Mapping[str, S
 
 
 def show_list(known: Mapping[str, Exhibit]) -> None:
-    """Print every exhibit: what it shows, the paper's first figures, and ours where they were measured."""
+    """Print every exhibit: what it shows, the paper's first figure of each line, and ours where they were measured."""
     from ..paper import show
 
     rows = []
     for name, exhibit in known.items():
-        paper = ", ".join(str(line.paper[0]) for line in exhibit.lines if line.paper) or exhibit.page or show.NONE
-        results = show.of_rows(exhibit, "small", show.measured("small"))
-        rows.append([f"{name:10}  {exhibit.title}", paper, show.summary(exhibit, results)])
+        paper = show.few([str(line.paper[0]) for line in exhibit.lines if line.paper])
+        ours = show.few(show.first_column(exhibit, show.of_rows(exhibit, "small", show.measured("small"))))
+        rows.append([f"{name:10}  {exhibit.title}", exhibit.page or paper, ours])
     show_table("`txl paper NAME --size toy|small|paper` makes one.", ["what it shows", "paper", "ours, small"], rows)

@@ -38,6 +38,8 @@ class Exhibit:
 
     name: str
     title: str
+    home: str
+    """The exhibit whose models and measures it shares, or its own name."""
     measure: str = ""
     """The function of `measures.py` that makes it, or "" for what only a page of the documentation shows."""
     columns: tuple[str, ...] = ()
@@ -47,6 +49,8 @@ class Exhibit:
     claims: tuple[tuple[str, str, str], ...] = ()
     """What the paper concludes, the row that is better, and the other row."""
     page: str = ""
+    split: str = "test"
+    """The split that the paper's size is scored on at several lengths."""
 
     def rows(self, named: tuple[str, ...] = ()) -> list[str]:
         """The models that it needs, or those of them that are `named`.
@@ -68,17 +72,27 @@ def content() -> dict[str, Any]:
 
 
 def exhibits() -> dict[str, Exhibit]:
-    """Everything the paper shows, by name. What shares its models and measures with another one has the same lines."""
+    """Everything the paper shows, by name. An exhibit with `same` takes all but the title from the one named there."""
     tables = {name: table for name, table in content().items() if name not in ("sizes", "words", "rows")}
-    return {name: _exhibit(name, table["title"], tables[table.get("same", name)]) for name, table in tables.items()}
+    return {name: _exhibit(name, table["title"], table.get("same", name)) for name, table in tables.items()}
 
 
-def _exhibit(name: str, title: str, table: dict[str, Any]) -> Exhibit:
-    lines = [Line(tuple(row["cells"]), tuple(row["paper"]), row.get("row", "")) for row in table.get("rows", ())]
-    lists = {key: tuple(table.get(key, ())) for key in ("columns", "published")}
-    claims = tuple((says, better, worse) for says, better, worse in table.get("claims", ()))
-    measure, page = table.get("measure", ""), table.get("page", "")
-    return Exhibit(name, title, measure, lines=tuple(lines), claims=claims, page=page, **lists)
+def _exhibit(name: str, title: str, home: str) -> Exhibit:
+    table = content()[home]
+    return Exhibit(
+        name,
+        title,
+        home,
+        measure=table.get("measure", ""),
+        columns=tuple(table.get("columns", ())),
+        published=tuple(table.get("published", ())),
+        lines=tuple(
+            Line(tuple(row["cells"]), tuple(row["paper"]), row.get("row", "")) for row in table.get("rows", ())
+        ),
+        claims=tuple((says, better, worse) for says, better, worse in table.get("claims", ())),
+        page=table.get("page", ""),
+        split=table.get("split", "test"),
+    )
 
 
 def training(row: str, size: str) -> list[str] | None:
@@ -87,33 +101,36 @@ def training(row: str, size: str) -> list[str] | None:
     {text} and {sentences} are left as they are.
     """
     facts, sizes, words = content()["rows"][row], content()["sizes"][size], content()["words"]
-    begin = sizes[facts["base"]] if "base" in facts else facts.get(size)
+    begin = sizes.get(facts["base"], sizes["ablation"]) if "base" in facts else facts.get(size)
     if begin is None:
         return None
     end = facts.get(size, "") if "base" in facts else ""
     text = " ".join([begin, facts.get("change", ""), end])
     for name, value in words.items():
         text = text.replace(f"{{{name}}}", str(value))
-    return [*text.split()]
+    return [str(word) for word in text.split()]
 
 
-def row_of(config: RunConfig, recipe: str) -> str | None:
-    """The row whose model a run of a packaged recipe is, in the paper's or the small size: the one of the same recipe,
-    kind, loss and lengths. None for another model."""
+def rows_of(config: RunConfig, recipe: str) -> list[str]:
+    """The rows whose model a run of a packaged recipe is, at the paper's size or in the ablations of the small one: of
+    the same recipe, text, kind, widths, loss and lengths."""
+    found = []
     for row, size in product(content()["rows"], ("paper", "small")):
-        words = training(row, size) or [""]
-        if words[0] == recipe and (AL_RFOU in words) == (config.model.kind == AL_RFOU):
+        words = training(row, size) if size == "paper" or "base" in content()["rows"][row] else None
+        if words and words[0] == recipe and (AL_RFOU in words) == (config.model.kind == AL_RFOU):
             own = load_recipe(recipe, split_overrides(words[1:])[0], note=unsaid)
-            if _identity(own) == _identity(config):
-                return row
-    return None
+            if "--data" not in words and _identity(own) == _identity(config):
+                found.append(row)
+    return found
 
 
 def _identity(config: RunConfig) -> tuple[object, ...]:
-    return config.model.kind, config.model.n_layer, config.train.loss, config.train.tgt_len, config.train.mem_len
+    model, train = config.model, config.train
+    sizes = model.n_layer, model.d_model, model.d_inner
+    return config.corpus.name, model.kind, *sizes, train.loss, train.tgt_len, train.mem_len
 
 
 def first_like(row: str, size: str) -> str:
-    """The first row that is trained by the same words, because it is the same model; a name of no row itself."""
-    rows = content()["rows"]
-    return next((name for name in rows if row in rows and training(name, size) == training(row, size)), row)
+    """The first row that is trained by the same words, because it is the same model."""
+    own = training(row, size) if row in content()["rows"] else None
+    return next((name for name in content()["rows"] if own and training(name, size) == own), row)

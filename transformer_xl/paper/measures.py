@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..analysis.figures import Curve, draw_curves, if_possible
+from ..analysis.recl import ABSOLUTE
 from ..runtime.files import write_whole
 from .exhibits import Exhibit, Line
 from .speed import slowdown
@@ -19,6 +20,7 @@ SAMPLES = 3
 SHRINK = {"toy": 16, "small": 4, "paper": 1}
 """Table 9's attention lengths are divided by this."""
 
+Value = float | str | None
 Results = Mapping[str, Sequence[Result]]
 """The results of each row, one per seed; those of an exhibit without models are under its name."""
 
@@ -26,34 +28,41 @@ Results = Mapping[str, Sequence[Result]]
 class Measure(NamedTuple):
     """A kind of exhibit."""
 
-    make: Callable[[Study, Exhibit, int, Path], None]
-    """Measure the models of a seed where that was not done yet, and write files to a folder."""
     columns: Sequence[str]
     """What is measured; "{}" stands for ppl or bpc."""
-    values: Callable[[Line, Result], Sequence[float | None]]
+    values: Callable[[Line, Result], Sequence[Value]]
     """The values of a line in the result of its row, in the order of the columns."""
+    make: Callable[[Study, Exhibit, int, Path], None] | None = None
+    """Measure the models of a seed, and write files to a folder; None: training has scored them."""
 
 
-def score_values(line: Line, result: Result) -> Sequence[float | None]:
+def score_values(line: Line, result: Result) -> Sequence[Value]:
     return [result.get(name) for name in ("test", "valid", "parameters")]
 
 
 def make_lengths(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     """Score at the attention lengths of the size, and at those that the rows were trained with (Table 6)."""
-    found = {row: study.result(row, seed) for row in exhibit.rows()}
-    missing = {study.folder(row, seed): row for row, result in found.items() if result and "lengths" not in result}
+    found = {row: result for row in exhibit.rows() if (result := study.result(row, seed))}
+    wanted = {*study.facts("attn_lens"), *(result["trained_length"] for result in found.values())}
+    split = exhibit.split if study.size == "paper" else "test"
+    missing = {study.folder(row, seed): row for row, result in found.items() if not _has_lengths(result, wanted)}
     if not missing:
         return
-    trained = {result["trained_length"] for result in found.values() if result}
-    attn_lens = map(str, sorted({*study.facts("attn_lens"), *trained}))
-    how = [*map(str, missing), "--attn-len", *attn_lens, "--precision", "fp32", *study.facts("score").split()]
-    for run in study.measured(["analyse", "length", *how, "--out", str(folder)])["runs"]:
+    how = ["--attn-len", *map(str, sorted(wanted)), "--split", split, *study.facts("score").split()]
+    runs = study.measured(["analyse", "length", *map(str, missing), *how, "--out", str(folder / str(seed))])["runs"]
+    for run in runs:
         row = missing[Path(run["run"])]
         values = {str(r["attn_len"]): r["ppl" if r["unit"] in ("word", "bpe", "id") else "bpc"] for r in run["results"]}
-        study.keep(row, seed, (found[row] or {}) | {"lengths": values, "shortest": run["shortest"]})
+        study.keep(row, seed, found[row] | {"lengths": values, "shortest": run["shortest"]})
 
 
-def length_values(line: Line, result: Result) -> Sequence[float | None]:
+def _has_lengths(result: Result, wanted: set[int]) -> bool:
+    """Whether a result has the wanted lengths; models with positions in the segment have none beyond it."""
+    own = {length for length in wanted if result["kind"] not in ABSOLUTE or length <= result["trained_length"]}
+    return {*map(str, own)} <= result.get("lengths", {}).keys()
+
+
+def length_values(line: Line, result: Result) -> Sequence[Value]:
     lengths: Mapping[str, float] = result.get("lengths", {})
     return [lengths.get(str(result["trained_length"])), min(lengths.values(), default=None), result.get("shortest")]
 
@@ -84,11 +93,12 @@ def make_recl(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
         how = [*study.facts("recl").split(), "--out", str(folder / f"{group}-{seed}")]
         shares = study.measured(["analyse", "recl", *runs, *how])["recl"]
         for i, (row, result) in enumerate(found.items()):
-            lengths = {group: [share["runs"][i]["recl"] for share in shares]}
-            study.keep(row, seed, result | {"recl": result.get("recl", {}) | lengths})
+            own = [share["runs"][i] for share in shares]
+            lengths = [run["recl"] if run["reached"] else f">= {run['recl']}" for run in own]
+            study.keep(row, seed, result | {"recl": result.get("recl", {}) | {group: lengths}})
 
 
-def recl_values(line: Line, result: Result) -> Sequence[float | None]:
+def recl_values(line: Line, result: Result) -> Sequence[Value]:
     return result.get("recl", {}).get(line.cells[0], [None] * 3)
 
 
@@ -99,10 +109,10 @@ def make_speed(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
         attn_len = int(str(line.cells[0])) // SHRINK[study.size]
         print(f"Timing at an attention length of {attn_len:,}", flush=True)
         found[str(line.cells[0])] = [attn_len, slowdown(study.size, attn_len)]
-    study.keep(exhibit.name, seed, {"speed": found})
+    study.keep(exhibit.home, seed, {"speed": found})
 
 
-def speed_values(line: Line, result: Result) -> Sequence[float | None]:
+def speed_values(line: Line, result: Result) -> Sequence[Value]:
     return result["speed"][str(line.cells[0])]
 
 
@@ -120,19 +130,15 @@ def make_text(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     write_whole(folder / f"samples-{seed}.txt", "\n".join(samples))
 
 
-def nothing(*_: object) -> None:
-    """For an exhibit that needs no measure besides the models' scores."""
-
-
-def no_values(line: Line, result: Result) -> Sequence[float | None]:
+def no_values(line: Line, result: Result) -> Sequence[Value]:
     return []
 
 
 MEASURES = {
-    "score": Measure(nothing, ("{}", "valid", "parameters"), score_values),
-    "lengths": Measure(make_lengths, ("{}, trained length", "best {}", "its length"), length_values),
-    "recl": Measure(make_recl, ("r = 0.1", "r = 0.5", "r = 1"), recl_values),
-    "speed": Measure(make_speed, ("attention length", "slowdown"), speed_values),
-    "attention": Measure(make_attention, (), no_values),
-    "text": Measure(make_text, (), no_values),
+    "score": Measure(("{}", "valid", "parameters"), score_values),
+    "lengths": Measure(("{}, trained length", "best {}", "its length"), length_values, make_lengths),
+    "recl": Measure(("r = 0.1", "r = 0.5", "r = 1"), recl_values, make_recl),
+    "speed": Measure(("attention length", "slowdown"), speed_values, make_speed),
+    "attention": Measure((), no_values, make_attention),
+    "text": Measure((), no_values, make_text),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from .exhibits import Exhibit, first_like
-from .measures import MEASURES, Results
+from .measures import MEASURES, Results, Value
 from .study import Result
 
 NONE = "-"
@@ -28,32 +28,32 @@ def measured(size: str) -> Results:
 
 def of_rows(exhibit: Exhibit, size: str, results: Results) -> Results:
     """The results that an exhibit shows, by the names in its lines."""
-    return {row: results.get(first_like(row, size), ()) for row in exhibit.rows()} | {
-        exhibit.name: results.get(exhibit.name, ())
-    }
+    return {row: results.get(first_like(row, size), ()) for row in [*exhibit.rows(), exhibit.home]}
 
 
 def table(exhibit: Exhibit, results: Results) -> list[list[str]]:
-    """The names of the columns, then a list of cells for each line: what it is, the paper's figures, and ours."""
-    _, columns, values = MEASURES[exhibit.measure]
-    unit = next((result["unit"] for found in results.values() for result in found if "unit" in result), "figure")
-    head = [*exhibit.columns, *(f"paper: {name}" for name in exhibit.published)]
-    rows = [[*head, *(f"here: {name.format(unit)}" for name in columns)]]
+    """The names of the columns, then a list of cells for each line: what it is, the paper's figures, and ours if there
+    are any."""
+    measure = MEASURES[exhibit.measure]
+    units = [result.get("unit", "") for found in results.values() for result in found]
+    columns = [f"here: {name.format(units[0])}" for name in measure.columns] if units else []
+    rows = [[*exhibit.columns, *(f"paper: {name}" for name in exhibit.published), *columns]]
     for line in exhibit.lines:
-        found = [values(line, result) for result in results.get(line.row or exhibit.name, ())]
-        known = [[value for value in column if value is not None] for column in zip(*found, strict=True)]
-        ours = [over_seeds(column) for column in known] or [NONE] * len(columns)
+        found = [measure.values(line, result) for result in results.get(line.row or exhibit.home, ())]
+        ours = [over_seeds(column) for column in zip(*found, strict=True)] or [NONE] * len(columns)
         rows.append([*map(str, line.cells), *map(str, line.paper), *ours])
     return rows
 
 
-def over_seeds(values: Sequence[float]) -> str:
-    """The mean and its standard error, which one seed lacks; of whole numbers the least and the greatest."""
-    if not values:
-        return NONE
-    if all(isinstance(value, int) for value in values):
-        return " to ".join(f"{value:,.0f}" for value in sorted({min(values), max(values)}))
-    return f"{mean(values):.3f}" + (f" ± {standard_error(values):.3f}" if len(values) > 1 else "")
+def over_seeds(values: Sequence[Value]) -> str:
+    """The mean and its standard error, which one seed lacks; of lengths and counts the least and the greatest."""
+    known = [value for value in values if value is not None]
+    floats = [value for value in known if isinstance(value, float)]
+    if floats:
+        return f"{mean(floats):.3f}" + (f" ± {standard_error(floats):.3f}" if len(floats) > 1 else "")
+    texts = [value if isinstance(value, str) else f"{value:,}" for value in known]
+    ordered = sorted(dict.fromkeys(texts), key=lambda text: int(text.strip(">= ").replace(",", "")))
+    return " to ".join(dict.fromkeys(ordered[:1] + ordered[-1:])) or NONE
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -61,11 +61,11 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def claims(exhibit: Exhibit, results: Results) -> list[list[str]]:
-    """What the paper concludes, and here: how much worse the other row's best is, paired by seed, over its standard
+    """What the paper concludes, and here: how much worse the other row's figure is, paired by seed, over its standard
     error."""
     rows = [["the paper's conclusion", "here: the other is worse by", "in standard errors"]]
     for says, better, worse in exhibit.claims:
-        one, other = ({result["seed"]: best(result) for result in results.get(row, ())} for row in (better, worse))
+        one, other = ({r["seed"]: best(exhibit, r) for r in results.get(row, ())} for row in (better, worse))
         pairs = [other[seed] - one[seed] for seed in sorted(one.keys() & other.keys())]
         error = standard_error(pairs) if len(pairs) > 1 else 0.0
         margin = f"{mean(pairs) / error:+.1f}" if error else "one seed" if pairs else NONE
@@ -73,16 +73,20 @@ def claims(exhibit: Exhibit, results: Results) -> list[list[str]]:
     return rows
 
 
-def best(result: Result) -> float:
-    """The figure by which conclusions compare a model: the best of all attention lengths, if they were measured."""
-    return min(result["lengths"].values()) if "lengths" in result else result["test"]
+def best(exhibit: Exhibit, result: Result) -> float:
+    """The figure by which an exhibit compares models: the test figure, or the best one of all attention lengths."""
+    return min(result["lengths"].values()) if exhibit.measure == "lengths" else result["test"]
 
 
-def summary(exhibit: Exhibit, results: Results) -> str:
-    """The best figures of an exhibit's models, in the order of its lines; "-" if none is known."""
-    found = [results.get(line.row, ()) for line in exhibit.lines]
-    texts = [f"{mean(map(best, each)):.2f}" if each else NONE for each in found]
-    return ", ".join(texts) if set(texts) - {NONE} else NONE
+def first_column(exhibit: Exhibit, results: Results) -> list[str]:
+    """What is measured first, for each line; empty if nothing is."""
+    rows = table(exhibit, results)[1:] if exhibit.columns and any(results.values()) else []
+    return [row[len(exhibit.columns) + len(exhibit.published)] for row in rows]
+
+
+def few(texts: Sequence[str], most: int = 3) -> str:
+    """The first of some texts."""
+    return ", ".join([*texts[:most], *["..."] * (len(texts) > most)]) or NONE
 
 
 def as_csv(rows: Iterable[Sequence[str]]) -> str:

@@ -26,8 +26,9 @@ SEGMENTS = (64, 128, 256, 512)
 
 def slowdown(size: str, attn_len: int) -> float:
     """How many times as long Vaswani's model takes per token, with a window of `attn_len` tokens that moves by one, as
-    Transformer-XL of the same shape, whose every query sees as many keys. Medians of turns by turns; the weights are
-    as at the start of training.
+    Transformer-XL of the same shape, whose every query sees as many keys.
+
+    The two are timed in turn, and each time is a median. The weights are as at the start of training.
     """
     prepare_process()
     recipe, *words = training("standard", size) or [""]
@@ -62,10 +63,11 @@ def _timer(
                 memory = sliding.empty_memory(1, lengths).extend(before, kept=attn_len - 1)
             else:
                 empty = read.empty_cache(1, lengths)
-                _, memory = read(before, before, empty, replace(lengths, tgt_len=attn_len))
+                nll, memory = read(before, before, empty, replace(lengths, tgt_len=attn_len))
+                nll.sum().item()  # waits for the device
             start = time.perf_counter()
             nll, _ = read(ids, ids, memory, lengths)
-            nll.sum().item()  # waits for the device
+            nll.sum().item()
             return (time.perf_counter() - start) / lengths.tgt_len
 
     return run

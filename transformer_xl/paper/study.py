@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from ..evaluation.score import figure
@@ -44,7 +44,6 @@ class Study:
     """What runs `-m transformer_xl train ...`, for example torchrun with its options."""
     jobs: int = 1
     """Trainings side by side; they share the cores."""
-    _lock: Lock = field(default_factory=Lock)
     _stopped: bool = False
 
     def folder(self, row: str, seed: int) -> Path:
@@ -58,16 +57,15 @@ class Study:
 
     def command(self, row: str, seed: int) -> list[str]:
         """The words of `txl` that train a row."""
-        texts = {name: str(make_text(name, self.out / "texts", self.size)) for name in self._texts(row)}
-        words = [texts.get(word.strip("{}"), word) for word in self.settings(row, seed)]
+        words = [
+            str(make_text(word.strip("{}"), self.out / "texts", self.size)) if word.startswith("{") else word
+            for word in self.settings(row, seed)
+        ]
         return ["train", *words, "--no-report", "--out", str(self.folder(row, seed))]
 
     def settings(self, row: str, seed: int) -> list[str]:
         """The words of `txl train` that make the model what it is, without paths."""
         return [*(training(row, self.size) or ()), "--train.seed", str(seed)]
-
-    def _texts(self, row: str) -> list[str]:
-        return [word.strip("{}") for word in training(row, self.size) or () if word[0] == "{"]
 
     def result(self, row: str, seed: int) -> Result | None:
         """The result of a row that was trained, or None.
@@ -104,6 +102,8 @@ class Study:
         missing = [pair for pair in wanted.values() if self.result(*pair) is None]
         if done := len(wanted) - len(missing):
             print(f"Trained before, and used: {done} of {len(wanted)} models. --again trains them again.", flush=True)
+        for pair in missing:
+            self.command(*pair)  # makes the texts, before trainings side by side need them
         begun, ended = time.perf_counter(), 0
 
         def one(number: int) -> None:
@@ -137,7 +137,8 @@ class Study:
         Raises:
             Mistake: it failed, or a signal stopped it.
         """
-        print(f"{head} {shown(words)}".strip(), flush=True)
+        kind = f"TXL_IMPORT={al_rfou.__file__} " if AL_RFOU in words else ""
+        print(f"{head} {kind}{shown(words)}".strip(), flush=True)
         launch = self.launch if words[0] == "train" else (sys.executable,)
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         if self.jobs > 1:
@@ -151,7 +152,7 @@ class Study:
             assert process.stdout is not None, "it is a pipe"
             for line in process.stdout:
                 lines.append(line)
-                if not line.startswith("{"):  # JSON is for this program
+                if "--json" not in words or not line.startswith("{"):  # JSON is for this program
                     print(f"{head} {line}" if head else line, end="", flush=True)
         if process.returncode:
             raise Mistake(
@@ -178,6 +179,7 @@ def result_of(folder: Path) -> Result:
     kept = {name: facts[name] for name in ("packages", "cores", "cpu_features", "devices")}
     return {
         "unit": unit,
+        "kind": config.model.base_kind,
         **{name: figure(config.corpus.unit, loss)[1] for name, loss in scores.items()},
         "parameters": run.parameters(),
         "trained_length": config.train.tgt_len + config.train.mem_len,
@@ -188,4 +190,4 @@ def result_of(folder: Path) -> Result:
 
 def shown(words: Sequence[str]) -> str:
     """A command of `txl` as a user types it."""
-    return " ".join(["txl", *words])
+    return shlex.join(["txl", *words])

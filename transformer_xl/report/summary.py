@@ -12,7 +12,7 @@ import numpy as np
 
 from ..config.recipe import load_recipe, packaged_recipes
 from ..evaluation.score import figure
-from ..paper.exhibits import exhibits, row_of
+from ..paper.exhibits import exhibits, rows_of
 from ..runtime.terminal import clock
 from .record import Entry, Record, last_part, number
 
@@ -117,7 +117,7 @@ def beside_paper(records: Sequence[Record]) -> dict[str, Table]:
     """The paper's tables that have rows like these runs, by their titles, with the runs' figures in those rows."""
     runs: dict[str, list[Record]] = {}
     for record in records:
-        if row := row_of(record.config, str(record.environment.get("recipe"))):
+        for row in rows_of(record.config, str(record.environment.get("recipe"))):
             runs.setdefault(row, []).append(record)
     tables = {}
     for name, exhibit in exhibits().items():
