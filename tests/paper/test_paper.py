@@ -43,7 +43,7 @@ def test_every_line_has_a_row_and_as_many_cells_as_columns():
             assert not line.row or line.row in content()["rows"]
             assert not exhibit.columns or len(line.cells) == len(exhibit.columns), exhibit.name
             assert len(line.paper) == len(exhibit.published), exhibit.name
-        for _, better, worse in exhibit.claims:
+        for _, better, worse, _ in exhibit.claims:
             assert {better, worse} <= {*exhibit.rows()}, exhibit.name
     names = [f"table-{n}" for n in range(1, 11)] + [f"figure-{n}" for n in range(1, 8)]
     assert [*exhibits.exhibits()] == names + [f"appendix-{letter}" for letter in "abcde"]

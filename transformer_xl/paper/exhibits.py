@@ -46,8 +46,9 @@ class Exhibit:
     published: tuple[str, ...] = ()
     """What the paper's figures are."""
     lines: tuple[Line, ...] = ()
-    claims: tuple[tuple[str, str, str], ...] = ()
-    """What the paper concludes, the row that is better, and the other row."""
+    claims: tuple[tuple[str, str, str, int], ...] = ()
+    """What the paper concludes, the row that is better, the other row, and where they are compared: at this multiple of
+    the trained length; 0: each at its best."""
     page: str = ""
     split: str = "test"
     """The split that the paper's size is scored on at several lengths."""
@@ -89,7 +90,7 @@ def _exhibit(name: str, title: str, home: str) -> Exhibit:
         lines=tuple(
             Line(tuple(row["cells"]), tuple(row["paper"]), row.get("row", "")) for row in table.get("rows", ())
         ),
-        claims=tuple((says, better, worse) for says, better, worse in table.get("claims", ())),
+        claims=tuple((says, better, worse, sum(at)) for says, better, worse, *at in table.get("claims", ())),
         page=table.get("page", ""),
         split=table.get("split", "test"),
     )

@@ -64,18 +64,23 @@ def claims(exhibit: Exhibit, results: Results) -> list[list[str]]:
     """What the paper concludes, and here: how much worse the other row's figure is, paired by seed, over its standard
     error."""
     rows = [["the paper's conclusion", "here: the other is worse by", "in standard errors"]]
-    for says, better, worse in exhibit.claims:
-        one, other = ({r["seed"]: best(exhibit, r) for r in results.get(row, ())} for row in (better, worse))
-        pairs = [other[seed] - one[seed] for seed in sorted(one.keys() & other.keys())]
+    for says, better, worse, times in exhibit.claims:
+        one, other = ({r["seed"]: compared(exhibit, r, times) for r in results.get(row, ())} for row in (better, worse))
+        seeds = [seed for seed in sorted(one.keys() & other.keys()) if one[seed] and other[seed]]
+        pairs = [other[seed] - one[seed] for seed in seeds]
         error = standard_error(pairs) if len(pairs) > 1 else 0.0
         margin = f"{mean(pairs) / error:+.1f}" if error else "one seed" if pairs else NONE
         rows.append([says, f"{mean(pairs):+.3f}" if pairs else NONE, margin])
     return rows
 
 
-def best(exhibit: Exhibit, result: Result) -> float:
-    """The figure by which an exhibit compares models: the test figure, or the best one of all attention lengths."""
-    return min(result["lengths"].values()) if exhibit.measure == "lengths" else result["test"]
+def compared(exhibit: Exhibit, result: Result, times: int) -> float:
+    """The figure by which an exhibit compares models: the test figure, or that at `times` the trained length, or with 0
+    the best of all lengths. 0 if it was not measured."""
+    if exhibit.measure != "lengths":
+        return result["test"]
+    lengths = result.get("lengths", {})
+    return lengths.get(str(times * result["trained_length"]), 0.0) if times else min(lengths.values(), default=0.0)
 
 
 def first_column(exhibit: Exhibit, results: Results) -> list[str]:
