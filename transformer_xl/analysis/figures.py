@@ -99,7 +99,7 @@ def draw_curves(
         axis.grid(color="0.9")
     axes[0].set_ylabel(y)
     for word, ring in rings.items():
-        axes[-1].plot([], [], ring, mfc="none", mec="0.3", ms=10, label=word)
+        axes[-1].plot([], [], ring, color="0.3", mfc="none", ms=10, label=word)
     axes[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return save_figure(figure, stem)
 
@@ -112,7 +112,7 @@ def _draw(axis: Axes, name: str, curve: Curve, rings: Mapping[str, str]) -> None
     if curve.dotted is not None:
         axis.plot(curve.x, curve.dotted, ":", color=colour)
     for index, word in curve.marks.items():
-        axis.plot(curve.x[index], curve.y[index], rings[word], mfc="none", mec=colour, ms=10)
+        axis.plot(curve.x[index], curve.y[index], rings[word], color=colour, mfc="none", ms=10)
 
 
 def draw_by_distance(
