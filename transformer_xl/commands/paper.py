@@ -88,7 +88,7 @@ def rows_at(rows: Sequence[str], size: str) -> list[str]:
 def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"]) -> None:
     """Train the models of an exhibit that are missing, measure, and write the table and the pictures."""
     from ..paper import show
-    from ..paper.measures import MEASURES, draw_lengths
+    from ..paper.measures import MEASURES
     from ..paper.study import Study
     from ..runtime.files import write_whole
 
@@ -99,15 +99,16 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
         raise Mistake(f"{exhibit.name} has no models of size {size}. Give another --size.")
     study.train(rows, seeds, again=options.again)
     folder = options.out / size / exhibit.home
-    if measure := MEASURES[exhibit.measure].make:
+    measure = MEASURES[exhibit.measure]
+    if measure.make is not None:
         for seed in seeds:
-            measure(study, exhibit, seed, folder)
+            measure.make(study, exhibit, seed, folder)
     found = study.results([*exhibit.rows(), exhibit.home], seeds)
     for name, cells in show_tables(exhibit, found, f"{size}, {len(seeds)} seed{'s' * (len(seeds) > 1)}").items():
         write_whole(folder / f"{name}.csv", show.as_csv(cells))
         write_whole(folder / f"{name}.tex", show.as_latex(f"{exhibit.name}: {exhibit.title}", cells))
-    if exhibit.measure == "lengths":
-        draw_lengths(exhibit, found, folder / "lengths")
+    if measure.draw is not None:
+        measure.draw(exhibit, found, folder)
     print(f"\nFiles are in {folder}.")
 
 

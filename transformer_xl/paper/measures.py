@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..analysis.figures import Curve, draw_curves, if_possible
+from ..analysis.figures import Curve, draw_curves, draw_values, if_possible
 from ..analysis.recl import ABSOLUTE
 from ..runtime.files import write_whole
 from .exhibits import Exhibit, Line
@@ -34,6 +34,8 @@ class Measure(NamedTuple):
     """The values of a line in the result of its row, in the order of the columns."""
     make: Callable[[Study, Exhibit, int, Path], None] | None = None
     """Measure the models of a seed, and write files to a folder; None: training has scored them."""
+    draw: Callable[[Exhibit, Results, Path], None] | None = None
+    """Draw the results of all seeds into a folder; None: `make` has drawn them."""
 
 
 def score_values(line: Line, result: Result) -> Sequence[Value]:
@@ -67,7 +69,19 @@ def length_values(line: Line, result: Result) -> Sequence[Value]:
     return [lengths.get(str(result["trained_length"])), min(lengths.values(), default=None), result.get("shortest")]
 
 
-def draw_lengths(exhibit: Exhibit, results: Results, stem: Path) -> None:
+def draw_first_column(exhibit: Exhibit, results: Results, folder: Path) -> None:
+    """Draw the paper's first figure of each line, and what is measured first, over seeds."""
+    measure = MEASURES[exhibit.measure]
+    found = [[measure.values(line, r)[0] for r in results.get(line.row or exhibit.home, ())] for line in exhibit.lines]
+    ours = [[value for value in values if isinstance(value, float)] for values in found]
+    paper = [[float(value) for value in line.paper[:1] if isinstance(value, int | float)] for line in exhibit.lines]
+    unit = next((r["unit"] for each in results.values() for r in each if "unit" in r), "")
+    panels = {f"paper: {exhibit.published[0]}": paper, f"here: {measure.columns[0].format(unit)}": ours}
+    names = [", ".join(map(str, line.cells)) for line in exhibit.lines]
+    if_possible(lambda: draw_values(folder / "figures", names, panels, exhibit.title))
+
+
+def draw_lengths(exhibit: Exhibit, results: Results, folder: Path) -> None:
     """Draw the mean over seeds by attention length, with the trained length marked."""
     curves = {}
     for line in exhibit.lines:
@@ -79,7 +93,7 @@ def draw_lengths(exhibit: Exhibit, results: Results, stem: Path) -> None:
             curves[", ".join(map(str, line.cells))] = Curve(x, y, marks=marks)
     if curves:
         unit = next(result["unit"] for found in results.values() for result in found)
-        if_possible(lambda: draw_curves(stem, {"": curves}, "attention length in tokens", unit))
+        if_possible(lambda: draw_curves(folder / "lengths", {"": curves}, "attention length in tokens", unit))
 
 
 def make_recl(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
@@ -108,7 +122,7 @@ def make_speed(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     for line in exhibit.lines:
         attn_len = int(str(line.cells[0])) // SHRINK[study.size]
         print(f"Timing at an attention length of {attn_len:,}", flush=True)
-        found[str(line.cells[0])] = [attn_len, slowdown(study.size, attn_len)]
+        found[str(line.cells[0])] = [slowdown(study.size, attn_len), attn_len]
     study.keep(exhibit.home, seed, {"speed": found})
 
 
@@ -135,10 +149,10 @@ def no_values(line: Line, result: Result) -> Sequence[Value]:
 
 
 MEASURES = {
-    "score": Measure(("{}", "valid", "parameters"), score_values),
-    "lengths": Measure(("{}, trained length", "best {}", "its length"), length_values, make_lengths),
+    "score": Measure(("{}", "valid", "parameters"), score_values, draw=draw_first_column),
+    "lengths": Measure(("{}, trained length", "best {}", "its length"), length_values, make_lengths, draw_lengths),
     "recl": Measure(("r = 0.1", "r = 0.5", "r = 1"), recl_values, make_recl),
-    "speed": Measure(("attention length", "slowdown"), speed_values, make_speed),
+    "speed": Measure(("slowdown", "attention length"), speed_values, make_speed, draw_first_column),
     "attention": Measure((), no_values, make_attention),
     "text": Measure((), no_values, make_text),
 }
