@@ -100,7 +100,7 @@ def test_a_table_has_means_and_standard_errors_and_a_conclusion_is_paired_by_see
     assert draw is not None
     draw(exhibit, results, tmp_path)
     assert (tmp_path / "figures.png").read_bytes()[1:4] == b"PNG"
-    _, recurrence, shaw = show.claims(exhibit, results)
+    _, recurrence, shaw, _ = show.claims(exhibit, results)
     assert recurrence[1:] == ["+1.000", "one seed"]
     assert shaw[1:] == ["+0.500", f"{0.5 / (0.1 / math.sqrt(3)):+.1f}"]
     assert [*csv.reader(StringIO(show.as_csv([head, ours])))] == [head, ours]
