@@ -163,9 +163,10 @@ def test_a_table_is_made_and_used_again_and_other_settings_are_refused(tmp_path:
     ("line", "sentence"),
     [
         ("paper table-11", "EXHIBIT must be one of table-1, "),
-        ("paper table-6 --rows our", "--rows must be some of ours, shaw, "),
+        ("paper table-6 --size toy --rows our", "--rows must be some of ours, shaw, "),
         ("paper table-6 --size toy --jobs 0", "--jobs must be at least 1, got 0."),
-        ("paper appendix-e --size small", "appendix-e has no models of size small."),
+        ("paper appendix-e --size small", "appendix-e has no models of size small. Give --size toy or paper."),
+        ("paper table-6 --rows ours", "--rows names models to train: give --size too"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_a_sentence(line: str, sentence: str, capsys):

@@ -216,6 +216,8 @@ def draw_targets(
         style = {"family": "DejaVu Sans Mono", "fontsize": 6, "parse_math": False}
         axis.set_yticks(range(rows), targets, **style)
         axis.set_xticks(list(named), [context[i] for i in named], rotation=90, **style)
+        axis.set_ylabel("token", fontsize=8)
+        axis.set_xlabel("memory, oldest first; each row has its own scale", fontsize=8)
     figure.suptitle(title, fontsize=10)
     return save_figure(figure, stem)
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ..paper.measures import Results
 
 
+SHOWN = (".csv", ".tex", ".png", ".txt")
+"""Suffixes of the files that are listed at the end."""
+
+
 @dataclass(frozen=True)
 class Paper:
     """List the paper's tables and figures, or make one: train what is missing, and print its figures beside ours."""
@@ -65,6 +69,8 @@ class Paper:
         if not self.seeds:
             problems.append("--seeds must be at least one seed, got none.")
         problems.refuse()
+        if self.rows and self.size is None:
+            raise Mistake("--rows names models to train: give --size too, or leave it out.")
         print(f"{exhibit.name}: {exhibit.title}")
         if exhibit.page:
             print(f"{exhibit.page} has it.")
@@ -88,6 +94,7 @@ def rows_at(rows: Sequence[str], size: str) -> list[str]:
 def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"]) -> None:
     """Train the models of an exhibit that are missing, measure, and write the table and the pictures."""
     from ..paper import show
+    from ..paper.exhibits import SIZES
     from ..paper.measures import MEASURES
     from ..paper.study import Study
     from ..runtime.files import write_whole
@@ -96,20 +103,24 @@ def make(exhibit: Exhibit, options: Paper, size: Literal["toy", "small", "paper"
     study = Study(size, options.out, shlex.split(options.launch) or [sys.executable], options.jobs)
     rows = rows_at(exhibit.rows(options.rows), size)
     if exhibit.rows() and not rows:
-        raise Mistake(f"{exhibit.name} has no models of size {size}. Give another --size.")
+        others = [other for other in SIZES if rows_at(exhibit.rows(), other)]
+        raise Mistake(f"{exhibit.name} has no models of size {size}. Give --size {' or '.join(others)}.")
     study.train(rows, seeds, again=options.again)
     folder = options.out / size / exhibit.home
     measure = MEASURES[exhibit.measure]
     if measure.make is not None:
         for seed in seeds:
             measure.make(study, exhibit, seed, folder)
-    found = study.results([*exhibit.rows(), exhibit.home], seeds)
-    for name, cells in show_tables(exhibit, found, f"{size}, {len(seeds)} seed{'s' * (len(seeds) > 1)}").items():
+    found = show.of_rows(exhibit, size, study.results([*exhibit.rows(), exhibit.home]))
+    known = sorted({result["seed"] for each in found.values() for result in each})
+    how = f"{size}, seeds {', '.join(map(str, known))}"
+    for name, cells in show_tables(exhibit, found, how).items():
         write_whole(folder / f"{name}.csv", show.as_csv(cells))
-        write_whole(folder / f"{name}.tex", show.as_latex(f"{exhibit.name}: {exhibit.title}", cells))
+        write_whole(folder / f"{name}.tex", show.as_latex(f"{exhibit.home}, {how}: {exhibit.title}", cells))
     if measure.draw is not None:
         measure.draw(exhibit, found, folder)
-    print(f"\nFiles are in {folder}.")
+    files = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.suffix in SHOWN]
+    print(f"\nIn {folder}: {', '.join(files)}")
 
 
 def show_tables(exhibit: Exhibit, results: Results, how: str) -> Mapping[str, Sequence[Sequence[str]]]:
@@ -123,6 +134,7 @@ def show_tables(exhibit: Exhibit, results: Results, how: str) -> Mapping[str, Se
     if exhibit.claims:
         tables["claims"] = show.claims(exhibit, results)
         show_table("", tables["claims"][0], tables["claims"][1:])
+        print("A difference counts (5 %, two-sided) from 12.7 standard errors on with 2 seeds, 4.3 with 3, 3.2 with 4.")
     return tables
 
 

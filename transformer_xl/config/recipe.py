@@ -353,7 +353,10 @@ def _adapt(chosen: dict[str, Value], named: set[str], note: Callable[[str], None
             break
         left_out |= {name: chosen.pop(name) for name in removed}
         causes |= set(removed)  # the settings of n-grams go with the n-grams
-    for what, values in {"Left out of the recipe, because it does not apply": left_out, "Added": added}.items():
+    for what, values in {
+        "Left out of the recipe, which has another kind or other lengths": left_out,
+        "Added": added,
+    }.items():
         if known := [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]:
             note(f"{what}: {', '.join(known)}.")
 

@@ -13,7 +13,7 @@ from ..analysis.recl import ABSOLUTE
 from ..runtime.files import write_whole
 from .exhibits import Exhibit, Line
 from .speed import slowdown
-from .study import Result, Study
+from .study import Result, Study, shown
 
 SAMPLES = 3
 """Number of texts of Appendix E."""
@@ -93,7 +93,8 @@ def draw_lengths(exhibit: Exhibit, results: Results, folder: Path) -> None:
             curves[", ".join(map(str, line.cells))] = Curve(x, y, marks=marks)
     if curves:
         unit = next(result["unit"] for found in results.values() for result in found)
-        if_possible(lambda: draw_curves(folder / "lengths", {"": curves}, "attention length in tokens", unit))
+        title = f"{exhibit.home}: mean over seeds"
+        if_possible(lambda: draw_curves(folder / "lengths", {title: curves}, "attention length in tokens", unit))
 
 
 def make_recl(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
@@ -140,7 +141,8 @@ def make_text(study: Study, exhibit: Exhibit, seed: int, folder: Path) -> None:
     """Samples beside the reference, at positions drawn by chance (Appendix E)."""
     run, how = str(study.folder(exhibit.lines[0].row, seed)), study.facts("write").split()
     draws = [["--at", "random", "--reference", "--seed", str(draw)] for draw in range(1, SAMPLES + 1)]
-    samples = [study.txl(["generate", run, *how, *draw]) for draw in draws]
+    commands = [["generate", run, *how, *draw] for draw in draws]
+    samples = [f"$ {shown(words)}\n\n{study.txl(words)}" for words in commands]
     write_whole(folder / f"samples-{seed}.txt", "\n".join(samples))
 
 
@@ -150,7 +152,9 @@ def no_values(line: Line, result: Result) -> Sequence[Value]:
 
 MEASURES = {
     "score": Measure(("{}", "valid", "parameters"), score_values, draw=draw_first_column),
-    "lengths": Measure(("{}, trained length", "best {}", "its length"), length_values, make_lengths, draw_lengths),
+    "lengths": Measure(
+        ("{}, trained length", "best {}", "shortest as good"), length_values, make_lengths, draw_lengths
+    ),
     "recl": Measure(("r = 0.1", "r = 0.5", "r = 1"), recl_values, make_recl),
     "speed": Measure(("slowdown", "attention length"), speed_values, make_speed, draw_first_column),
     "attention": Measure((), no_values, make_attention),

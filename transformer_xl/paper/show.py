@@ -27,8 +27,12 @@ def measured(size: str) -> Results:
 
 
 def of_rows(exhibit: Exhibit, size: str, results: Results) -> Results:
-    """The results that an exhibit shows, by the names in its lines."""
-    return {row: results.get(first_like(row, size), ()) for row in [*exhibit.rows(), exhibit.home]}
+    """The results that an exhibit shows, by the names in its lines. Where two lines are the same model at this size, a
+    table of lengths has it once; in Table 8 it is in two groups."""
+    rows = exhibit.rows()
+    once = [row for row in rows if first_like(row, size) == row or first_like(row, size) not in rows]
+    shown = once if exhibit.measure == "lengths" else rows
+    return {row: results.get(first_like(row, size), ()) for row in [*shown, exhibit.home]}
 
 
 def table(exhibit: Exhibit, results: Results) -> list[list[str]]:

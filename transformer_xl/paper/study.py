@@ -15,8 +15,9 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,15 @@ class Study:
             )
         return found
 
-    def results(self, rows: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Result]]:
-        """The results of each row, in the order of the seeds."""
-        found = {row: [self.result(row, seed) for seed in seeds] for row in rows}
-        return {row: [result for result in each if result is not None] for row, each in found.items()}
+    def results(self, rows: Sequence[str]) -> dict[str, list[Result]]:
+        """The results of these rows by name, of every seed that is there, in the order of seeds."""
+        found: dict[str, list[Result]] = {}
+        for row in dict.fromkeys(first_like(row, self.size) for row in rows):
+            names = [file.parent.name for file in (self.out / self.size).glob(f"{row}-*/result.json")]
+            seeds = sorted(int(name.removeprefix(f"{row}-")) for name in names if name[len(row) + 1 :].isdecimal())
+            results = [(seed, self.result(row, seed)) for seed in seeds]
+            found[row] = [result | {"seed": seed} for seed, result in results if result is not None]
+        return found
 
     def keep(self, row: str, seed: int, result: Result) -> None:
         """Write the result of a row."""
@@ -95,7 +101,7 @@ class Study:
 
     def train(self, rows: Sequence[str], seeds: Sequence[int], *, again: bool) -> None:
         """Train the rows that have no result yet; `again`: all of them."""
-        wanted = {self.folder(row, seed): (row, seed) for seed in seeds for row in rows}
+        wanted = {self.folder(row, seed): (first_like(row, self.size), seed) for seed in seeds for row in rows}
         if again:
             for folder in filter(Path.exists, wanted):
                 remove_folder(folder)
@@ -146,9 +152,12 @@ class Study:
         if AL_RFOU in words:
             environment["TXL_IMPORT"] = al_rfou.__file__
         lines: list[str] = []
-        with subprocess.Popen(
-            [*launch, "-m", "transformer_xl", *words], env=environment, stdout=subprocess.PIPE, text=True
-        ) as process:
+        with (
+            going_on(),
+            subprocess.Popen(
+                [*launch, "-m", "transformer_xl", *words], env=environment, stdout=subprocess.PIPE, text=True
+            ) as process,
+        ):
             assert process.stdout is not None, "it is a pipe"
             for line in process.stdout:
                 lines.append(line)
@@ -156,13 +165,23 @@ class Study:
                     print(f"{head} {line}" if head else line, end="", flush=True)
         if process.returncode:
             raise Mistake(
-                f"`{shown(words)}` ended with status {process.returncode}. The same command of `txl paper` goes on."
+                f"`{shown(words)}` ended with status {process.returncode}; the same command goes on from there."
             )
         return "".join(lines)
 
     def measured(self, words: Sequence[str]) -> Any:
         """The JSON object that a command of `txl` prints with `--json`."""
         return json.loads(self.txl([*words, "--json"]).splitlines()[-1])
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Say after an interruption how a table goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note("The same command of txl paper goes on.")
+        raise
 
 
 def result_of(folder: Path) -> Result:
