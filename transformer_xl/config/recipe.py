@@ -302,12 +302,15 @@ def run_of(
         else:
             problems.append(f"{setting.name} must be {type_text(hint)}, got {value_text(setting.value)}.")
     problems.refuse()
+    notes: list[str] = []
     if adapt is not None:
-        _adapt(chosen, {setting.name for setting in asked}, adapt)
+        _adapt(chosen, {setting.name for setting in asked}, notes.append)
     config, wrong = _build(chosen)
     problems += [problem.named("{}") for problem in wrong]
     problems.refuse()
     assert config is not None, "what is refused has a problem"
+    for note in notes if adapt is not None else ():
+        adapt(note)
     return config
 
 
