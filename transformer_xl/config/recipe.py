@@ -309,8 +309,9 @@ def run_of(
     problems += [problem.named("{}") for problem in wrong]
     problems.refuse()
     assert config is not None, "what is refused has a problem"
-    for note in notes if adapt is not None else ():
-        adapt(note)
+    if adapt is not None:
+        for note in notes:
+            adapt(note)
     return config
 
 
