@@ -17,7 +17,7 @@ from transformer_xl.commands.main import main
 from transformer_xl.config.recipe import load_recipe, split_overrides
 from transformer_xl.config.settings import Lengths, RunConfig
 from transformer_xl.model.baselines import build_model
-from transformer_xl.paper import al_rfou, exhibits, show, texts
+from transformer_xl.paper import exhibits, show, texts
 from transformer_xl.paper.exhibits import content, first_like, training
 from transformer_xl.paper.measures import MEASURES
 
@@ -32,7 +32,6 @@ PARAMETERS = {
 
 def config_of(row: str, size: str) -> RunConfig:
     recipe, *others = training(row, size) or ()
-    assert al_rfou.register  # the import registers the kind
     return load_recipe(recipe, split_overrides(others)[0], note=lambda sentence: None)
 
 
@@ -53,7 +52,8 @@ def test_every_line_has_a_row_and_as_many_cells_as_columns():
 def test_the_words_of_a_row_are_settings_that_fit(row: str, size: str):
     config = config_of(row, size)
     change = content()["rows"][row].get("change", "")
-    assert f"--model.kind {config.model.kind}" in change or config.model.kind == "transformer-xl"
+    named = dict(zip(words(change)[::2], words(change)[1::2], strict=True))
+    assert config.model.kind == named.get("--model.kind", "transformer-xl")
     assert (config.train.mem_len == 0) == ("mem-len 0" in change or (row == "ptb-24m" and size != "small"))
     assert ("half" in row) == (config.train.loss == "half")
 
@@ -100,7 +100,7 @@ def test_a_table_has_means_and_standard_errors_and_a_conclusion_is_paired_by_see
     assert draw is not None
     draw(exhibit, results, tmp_path)
     assert (tmp_path / "figures.png").read_bytes()[1:4] == b"PNG"
-    _, recurrence, shaw, _ = show.claims(exhibit, results)
+    _, recurrence, shaw, *_ = show.claims(exhibit, results)
     assert recurrence[1:] == ["+1.000", "one seed"]
     assert shaw[1:] == ["+0.500", f"{0.5 / (0.1 / math.sqrt(3)):+.1f}"]
     assert [*csv.reader(StringIO(show.as_csv([head, ours])))] == [head, ours]
@@ -193,4 +193,13 @@ def test_every_exhibit_is_made_as_a_toy(name: str, tmp_path_factory, monkeypatch
     monkeypatch.chdir(home)
     monkeypatch.setenv("TXL_HOME", str(home / "cache"))
     assert main(["paper", name, "--size", "toy"]) == 0
-    assert any((home / "runs/paper/toy" / name).iterdir())
+    made = home / "runs/paper/toy" / exhibits.exhibits()[name].home
+    assert {file.suffix for file in made.rglob("*")} & {".csv", ".png", ".txt"}
+
+
+def test_a_conclusion_is_about_the_best_length_or_a_multiple_of_the_trained_one():
+    exhibit = exhibits.exhibits()["table-7"]
+    found = {"sentences-ours": {"8": 3.0, "16": 2.5}, "sentences-shaw": {"8": 2.0, "16": 4.5}}
+    results = {row: [{"seed": 1, "trained_length": 8, "lengths": lengths}] for row, lengths in found.items()}
+    _, _, at_best, at_twice, at_four_times = show.claims(exhibit, results)
+    assert (at_best[1], at_twice[1], at_four_times[1]) == ("-0.500", "+2.000", "-")

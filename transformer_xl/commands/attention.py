@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,9 @@ from ..runtime.terminal import report_progress, show_table
 from .shared import Folder, Part, Precision, RunFolder, Size, Sizes, TextPath
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Int
+
     from ..analysis.attention import AverageAttention, Head
 
 NOTABLE = 3
@@ -82,18 +86,13 @@ class Attention:
         )
         looks, targets = [], []
         for position in positions:
-            start = 0 if documents is None else int(documents[documents <= position][-1])
-            looks.append(
-                attention.position_attention(loaded.model, ids, position, lengths, precision=precision, start=start)
-            )
-            end = len(ids) if documents is None else int([*documents[documents > position], len(ids)][0])
-            segment = ids[: min(position + TARGETS, end)]
+            start, end = _document(documents, position, len(ids))
+            look = partial(attention.position_attention, precision=precision, start=start)
+            looks.append(look(loaded.model, ids, position, lengths))
             if lengths.mem_len:
-                targets.append(
-                    attention.targets_attention(
-                        loaded.model, segment, position, lengths, precision=precision, start=start
-                    )
-                )
+                segment = ids[: min(position + TARGETS, end)]
+                several = partial(attention.targets_attention, precision=precision, start=start)
+                targets.append(several(loaded.model, segment, position, lengths))
         chosen = named or average.widest(NOTABLE)
         about = {"run": str(trained.path), **split.about, "queries": average.queries, "precision": precision}
         facts = (
@@ -121,6 +120,13 @@ def streams_for(tokens: int, most: int, lengths: Lengths) -> int:
     Each begins with an empty one.
     """
     return max(1, min(most, tokens // (4 * lengths.mem_len + lengths.tgt_len)))
+
+
+def _document(documents: Int[np.ndarray, " D"] | None, position: int, size: int) -> tuple[int, int]:
+    """Start and end of the document that a position is in; a text without documents is one."""
+    if documents is None:
+        return 0, size
+    return int(documents[documents <= position][-1]), int([*documents[documents > position], size][0])
 
 
 def _head(name: str, config: TransformerXLConfig) -> Head:

@@ -34,7 +34,8 @@ class Paper:
     """table-1 to table-10, figure-1 to figure-7, appendix-a to appendix-e. Without it, all are listed."""
     size: Literal["toy", "small", "paper"] | None = None
     """Make it. toy: at most 3 minutes on 2 cores, shows the way; small: minutes to an hour per model; paper: the
-    paper's sizes, for a cluster. Without a size, the paper's figures are printed beside the ones measured here."""
+    paper's sizes, for a cluster. Without a size, the command prints the paper's figures beside the ones measured
+    here."""
     seeds: Sizes = (1,)
     """Seeds of the models. With several, figures are means with standard errors."""
     rows: Annotated[tuple[str, ...], arg(metavar="ROW ...")] = ()

@@ -77,7 +77,10 @@ def count_parameters(config: RunConfig) -> int:
 
 def read_results() -> dict[str, Any]:
     """The published and own test results of the packaged recipes, as text."""
-    return tomllib.loads(Path(recipes.__file__).with_name("results.toml").read_text(encoding="utf-8"))
+    from ..paper.exhibits import published
+
+    own = tomllib.loads(Path(recipes.__file__).with_name("results.toml").read_text(encoding="utf-8"))
+    return {recipe: {"published": figure} for recipe, figure in published().items()} | own
 
 
 def _cells(entry: Mapping[str, Any]) -> list[str]:

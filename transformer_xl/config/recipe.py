@@ -302,9 +302,7 @@ def run_of(
         else:
             problems.append(f"{setting.name} must be {type_text(hint)}, got {value_text(setting.value)}.")
     problems.refuse()
-    notes: list[str] = []
-    if adapt is not None:
-        _adapt(chosen, {setting.name for setting in asked}, notes.append)
+    notes = [] if adapt is None else _adapt(chosen, {setting.name for setting in asked})
     config, wrong = _build(chosen)
     problems += [problem.named("{}") for problem in wrong]
     problems.refuse()
@@ -338,10 +336,10 @@ def _build(chosen: Mapping[str, Value]) -> tuple[RunConfig | None, list[Problem]
     return config, wrong
 
 
-def _adapt(chosen: dict[str, Value], named: set[str], note: Callable[[str], None]) -> None:
+def _adapt(chosen: dict[str, Value], named: set[str]) -> list[str]:
     """Leave out of `chosen` what does not apply to a kind or a memory length that the command line named, and the
-    lengths of evaluation that follow those of training; give positions as many vectors as training reaches. Two notes
-    say so. What the command line names itself stays, and is refused later."""
+    lengths of evaluation that follow those of training; give positions as many vectors as training reaches. Return
+    sentences that say so. What the command line names itself stays, and is refused later."""
     left_out = {name: chosen.pop(name) for name in _lengths_that_follow(chosen, named) if name in chosen}
     changes = named & {"model.kind", "train.tgt_len", "train.mem_len", "train.context_len"}
     added = _positions_of(chosen) if changes and "model.positions" not in named else {}
@@ -357,12 +355,12 @@ def _adapt(chosen: dict[str, Value], named: set[str], note: Callable[[str], None
             break
         left_out |= {name: chosen.pop(name) for name in removed}
         causes |= set(removed)  # the settings of n-grams go with the n-grams
-    for what, values in {
-        "Left out of the recipe, which has another kind or other lengths": left_out,
-        "Added": added,
-    }.items():
-        if known := [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]:
-            note(f"{what}: {', '.join(known)}.")
+    changed = {"Left out of the recipe, which has another kind or other lengths": left_out, "Added": added}
+    listed = {
+        what: [f"{name} = {_toml_value(value)}" for name, value in values.items() if value is not None]
+        for what, values in changed.items()
+    }
+    return [f"{what}: {', '.join(known)}." for what, known in listed.items() if known]
 
 
 def _positions_of(chosen: Mapping[str, Value]) -> dict[str, Value]:

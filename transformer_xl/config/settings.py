@@ -271,15 +271,11 @@ class RunConfig(Checked):
             if lengths.clamp_len is not None:
                 sentence = f"{{}} is for distances, and {kind} has positions. Leave it out."
                 yield Problem((f"{section}.clamp_len", "model.kind"), sentence)
-            width = (lengths.tgt_len or self.train.tgt_len) + self._again(lengths)
+            again = self.train.context_len if lengths is self.train else self.context_len(self.eval)
+            width = (lengths.tgt_len or self.train.tgt_len) + again
             if places and width > places:
                 sentence = f"{{}} must be at most {{}} = {places}, {{}} included, got {width}. Lower it."
                 yield Problem((f"{section}.tgt_len", "model.positions", f"{section}.context_len"), sentence)
-
-    def _again(self, lengths: Any) -> int:
-        """Number of tokens that are read again with each segment."""
-        own = self.train.context_len if lengths.context_len is None else lengths.context_len
-        return 0 if lengths.mem_len else own
 
     def _problems_of_ngrams(self) -> Iterator[Problem]:
         for name in ("ngrams", "matches") if self.train.parallel == "fsdp" else ():
@@ -310,7 +306,7 @@ class RunConfig(Checked):
         """The lengths for generating text. Without a memory, a segment includes the context that is read again."""
         return replace(lengths, tgt_len=lengths.tgt_len + self.context_len(lengths))
 
-    def context_len(self, lengths: Lengths) -> int:
+    def context_len(self, lengths: Lengths | EvalConfig) -> int:
         """Number of tokens to read again with each segment at these lengths; 0 if there is a memory."""
         if lengths.mem_len:
             return 0

@@ -85,7 +85,7 @@ def shuffled_lines(tokens: Integer[np.ndarray, " N"], line_end: int, seed: Seque
 
 def shifted_copies(tokens: Integer[np.ndarray, " N"], copies: int, seed: int) -> Rearranged:
     """Copies of a text one after another, each from a random token on and around its end, as the original TensorFlow
-    code reads a text (`num_passes`): streams begin at other places in every copy."""
+    code reads a text (`num_passes`): streams begin at other positions in every copy."""
     begins = np.random.default_rng(seed).integers(len(tokens), size=copies)
     starts = np.stack([begins, np.zeros_like(begins)], axis=1)
     return Rearranged(tokens, starts.ravel(), np.stack([len(tokens) - begins, begins], axis=1).ravel())

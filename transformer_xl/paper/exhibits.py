@@ -112,6 +112,17 @@ def training(row: str, size: str) -> list[str] | None:
     return [str(word) for word in text.split()]
 
 
+def published() -> dict[str, str]:
+    """The paper's first figure of each row that is a packaged recipe as it is, with its unit."""
+    found = {}
+    for exhibit in exhibits().values():
+        for line in exhibit.lines:
+            words = training(line.row, "paper") if line.row and exhibit.measure in ("score", "lengths") else None
+            if words and len(words) == 1 and line.paper[0] != "-":
+                found.setdefault(words[0], f"{line.paper[0]} {exhibit.published[0].split(',')[0]}")
+    return found
+
+
 def rows_of(config: RunConfig, recipe: str) -> list[str]:
     """The rows whose model a run of a packaged recipe is, at the paper's size or in the ablations of the small one: of
     the same recipe, text, kind, widths, loss and lengths."""

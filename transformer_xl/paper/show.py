@@ -88,7 +88,7 @@ def compared(exhibit: Exhibit, result: Result, times: int) -> float:
 
 
 def first_column(exhibit: Exhibit, results: Results) -> list[str]:
-    """What is measured first, for each line; empty if nothing is."""
+    """The first measured figure of each line; empty if there are none."""
     rows = table(exhibit, results)[1:] if exhibit.columns and any(results.values()) else []
     return [row[len(exhibit.columns) + len(exhibit.published)] for row in rows]
 

@@ -132,13 +132,11 @@ class Study:
 
     def _train(self, row: str, seed: int, head: str) -> None:
         self.txl([*self.command(row, seed), "--resume", "auto"], head)
-        name, folder = first_like(row, self.size), self.folder(row, seed)
-        self.keep(
-            row, seed, result_of(folder) | {"row": name, "seed": seed, "settings": " ".join(self.settings(row, seed))}
-        )
+        about = {"row": row, "seed": seed, "settings": " ".join(self.settings(row, seed))}
+        self.keep(row, seed, result_of(self.folder(row, seed)) | about)
 
     def txl(self, words: Sequence[str], head: str = "") -> str:
-        """Run a command of `txl`, show what it prints, each line behind `head`, and return it.
+        """Run a command of `txl`, print its output, each line after `head`, and return it.
 
         Raises:
             Mistake: it failed, or a signal stopped it.
