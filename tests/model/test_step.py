@@ -303,6 +303,21 @@ def test_the_bits_of_a_row_do_not_depend_on_when_it_came(precision: str, built: 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("native", [False, True])
+@torch.no_grad()
+def test_a_row_that_is_taken_out_and_put_back_keeps_its_bits(engine: None, native: bool) -> None:
+    """With its slot, however long it was away and however full its window is."""
+    model, call, ids = inference_model(), lengths(12), text(2, 60, seed=1)
+    for age in (3, 11, 30):
+        step = begin(model, text(2, 5), call)[0]
+        steps(step, ids[:, :age])
+        kept, slot = step.take(1), int(step.vectors.slots[1])
+        expected = steps(step, ids[:, age : age + 20])[1]
+        steps(step, ids[:, :7])
+        step.put(1, kept, slot=slot)
+        assert torch.equal(steps(step, ids[:, age : age + 20])[1], expected)
+
+
 def test_what_it_leaves_to_pytorch(built: None) -> None:
     def serves(backbone: Any, dtype: torch.dtype = torch.float32, rows: int = 1, device: str = "cpu") -> bool:
         return can_step(backbone, torch.empty(rows, 2, 2, 7, 5, dtype=dtype, device=device))

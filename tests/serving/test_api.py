@@ -231,15 +231,17 @@ def test_other_mistakes_have_openais_form(live: Live) -> None:
 
 
 def test_a_large_body_is_refused() -> None:
-    with live_server(language_model(), limits=Limits(body_bytes=1000)) as live:
-        live.post(prompt="a" * 900)
-        for content in (b"a" * 1001, iter([b"a" * 500] * 3)):
+    limits = Limits(prompt_tokens=100)
+    most = limits.body_bytes
+    with live_server(language_model(), limits=limits) as live:
+        live.post(prompt="a" * 100, user="b" * (most - 200))
+        for content in (b"a" * (most + 1), iter([b"a" * (most // 2)] * 3)):
             assert live.client.post("/v1/completions", content=content).status_code == 413
         live.post(prompt="a")
 
 
 def test_a_full_queue_asks_to_wait() -> None:
-    with live_server(language_model(), start=False, most=2) as live:
+    with live_server(language_model(), start=False, most=4) as live:
         answer = live.client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) == 10
         assert answer.json()["error"]["type"] == "rate_limit_error"
@@ -322,7 +324,7 @@ def test_the_command_refuses_in_sentences(tmp_path: Path, capsys: pytest.Capture
             (["--port=70000"], "--port must be"),
             (["--rows=0"], "--rows must be"),
             (["--mem-len=0"], "remembers"),
-            (["--token", ""], "not empty"),
+            (["--token", ""], "not blank"),
             (["--host", "nowhere.invalid"], "nowhere.invalid"),
         ):
             assert main(["serve", str(run), *words]) == 2

@@ -15,8 +15,9 @@ from small_models import VARIANTS
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.evaluation.generate import Sampling
-from transformer_xl.serving.engine import Engine, QueueFull, refusal
+from transformer_xl.serving.engine import Engine, refusal
 from transformer_xl.serving.jobs import Ended, Failed, Job, Scored, Turns, Wrote
+from transformer_xl.serving.requests import Refused
 from transformer_xl.serving.sessions import Past, shorter_memory
 
 
@@ -161,13 +162,32 @@ def test_a_long_prompt_does_not_stall_a_short_one(engine: Engine) -> None:
 
 
 def test_clients_take_turns() -> None:
-    turns, out = Turns(), Written()
-    turns.add(job(np.array([i]), out, client="many") for i in range(5))
-    turns.add([job(np.array([9]), out, client="one")])
-    first = turns.next()
-    assert first is not None and first.client == "many"
-    second = turns.next()
-    assert second is not None and second.client == "one" and len(turns) == 4
+    turns, out = Turns[Job](), Written()
+    for client in ("many", "many", "many", "one", "many"):
+        turns.add(job(np.array([1]), out, client=client))
+    assert [turns.next().client for _ in range(3)] == ["many", "one", "many"] and len(turns) == 2
+    turns.put_back(job(np.array([1]), out, client="one"))
+    assert turns.next(lambda client: client == "many").client == "one"
+    turns.keep(lambda item: False)
+    assert not turns and turns.of("many") == 0
+
+
+def test_a_client_gets_a_row_at_once_and_the_others_lose_nothing(engine: Engine) -> None:
+    """A text that gave up its row goes on later as if nothing had been."""
+    long, found = {"ids": np.arange(9), "max_tokens": 300, "top_k": 1}, []
+    for others in (0, 20):
+        outs = [Written() for _ in range(8)]
+        engine.submit([job(written=out, seed=seed, client="many", **long) for seed, out in enumerate(outs)])
+        for _ in range(others):
+            one = Written()
+            engine.submit([job(np.arange(20), one, n=3, max_tokens=4, client="one")])
+            one.all(3)
+            assert not any(isinstance(event, Ended) for out in outs for event in list(out.events.queue))
+        found.append([out.all()[:-1] for out in outs])
+    for alone, beside in zip(*found, strict=True):
+        assert [event.token for event in alone] == [event.token for event in beside]
+        costs = ([event.log_prob for event in events] for events in (alone, beside))
+        np.testing.assert_allclose(*costs, atol=0 if engine._native else 1e-4)
 
 
 def test_a_cancelled_text_frees_its_row(engine: Engine) -> None:
@@ -186,13 +206,16 @@ def test_a_cancelled_text_frees_its_row(engine: Engine) -> None:
 
 def test_a_full_queue_refuses_all_or_nothing() -> None:
     model = language_model()
-    engine = Engine(model.model, BYTES, LENGTHS, rows=8, most=3)
-    jobs = [job(np.array([1]), Written()) for _ in range(4)]
-    with pytest.raises(QueueFull):
+    engine = Engine(model.model, BYTES, LENGTHS, rows=8, most=8)
+    jobs = [job(np.array([1]), Written()) for _ in range(5)]
+    with pytest.raises(Refused, match="full"):
         engine.submit(jobs)
     assert engine.waiting == 0
-    engine.submit(jobs[:3])
-    assert engine.waiting == 3
+    engine.submit(jobs[:4])
+    with pytest.raises(Refused, match="full"):
+        engine.submit(jobs[4:])
+    engine.submit([job(np.array([1]), Written(), client="another")])
+    assert engine.waiting == 5
 
 
 def test_a_failure_ends_the_texts_and_not_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

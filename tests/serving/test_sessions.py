@@ -12,6 +12,7 @@ from serving_live import LENGTHS, Live, language_model, live_server
 
 from transformer_xl.config.settings import Lengths
 from transformer_xl.model.inference import KVCache
+from transformer_xl.serving import sessions
 from transformer_xl.serving.sessions import Past, Sessions, new_id
 
 WINDOW = Lengths(tgt_len=8, mem_len=16, attn_len=17)
@@ -108,6 +109,7 @@ def past(positions: int = 4) -> Past:
 def test_texts_go_after_their_time_or_when_they_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sessions, "LEAST", 1)
     texts = Sessions(seconds=10, most_bytes=100)
     for name in "abc":
         texts.add(name, past())
@@ -127,11 +129,22 @@ def test_texts_go_after_their_time_or_when_they_are_too_large(monkeypatch: pytes
     assert texts.get("a") is None and texts.nbytes == len(texts) == 0
 
 
+def test_the_client_that_keeps_most_loses_its_oldest_text_first() -> None:
+    """However many texts one client makes, another one's stay while they are fewer."""
+    texts = Sessions(seconds=10, most_bytes=10 * sessions.LEAST)
+    for number in range(5):
+        texts.add(f"mine {number}", past(), client="me")
+    for number in range(1000):
+        texts.add(f"theirs {number}", past(), client="another")
+    assert all(texts.get(f"mine {number}") for number in range(5)) and texts.get("theirs 999")
+    assert len(texts) == 10 and texts.nbytes == 10 * sessions.LEAST
+
+
 def test_a_kept_text_is_a_copy_in_memory_of_its_own() -> None:
-    text, texts = past(), Sessions(seconds=10, most_bytes=100)
+    text, texts = past(), Sessions(seconds=10, most_bytes=1 << 20)
     text.cache.buffers.append(torch.arange(8.0).view(1, 2, 1, 4, 1))
     text.cache.positions, text.cache.reach = [None, None], 4
-    texts.add("a", text)
+    texts.add("a", text.to_keep())
     kept = texts.get("a")
     assert kept is not None and kept.last == text.last and kept.cache.reach == len(kept.cache.positions) == 0
     for mine, theirs in zip(kept.cache.buffers, text.cache.buffers, strict=True):

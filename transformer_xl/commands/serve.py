@@ -33,19 +33,23 @@ class Serve:
     host: str = "127.0.0.1"
     """The address to listen at. Any other lets other machines in: give a token."""
     token: Annotated[tuple[str, ...], arg(metavar="TEXT ...")] = ()
-    """Answer only requests with one of these tokens. By default those in the variable TXL_SERVE_TOKEN, if it is set."""
+    """Answer only requests with one of these tokens. By default the variable TXL_SERVE_TOKEN is one, if it is set."""
+    host_name: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ()
+    """Names under which clients reach the server, besides localhost and addresses. Others are refused."""
+    trusted_proxy: Annotated[tuple[str, ...], arg(metavar="ADDRESS ...")] = ()
+    """Addresses of proxies whose X-Forwarded-For names the client."""
     rows: int = 16
     """Number of texts that are written at the same time, rounded up to a multiple of 8."""
     queue: int = 256
-    """Number of prompts that may wait; more are answered 429."""
+    """Number of prompts that may wait; more are answered 429. One client may use as much as is left free."""
     max_prompt: Annotated[int, arg(metavar="N")] = 131_072
-    """Tokens of a prompt, at most."""
+    """Tokens of all prompts of a request, at most."""
     max_tokens: Annotated[int, arg(metavar="N")] = 16_384
     """Tokens of an answer, at most."""
     session_minutes: float = 60.0
     """How long a text can be continued after its last use."""
     session_mb: int = 1024
-    """Megabytes of texts that can be continued, at most; the least recently used go first. 0: none."""
+    """Megabytes of texts that can be continued, at most; the client that keeps most loses its oldest first. 0: none."""
     grace: float = 30.0
     """Seconds that unfinished answers get after a stop signal."""
     mem_len: Size = None
@@ -72,13 +76,14 @@ class Serve:
         found = trained.lengths(self)
         if found and (reason := refusal(trained.config.model, found[0])):
             problems.append(reason)
-        tokens = self.token or tuple(os.environ.get(TOKEN, "").split())
-        if not all(tokens):
-            problems.append("--token must be texts that are not empty.")
+        tokens = self.token or tuple(filter(None, [os.environ.get(TOKEN)]))
+        if not all(token.strip() for token in tokens):
+            problems.append(f"--token and {TOKEN} must be texts that are not blank.")
         loaded = trained.load()
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
         service = _service(self, loaded, found[0], trained.precision)
-        server = make_server(build_app(service, tokens), grace=self.grace)
+        names = [name.lower() for name in (self.host, *self.host_name)]
+        server = make_server(build_app(service, tokens, names), grace=self.grace, trusted=self.trusted_proxy)
         with listen(self.host, self.port) as socket:
             _report(self, service, socket.getsockname()[1], locked=bool(tokens))
             service.engine.start()
@@ -97,7 +102,8 @@ def _service(options: Serve, loaded: LoadedModel, lengths: Lengths, precision: s
 
     engine = Engine(loaded.model, loaded.vocab, lengths, rows=options.rows, most=options.queue, precision=precision)
     sessions = Sessions(seconds=60 * options.session_minutes, most_bytes=options.session_mb << 20)
-    limits = Limits(prompt_tokens=options.max_prompt, max_tokens=options.max_tokens)
+    values = max(Limits.values, 2 * options.max_prompt, 2 * options.max_tokens)
+    limits = Limits(prompt_tokens=options.max_prompt, max_tokens=options.max_tokens, values=values)
     return Service(options.folder.resolve().name or "model", engine, sessions, limits)
 
 

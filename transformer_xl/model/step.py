@@ -162,19 +162,22 @@ class VectorStep:
         return chosen
 
     @torch.no_grad()
-    def put(self, row: int, cache: KVCache, reach: int | None = None) -> None:
+    def put(self, row: int, cache: KVCache, reach: int | None = None, *, slot: int | None = None) -> None:
         """Let a row go on after the past of a cache of one row, which this consumes.
 
         From now on the row sees at most `reach` earlier positions; None: all that the lengths of the step allow. Its
-        outputs do not depend on what the row held before.
+        outputs do not depend on what the row held before. With the `slot` of the row that the past was taken from, they
+        are the same to the last bit as if it had stayed there.
         """
         assert len(cache.counts) == 1 and self.rows is None, "one row goes into one row of the whole step"
         most = self.window - 1 if reach is None else min(reach, self.window - 1)
         count, newest = cache.counts[0], cache.newest(most)
         length = newest[0].shape[3]
+        slot = length if slot is None else slot
+        held = torch.arange(slot - length, slot, device=self.slots.device) % self.window
         for ring, kv in zip(self.rings, newest, strict=True):
-            ring[row, ..., :length, :] = kv[0]
-        self.most[row], self.slots[row], self.counts[row] = most, length % self.window, count.clamp(max=length)
+            ring[row].index_copy_(2, held, kv[0].to(ring.dtype))
+        self.most[row], self.slots[row], self.counts[row] = most, slot % self.window, count.clamp(max=length)
 
     @torch.no_grad()
     def take(self, row: int) -> KVCache:
@@ -255,11 +258,11 @@ class Step:
         if self.tokens is not None:
             self.tokens = reset_tokens(self.tokens, as_marks(rows, self.tokens))
 
-    def put(self, row: int, cache: KVCache, reach: int | None = None) -> None:
+    def put(self, row: int, cache: KVCache, reach: int | None = None, *, slot: int | None = None) -> None:
         """Let a row go on after the past of a cache; see `VectorStep.put`."""
         if self.tokens is not None and cache.tokens is not None:
             self.tokens[row] = cache.tokens[0]
-        self.vectors.put(row, cache, reach)
+        self.vectors.put(row, cache, reach, slot=slot)
 
     def take(self, row: int) -> KVCache:
         """A copy of a row's past, with its tokens; see `VectorStep.take`."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from ..data.vocab import Vocab
 from ..evaluation.generate import Sampling, TokenText
 from ..mistake import Mistake
 from .engine import Engine
-from .jobs import Ended, Event, Failed, Job, Scored, Top, Wrote
+from .jobs import Ended, Event, Failed, Job, Scored, Top, Wrote, has_room
 from .requests import Completion, Limits, Refused, short
 from .sessions import Past, Sessions, new_id, reach_of, shorter_memory
 
@@ -28,6 +30,8 @@ FEW = 4
 """With fewer texts each token is sent at once. To send costs about as much as to write a token, whatever is sent."""
 PACE = 0.02
 """With more texts, the seconds between two pieces of an answer."""
+FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+"""OpenAI's lists of a text's tokens."""
 
 
 class ClientGone(Exception):
@@ -72,16 +76,20 @@ class Service:
     sessions: Sessions
     limits: Limits
     calls: LoopCalls = field(default_factory=LoopCalls)
+    held: Counter[str] = field(default_factory=Counter)
+    """Values of each client's answers that are not sent yet."""
+    turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    """Of each client; see `api.in_turn`."""
 
     @property
     def vocab(self) -> Vocab:
         return self.engine.vocab
 
     def plan(self, asked: Completion, owner: str, client: str) -> Answer:
-        """The answer to a request, of which nothing is computed yet.
+        """The answer to a request of this client, of which nothing is computed yet.
 
         Raises:
-            Refused: a field is wrong.
+            Refused: a field is wrong, or the answer would be too large.
         """
         if asked.model not in (None, self.name):
             message = f"There is no model {short(asked.model or '')}; this server has {self.name}."
@@ -92,7 +100,27 @@ class Service:
         past = self._past(asked, owner)
         lengths = self._lengths(asked, past)
         prompts = [self._prompt(given, past, asked.echo) for given in asked.prompts]
+        read, most = sum(len(prompt.ids) for prompt in prompts), self.limits.prompt_tokens
+        if read > most + len(prompts):
+            raise Refused(400, f"prompt must be at most {most:,} tokens in all, got {read:,}.", "prompt")
+        if (values := asked.values(len(prompts), read)) > self.limits.values:
+            message = f"The answer must hold at most {self.limits.values:,} values, and could hold {values:,}: "
+            raise Refused(400, message + "(tokens of prompt, with echo, + max_tokens) x n x (logprobs + 1).")
         return Answer(self, asked, prompts, past, lengths, owner=owner, client=client)
+
+    def hold(self, client: str, values: int) -> None:
+        """Count the values of an answer. Raises `Refused` if the client has no room for them."""
+        if not has_room(self.limits.all_values, self.held.total(), self.held[client], values):
+            raise Refused(
+                429, "Your other answers are not complete. Read them, then try again.", code="too_many_values"
+            )
+        self.held[client] += values
+
+    def let_go(self, client: str, values: int) -> None:
+        """Forget the values of an answer that was sent."""
+        self.held[client] -= values
+        if not self.held[client]:
+            del self.held[client]
 
     def _past(self, asked: Completion, owner: str) -> Past | None:
         if asked.previous_response_id is None:
@@ -157,13 +185,15 @@ class Answer:
         self.service: Service = service
         self.asked: Completion = asked
         self.owner: str = owner
+        self.client: str = client
         self.created: int = int(time.time())
-        self.prompt_tokens: int = sum(len(prompt.ids) - (not prompt.leads) for prompt in prompts)
-        scores = asked.logprobs is not None
-        self.choices: list[Choice] = [
-            Choice(service.vocab, prompt, scores=scores) for prompt in prompts for _ in range(asked.n)
-        ]
-        self.ids: list[str] = [new_id() for _ in self.choices]
+        self.prompts: list[Prompt] = prompts
+        read = sum(len(prompt.ids) for prompt in prompts)
+        self.prompt_tokens: int = read - sum(not prompt.leads for prompt in prompts)
+        self.values: int = asked.values(len(prompts), read)
+        self.written: int = 0
+        """Tokens written so far."""
+        self.ids: list[str] = [new_id() for _ in prompts for _ in range(asked.n)]
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         sampling = Sampling(
             temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p, seed=asked.seed, stop=tuple(stops)
@@ -177,12 +207,15 @@ class Answer:
                 max_tokens=asked.max_tokens,
                 emit=partial(self._receive, number),
                 n=asked.n,
-                echo=asked.echo and scores,
+                echo=asked.echo and asked.logprobs is not None,
                 top=asked.logprobs or 0,
+                store=asked.store,
                 client=client,
             )
             for number, prompt in enumerate(prompts)
         ]
+        self._read = [TokenScores(service.vocab, prompt.ids[:1]) for prompt in prompts]
+        self._wrote: dict[int, TokenScores] = {}
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -192,86 +225,115 @@ class Answer:
         self.service.calls.send(self._loop, partial(self._events.put_nowait, (number, event)))
 
     def start(self) -> None:
-        """Give the jobs to the engine. Raises `QueueFull`."""
+        """Give the jobs to the engine; `close` must follow. Raises `Refused` if there is no room for them."""
         self._loop = asyncio.get_running_loop()
-        self.service.engine.submit(self.jobs)
+        self.service.hold(self.client, self.values)
+        try:
+            self.service.engine.submit(self.jobs)
+        except Refused:
+            self.close()
+            raise
 
-    def cancel(self) -> None:
-        """Stop the engine's work on it."""
+    def close(self) -> None:
+        """Stop the engine's work on it, and forget it: it was sent, or nobody waits for it."""
         for job in self.jobs:
             job.cancelled = True
+        self.jobs.clear()  # they hold states, and know this answer: a cycle, which Python would collect late
+        self.service.let_go(self.client, self.values)
+        self.values = 0
 
     def abandon(self) -> None:
         """Nobody waits: end `deltas`."""
-        self.cancel()
         self._events.put_nowait((0, Failed(ClientGone())))
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """The pieces of all choices, as they come. Events that came together are one piece.
 
-        Raises the error that ended it. However it ends, the engine has stopped its work on it.
+        Raises the error that ended it.
         """
-        going = len(self.choices)
-        try:
-            for number, choice in enumerate(self.choices):
-                yield number, choice.begin()
-            while going:
-                found: defaultdict[int, Delta] = defaultdict(Delta)
-                events = [await self._events.get()]
-                while not self._events.empty():
-                    events.append(self._events.get_nowait())
-                for number, event in events:
-                    going -= isinstance(event, Ended)
-                    self._take(number, event, found)
-                for index, delta in found.items():
-                    yield index, delta
-                if going and self.service.engine.busy >= FEW:
-                    await asyncio.sleep(PACE)
-        finally:
-            self.cancel()
-            self.jobs.clear()  # they hold states, and know this answer: a cycle, which Python would collect late
+        going = len(self.ids)
+        for number, prompt in enumerate(self.prompts):
+            begun = self._begin(number, prompt)
+            for index in self._choices(number):
+                yield index, begun
+        while going:
+            found: defaultdict[int, Delta] = defaultdict(Delta)
+            events = [await self._events.get()]
+            while not self._events.empty():
+                events.append(self._events.get_nowait())
+            for number, event in events:
+                going -= isinstance(event, Ended)
+                self._take(number, event, found)
+            for index, delta in found.items():
+                yield index, delta
+            if going and self.service.engine.busy >= FEW:
+                await asyncio.sleep(PACE)
 
-    def _take(self, number: int, event: Event, found: dict[int, Delta]) -> None:
+    def _choices(self, number: int) -> range:
+        """The choices of a prompt."""
+        return range(number * self.asked.n, (number + 1) * self.asked.n)
+
+    def _begin(self, number: int, prompt: Prompt) -> Delta:
+        """The text of a prompt, and its first token."""
+        if prompt.echo is None or not prompt.leads:
+            return Delta(prompt.echo or "")
+        scores = self._read[number]
+        scores.offset = len(self.service.vocab.decode(prompt.ids[:1]))
+        names = [token_name(self.service.vocab, prompt.ids[0])]
+        return Delta(prompt.echo, _as_json(names, [None], [None], [0]))
+
+    def _take(self, number: int, event: Event, found: defaultdict[int, Delta]) -> None:
         """Add an event of prompt `number` to what was found of its choices."""
         if isinstance(event, Failed):
             raise event.error
-        first = number * self.asked.n
-        chosen = range(first, first + self.asked.n) if isinstance(event, Scored) else [first + event.index]
-        for index in chosen:
-            self.choices[index].take(event, found[index])
-        if isinstance(event, Ended) and self.asked.store:
-            self.service.sessions.add(self.ids[chosen[0]], event.past, self.owner)
+        if isinstance(event, Scored):
+            scores, ids = self._read[number], self.prompts[number].ids
+            start, scores.count = scores.count + 1, scores.count + len(event.log_probs)
+            piece = Delta("", scores.add(ids[start : scores.count + 1], event.log_probs.tolist(), event.tops))
+            for index in self._choices(number):
+                found[index].add(piece)
+            return
+        index = self._choices(number)[event.index]
+        found[index].add(self._piece(number, index, event))
+        if isinstance(event, Ended) and event.past is not None:
+            self.service.sessions.add(self.ids[index], event.past, self.owner, self.client)
 
-    async def whole(self) -> dict[str, object]:
+    def _piece(self, number: int, index: int, event: Wrote | Ended) -> Delta:
+        if isinstance(event, Ended):
+            return Delta(event.text, {}, event.reason)
+        self.written += 1
+        if self.asked.logprobs is None:
+            return Delta(event.text)
+        if index not in self._wrote:
+            self._wrote[index] = TokenScores(self.service.vocab, self.prompts[number].ids, self._read[number].offset)
+        return Delta(event.text, self._wrote[index].add([event.token], [event.log_prob], [event.top]))
+
+    async def whole(self) -> bytes:
         """The response in one piece."""
-        wholes = [Delta() for _ in self.choices]
+        wholes = [Delta() for _ in self.ids]
         async for index, delta in self.deltas():
             wholes[index].add(delta)
-        return self.to_json(list(enumerate(wholes)), usage=True)
+        return self._to_json(enumerate(wholes), usage=True)
 
-    async def chunks(self) -> AsyncIterator[dict[str, object]]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """The response in pieces."""
         async for index, delta in self.deltas():
-            if delta.text or delta.finish_reason or delta.tokens:
-                yield self.to_json([(index, delta)])
+            if delta.text or delta.finish_reason or delta.scores:
+                yield self._to_json([(index, delta)])
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
-            yield self.to_json([], usage=True)
+            yield self._to_json([], usage=True)
 
-    def to_json(self, pieces: list[tuple[int, Delta]], *, usage: bool = False) -> dict[str, object]:
-        content: dict[str, object] = {
-            "id": self.ids[0],
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.service.name,
-            "choices": [
-                {"index": index, "id": self.ids[index], **delta.to_json(self.asked.logprobs)} for index, delta in pieces
-            ],
-        }
+    def _to_json(self, pieces: Iterable[tuple[int, Delta]], *, usage: bool = False) -> bytes:
+        content = {"id": self.ids[0], "object": "text_completion", "created": self.created, "model": self.service.name}
         if usage:
-            read, written = self.prompt_tokens, sum(choice.written for choice in self.choices)
+            read, written = self.prompt_tokens, self.written
             counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
             content["usage"] = counts
-        return content
+        choices = (
+            _json({"index": index, "id": self.ids[index], **delta.about}, logprobs=delta.logprobs(self.asked.logprobs))
+            for index, delta in pieces
+        )
+        return _json(content, choices=b"[" + b",".join(choices) + b"]")
 
 
 @dataclass
@@ -279,81 +341,60 @@ class Delta:
     """A piece of a choice: text, and the log-probabilities of some tokens."""
 
     text: str = ""
-    tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float | None] = field(default_factory=list)
-    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
-    text_offset: list[int] = field(default_factory=list)
+    scores: dict[str, bytearray] = field(default_factory=dict)
+    """OpenAI's lists as JSON without brackets, a quarter as large as Python's."""
     finish_reason: str | None = None
 
     def add(self, other: Delta) -> None:
         self.text += other.text
-        self.tokens += other.tokens
-        self.token_logprobs += other.token_logprobs
-        self.top_logprobs += other.top_logprobs
-        self.text_offset += other.text_offset
         self.finish_reason = other.finish_reason
+        for name, values in other.scores.items():
+            mine = self.scores.setdefault(name, bytearray())
+            mine += b"," * bool(mine) + values
 
-    def to_json(self, logprobs: int | None) -> dict[str, object]:
-        """The fields of OpenAI's choice, without its index."""
-        found = None
-        if logprobs is not None:
-            found = {
-                "tokens": self.tokens,
-                "token_logprobs": self.token_logprobs,
-                "top_logprobs": self.top_logprobs if logprobs else None,
-                "text_offset": self.text_offset,
-            }
-        return {"text": self.text, "logprobs": found, "finish_reason": self.finish_reason}
+    @property
+    def about(self) -> dict[str, object]:
+        return {"text": self.text, "finish_reason": self.finish_reason}
+
+    def logprobs(self, count: int | None) -> bytes:
+        """OpenAI's `logprobs` as JSON."""
+        if count is None:
+            return b"null"
+        lists = {name: b"[%b]" % self.scores.get(name, b"") for name in FIELDS}
+        return _json({}, **lists if count else {**lists, "top_logprobs": b"null"})
 
 
-class Choice:
-    """One continuation of one prompt, put together from the engine's events."""
+class TokenScores:
+    """Names the tokens of a text and gives their log-probabilities, piece by piece."""
 
-    def __init__(self, vocab: Vocab, prompt: Prompt, *, scores: bool) -> None:
-        """`scores`: whether log-probabilities are wanted."""
-        self.written: int = 0
-        """Tokens written so far."""
-        self._vocab, self._prompt, self._scores = vocab, prompt, scores
-        read = prompt.ids if prompt.echo is None else prompt.ids[:1]
-        self._writer = TokenText(vocab, np.array(read))
-        self._read = self._offset = 0
+    def __init__(self, vocab: Vocab, ids: list[int], offset: int = 0) -> None:
+        """Begin after `ids`, whose text has `offset` characters."""
+        self.offset: int = offset
+        self.count: int = 0
+        """The number of tokens before the next piece."""
+        self._vocab: Vocab = vocab
+        self._writer = TokenText(vocab, np.array(ids[-3:]))
 
-    def begin(self) -> Delta:
-        """The text of the prompt, and its first token."""
-        ids, leads, echo = self._prompt
-        if echo is None:
-            return Delta()
-        if not leads:
-            return Delta(echo)
-        self._offset = len(self._vocab.decode(ids[:1]))
-        return Delta(echo, [token_name(self._vocab, ids[0])], [None], [None], [0])
+    def add(self, tokens: list[int], log_probs: list[float], tops: list[Top]) -> dict[str, bytearray]:
+        """The fields of `Delta.scores` for the next tokens."""
+        names, offsets, likely = [token_name(self._vocab, token) for token in tokens], [], []
+        for token, name, log_prob, top in zip(tokens, names, log_probs, tops, strict=True):
+            offsets.append(self.offset)
+            self.offset += len(self._writer.write(token))
+            best = {token_name(self._vocab, other): max(value, LEAST) for other, value in top}
+            # Also of a token that is not among the likeliest.
+            likely.append(best | {name: max(log_prob, LEAST)} if top else None)
+        return _as_json(names, [max(each, LEAST) for each in log_probs], likely, offsets)
 
-    def take(self, event: Scored | Wrote | Ended, delta: Delta) -> None:
-        """Add an event to a piece."""
-        if isinstance(event, Scored):
-            for log_prob, top in zip(event.log_probs.tolist(), event.tops, strict=True):
-                self._read += 1
-                self._score(delta, self._prompt.ids[self._read], log_prob, top)
-            return
-        delta.text += event.text
-        if isinstance(event, Ended):
-            delta.finish_reason = event.reason
-            return
-        self.written += 1
-        self._score(delta, event.token, event.log_prob, event.top)
 
-    def _score(self, delta: Delta, token: int, log_prob: float, top: Top) -> None:
-        if not self._scores:
-            return
-        name = token_name(self._vocab, token)
-        likely = {token_name(self._vocab, other): max(value, LEAST) for other, value in top}
-        if top:
-            likely[name] = max(log_prob, LEAST)  # also of a token that is not among the likeliest
-        delta.tokens.append(name)
-        delta.token_logprobs.append(max(log_prob, LEAST))
-        delta.top_logprobs.append(likely)
-        delta.text_offset.append(self._offset)
-        self._offset += len(self._writer.write(token))
+def _as_json(*lists: list[Any]) -> dict[str, bytearray]:
+    return {name: bytearray(json.dumps(values)[1:-1].encode()) for name, values in zip(FIELDS, lists, strict=True)}
+
+
+def _json(content: dict[str, Any], **more: bytes) -> bytes:
+    """An object as JSON, with fields that are JSON already."""
+    fields = {name: json.dumps(value, allow_nan=False).encode() for name, value in content.items()} | more
+    return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
 
 
 def token_name(vocab: Vocab, token: int) -> str:

@@ -3,62 +3,139 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .answers import Answer, ClientGone, Service, check_ids, token_name
-from .engine import QueueFull
 from .requests import Completion, Detokenize, Refused, Tokenize, form_error, short
 
+T = TypeVar("T")
+PAGE = Path(__file__).parent / "page"
+OPEN = {"/", "/health", *(f"/{file.name}" for file in PAGE.iterdir())}
+"""What needs no token."""
+PIECE = 1 << 16
+"""Bytes that are sent at once."""
 
-def build_app(service: Service, tokens: Sequence[str] = ()) -> FastAPI:
-    """The application. With `tokens`, requests need one of them, and a text belongs to the token that made it."""
-    most = service.limits.body_bytes
-    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, max_body_size=most)
-    app.state.service, app.state.tokens = service, tuple(tokens)
+
+def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str] = ()) -> FastAPI:
+    """The application.
+
+    Args:
+        tokens: requests need one of them, and a text belongs to the token that made it.
+        names: of the server, besides localhost and its addresses.
+    """
+    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, max_body_size=service.limits.body_bytes)
+    app.state.service = service
+    app.router.route_class = InTurn
+    app.add_middleware(Gate, tokens=tokens, names={"localhost", *names})
     for kind, answer in {
         Refused: _refused,
         HTTPException: _http_error,
         RequestValidationError: _form_error,
-        QueueFull: _queue_full,
         ClientGone: _client_gone,
+        Exception: _mistake,
     }.items():
         app.add_exception_handler(kind, answer)
-    locked = [Depends(owner_of)]
     app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/models", models, dependencies=locked)
-    app.add_api_route("/tokenizer_info", tokenizer_info, dependencies=locked)
-    app.add_api_route("/tokenize", tokenize, methods=["POST"], dependencies=locked)
-    app.add_api_route("/detokenize", detokenize, methods=["POST"], dependencies=locked)
-    app.add_api_route("/metrics", metrics, dependencies=locked)
+    app.add_api_route("/v1/models", models)
+    app.add_api_route("/tokenizer_info", tokenizer_info)
+    app.add_api_route("/tokenize", tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", detokenize, methods=["POST"])
+    app.add_api_route("/metrics", metrics)
     app.add_api_route("/health", health)
-    app.mount("/", StaticFiles(directory=Path(__file__).parent / "page", html=True))
+    app.mount("/", StaticFiles(directory=PAGE, html=True))
     return app
 
 
-def owner_of(request: Request) -> str:
-    """Who asks: the token, or "" on a server without tokens. Raises `Refused` without a right token."""
-    tokens: tuple[str, ...] = request.app.state.tokens
-    if not tokens:
-        return ""
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    raw = given.strip().encode("utf-8", "surrogateescape")
-    found = [token for token in tokens if secrets.compare_digest(raw, token.encode())]
-    if kind.lower() != "bearer" or not found:
-        raise Refused(401, "Give the server's token: Authorization: Bearer TOKEN.", code="invalid_api_key")
-    return found[0]
+class Gate:
+    """What is looked at before anything of a body is read: the name of the server, the token, and who asks."""
+
+    def __init__(self, app: ASGIApp, *, tokens: Sequence[str], names: set[str]) -> None:
+        self.app: ASGIApp = app
+        self.tokens: Sequence[str] = tokens
+        self.names: set[str] = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        try:
+            self._check_name(request.headers.get("host", ""))
+            request.state.owner = "" if scope["path"] in OPEN else self._owner(request.headers)
+        except Refused as error:
+            await _refused(request, error)(scope, receive, send)
+            return
+        address = network_of(request.client.host if request.client is not None else "")
+        request.state.client = f"{address} {request.state.owner}"
+        await self.app(scope, receive, send)
+
+    def _check_name(self, host: str) -> None:
+        """A page on the internet may give its own name the address of this machine, but it cannot send another name."""
+        with suppress(ValueError):
+            host = urlsplit(f"//{host}").hostname or ""
+        if host and host not in self.names and network_of(host) == host:
+            message = f"This server has no name {short(host)}. If it should, start it with --host-name {short(host)}."
+            raise Refused(421, message, code="wrong_host")
+
+    def _owner(self, headers: Mapping[str, str]) -> str:
+        """Who asks: the token, or "" on a server without tokens. Raises `Refused` without a right token."""
+        if not self.tokens:
+            return ""
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        raw = given.strip(" \t").encode("latin-1")
+        found = [token for token in self.tokens if secrets.compare_digest(raw, token.encode())]
+        if kind.lower() != "bearer" or not found:
+            raise Refused(401, "Give the server's token: Authorization: Bearer TOKEN.", code="invalid_api_key")
+        return found[0]
 
 
-def models(request: Request) -> dict[str, object]:
+def network_of(address: str) -> str:
+    """One client's addresses: a single one of IPv4, 2^64 of IPv6. A text that is no address stays as it is."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((found, 64 if found.version == 6 else 32), strict=False))
+
+
+class InTurn(APIRoute):
+    """A route whose bodies are parsed outside of the event loop, of each client one at a time."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            return await handle(Parsed(request.scope, request.receive))
+
+        return handler
+
+
+class Parsed(Request):
+    async def json(self) -> Any:
+        return await in_turn(self, json.loads, await self.body())
+
+
+async def in_turn(request: Request, call: Callable[..., T], *given: Any) -> T:
+    """The result of a call outside of the event loop. A client's calls follow each other, so others need not wait."""
+    service: Service = request.app.state.service
+    async with service.turns.setdefault(request.state.client, asyncio.Lock()):
+        return await run_in_threadpool(call, *given)
+
+
+async def models(request: Request) -> dict[str, object]:
     """The model that is served."""
     service: Service = request.app.state.service
     lengths = service.engine.lengths
@@ -67,73 +144,88 @@ def models(request: Request) -> dict[str, object]:
     return {"object": "list", "data": [{**about, **sizes, "vocab": str(service.vocab)}]}
 
 
-async def completions(request: Request, asked: Completion, owner: str = Depends(owner_of)) -> Response:
+async def completions(request: Request, asked: Completion) -> Response:
     """Continue or score texts; see OpenAI's completions."""
     service: Service = request.app.state.service
-    client = request.client.host if request.client is not None else ""
-    answer = await run_in_threadpool(service.plan, asked, owner, client)
+    answer = await in_turn(request, service.plan, asked, request.state.owner, request.state.client)
     answer.start()
+    if asked.stream:
+        return Sending(answer, _events(answer), "text/event-stream")
     watcher = asyncio.create_task(_watch(request, answer))
-    if not asked.stream:
+    try:
+        content = await answer.whole()
+    except BaseException:
+        answer.close()
+        raise
+    finally:
+        watcher.cancel()
+    return Sending(answer, _pieces(content), "application/json", {"content-length": str(len(content))})
+
+
+class Sending(StreamingResponse):
+    """A response that closes its answer when it was sent, or the client has gone."""
+
+    def __init__(
+        self, answer: Answer, content: AsyncIterator[bytes], kind: str, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(content, media_type=kind, headers=headers)
+        self.answer: Answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            return JSONResponse(await answer.whole())
+            await super().__call__(scope, receive, send)
         finally:
-            watcher.cancel()
-    return StreamingResponse(_events(answer, watcher), media_type="text/event-stream")
+            self.answer.close()
 
 
 async def _watch(request: Request, answer: Answer) -> None:
-    """Stop the work when the client leaves."""
+    """End an answer when the client leaves."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     answer.abandon()
 
 
-async def _events(answer: Answer, watcher: asyncio.Task[None]) -> AsyncIterator[str]:
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), PIECE):
+        yield content[start : start + PIECE]
+
+
+async def _events(answer: Answer) -> AsyncIterator[bytes]:
     """The response as server-sent events. An error is an event, too."""
     try:
         async for chunk in answer.chunks():
-            yield _event(chunk)
-        yield "data: [DONE]\n\n"
+            yield b"data: %b\n\n" % chunk
+        yield b"data: [DONE]\n\n"
     except Refused as error:
-        yield _event(error.to_json())
-    except ClientGone:
-        pass
-    finally:
-        answer.cancel()
-        watcher.cancel()
+        yield b"data: %b\n\n" % json.dumps(error.to_json()).encode()
 
 
-def _event(content: dict[str, object]) -> str:
-    return f"data: {json.dumps(content, allow_nan=False)}\n\n"
-
-
-def tokenizer_info(request: Request) -> dict[str, object]:
+async def tokenizer_info(request: Request) -> dict[str, object]:
     """What lm-evaluation-harness asks first."""
     vocab = request.app.state.service.vocab
     eos = vocab.line_end or 0
     return {"eos_token": token_name(vocab, eos), "eos_token_id": eos, "bos_token": None, "vocab_size": len(vocab)}
 
 
-def tokenize(request: Request, asked: Tokenize) -> dict[str, object]:
+async def tokenize(request: Request, asked: Tokenize) -> dict[str, object]:
     """The ids of a text, without the line end before it."""
-    ids = request.app.state.service.vocab.encode(asked.prompt).tolist()
+    ids = (await in_turn(request, request.app.state.service.vocab.encode, asked.prompt)).tolist()
     return {"tokens": ids, "count": len(ids)}
 
 
-def detokenize(request: Request, asked: Detokenize) -> dict[str, object]:
+async def detokenize(request: Request, asked: Detokenize) -> dict[str, object]:
     """The text of ids."""
     vocab = request.app.state.service.vocab
     check_ids(asked.tokens, vocab, "tokens")
-    return {"prompt": vocab.decode(asked.tokens)}
+    return {"prompt": await in_turn(request, vocab.decode, asked.tokens)}
 
 
-def health() -> dict[str, str]:
+async def health() -> dict[str, str]:
     """Whether the server answers."""
     return {"status": "ok"}
 
 
-def metrics(request: Request) -> PlainTextResponse:
+async def metrics(request: Request) -> PlainTextResponse:
     """Counters in the form of Prometheus."""
     service: Service = request.app.state.service
     engine, sessions = service.engine, service.sessions
@@ -156,7 +248,12 @@ def metrics(request: Request) -> PlainTextResponse:
 
 
 def _refused(_: Request, error: Refused) -> Response:
-    return JSONResponse(error.to_json(), error.status)
+    return JSONResponse(error.to_json(), error.status, {"Retry-After": "10"} if error.status == 429 else None)
+
+
+def _mistake(request: Request, error: Exception) -> Response:
+    """The log has the traceback."""
+    return _refused(request, Refused(500, "The server made a mistake. Its log says which one."))
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:
@@ -174,11 +271,6 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 def _form_error(request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
     return _refused(request, form_error(first["loc"], first["msg"]))
-
-
-def _queue_full(_: Request, error: QueueFull) -> Response:
-    refusal = Refused(429, str(error), code="queue_full")
-    return JSONResponse(refusal.to_json(), 429, {"Retry-After": "10"})
 
 
 def _client_gone(_: Request, error: ClientGone) -> Response:

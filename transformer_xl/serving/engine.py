@@ -1,9 +1,12 @@
 """Continuous batching: a thread that reads prompts and writes texts, with a step of constant shape.
 
-A text is written in a row of one `Step`. Rows come and go while others go on. Between two steps the engine reads one
-segment of one prompt, so a long prompt delays each token by at most one segment. A prompt is read alone and cut from
-its start into segments of `tgt_len`, as `txl score` does. So a text does not depend on other texts: with the
-step in C++ and a vocabulary without bands (`model.cutoffs`) to the last bit, otherwise to rounding.
+A text is written in a row of one `Step`. Rows come and go while others go on. Between two steps the engine reads at
+most one segment of one prompt, and reading takes at most half of the time. A prompt is read alone and cut from its
+start into segments of `tgt_len`, as `txl score` does. So a text does not depend on other texts: with the step in C++
+and a vocabulary without bands (`model.cutoffs`) to the last bit, otherwise to rounding.
+
+Clients take turns in reading, and share the rows: while a client waits for a row, another one that has two more gives
+one up. The text that was in it goes on later, from the same keys and values.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -30,7 +33,7 @@ from ..model.step import Step
 from ..model.transformer_xl import TransformerXL
 from ..ops.masks import next_multiple
 from ..runtime.device import autocast
-from .jobs import Ended, Failed, Job, Scored, Top, Turns, Wrote
+from .jobs import Ended, Failed, Job, Scored, Top, Turns, Wrote, has_room
 from .requests import Refused
 from .sessions import Past, reach_of
 
@@ -43,13 +46,6 @@ _BEGINNINGS = 4
 """Number of memory lengths whose encoded distances are kept."""
 
 
-class QueueFull(Exception):
-    """The queue has no room."""
-
-    def __init__(self) -> None:
-        super().__init__("The queue is full. Try again later.")
-
-
 @dataclass(eq=False)
 class Reading:
     """A prompt of which the first `done` tokens have been read."""
@@ -58,18 +54,28 @@ class Reading:
     state: KVCache | None = None
     done: int = 0
 
+    @property
+    def client(self) -> str:
+        return self.job.client
+
 
 @dataclass(eq=False)
 class Writing:
-    """A continuation: after its past, before it has a row, or in a row."""
+    """A continuation: in a row, or with the past that it takes into one."""
 
     job: Job
     index: int
-    past: Past
+    cache: KVCache | None
     writer: TokenText
     generator: torch.Generator
     last: int
     written: int = 0
+    slot: int | None = None
+    """Its slot in the row that it gave up."""
+
+    @property
+    def client(self) -> str:
+        return self.job.client
 
 
 @dataclass
@@ -100,7 +106,7 @@ class Engine:
 
         Args:
             rows: number of texts that are written at the same time, rounded up to a multiple of `ROWS`.
-            most: number of prompts that may wait.
+            most: number of prompts that may wait; of one client as many as there is room left.
         """
         rows = -(-rows // ROWS) * ROWS
         self.vocab: Vocab = vocab
@@ -112,10 +118,11 @@ class Engine:
         self.model: TransformerXL = model.for_inference(precision)
         self.counts: EngineCounts = EngineCounts()
         self._wake = threading.Condition()
-        self._queue = Turns()
-        self._reading: deque[Reading] = deque()
-        self._ready: deque[Writing] = deque()
+        self._queue: Turns[Job] = Turns()
+        self._reading: Turns[Reading] = Turns()
+        self._ready: Turns[Writing] = Turns()
         self._writing: list[Writing | None] = [None] * rows
+        self._lead = 0.0
         self._empty_cache = lru_cache(_BEGINNINGS)(partial(empty_cache, self.model))
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="txl-engine", daemon=True)
@@ -131,15 +138,16 @@ class Engine:
         return self
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Put jobs into the queue, all or none.
+        """Put jobs of one client into the queue, all or none.
 
         Raises:
-            QueueFull: there is no room for all of them.
+            Refused: there is no room for all of them.
         """
         with self._wake:
-            if len(self._queue) + len(jobs) > self.most:
-                raise QueueFull
-            self._queue.add(jobs)
+            if not has_room(self.most, len(self._queue), self._queue.of(jobs[0].client), len(jobs)):
+                raise Refused(429, "The queue is full. Try again later.", code="queue_full")
+            for job in jobs:
+                self._queue.add(job)
             self._wake.notify()
 
     def stop(self) -> None:
@@ -182,33 +190,39 @@ class Engine:
             return not self._stopped
 
     def _admit(self) -> None:
-        """Begin to read prompts from the queue, as many as may have a row next."""
-        while len(self._reading) + len(self._ready) < self.rows:
-            with self._wake:
-                job = self._queue.next()
-            if job is None:
-                return
-            self._reading.append(Reading(job))
+        """Begin to read prompts from the queue: of each client until half of the rows could be filled."""
+
+        def begun(client: str) -> int:
+            return self._reading.of(client) + self._ready.of(client)
+
+        with self._wake:
+            self._queue.keep(lambda job: not job.cancelled)
+            while self._queue and begun(self._queue.first(begun).client) < self.rows // 2:
+                self._reading.add(Reading(self._queue.next(begun)))
+        self._reading.keep(lambda reading: not reading.job.cancelled)
+        self._ready.keep(lambda holder: not holder.job.cancelled)
 
     def _read(self) -> None:
-        """Read one segment of the prompt whose turn it is."""
-        if not self._reading:
+        """Read one segment of the prompt whose turn it is, unless writing has had less time."""
+        if not self._reading or self._lead > 0:
             return
-        reading = self._reading[0]
+        started = time.perf_counter()
+        reading = self._reading.first()
         job, end = reading.job, len(reading.job.ids) - 1
         if reading.state is None:
             reading.state = self._state(job)
-        if reading.done < end and not job.cancelled:
+        if reading.done < end:
             ids = job.ids[reading.done : reading.done + job.lengths.tgt_len + 1]
             window = torch.from_numpy(ids.astype("int64")).to(self.device)[None]
             reading.state = self._read_segment(job, window, reading.state)
             reading.done += len(ids) - 1
             self.counts.read += len(ids) - 1
-        self._reading.rotate(-1)
-        if reading.done == end or job.cancelled:
-            self._reading.pop()
-        if reading.done == end and not job.cancelled:
-            self._begin(job, Past(reading.state.fork(), int(job.ids[-1]), job.lengths))
+        self._reading.next()
+        if reading.done < end:
+            self._reading.add(reading)
+        else:
+            self._begin(job, reading.state.fork())
+        self._lead = time.perf_counter() - started
 
     def _state(self, job: Job) -> KVCache:
         """What a job begins with. The distances of all texts are the same, and encoded once."""
@@ -216,15 +230,15 @@ class Engine:
         past = empty if job.past is None else job.past.cache
         return replace(past.fork(), positions=empty.positions, reach=empty.reach)
 
-    def _begin(self, job: Job, past: Past) -> None:
+    def _begin(self, job: Job, cache: KVCache) -> None:
         """Put the continuations of a prompt that was read where they wait for a row."""
+        past = Past(cache, int(job.ids[-1]), job.lengths).to_keep() if job.store and not job.max_tokens else None
         for index, generator in enumerate(job.sampling.generators(job.n)):
             writer = TokenText(self.vocab, job.ids, job.sampling.stop)
-            holder = Writing(job, index, past, writer, generator, past.last)
             if job.max_tokens:
-                self._ready.append(holder)
+                self._ready.add(Writing(job, index, cache, writer, generator, int(job.ids[-1])))
             else:
-                self._end(holder, "length", past)
+                job.emit(Ended(index, writer.close(), "length", past))
 
     def _read_segment(self, job: Job, window: Int[Tensor, "1 L"], state: KVCache) -> KVCache:
         """The state after a segment. With `echo`, its tokens are scored: exactly as `LanguageModel.score` does."""
@@ -242,27 +256,48 @@ class Engine:
         return [top for piece in pieces for top in tops_of(self.model.softmax.log_probs(piece), count)]
 
     def _seat(self) -> None:
-        """Give free rows to texts that wait for one."""
-        for row, holder in enumerate(self._writing):
-            if holder is not None and holder.job.cancelled:
-                self._writing[row] = holder = None
-            while holder is None and self._ready:
-                next_one = self._ready.popleft()
-                if not next_one.job.cancelled:
-                    self._writing[row] = holder = next_one
-                    self._step.put(row, holder.past.cache.fork(), reach_of(holder.past.lengths))
+        """Give rows to texts that wait for one: free ones, or one of the client that has the most."""
+        self._writing = [None if each is None or each.job.cancelled else each for each in self._writing]
+        held = Counter(each.client for each in self._writing if each is not None)
+        free = [row for row, each in enumerate(self._writing) if each is None]
+        while self._ready:
+            if not free:
+                rich, poor = max(held, key=held.__getitem__), self._ready.first(held.__getitem__).client
+                if held[rich] - held[poor] < 2:
+                    return
+                free.append(self._unseat(rich))
+                held[rich] -= 1
+            row, holder = free.pop(0), self._ready.next(held.__getitem__)
+            assert holder.cache is not None, "its past waits with it"
+            self._writing[row] = holder
+            self._step.put(row, holder.cache.fork(), reach_of(holder.job.lengths), slot=holder.slot)
+            holder.cache = None
+            held[holder.client] += 1
+
+    def _unseat(self, client: str) -> int:
+        """Take the text of a client that has written least out of its row, and return the row."""
+        texts = {row: each for row, each in enumerate(self._writing) if each is not None and each.client == client}
+        row = min(texts, key=lambda row: texts[row].written)
+        holder = texts[row]
+        holder.cache, holder.slot = self._step.take(row), int(self._step.vectors.slots[row])
+        self._writing[row] = None
+        self._ready.put_back(holder)
+        return row
 
     def _write(self) -> None:
         """Write one token in each row that has a text."""
         holders = {row: holder for row, holder in enumerate(self._writing) if holder is not None}
         if not holders:
+            self._lead = 0.0
             return
         started = time.perf_counter()
         ids = [0 if holder is None else holder.last for holder in self._writing]
         rows = torch.tensor(list(holders))
         log_probs = self._log_probs(torch.tensor(ids, device=self.device)[:, None], rows).cpu()
         self.counts.steps += 1
-        self.counts.seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.counts.seconds += seconds
+        self._lead -= seconds
         broken = log_probs.isnan().any(dim=1).tolist()
         groups: defaultdict[tuple[float, int, float, int], dict[int, Writing]] = defaultdict(dict)
         for row, holder in holders.items():
@@ -305,22 +340,18 @@ class Engine:
         self.counts.written += 1
         holder.job.emit(Wrote(holder.index, token, text, log_prob, top))
         if holder.writer.ended or holder.written == holder.job.max_tokens:
-            past = Past(self._step.take(row), token, holder.job.lengths)
+            job, reason = holder.job, "stop" if holder.writer.ended else "length"
+            past = Past(self._step.take(row), token, job.lengths).to_keep() if job.store else None
             self._writing[row] = None
-            self._end(holder, "stop" if holder.writer.ended else "length", past)
-
-    def _end(self, holder: Writing, reason: str, past: Past) -> None:
-        holder.job.emit(Ended(holder.index, holder.writer.close(), reason, past))
+            job.emit(Ended(holder.index, holder.writer.close(), reason, past))
 
     def _fail(self, error: Exception) -> None:
         """Drop all texts."""
         with self._wake:
             jobs = [each.job for each in (*self._reading, *self._ready, *self._writing) if each is not None]
-            while (job := self._queue.next()) is not None:
-                jobs.append(job)
-        self._reading.clear()
-        self._ready.clear()
-        self._writing = [None] * self.rows
+            jobs += self._queue
+            self._queue.keep(lambda job: False)
+        self._reading, self._ready, self._writing = Turns(), Turns(), [None] * self.rows
         for job in dict.fromkeys(jobs):
             job.emit(Failed(error))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -36,12 +37,12 @@ class Wrote(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A continuation is complete; `text` is its rest."""
+    """A continuation is complete; `text` is its rest, and `past` the whole text if its job asked for it."""
 
     index: int
     text: str
     reason: str
-    past: Past
+    past: Past | None
 
 
 class Failed(NamedTuple):
@@ -69,6 +70,8 @@ class Job:
     """Whether to score the prompt."""
     top: int = 0
     """Number of likeliest tokens in the events."""
+    store: bool = True
+    """Whether the text can be continued later."""
     client: str = ""
     """Clients take turns."""
     cancelled: bool = field(default=False, init=False)
@@ -79,26 +82,67 @@ class Job:
         return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p, self.top
 
 
-class Turns:
-    """A queue in which clients take turns, so one with many jobs does not delay the others."""
+class HasClient(Protocol):
+    """What belongs to a client."""
+
+    @property
+    def client(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=HasClient)
+
+
+class Turns(Generic[Item]):
+    """A queue in which clients take turns, so one with many items does not delay the others."""
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._clients: dict[str, deque[Item]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._clients.values()))
+        """The number of items; may be asked in any thread."""
+        return self._count
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            self._clients.setdefault(job.client, deque()).append(job)
+    def __iter__(self) -> Iterator[Item]:
+        return chain.from_iterable(self._clients.values())
 
-    def next(self) -> Job | None:
-        """Remove the next job that was not cancelled; None if there is none. Its client goes to the end."""
-        while self._clients:
-            client, jobs = self._clients.popitem(last=False)
-            job = jobs.popleft()
-            if jobs:
-                self._clients[client] = jobs
-            if not job.cancelled:
-                return job
-        return None
+    def of(self, client: str) -> int:
+        """The number of items of a client."""
+        return len(self._clients.get(client, ()))
+
+    def add(self, item: Item) -> None:
+        self._clients.setdefault(item.client, deque()).append(item)
+        self._count += 1
+
+    def put_back(self, item: Item) -> None:
+        """Add an item before the others of its client."""
+        self._clients.setdefault(item.client, deque()).appendleft(item)
+        self._count += 1
+
+    def first(self, load: Callable[[str], int] = lambda client: 0) -> Item:
+        """The first item of the client with the least load; among several, of the one that waits longest."""
+        return self._clients[min(self._clients, key=load)][0]
+
+    def next(self, load: Callable[[str], int] = lambda client: 0) -> Item:
+        """Remove `first`. Its client goes to the end."""
+        client = self.first(load).client
+        items = self._clients.pop(client)
+        item = items.popleft()
+        if items:
+            self._clients[client] = items
+        self._count -= 1
+        return item
+
+    def keep(self, chosen: Callable[[Item], bool]) -> None:
+        """Forget the other items."""
+        kept = {client: deque(filter(chosen, items)) for client, items in self._clients.items()}
+        self._clients = {client: items for client, items in kept.items() if items}
+        self._count = sum(map(len, self._clients.values()))
+
+
+def has_room(most: int, held: int, own: int, new: int) -> bool:
+    """Whether a client that holds `own` of all `held` may have `new` more: at most as much as is free afterwards.
+
+    So one client alone gets a half, and there is always room for another.
+    """
+    return own + new <= most - held - new

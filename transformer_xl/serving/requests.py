@@ -41,9 +41,20 @@ class Refused(Exception):
 class Limits:
     """The largest sizes that a request may have."""
 
-    body_bytes: int = 4 << 20
     prompt_tokens: int = 1 << 17
+    """Of all prompts."""
     max_tokens: int = 1 << 14
+    values: int = 1 << 19
+    """Of an answer; see `Completion.values`."""
+
+    @property
+    def body_bytes(self) -> int:
+        return 8 * self.prompt_tokens + (1 << 16)
+
+    @property
+    def all_values(self) -> int:
+        """Of all answers that are not sent yet."""
+        return 8 * self.values
 
 
 class StreamOptions(BaseModel):
@@ -87,6 +98,14 @@ class Completion(BaseModel):
     suffix: Literal[""] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+
+    def values(self, prompts: int, read: int) -> int:
+        """The number of values that an answer can hold: tokens, each with its log-probability and the likeliest.
+
+        Args:
+            read: tokens of all prompts.
+        """
+        return (prompts * self.max_tokens + read * self.echo) * self.n * (1 + (self.logprobs or 0))
 
     @property
     def prompts(self) -> list[str | list[int]]:

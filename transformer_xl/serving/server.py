@@ -1,28 +1,143 @@
-"""The socket and the web server. Limits of connections and time are uvicorn's, or those of a proxy before it."""
+"""The socket and the web server, with limits on connections and on their time."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import resource
 import socket
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .requests import Refused
+
+CONNECTIONS = 512
+"""At most so many, and a quarter from one address."""
+SPARE = 128
+"""File descriptors that connections leave to the rest of the process."""
+REQUEST_SECONDS = 30.0
+"""A request must be complete so long after its connection was opened, or after the response before it."""
+SEND_SECONDS = 20.0
+"""A client must take what was sent within this time."""
 
 
-def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
-    """A server that, after a signal, takes no new connections and gives running answers `grace` seconds."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=1000,
-            timeout_graceful_shutdown=round(grace),
-        )
+class Connection(H11Protocol):
+    """A connection of uvicorn's that ends when its client is slow, or has too many of them."""
+
+    trusted: frozenset[str] = frozenset()
+    """Addresses of proxies, which may have all connections."""
+    most: int = CONNECTIONS
+    address: str = ""
+    _request: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client is not None else ""
+        own = sum(isinstance(other, Connection) and other.address == self.address for other in self.connections)
+        if len(self.connections) > self.most or (own > self.most // 4 and self.address not in self.trusted):
+            self._refuse(Refused(503, "There are too many connections. Close some, or try again later."))
+        else:
+            self._request = self.loop.call_later(REQUEST_SECONDS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._request is not None and self.cycle is not None and not self.cycle.more_body:
+            self._request.cancel()
+            self._request = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._request is None:
+            self._request = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._request, self._sending):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._sending = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(Refused(400, "The request must be HTTP/1.1, and it is not."))
+
+    def _refuse(self, error: Refused) -> None:
+        """Send an error before there is a request, and close."""
+        headers = [("Content-Type", "application/json"), ("Connection", "close"), ("Retry-After", "10")]
+        body = json.dumps(error.to_json()).encode()
+        events = [h11.Response(status_code=error.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()]
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Takes no new connections after a signal. Answers get `grace` seconds; a second signal ends them at once."""
+
+    def __init__(self, config: uvicorn.Config, *, grace: float, stop: Callable[[], object]) -> None:
+        super().__init__(config)
+        self.grace: float = grace
+        self.stop: Callable[[], object] = stop
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self.force_exit = self.should_exit
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.grace, loop.run_in_executor, None, self.stop)
+        await super().shutdown(sockets)
+        timer.cancel()
+        if self.server_state.tasks:  # a second signal: what is cancelled now need not be reported
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = ()) -> Server:
+    """A server for an application of `build_app`.
+
+    Args:
+        grace: seconds that running answers get after a signal.
+        trusted: addresses of proxies. Only their `X-Forwarded-For` is believed.
+    """
+    protocol = type("TrustingConnection", (Connection,), {"trusted": frozenset(trusted), "most": connection_limit()})
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(trusted),
+        forwarded_allow_ips=list(trusted),
+        backlog=SPARE // 4,  # so many are accepted before the first of them can be closed
+        timeout_graceful_shutdown=round(grace) + 5,
     )
+    return Server(config, grace=grace, stop=app.state.service.engine.stop)
+
+
+def connection_limit() -> int:
+    """How many connections this process can have open, after it was allowed as many files as it may be."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS + SPARE
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(CONNECTIONS, soft - SPARE))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import mmap
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,6 +14,9 @@ import torch
 
 from ..config.settings import Lengths
 from ..model.inference import KVCache
+
+LEAST = 1 << 15
+"""Bytes that a kept text counts for at least. The system also limits the number of mappings."""
 
 
 class Past(NamedTuple):
@@ -54,15 +57,16 @@ def shorter_memory(lengths: Lengths, mem_len: int) -> Lengths:
 
 
 class Session(NamedTuple):
-    """A text that is kept, and when it goes."""
+    """A text that is kept, when it goes, and the bytes that it counts for."""
 
     past: Past
     end: float
+    nbytes: int
 
 
 class Sessions:
-    """Texts by owner and id. The least recently used go first when they are too large; an unused one goes after
-    `seconds`.
+    """Texts by owner and id. An unused one goes after `seconds`. When all are too large, the least recently used text
+    of the client that keeps most goes first.
 
     A text is a value, so it can be continued any number of times. Only its owner can reach it: another one gets the
     answer of an id that does not exist.
@@ -73,29 +77,33 @@ class Sessions:
         self.most_bytes: int = most_bytes
         self.nbytes: int = 0
         self._lock = threading.Lock()
-        self._texts: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self._texts: dict[str, OrderedDict[tuple[str, str], Session]] = {}
+        self._held: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._texts)
-
-    def add(self, name: str, past: Past, owner: str = "") -> None:
-        """Keep a text under an id of `new_id`, unless it alone is too large."""
         with self._lock:
-            if past.nbytes <= self.most_bytes:
-                self._texts[owner, name] = Session(past.to_keep(), time.monotonic() + self.seconds)
-                self.nbytes += past.nbytes
+            return sum(map(len, self._texts.values()))
+
+    def add(self, name: str, past: Past, owner: str = "", client: str = "") -> None:
+        """Keep a text of `Past.to_keep` under an id of `new_id`, unless it alone is too large."""
+        nbytes = max(past.nbytes, LEAST)
+        with self._lock:
+            if nbytes <= self.most_bytes:
+                texts = self._texts.setdefault(client, OrderedDict())
+                texts[owner, name] = Session(past, time.monotonic() + self.seconds, nbytes)
+                self._held[client] += nbytes
+                self.nbytes += nbytes
             self._trim()
 
     def get(self, name: str, owner: str = "") -> Past | None:
         """The text of an id; None if there is none (any more) for this owner. Its time begins again."""
         with self._lock:
             self._trim()
-            session = self._texts.get((owner, name))
-            if session is None:
-                return None
-            self._texts[owner, name] = session._replace(end=time.monotonic() + self.seconds)
-            self._texts.move_to_end((owner, name))
-            return session.past
+            for texts in self._texts.values():
+                if session := texts.pop((owner, name), None):
+                    texts[owner, name] = session._replace(end=time.monotonic() + self.seconds)
+                    return session.past
+            return None
 
     def trim(self) -> None:
         """Forget the texts whose time is over."""
@@ -103,14 +111,21 @@ class Sessions:
             self._trim()
 
     def _trim(self) -> None:
-        """The order of use is also the order of the ends."""
+        """Of each client, the order of use is also the order of the ends."""
         now = time.monotonic()
-        while self._texts:
-            name, session = next(iter(self._texts.items()))
-            if session.end > now and self.nbytes <= self.most_bytes:
-                return
-            del self._texts[name]
-            self.nbytes -= session.past.nbytes
+        for client, texts in list(self._texts.items()):
+            while texts and next(iter(texts.values())).end <= now:
+                self._forget(client)
+        while self.nbytes > self.most_bytes:
+            self._forget(max(self._held, key=self._held.__getitem__))
+
+    def _forget(self, client: str) -> None:
+        """Forget the least recently used text of a client."""
+        _, session = self._texts[client].popitem(last=False)
+        self._held[client] -= session.nbytes
+        self.nbytes -= session.nbytes
+        if not self._texts[client]:
+            del self._texts[client], self._held[client]
 
 
 def new_id() -> str:
