@@ -302,7 +302,6 @@ def test_the_bits_of_a_row_do_not_depend_on_when_it_came(precision: str, built: 
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("native", [False, True])
 @torch.no_grad()
 def test_a_row_that_is_taken_out_and_put_back_keeps_its_bits(engine: None, native: bool) -> None:
@@ -318,6 +317,7 @@ def test_a_row_that_is_taken_out_and_put_back_keeps_its_bits(engine: None, nativ
         assert torch.equal(steps(step, ids[:, age : age + 20])[1], expected)
 
 
+@torch.no_grad()
 def test_what_it_leaves_to_pytorch(built: None) -> None:
     def serves(backbone: Any, dtype: torch.dtype = torch.float32, rows: int = 1, device: str = "cpu") -> bool:
         return can_step(backbone, torch.empty(rows, 2, 2, 7, 5, dtype=dtype, device=device))

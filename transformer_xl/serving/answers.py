@@ -100,9 +100,8 @@ class Service:
         past = self._past(asked, owner)
         lengths = self._lengths(asked, past)
         prompts = [self._prompt(given, past, asked.echo) for given in asked.prompts]
-        read, most = sum(len(prompt.ids) for prompt in prompts), self.limits.prompt_tokens
-        if read > most + len(prompts):
-            raise Refused(400, f"prompt must be at most {most:,} tokens in all, got {read:,}.", "prompt")
+        read = sum(len(prompt.ids) for prompt in prompts)
+        self.check_length(read - len(prompts))
         if (values := asked.values(len(prompts), read)) > self.limits.values:
             message = f"The answer must hold at most {self.limits.values:,} values, and could hold {values:,}: "
             raise Refused(400, message + "(tokens of prompt, with echo, + max_tokens) x n x (logprobs + 1).")
@@ -144,15 +143,10 @@ class Service:
 
     def _prompt(self, given: str | list[int], past: Past | None, echo: bool) -> Prompt:
         """A text that starts here comes after a line end, as in `txl score`; ids are read as they are."""
-        vocab, most = self.vocab, self.limits.prompt_tokens
+        vocab = self.vocab
         if not isinstance(given, str):
             check_ids(given, vocab, "prompt")
-        try:
-            ids = vocab.encode(given).tolist() if isinstance(given, str) else given
-        except Mistake as error:
-            raise Refused(400, str(error), "prompt") from error
-        if len(ids) > most:
-            raise Refused(400, f"prompt must be at most {most:,} tokens, got {len(ids):,}.", "prompt")
+        ids = self.encode(given) if isinstance(given, str) else given
         text = None
         if echo:
             text = given if isinstance(given, str) else vocab.decode(given)
@@ -161,6 +155,19 @@ class Service:
         if isinstance(given, str) and (vocab.line_end is not None or not ids):
             return Prompt([vocab.line_end or 0, *ids], False, text)
         return Prompt(ids, True, text)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Raises `Refused` if it cannot be read, or is too long."""
+        try:
+            ids = self.vocab.encode(text).tolist()
+        except Mistake as error:
+            raise Refused(400, str(error), "prompt") from error
+        self.check_length(len(ids))
+        return ids
+
+    def check_length(self, read: int) -> None:
+        if read > (most := self.limits.prompt_tokens):
+            raise Refused(400, f"prompt must be at most {most:,} tokens in all, got {read:,}.", "prompt")
 
 
 def check_ids(ids: list[int], vocab: Vocab, name: str) -> None:
@@ -320,7 +327,7 @@ class Answer:
         async for index, delta in self.deltas():
             if delta.text or delta.finish_reason or delta.scores:
                 yield self._to_json([(index, delta)])
-        if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
+        if (self.asked.stream_options or {}).get("include_usage"):
             yield self._to_json([], usage=True)
 
     def _to_json(self, pieces: Iterable[tuple[int, Delta]], *, usage: bool = False) -> bytes:

@@ -6,16 +6,16 @@ import asyncio
 import ipaddress
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
@@ -25,6 +25,7 @@ from .answers import Answer, ClientGone, Service, check_ids, token_name
 from .requests import Completion, Detokenize, Refused, Tokenize, form_error, short
 
 T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
 PAGE = Path(__file__).parent / "page"
 OPEN = {"/", "/health", *(f"/{file.name}" for file in PAGE.iterdir())}
 """What needs no token."""
@@ -41,21 +42,24 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
     """
     app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, max_body_size=service.limits.body_bytes)
     app.state.service = service
-    app.router.route_class = InTurn
     app.add_middleware(Gate, tokens=tokens, names={"localhost", *names})
     for kind, answer in {
         Refused: _refused,
         HTTPException: _http_error,
-        RequestValidationError: _form_error,
+        ValidationError: _form_error,
         ClientGone: _client_gone,
         Exception: _mistake,
     }.items():
         app.add_exception_handler(kind, answer)
-    app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
+    app.add_api_route(
+        "/v1/completions", completions, methods=["POST"], response_model=None, openapi_extra=body_of(Completion)
+    )
     app.add_api_route("/v1/models", models)
     app.add_api_route("/tokenizer_info", tokenizer_info)
-    app.add_api_route("/tokenize", tokenize, methods=["POST"])
-    app.add_api_route("/detokenize", detokenize, methods=["POST"])
+    app.add_api_route("/tokenize", tokenize, methods=["POST"], response_model=None, openapi_extra=body_of(Tokenize))
+    app.add_api_route(
+        "/detokenize", detokenize, methods=["POST"], response_model=None, openapi_extra=body_of(Detokenize)
+    )
     app.add_api_route("/metrics", metrics)
     app.add_api_route("/health", health)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
@@ -111,28 +115,29 @@ def network_of(address: str) -> str:
     return str(ipaddress.ip_network((found, 64 if found.version == 6 else 32), strict=False))
 
 
-class InTurn(APIRoute):
-    """A route whose bodies are parsed outside of the event loop, of each client one at a time."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handler(request: Request) -> Response:
-            return await handle(Parsed(request.scope, request.receive))
-
-        return handler
-
-
-class Parsed(Request):
-    async def json(self) -> Any:
-        return await in_turn(self, json.loads, await self.body())
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The body of a request. Raises `Refused`, and pydantic's `ValidationError`."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise form_error((), "")  # a page from elsewhere cannot send this header
+    return await in_turn(request, kind.model_validate_json, await request.body())
 
 
 async def in_turn(request: Request, call: Callable[..., T], *given: Any) -> T:
-    """The result of a call outside of the event loop. A client's calls follow each other, so others need not wait."""
+    """The result of a call outside of the event loop. One client's calls follow each other, and pause as long as they
+    take."""
     service: Service = request.app.state.service
-    async with service.turns.setdefault(request.state.client, asyncio.Lock()):
+    turn = service.turns.setdefault(request.state.client, asyncio.Lock())
+    await turn.acquire()
+    began = time.perf_counter()
+    try:
         return await run_in_threadpool(call, *given)
+    finally:
+        asyncio.get_running_loop().call_later(time.perf_counter() - began, turn.release)
+
+
+def body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """What OpenAPI says of a body."""
+    return {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}, "required": True}}
 
 
 async def models(request: Request) -> dict[str, object]:
@@ -144,9 +149,10 @@ async def models(request: Request) -> dict[str, object]:
     return {"object": "list", "data": [{**about, **sizes, "vocab": str(service.vocab)}]}
 
 
-async def completions(request: Request, asked: Completion) -> Response:
+async def completions(request: Request) -> Response:
     """Continue or score texts; see OpenAI's completions."""
     service: Service = request.app.state.service
+    asked = await read(request, Completion)
     answer = await in_turn(request, service.plan, asked, request.state.owner, request.state.client)
     answer.start()
     if asked.stream:
@@ -207,15 +213,21 @@ async def tokenizer_info(request: Request) -> dict[str, object]:
     return {"eos_token": token_name(vocab, eos), "eos_token_id": eos, "bos_token": None, "vocab_size": len(vocab)}
 
 
-async def tokenize(request: Request, asked: Tokenize) -> dict[str, object]:
+async def tokenize(request: Request) -> Response:
     """The ids of a text, without the line end before it."""
-    ids = (await in_turn(request, request.app.state.service.vocab.encode, asked.prompt)).tolist()
-    return {"tokens": ids, "count": len(ids)}
+    service: Service = request.app.state.service
+    asked = await read(request, Tokenize)
+
+    def content() -> bytes:
+        ids = service.encode(asked.prompt)
+        return json.dumps({"tokens": ids, "count": len(ids)}).encode()
+
+    return Response(await in_turn(request, content), media_type="application/json")
 
 
-async def detokenize(request: Request, asked: Detokenize) -> dict[str, object]:
+async def detokenize(request: Request) -> dict[str, object]:
     """The text of ids."""
-    vocab = request.app.state.service.vocab
+    vocab, asked = request.app.state.service.vocab, await read(request, Detokenize)
     check_ids(asked.tokens, vocab, "tokens")
     return {"prompt": await in_turn(request, vocab.decode, asked.tokens)}
 
@@ -229,7 +241,6 @@ async def metrics(request: Request) -> PlainTextResponse:
     """Counters in the form of Prometheus."""
     service: Service = request.app.state.service
     engine, sessions = service.engine, service.sessions
-    sessions.trim()
     values = {
         "txl_tokens_read_total": engine.counts.read,
         "txl_tokens_written_total": engine.counts.written,
@@ -268,8 +279,8 @@ def _http_error(request: Request, error: HTTPException) -> Response:
     return _refused(request, Refused(error.status_code, message))
 
 
-def _form_error(request: Request, error: RequestValidationError) -> Response:
-    first = error.errors()[0]
+def _form_error(request: Request, error: ValidationError) -> Response:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return _refused(request, form_error(first["loc"], first["msg"]))
 
 

@@ -10,11 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 PROMPTS = 64
 """Maximum number of prompts of a request."""
 
-Text = Annotated[str, Field(min_length=0)]
-"""With any constraint, pydantic refuses what UTF-8 cannot hold."""
 Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 Ids = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
-Prompts = Annotated[list[Text | Ids], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
+Prompts = Annotated[list[str | Ids], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=0, le=0)]
@@ -57,11 +55,6 @@ class Limits:
         return 8 * self.values
 
 
-class StreamOptions(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
-    include_usage: bool = False
-
-
 class Completion(BaseModel):
     """OpenAI's request for completions; `top_k`, `mem_len`, `previous_response_id` and `store` are ours."""
 
@@ -69,7 +62,7 @@ class Completion(BaseModel):
 
     model: str | None = None
     prompt: Annotated[
-        Text | Ids | Prompts,
+        str | Ids | Prompts,
         Field(description=f"a text, a list of token ids, or a list of either with at most {PROMPTS}"),
     ] = ""
     """A text begins after a line end; ids are read as they are."""
@@ -84,7 +77,7 @@ class Completion(BaseModel):
         Field(description="a text of 1 to 256 characters, or a list of at most 16 such texts"),
     ] = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: dict[Literal["include_usage"], bool] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     mem_len: Annotated[int, Field(ge=1)] | None = None
@@ -118,7 +111,7 @@ class Completion(BaseModel):
 
 class Tokenize(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
-    prompt: Text
+    prompt: str
 
 
 class Detokenize(BaseModel):
@@ -128,7 +121,7 @@ class Detokenize(BaseModel):
 
 def form_error(place: tuple[int | str, ...], message: str) -> Refused:
     """One sentence for the field at this place of a request's body."""
-    name = place[1] if len(place) > 1 else 0
+    name = place[0] if place else 0
     if isinstance(name, int):
         return Refused(
             400, "The body must be one JSON object of fields, with the header Content-Type: application/json."

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import resource
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .answers import Service
 from .requests import Refused
 
 CONNECTIONS = 512
@@ -118,6 +122,7 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         app,
         http=protocol,
         ws="none",
+        log_level="error",  # what clients do wrong is told to them
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -126,8 +131,17 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         forwarded_allow_ips=list(trusted),
         backlog=SPARE // 4,  # so many are accepted before the first of them can be closed
         timeout_graceful_shutdown=round(grace) + 5,
+        timeout_notify=10,
+        callback_notify=partial(run_in_threadpool, tidy, app.state.service),
     )
     return Server(config, grace=grace, stop=app.state.service.engine.stop)
+
+
+def tidy(service: Service) -> None:
+    """Forget texts whose time is over, and give memory that is not used back to the system."""
+    service.sessions.trim()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps it otherwise
+        trim(0)
 
 
 def connection_limit() -> int:
