@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data import bpe
+from transformer_xl.data import bpe, reading
 from transformer_xl.data.bpe import BytePairs, border, renumber, train_bpe
 
 TEXT = "The cat's hat sat, and the hat isn't that cat's.\n\nA rat sat there \n  that the cat ate.\n\u00e9t\u00e9 \u4e2d"
@@ -71,10 +71,24 @@ def test_pieces_have_the_ids_of_the_whole(text: str, position: int, pairs: ByteP
 @pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
 def test_slices_have_the_ids_of_the_whole(pairs: BytePairs) -> None:
     text = TEXT * 1000
-    assert len(list(bpe._slices(text))) > 3
+    assert len(list(bpe._slices(text.encode()))) > 3
     ids = pairs.encode(text)
     assert ids.tolist() == pairs._tokenizer.encode(text).ids
     assert b"".join(pairs.token_bytes[i] for i in ids) == text.encode()
+
+
+@settings(deadline=None)
+@given(text=texts | st.text("\u4e2d\u00e9 a", min_size=20), size=st.integers(1, 60), pairs=pairs)
+def test_a_text_without_borders_is_cut_in_the_same_places_however_it_is_read(
+    text: str, size: int, pairs: BytePairs
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bpe, "_SLICE", 5)
+        whole = list(bpe._slices(raw := text.encode()))
+        read = [one for piece in reading.pieces(raw, "bpe", size) for one in bpe._slices(piece)]
+        assert read == whole and all(each.decode() for each in whole) and max(map(len, whole), default=0) < 9
+        ids = [pairs.encode(each.decode()) for each in whole]
+        np.testing.assert_array_equal(np.concatenate([*ids, []]), pairs.encode(text))
 
 
 def test_borders_are_between_words() -> None:

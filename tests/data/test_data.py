@@ -521,8 +521,8 @@ class TestAnyText:
 
     def test_an_archive_bomb_leaves_no_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TXL_HOME", str(tmp_path / "home"))
-        monkeypatch.setattr("transformer_xl.data.corpora.archive._UNPACKED", 99)
-        monkeypatch.setattr("transformer_xl.data.corpora.archive._RATIO", 0)
+        monkeypatch.setattr("transformer_xl.data.reading.UNPACKED", 99)
+        monkeypatch.setattr("transformer_xl.data.reading.RATIO", 0)
         with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
             archive.writestr("bomb.txt", b"\0" * 999)
         with pytest.raises(ValueError, match="more than 99 bytes"):

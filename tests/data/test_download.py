@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from server import Server, Turn, serving
 
-from transformer_xl.data.corpora import archive as archives
+from transformer_xl.data import reading
 from transformer_xl.data.corpora.archive import unpack_if_archive
 from transformer_xl.data.corpora.download import DownloadSource, download
 from transformer_xl.data.datasets import open_corpus
@@ -171,8 +171,8 @@ def unpack(archive: Path, home: Path) -> dict[str, bytes]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which only the archive `a` may be, to unpack at most 20,011 bytes below `in`."""
     (tmp_path / "in").mkdir()
-    monkeypatch.setattr(archives, "_UNPACKED", 20_011)
-    monkeypatch.setattr(archives, "_RATIO", 0)
+    monkeypatch.setattr(reading, "UNPACKED", 20_011)
+    monkeypatch.setattr(reading, "RATIO", 0)
     return tmp_path
 
 

@@ -1,7 +1,8 @@
 """Byte-level byte-pair encoding: convert any text to ids of subwords, and back to the same bytes.
 
 A tokenizer is JSON of the `tokenizers` library, made by `train_bpe` or of the same kind as GPT-2's. `BytePairs` accepts
-only tokenizers that restore every text exactly and whose ids do not change if the text is cut at a `border`.
+only tokenizers that restore every text exactly and whose ids do not change if the text is cut at a `border`. Text
+without borders is cut every 16 KB, between characters.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int32
 
-from ..mistake import Mistake
+from ..mistake import Mistake, shortened
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _BORDER = re.compile(r"(?<=[!-~])(?= [A-Za-z])")
 _BYTES_BORDER = re.compile(_BORDER.pattern.encode())
 _SLICE, _BATCH, _WORD = 1 << 14, 64, 1 << 10
+"""Bytes that are encoded together, and without a border at most before a text is cut all the same: the library takes
+130 bytes of memory for each byte of text without one, such as Chinese or DNA."""
 _LARGEST_ID = 1 << 24
 """Limit on ids. The library allocates memory for all ids up to the largest, and aborts if that fails."""
 _PROBE = " It's  1\n\n two\t 3\r\n , \u00e9te\u0301 \u4e2d\u6587 \U0001f600\u200d\x00\u00a0 I'LL <a b> c1 d, e's f  \n"
@@ -58,9 +62,10 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=byte_level.alphabet(), special_tokens=[], show_progress=False
     )
-    tokenizer.train_from_iterator(
-        (part for text in texts for piece in _slices(text) for part in _parts(piece)), trainer
-    )
+    with _library_errors():
+        tokenizer.train_from_iterator(
+            (part for text in texts for piece in _slices(text.encode()) for part in _parts(piece)), trainer
+        )
     return tokenizer.to_str()
 
 
@@ -94,15 +99,17 @@ class BytePairs:
 
     def encode(self, text: str) -> Int32[np.ndarray, " T"]:
         """Ids of `text`, which must have no lone surrogates."""
-        slices, ids = _slices(text), [np.empty(0, np.int32)]
+        slices, ids = map(bytes.decode, _slices(text.encode())), [np.empty(0, np.int32)]
         while batch := list(islice(slices, _BATCH)):
-            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            with _library_errors():
+                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             ids.extend(np.array(encoding.ids, np.int32) for encoding in encodings)
         return np.concatenate(ids)
 
     def _probe(self) -> list[str]:
         """Problems found by encoding a text with every kind of character."""
-        parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
+        with _library_errors():
+            parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
         if not {match.start() for match in _BORDER.finditer(_PROBE)} <= {start for _, (start, _) in parts}:
             return ["its pre-tokenizer does not separate words before a space"]
         changed = b"".join(self.token_bytes[i] for i in self.encode(_PROBE)) != _PROBE.encode()
@@ -133,19 +140,47 @@ def border(text: bytes | bytearray, position: int) -> int:
     return found.start() if found else len(text)
 
 
-def _slices(text: str) -> Iterator[str]:
+def last_cut(text: bytes | bytearray) -> int:
+    """The last position at which `text`, which begins where it may be cut and may continue, can be cut; 0 if there is
+    none: a `border`, or, 16 KB after the last of them, the next character."""
+    cut = _last_border(text, 0, len(text) - 2)
+    while (after := _forced(text, cut)) < len(text):
+        cut = after
+    return cut
+
+
+def _last_border(text: bytes | bytearray, start: int, end: int) -> int:
+    """The last border after `start` and not after `end`; `start` if there is none."""
+    for first in (max(start + 1, end - 1000), start + 1):
+        found = [each.start() for each in _BYTES_BORDER.finditer(text, first, end + 2)]
+        if found:
+            return found[-1]
+    return start
+
+
+def _forced(text: bytes | bytearray, cut: int) -> int:
+    """Where to cut `text` after `cut` if no border follows."""
+    position = cut + _SLICE
+    while position < len(text) and text[position] & 0xC0 == 0x80:
+        position += 1
+    return min(position, len(text))
+
+
+def _slices(text: bytes) -> Iterator[bytes]:
     start = 0
     while start < len(text):
-        found = _BORDER.search(text, start + _SLICE)
-        end = found.start() if found else len(text)
+        end = _forced(text, start)
+        if end < len(text) and (last := _last_border(text, start, start + _SLICE)) > start:
+            end = last
         yield text[start:end]
         start = end
 
 
-def _parts(piece: str) -> Iterator[str]:
-    """Cut a very long slice, which is one word, into short parts: counting pairs takes time quadratic in the word."""
-    size = len(piece) if len(piece) < 2 * _SLICE else _WORD
-    yield from (piece[start : start + size] for start in range(0, len(piece), size))
+def _parts(piece: bytes) -> Iterator[str]:
+    """Cut a long slice that is one word into short parts: counting pairs takes time quadratic in the word."""
+    text = piece.decode()
+    size = len(text) if len(piece) < _SLICE or _BYTES_BORDER.search(piece) else _WORD
+    yield from (text[start : start + size] for start in range(0, len(text), size))
 
 
 def _library() -> Any:
@@ -161,13 +196,21 @@ def _library() -> Any:
 
 def _load(content: str) -> Tokenizer:
     library = _library()
-    try:
+    with _library_errors():
         json.loads(content, parse_int=_checked_number)
         return library.Tokenizer.from_str(content)
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Turn an error of the library into a sentence."""
+    try:
+        yield
     except BaseException as error:  # the library raises no narrower class, and its panics are not Exceptions
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
-        raise Mistake(f"The tokenizer must be a tokenizer.json of the tokenizers library: {error}.") from error
+        reason = shortened(str(error)).rstrip(".")
+        raise Mistake(f"The tokenizer must be a tokenizer.json of the tokenizers library: {reason}.") from error
 
 
 def _checked_number(number: str) -> int:

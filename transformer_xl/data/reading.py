@@ -22,7 +22,7 @@ from typing import Any
 
 from ..mistake import Mistake
 from ..runtime.files import plain_file
-from .bpe import border as bpe_border
+from .bpe import last_cut
 from .vocab import Unit
 
 
@@ -42,8 +42,10 @@ DAMAGE = (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile)
 """Errors that damaged files raise, besides an `OSError` without `errno`."""
 _PIECE = 1 << 18
 """Number of bytes to read at a time. A piece and its ids then fit into the processor's cache."""
-_LONGEST = 1 << 12
-"""For byte pairs: number of last bytes of a piece in which to search for a position to cut."""
+LONGEST = 1 << 26
+"""Maximum number of bytes of a word or of a line of JSON."""
+UNPACKED, RATIO = 1 << 30, 100
+"""Maximum size of what is unpacked: this many bytes or this many times the packed size, whichever is larger."""
 _WHITE = re.compile(rb"[ \n]")
 
 
@@ -106,6 +108,7 @@ def _pieces(text: Text, unit: Unit, size: int) -> Iterator[bytes]:
         if end:
             yield bytes(left[:end])
             del left[:end]
+        _check_length(left, text, "word")
     if unit == "word" and not ends_line:
         left += b"\n"
     if left:
@@ -140,7 +143,15 @@ def _lines(text: Text) -> Iterator[bytes]:
             yield bytes(left + line)
             left.clear()
         left += rest
+        _check_length(left, text, "line")
     yield bytes(left)
+
+
+def _check_length(left: bytearray, text: Text, what: str) -> None:
+    if len(left) > LONGEST:
+        file = text.file if isinstance(text, Span) else text
+        name = "The text" if isinstance(file, bytes) else str(file)
+        raise Mistake(f"{name} has a {what} of more than {LONGEST:,} bytes. Cut it, or choose another unit.")
 
 
 def _text_of(line: bytes, name: str) -> bytes:
@@ -163,11 +174,19 @@ def chunks(text: Text, size: int = _PIECE) -> Iterator[bytes]:
         return
     part = Span(text) if isinstance(text, Path) else text
     with read_errors(part.file), open_file(part.file) as opened:
-        left = sys.maxsize if part.end is None else part.end - part.start
-        opened.seek(part.start)
-        while left > 0 and (chunk := opened.read(min(size, left))):
+        position, limit = part.start, unpack_limit(part.file) if part.file.suffix in OPENERS else sys.maxsize
+        end = sys.maxsize if part.end is None else part.end
+        opened.seek(position)
+        while chunk := opened.read(min(size, end - position)):
             yield chunk
-            left -= len(chunk)
+            position += len(chunk)
+            if position > limit:
+                raise Mistake(f"{part.file} unpacks to more than {limit:,} bytes. Unpack it, and name the result.")
+
+
+def unpack_limit(path: Path) -> int:
+    """How many bytes a packed file may hold."""
+    return max(UNPACKED, RATIO * path.stat().st_size)
 
 
 def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
@@ -178,8 +197,7 @@ def _last_border(text: bytearray, unit: Unit, searched: int) -> int:
     if unit == "word":
         return max(text.rfind(b" ", searched), text.rfind(b"\n", searched)) + 1
     if unit == "bpe":
-        position = bpe_border(text, max(len(text) - _LONGEST, 0))
-        return position if position < len(text) else 0
+        return last_cut(text)
     end = len(text)
     if unit == "char":
         while end and text[end - 1] & 0xC0 == 0x80:

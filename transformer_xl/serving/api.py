@@ -40,7 +40,7 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         tokens: requests need one of them, and a text belongs to the token that made it.
         names: of the server, besides localhost and its addresses.
     """
-    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None, max_body_size=service.limits.body_bytes)
+    app = FastAPI(title="transformer-xl", docs_url=None, redoc_url=None)
     app.state.service = service
     app.add_middleware(Gate, tokens=tokens, names={"localhost", *names})
     for kind, answer in {
@@ -51,17 +51,18 @@ def build_app(service: Service, tokens: Sequence[str] = (), names: Sequence[str]
         Exception: _mistake,
     }.items():
         app.add_exception_handler(kind, answer)
-    app.add_api_route(
-        "/v1/completions", completions, methods=["POST"], response_model=None, openapi_extra=body_of(Completion)
-    )
     app.add_api_route("/v1/models", models)
     app.add_api_route("/tokenizer_info", tokenizer_info)
-    app.add_api_route("/tokenize", tokenize, methods=["POST"], response_model=None, openapi_extra=body_of(Tokenize))
-    app.add_api_route(
-        "/detokenize", detokenize, methods=["POST"], response_model=None, openapi_extra=body_of(Detokenize)
-    )
     app.add_api_route("/metrics", metrics)
     app.add_api_route("/health", health)
+    for path, answer, body in (
+        ("/v1/completions", completions, Completion),
+        ("/tokenize", tokenize, Tokenize),
+        ("/detokenize", detokenize, Detokenize),
+    ):
+        schema = {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}
+        extra = {"requestBody": schema}
+        app.add_api_route(path, answer, methods=["POST"], response_model=None, openapi_extra=extra)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return app
 
@@ -119,7 +120,12 @@ async def read(request: Request, kind: type[Body]) -> Body:
     """The body of a request. Raises `Refused`, and pydantic's `ValidationError`."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise form_error((), "")  # a page from elsewhere cannot send this header
-    return await in_turn(request, kind.model_validate_json, await request.body())
+    body, most = bytearray(), request.app.state.service.limits.body_bytes
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise Refused(413, f"The body must be at most {most:,} bytes.")
+    return await in_turn(request, kind.model_validate_json, body)
 
 
 async def in_turn(request: Request, call: Callable[..., T], *given: Any) -> T:
@@ -133,11 +139,6 @@ async def in_turn(request: Request, call: Callable[..., T], *given: Any) -> T:
         return await run_in_threadpool(call, *given)
     finally:
         asyncio.get_running_loop().call_later(time.perf_counter() - began, turn.release)
-
-
-def body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """What OpenAPI says of a body."""
-    return {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}, "required": True}}
 
 
 async def models(request: Request) -> dict[str, object]:
@@ -273,7 +274,6 @@ def _http_error(request: Request, error: HTTPException) -> Response:
         400: "The body must be JSON, and it is not.",
         404: f"There is nothing at {path}. See /openapi.json.",
         405: f"{short(request.method)} is not for {path}. See /openapi.json.",
-        413: "The body is too large.",
     }
     message = messages.get(error.status_code, str(error.detail))
     return _refused(request, Refused(error.status_code, message))

@@ -118,11 +118,12 @@ def make_server(app: FastAPI, *, grace: float = 30.0, trusted: Sequence[str] = (
         trusted: addresses of proxies. Only their `X-Forwarded-For` is believed.
     """
     protocol = type("TrustingConnection", (Connection,), {"trusted": frozenset(trusted), "most": connection_limit()})
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # what clients do wrong is told to them
     config = uvicorn.Config(
         app,
         http=protocol,
         ws="none",
-        log_level="error",  # what clients do wrong is told to them
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -17,12 +17,13 @@ from filelock import FileLock
 
 from ...mistake import Mistake
 from ...runtime.files import UNFINISHED, explain_write_error, plain_file, remove_unfinished
-from ..reading import DAMAGE, read_errors
+from ..reading import DAMAGE, read_errors, unpack_limit
 
+_PACKED = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 _ZIP = (b"PK\3\4", b"PK\5\6")
 """The first bytes of a zip."""
-_UNPACKED, _RATIO = 1 << 30, 100
-"""Maximum size of an unpacked archive: this many bytes or this many times its own size, whichever is larger."""
+_MEMBERS = 1 << 15
+"""Maximum number of files and folders in an archive."""
 _DAMAGE = (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, struct.error, RuntimeError, OSError, ValueError)
 """The errors that the standard library raises for an archive that is damaged or encrypted."""
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -77,10 +78,18 @@ def _is_archive(path: Path) -> bool:
         if _is_zip(path):
             return True
         try:
-            with tarfile.open(path, tarinfo=_Member) as opened:
+            with _open_tar(path) as opened:
                 return opened.next() is not None
         except (tarfile.TarError, *DAMAGE):
             return False
+
+
+def _open_tar(path: Path) -> tarfile.TarFile:
+    """Open a tar, unpacked by its first bytes: tarfile would search a whole file for the start of an xz."""
+    with path.open("rb") as file:
+        first = file.read(6)
+    mode: Any = f"r:{next((kind for kind, mark in _PACKED.items() if first.startswith(mark)), '')}"
+    return tarfile.open(path, mode, tarinfo=_Member)
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -88,7 +97,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     try:
         with explain_write_error(folder):
             folder.mkdir()
-            limit = max(_UNPACKED, _RATIO * archive.stat().st_size)
+            limit = unpack_limit(archive)
             if _is_zip(archive):
                 _unpack_zip(archive, folder, limit)
             else:
@@ -102,7 +111,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
     with zipfile.ZipFile(archive) as opened:
-        _check_size(sum(info.file_size for info in opened.infolist()), limit)
+        _check_size(sum(info.file_size for info in opened.infolist()), len(opened.infolist()), limit)
         if any(info.header_offset < 0 for info in opened.infolist()):
             raise ValueError("a file begins before the archive")
         _check_names(archive, opened.namelist())
@@ -111,10 +120,12 @@ def _unpack_zip(archive: Path, folder: Path, limit: int) -> None:
 
 def _unpack_tar(archive: Path, folder: Path, limit: int) -> None:
     size, names = 0, []
-    with tarfile.open(archive, tarinfo=_Member) as opened:
-        for member in opened:
+    with _open_tar(archive) as opened:
+        for count, member in enumerate(opened, start=1):
+            if member.size < 0:
+                raise ValueError("a file has a negative size")
             size += member.size
-            _check_size(size, limit)
+            _check_size(size, count, limit)
             names += [member.name] * member.isreg()
             if member.isreg():
                 opened.extract(member, folder, set_attrs=False, filter="data")
@@ -131,6 +142,6 @@ def _check_names(archive: Path, names: list[str]) -> None:
         raise Mistake(f"{archive} has {counts[twice]} files named {twice}. Unpack it, and name the folder.")
 
 
-def _check_size(size: int, limit: int) -> None:
-    if size > limit:
-        raise ValueError(f"its files have more than {limit:,} bytes")
+def _check_size(size: int, members: int, limit: int) -> None:
+    if size > limit or members > _MEMBERS:
+        raise ValueError(f"its files have more than {limit:,} bytes, or are more than {_MEMBERS:,}")
